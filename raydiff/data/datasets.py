@@ -1,8 +1,7 @@
-"""Data sets, of pictures or tables, cut once into disjoint splits: train, public, validation, calibration, test.
+"""Data sets of pictures or tables, cut once into disjoint splits.
 
-Five splits, so that nothing is chosen on the rows that judge it: clients hold `train`; `public` is what the
-parameters of a mechanism may be taken from; `validation` chooses checkpoints; `calibration` sets attack
-thresholds; `test` gives the final numbers. What a name can be is in `sources`.
+Clients hold `train`; parameters of mechanisms may be taken from `public`; `validation` chooses checkpoints;
+`calibration` sets attack thresholds; `test` gives the final numbers. Names of data sets: see `sources`.
 
 Shapes: N records, C channels, H x W pixels, K label columns.
 """
@@ -12,7 +11,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -36,54 +35,50 @@ class Data:
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
     name: str = "digits"
-    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (it has a /), or
-    hub:owner/name, a data set of the Hugging Face hub. Or a table: adult, german, loan, a .csv or .parquet file. Or
-    module:name, a function like those of `sources.SOURCES` from anywhere."""
+    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (with a /),
+    hub:owner/name of the Hugging Face hub, a table (adult, german, loan, a .csv or .parquet file), or module:name, a
+    function like those of `sources.SOURCES`."""
     root: str | None = None
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
     """Crop each picture to its central square and resize it to size x size by area averaging; None: as stored."""
     colour: Colour = "stored"
-    """Convert all pictures to grey or rgb; stored: as they are, which must be one of the two."""
+    """Convert all pictures to grey or rgb; stored: no conversion."""
     labels: tuple[str, ...] = ()
-    """Label columns, the class first; empty: the only one, or `label` or else `fine_label` of parquet files."""
+    """Label columns, the class first; empty: the only one, of parquet files `label` or else `fine_label`."""
     bins: int | None = None
-    """The most categories of a column of a table; None: the preset's, or 5."""
+    """Largest number of categories of a table's column; None: the preset's, or 5."""
     superclasses: str | None = None
-    """Put classes together, and leave the others out, by a table: parity or pairs of the ten digits; cifar100, its 20
-    coarse classes, or cifar100-10x2, 10 of these with 2 classes each. Clients then know the superclass alone."""
+    """Replace classes by superclasses, dropping other classes: parity or pairs of the ten digits; cifar100 (its 20
+    coarse classes), or cifar100-10x2 (10 of these with 2 classes each). Clients then see only the superclass."""
     train: int | None = None
-    """Training records of all clients together; None: all that the other splits leave."""
+    """Training records of all clients together; None: all remaining rows."""
     public: int = 250
-    """Records declared public: a clip norm, the feature network and the like may be taken from them."""
+    """Records declared public, for clip norms, the feature network and the like."""
     public_from: str | None = None
-    """Another data set (as in `name`) that the public records are taken from; None: rows of the same."""
+    """Another data set (as in `name`) for the public records; None: rows of this one."""
     validation: int = 200
     """Records for the choice of checkpoints."""
     calibration: int = 100
     """Records for attack thresholds."""
     test: int = 400
-    """Records for final numbers; from the source's own test rows where it has some."""
+    """Records for final numbers; from the source's test rows if it has some."""
     split_seed: int = 0
-    """Seed of the cut, apart from the experiment's: trials that differ in that one share their splits."""
+    """Seed of the splits, independent of the experiment's seed."""
     fitted_on: FittedOn = "public"
-    """Whose records tell what nobody gives: types, bins, categories and classes of a table, the classes of pictures.
-    public: those of the public split alone; of a table this is then drawn without a look at any row. all: everybody's,
-    before any mechanism, so that no guarantee is left: every client has an event for it, and epsilon is inf."""
+    """Records from which undeclared types, bins, categories and classes are taken. public: the public split alone
+    (of a table drawn without reading rows). all: everybody's, before any mechanism: epsilon is then inf."""
 
     def __post_init__(self) -> None:
         for field in ("name", "public_from"):
             if getattr(self, field) == "":
                 raise ValueError(f"data.{field} must name a data set or a folder, got ''")
         if self.public_from is not None and self.public < 1:
-            raise ValueError(f"data.public must be at least 1 where data.public_from is given, got {self.public}")
-        least = {"size": 1, "train": 1, "public": 0, "validation": 0, "calibration": 0, "test": 0}
+            raise ValueError(f"data.public must be at least 1 with data.public_from, got {self.public}")
+        least = {"size": 1, "train": 1, "bins": 2, "public": 0, "validation": 0, "calibration": 0, "test": 0}
         for field, low in least.items():
-            value = getattr(self, field)
-            if value is not None and value < low:
+            if (value := getattr(self, field)) is not None and value < low:
                 raise ValueError(f"data.{field} must be at least {low}, got {value}")
-        if self.bins is not None and self.bins < 2:
-            raise ValueError(f"data.bins must be at least 2, got {self.bins}")
         check_one_of("data.fitted_on", self.fitted_on, get_args(FittedOn))
         if self.public_from is not None and (read.is_table(self.name) or read.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")
@@ -99,25 +94,25 @@ class Dataset:
 
     name: str
     splits: dict[str, Records]
-    """The five `SPLITS`: disjoint, each in an order that depends on nothing that a record holds."""
+    """The five `SPLITS`: disjoint, each in an order that does not depend on the records' contents."""
     label_names: tuple[tuple[str, ...], ...]
-    """For each label column the names of its values 0, 1, ..."""
+    """Names of the values 0, 1, ... of each label column."""
     digest: str
     """Hex SHA-256 over images, labels, row numbers and base distributions of every split."""
     label_columns: tuple[str, ...] = ()
     """Names of the label columns."""
     says: str = ""
-    """Where it is from, in a few words."""
+    """Description of the source."""
     notes: tuple[str, ...] = ()
-    """What was done to the pictures on the way in, or left out: a sentence each."""
+    """Conversions, and rows or files left out: one sentence each."""
     hidden_names: tuple[str, ...] = ()
     """Names of the classes that superclasses hide from the clients; empty without superclasses."""
     mapping: Mapping | None = None
-    """Of a table: what the codes of its columns mean. None: the records are pictures."""
+    """Meaning of a table's codes; None: the records are pictures."""
     found: tuple[str, ...] = ()
-    """Label columns, and of a table all columns, whose categories nobody has given."""
+    """Label columns, and of a table all columns, whose categories are undeclared."""
     learned: str = ""
-    """What was taken from everybody's records with `found`, in words; "": nothing, the public records alone tell it."""
+    """Description of what was taken from all records for `found`; "": nothing, only public records were used."""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -137,11 +132,11 @@ class Dataset:
 
 
 def load(config: Data) -> Dataset:
-    """The data set that `config` describes.
+    """The data set that `config` describes, cached in the process.
 
-    Cached in the process, so warm workers read a data set once; files are taken not to change meanwhile.
-    Raises ValueError, in one sentence, on an unknown name, a missing, damaged or malformed file, a picture
-    that cannot be decoded or does not fit, a single class, and splits larger than the data.
+    Raises:
+        ValueError: an unknown name, a missing or malformed file, an undecodable or unfitting picture, a single class,
+            or splits larger than the data.
     """
     other = None if config.public_from is None else names.folder_of(config.public_from, config.root)
     return _load(config, names.folder_of(config.name, config.root), other)
@@ -153,14 +148,8 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.public_from is not None:
         sizes["public"] = 0
-    rows = cut(
-        source.labels,
-        source.own_test,
-        sizes=sizes,
-        seed=config.split_seed,
-        name=repr(config.name),
-        public=source.public,
-    )
+    how: dict[str, Any] = {"sizes": sizes, "seed": config.split_seed, "name": repr(config.name)}
+    rows = cut(source.labels, source.own_test, public=source.public, **how)
     splits, notes = pictures.read(source, rows, size=config.size, colour=config.colour)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
@@ -172,7 +161,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
             other, source, splits, count=config.public, seed=config.split_seed, size=config.size, colour=config.colour
         )
         notes = (*notes, *(f"public records: {note}" for note in more))
-    splits["public"] = splits["public"].without_base()  # Clients have public records too.
+    splits["public"] = splits["public"].without_base()  # visible to clients
     if source.codes is None and config.fitted_on == "public":
         _check_classes(source, splits["public"])
     digest = tree.digest({f"{split}/{k}": v for split, records in splits.items() for k, v in records.leaves.items()})
@@ -193,23 +182,21 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
 
 def source_of(config: Data, folder: Path | None) -> Source:
     """All rows of the data set in this folder."""
-    public, how = None if config.fitted_on == "all" else config.public, {"table": config.superclasses}
-    return names.source(
-        config.name, folder, config.labels, bins=config.bins, public=public, seed=config.split_seed, **how
-    )
+    public = None if config.fitted_on == "all" else config.public
+    fit: dict[str, Any] = {"bins": config.bins, "public": public, "seed": config.split_seed}
+    return names.source(config.name, folder, config.labels, table=config.superclasses, **fit)
 
 
 def _check_classes(source: Source, public: Records) -> None:
-    """Raises ValueError where a record has a class that is neither given nor a public record's: that there is such a
-    class would then be known from it."""
+    """Raises ValueError for an undeclared class without a public record: its existence would depend on private data."""
     for column in source.found:
         k = source.columns.index(column)
         unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
         if len(unseen):
+            value = source.names[k][int(unseen.min())]
             raise ValueError(
-                f"none of the {len(public)} public records has the {column} {source.names[k][int(unseen.min())]!r} of "
-                f"{source.says}, and nobody names its values: raise data.public, name them in parquet files "
-                "(ClassLabel), or set data.fitted_on to all (epsilon is then inf)"
+                f"none of the {len(public)} public records has the {column} {value!r} of {source.says}: raise "
+                "data.public, declare classes (ClassLabel), or set data.fitted_on to all (epsilon is then inf)"
             )
 
 

@@ -1,6 +1,6 @@
 """Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
 
-A picture is a file whose name ends as one of `pictures.FORMATS`. Hidden files are passed over.
+Pictures are files with a suffix of `pictures.FORMATS`. Hidden files are skipped.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from raydiff.data.source import Picture, Source
 
 
 def source(folder: Path) -> Source:
-    """The pictures in the order of their own names, whatever their classes, so that one that moves to another folder
-    moves no other (names that are there twice go by class); one label column, `class`: the name of the folder.
+    """All pictures, with the name of their folder as the label `class`.
 
-    Raises ValueError, in one sentence, where there are no pictures, or they do not lie in folders of classes.
+    They are ordered by file name, then by class, so that a picture's class moves no other picture. Raises ValueError if
+    there are no pictures, or not in folders of classes.
     """
     splits = [_of_classes(part) for part in _split_folders(folder)]
     files = [path for split in splits for path in split]
@@ -42,7 +42,7 @@ def source(folder: Path) -> Source:
 
 
 def _split_folders(folder: Path) -> list[Path]:
-    """[train, test] or [train] where these hold folders, else the folder itself."""
+    """[train, test] or [train] if these hold folders, else the folder itself."""
     splits = [folder / name for name in ("train", "test")]
     if not _folders(splits[0]):
         return [folder]
@@ -50,22 +50,19 @@ def _split_folders(folder: Path) -> list[Path]:
 
 
 def _of_classes(folder: Path) -> list[Path]:
-    """The pictures of all class folders, in the order of their own names."""
-    found: list[Path] = []
+    """The pictures of all class folders, ordered by file name."""
+    files: list[Path] = []
     for path in _folders(folder):
         if deeper := _folders(path):
             wanted = "class/picture, or train/class/picture and test/class/picture"
             raise ValueError(f"{path} holds the folder {deeper[0].name}, but pictures must lie as {wanted}")
-        found += _picture_files(path)
-    return sorted(found, key=lambda path: path.name)
+        files += _picture_files(path)
+    return sorted(files, key=lambda path: path.name)
 
 
 def _folders(folder: Path) -> list[Path]:
-    if not folder.is_dir():
-        return []
-    return sorted(
-        (path for path in folder.iterdir() if path.is_dir() and not _hidden(path)), key=lambda p: _in_order(p.name)
-    )
+    inner = folder.iterdir() if folder.is_dir() else ()
+    return sorted((path for path in inner if path.is_dir() and not _hidden(path)), key=lambda p: _in_order(p.name))
 
 
 def _picture_files(folder: Path) -> list[Path]:
@@ -85,18 +82,15 @@ def _in_order(name: str) -> tuple[int, str]:
 
 def _no_classes(folder: Path) -> str:
     if loose := _picture_files(folder):
-        return (
-            f"{folder} holds {len(loose)} pictures but no folders of pictures: put those of each class "
-            "in a folder of its own, class/picture"
-        )
+        return f"{folder} holds {len(loose)} pictures but no folders of pictures: put each class in a folder"
     return f"there are no parquet files and no folders of pictures in {folder}"
 
 
 def _unread(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
-    """A note on the files that are no picture of a class, hidden ones apart."""
+    """Notes on unread files, except hidden ones, and on folders without pictures."""
     taken = set(files)
-    found = (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in taken)
-    others = [path for path in found if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
+    rest = (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in taken)
+    others = [path for path in rest if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
     empty = [path for part in _split_folders(folder) for path in _folders(part) if not _picture_files(path)]
     notes = []
     if others:

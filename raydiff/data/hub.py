@@ -16,31 +16,29 @@ from raydiff.data import sizes
 
 PREFIX = "hub:"
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")
-"""hub:owner/name, or hub:owner/name/folder where the data set has its parquet files in several folders."""
-PATIENCE_S = 5.0
-"""How long the hub may take to answer."""
+"""hub:owner/name, or hub:owner/name/folder for one of several folders of parquet files."""
+PATIENCE_S = 5.0  # timeout of a request to the hub
 WHAT = {"dataset": "data set", "model": "model"}
 
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The local folder of this data set's parquet files, downloaded into the hub's own cache where they are not there.
+    """The local folder of this data set's parquet files, downloaded into the hub's cache.
 
-    Raises ValueError, in one sentence, where the hub does not answer or does not know the name, and where parquet
-    files lie in no or in several folders.
+    Raises ValueError if the hub does not answer or does not have it, or parquet files lie in no or several folders.
     """
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
     snapshot = snapshot_of(repository, kind="dataset", patterns=["*.parquet"], says=name)
-    there = sorted({path.parent for path in snapshot.rglob("*.parquet")})
-    if inner and snapshot / inner in there:
+    folders = sorted({path.parent for path in snapshot.rglob("*.parquet")})
+    if inner and snapshot / inner in folders:
         return snapshot / inner
-    if len(there) == 1 and not inner:
-        return there[0]
-    if not there:
+    if len(folders) == 1 and not inner:
+        return folders[0]
+    if not folders:
         raise ValueError(f"{name!r} has no parquet files: only data sets in that form are read")
-    choices = ", ".join(f"{PREFIX}{repository}/{path.relative_to(snapshot)}" for path in there)
+    choices = ", ".join(f"{PREFIX}{repository}/{path.relative_to(snapshot)}" for path in folders)
     raise ValueError(f"{name!r} has parquet files in {'other' if inner else 'several'} folders: name {choices}")
 
 
@@ -52,10 +50,8 @@ def repository(name: str) -> str:
 
 
 def upload(folder: Path, repository: str, *, public: bool) -> str:
-    """The folder's files as the data set owner/name, which is made where there is none; gives its address.
-
-    Raises ValueError, in one sentence, where the hub does not take it.
-    """
+    """Upload the folder's files as the data set owner/name, created if needed; its address. Raises ValueError if the
+    hub refuses it."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -68,37 +64,32 @@ def upload(folder: Path, repository: str, *, public: bool) -> str:
 
 
 def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns: Sequence[str], says: str) -> Path:
-    """The folder of the files of owner/name that match: up to date, or what is in the local cache where the hub does
-    not answer.
+    """The folder with the matching files of owner/name, up to date, or from the local cache if the hub does not answer.
 
-    `says` is the name that the user gave. Raises ValueError, in one sentence, where the hub does not know the
-    repository, and where it does not answer and nothing is cached.
+    `says` is the user's name for it. Raises ValueError if the hub does not have it, or neither answers nor is cached.
     """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    here, info = False, None
+    offline, info = False, None
     try:
         ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
         info = ask(repository, timeout=PATIENCE_S, files_metadata=True)  # snapshot_download has no time limit.
     except RepositoryNotFoundError:
         raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.
-        here, reason = True, _first_sentence(error)
-    files = [file for file in getattr(info, "siblings", None) or () if _any(file.rfilename, patterns)]
-    if (size := sum(file.size or 0 for file in files)) > sizes.MOST_DOWNLOADED:
+        offline, reason = True, _first_sentence(error)
+    files = getattr(info, "siblings", None) or ()
+    matching = [file for file in files if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in patterns)]
+    if (size := sum(file.size or 0 for file in matching)) > sizes.MOST_DOWNLOADED:
         most = sizes.shown(sizes.MOST_DOWNLOADED)
         raise ValueError(f"{says!r} takes {sizes.shown(size)}, more than the {most} that are downloaded: name a folder")
     try:
-        path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=here)
+        path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=offline)
     except Exception as error:
-        cached = f"is not in the local cache, and the hub does not answer: {reason}" if here else ""
+        cached = f"is not in the local cache, and the hub does not answer: {reason}" if offline else ""
         raise ValueError(f"{says!r} {cached or f'cannot be downloaded: {_first_sentence(error)}'}") from error
     return Path(path)
-
-
-def _any(path: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatch.fnmatch(path, pattern) for pattern in patterns)
 
 
 def _first_sentence(error: Exception) -> str:

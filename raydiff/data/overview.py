@@ -1,6 +1,4 @@
-"""What a data set looks like before anything is trained: norms of the public pictures, a contact sheet, a histogram.
-
-All of it is of the public split. A clip norm taken from private records would reveal something of them.
+"""Norms and pictures of the public split: what clip norms and the like may be chosen from.
 
 Shapes: N pictures, C channels, H x W pixels.
 """
@@ -27,15 +25,15 @@ class Norms:
     """L2 norms of flattened pictures on [-1, 1], ascending, (N,) each."""
 
     plain: Tensor
-    """Of the pictures as they are."""
+    """Norms of the pictures."""
     centred: Tensor
-    """Of the pictures less their mean."""
+    """Norms of the pictures less their mean."""
     center: bool = False
-    """Whether clipping is around that mean."""
+    """Whether clips are around that mean."""
 
     @property
     def clipped_ones(self) -> Tensor:
-        """The norms that a clip is compared with."""
+        """The norms that a clip applies to."""
         return self.centred if self.center else self.plain
 
     @property
@@ -44,12 +42,12 @@ class Norms:
         return float(self.clipped_ones.quantile(0.5))
 
     def clipped(self, clip: float) -> float:
-        """The share of pictures with a norm above `clip`."""
+        """The fraction of pictures with a norm above `clip`."""
         return float((self.clipped_ones > clip).double().mean())
 
 
 def norms(public: Records, *, center: bool = False) -> Norms:
-    """The norms of the public records, of which there must be one."""
+    """The norms of the public records, of which there must be at least one."""
     flat = public.images.flatten(1)
     return Norms(flat.norm(dim=1).sort().values, (flat - flat.mean(0)).norm(dim=1).sort().values, center)
 
@@ -74,9 +72,8 @@ def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> No
         if place < shown:
             mine = public.images[classes == place][:width]
             axes.imshow(_strip(mine, width).numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
-            axes.set_title(
-                class_names[place] + ("" if len(mine) else ": none is public"), loc="left", fontsize=9, pad=2
-            )
+            title = class_names[place] + ("" if len(mine) else ": none is public")
+            axes.set_title(title, loc="left", fontsize=9, pad=2)
     figure.savefig(path, dpi=120, metadata={"privacy": "public split"})
 
 

@@ -1,7 +1,7 @@
 """Parquet files in the Hugging Face image layout.
 
-A picture column `image` or `img` (encoded bytes, or a struct with a field `bytes`); label columns of integers (with
-names in the schema's `huggingface` metadata where there are any), text or booleans.
+A picture column `image` or `img` (encoded bytes, or a struct with a field `bytes`); label columns of integers (named by
+the schema's `huggingface` metadata if it has names), text or booleans.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from torch import Tensor
 from raydiff.data import pictures, sizes
 from raydiff.data.source import MOST_VALUES, Picture, Source
 
-BATCH = 64  # rows whose pictures are unpacked together: a file may have one large picture in all of its rows
+BATCH = 64  # rows unpacked together; bounds memory for files with large pictures
 
 
 @dataclass(frozen=True)
 class _File:
-    """A parquet file, with the little that is read of it before rows are chosen."""
+    """A parquet file with its labels, which are read before rows are chosen."""
 
     path: Path
     image: str
     """Name of the picture column."""
     labels: dict[str, Any]
-    """Label columns by name, as pyarrow has them, text for booleans."""
+    """pyarrow label columns by name, booleans as text."""
     names: dict[str, tuple[str, ...]]
-    """Names of the values of a label column, where the file has them."""
+    """Names of the values of label columns that the file names."""
 
 
 def source(folder: Path, labels: Sequence[str]) -> Source:
-    """The rows of train*.parquet, then of test*.parquet; without train files, one pool of what there is.
+    """The rows of train*.parquet, then of test*.parquet; without train files, of all files as one split.
 
-    `labels` names the label columns, the class first; where it is empty, `label` or else `fine_label` is the only one.
+    `labels` names the label columns, the class first; empty: `label`, or else `fine_label`.
     """
     every = sorted(folder.glob("*.parquet"))
     train, test = (sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test"))
@@ -76,21 +76,20 @@ def _open(path: Path, labels: Sequence[str]) -> _File:
             raise ValueError(f"{path} has no label column {name!r}; its other columns are {others}")
     columns = list(labels) or [_column(path, schema.names, ("label", "fine_label"))]
     _check_rows(path, rows, 8 * len(columns))
-    with _reading(path):  # Text stays as it is stored: a value that many rows have is there once.
+    with _reading(path):  # Text stays dictionary-encoded, so that repeated values are in memory once.
         table = pq.ParquetFile(path, read_dictionary=columns).read(columns=columns)
     if not len(table):
         raise ValueError(f"{path} holds no rows")
     read, names = {}, {}
     for name in columns:
-        named = _class_names(schema.metadata or {}, name)
-        read[name] = _checked(path, name, table.column(name), named=named is not None)
-        if named is not None:
+        if (named := _class_names(schema.metadata or {}, name)) is not None:
             names[name] = named
+        read[name] = _checked(path, name, table.column(name), named=named is not None)
     return _File(path, image, read, names)
 
 
 def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
-    """The label column: integers, or text in place of text and booleans."""
+    """The label column as integers or text. Raises ValueError for other types, nulls and labels out of range."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -99,9 +98,9 @@ def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
     kind = column.type
     text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
     if not (pa.types.is_integer(kind) or (text and not named)) or column.null_count:
-        found = f"{column.null_count} nulls" if column.null_count else column.type
+        got = f"{column.null_count} nulls" if column.null_count else column.type
         wanted = "integers" if named else "integers, text or booleans"
-        raise ValueError(f"column {name!r} of {path} must hold {wanted}, got {found}")
+        raise ValueError(f"column {name!r} of {path} must hold {wanted}, got {got}")
     if text:
         return column.cast(pa.string())
     values = column.to_numpy()
@@ -113,12 +112,12 @@ def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
 
 
 def _check_rows(path: Path, rows: int, nbytes: int) -> None:
-    """Raises ValueError where so many rows, with labels of so many bytes each, do not fit."""
+    """Raises ValueError if so many rows with labels of so many bytes do not fit into memory."""
     sizes.check_fits(f"the labels of {rows:,} rows in {path}", rows * nbytes, "take fewer rows, or shorter names")
 
 
 def _longest(column: Any) -> int:
-    """Of the texts in a column that is stored as a dictionary, 0 where it has none."""
+    """Bytes of the longest text of a dictionary column; 0 without texts."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -142,7 +141,7 @@ def _column(path: Path, columns: Sequence[str], names: Sequence[str]) -> str:
 
 
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | None:
-    """Class names from the schema's Hugging Face metadata; None where there are none."""
+    """Class names from the schema's Hugging Face metadata, if any."""
     try:
         features = json.loads(metadata[b"huggingface"])["info"]["features"]
         return tuple(str(name) for name in features[label]["names"])
@@ -151,27 +150,25 @@ def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | 
 
 
 def _coded(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[str, ...]]:
-    """One label column through all files: values (N,) int64 and their names."""
+    """One label column over all files: values (N,) int64 and their names."""
     import pyarrow as pa
 
     columns = {file.path: list(file.labels.values())[place] for file in files}
     text = {path: pa.types.is_string(column.type) for path, column in columns.items()}
     if len(set(text.values())) > 1:
-        some, other = (next(path for path, is_text in text.items() if is_text == kind) for kind in (True, False))
-        raise ValueError(f"the labels of {some} are text or booleans, but those of {other} are integers")
+        one, other = (next(path for path, is_text in text.items() if is_text == kind) for kind in (True, False))
+        raise ValueError(f"the labels of {one} are text or booleans, but those of {other} are integers")
     values = np.concatenate([column.to_numpy() for column in columns.values()])
     if any(text.values()):
-        found, codes = np.unique(values.astype(str), return_inverse=True)
-        return torch.from_numpy(codes.astype(np.int64)), tuple(found.tolist())
+        texts, codes = np.unique(values.astype(str), return_inverse=True)
+        return torch.from_numpy(codes.astype(np.int64)), tuple(texts.tolist())
     return torch.from_numpy(values.astype(np.int64)), _names(files, place, 1 + int(values.max()))
 
 
 def _names(files: Sequence[_File], place: int, values: int) -> tuple[str, ...]:
-    """The names that the files agree on, else "0", "1", ... up to the largest label."""
-    named = {}
-    for file in files:
-        if (column := list(file.labels)[place]) in file.names:
-            named[file.names[column]] = file.path
+    """The names in the files, which must agree, else "0", "1", ... up to the largest label."""
+    columns = [(file, list(file.labels)[place]) for file in files]
+    named = {file.names[column]: file.path for file, column in columns if column in file.names}
     if len(named) > 1:
         raise ValueError(f"{' and '.join(str(path) for path in named.values())} name their classes differently")
     for names, path in named.items():
@@ -183,7 +180,7 @@ def _names(files: Sequence[_File], place: int, values: int) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """One sentence that names the file, in place of what pyarrow raises on a damaged one."""
+    """Convert pyarrow's errors on damaged files to ValueErrors that name the file."""
     import pyarrow as pa
 
     try:
@@ -194,7 +191,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
-    """The pictures of `rows` (ascending), numbered through all files."""
+    """The pictures of `rows`, ascending row numbers over all files."""
     import pyarrow.parquet as pq
 
     end = 0
@@ -213,10 +210,10 @@ def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
 
 def _of_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[tuple[int, bytes | None]]:
     """(row, encoded picture) of these rows of a row group, ascending, unpacked a few at a time."""
-    about = parquet.metadata.row_group(group)
-    columns = [about.column(i) for i in range(about.num_columns)]
+    metadata = parquet.metadata.row_group(group)
+    columns = [metadata.column(i) for i in range(metadata.num_columns)]
     size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.partition(".")[0] == file.image)
-    sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write it anew with smaller row groups")
+    sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write smaller row groups")
     batches = parquet.iter_batches(batch_size=BATCH, row_groups=[group], columns=[file.image])
     end = 0
     while end <= int(rows[-1]):

@@ -1,12 +1,12 @@
-"""How the training records are dealt to the clients, and a picture of it.
+"""Partitions of the training records over the clients.
 
-A partition is a list of index tensors, one per client: disjoint, covering all records, none empty, the same
-for the same state of the generator. "Class" is label column 0 (what superclasses hide below it matters to `Entangled`
-alone); a class without records does not count.
+A partition is a list of index tensors, one per client: disjoint, covering all records, none empty, deterministic given
+the generator's state. "Class" is label column 0 (only `Entangled` uses hidden classes); classes without records do not
+count.
 
-Under Pooled, Iid and Dirichlet a record's client follows from its own label, its place and what is public, so another
-label of one record moves no other record. The other partitions count the records of each class: labels are public by
-declaration under them (`publishes_labels`), whatever a method covers.
+Under Pooled, Iid and Dirichlet a record's client depends on its label, its place and public values only: another label
+of one record moves no other record. Other partitions count records by class: under them labels are public by
+declaration (`publishes_labels`).
 
 Shapes: N records, M clients, K classes.
 """
@@ -39,23 +39,19 @@ class Iid:
 
 @dataclass(frozen=True, kw_only=True)
 class ByClass:
-    """Client i has the classes i, i + M, ...; where M > K, clients i, i + K, ... share class i evenly."""
+    """Client i has the classes i, i + M, ...; if M > K, clients i, i + K, ... divide class i evenly."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dirichlet:
-    """Each class goes to the clients in proportions of its own, drawn from Dirichlet(alpha, ..., alpha).
-
-    Each record is dealt by these and a public place of its own: the numbers of a class are left to chance.
-
-    After Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019.
-    """
+    """Each class has proportions over the clients drawn from Dirichlet(alpha, ..., alpha), by which each record goes to
+    a client at random (Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019)."""
 
     alpha: float = 0.5
-    """Concentration: near 0 each class goes to one client, at infinity the clients are alike."""
+    """Concentration: near 0 each class goes to one client, at infinity clients are equal."""
     balanced: bool = False
-    """A client that has its equal share of all records, or more, gets none of the classes that come after, as in
-    NIID-Bench (arXiv 2102.02079) and others. Labels are then public."""
+    """Clients with at least 1 / M of all records get none of the later classes, as in NIID-Bench (arXiv 2102.02079).
+    Labels are then public."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.alpha <= 1e6:
@@ -66,16 +62,14 @@ class Dirichlet:
 class MajorityMinority:
     """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952).
 
-    The classes form two clusters; even clients have cluster A as majority, odd clients cluster B. With the
-    classes 0 to 9 these are PFDM's {0, 1, 6, 7, 9} and {2, 3, 4, 5, 8}, else the first and the second half.
-    PFDM does not state its clients' sizes; the default ratio is that of its attacker's set, 1000 to 100.
+    Even clients have the first of `clusters` as majority, odd clients the second. PFDM does not state its clients'
+    sizes; the default ratio is that of its attacker's set, 1000 to 100.
     """
 
     ratio: float = 0.1
-    """Records of a class that each minority client gets, over those that each majority client gets; one
-    record at least."""
+    """Records of a class at each minority client over those at each majority client; at least one record."""
     minority: int | None = None
-    """Records of a class that each minority client gets, exactly; where given, `ratio` is not used."""
+    """Records of a class at each minority client, in place of `ratio`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.ratio <= 1:
@@ -86,15 +80,14 @@ class MajorityMinority:
 
 @dataclass(frozen=True, kw_only=True)
 class Entangled:
-    """Each client has base distributions of its own, and so much of the others' that all pairs overlap alike.
+    """Each client owns base distributions, and has equally many records of the others' (see `raydiff.data.entangled`).
 
-    After FedDistr (arXiv 2410.12530), whose experiments have xi = 0, 0.003, 0.057 and 0.385 with 5, 10 and 20 clients;
-    how it deals the records is not stated: see `raydiff.data.entangled`. The number of clients must divide that of the
-    base distributions: hidden classes where `data.superclasses` is given, else the classes.
+    After FedDistr (arXiv 2410.12530), with xi = 0, 0.003, 0.057 and 0.385 and 5, 10 and 20 clients. The number of
+    clients must divide that of the base distributions: hidden classes with `data.superclasses`, else classes.
     """
 
     xi: float = 0.0
-    """Entangled coefficient of every pair, in [0, 1): 0 for clients without a common base distribution."""
+    """Entangled coefficient of every pair, in [0, 1)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.xi < 1:
@@ -103,35 +96,29 @@ class Entangled:
 
 @dataclass(frozen=True, kw_only=True)
 class Newcomers:
-    """Clients that join after the last round, each with records of a few classes that no other client has. Labels are
-    public by declaration where there are any."""
+    """Unseen clients, which join after the last round, each with records of a few classes. Labels are then public."""
 
     clients: int = 5
-    """How many."""
+    """Number of unseen clients."""
     classes: int = 2
-    """Classes of each, drawn at random; equally many records of each, to within one."""
+    """Classes of each, drawn at random, with equally many records (to within one)."""
     records: int = 40
     """Records of each."""
     own_classes: bool = False
-    """No other client, old or new, has records of their classes; they then take what there is of them, `records` at
-    most."""
+    """No other client has records of their classes, of which they take at most `records`."""
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.classes < 1 or self.records < self.classes:
-            raise ValueError(
-                f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self.clients}, "
-                f"{self.classes} and {self.records}"
-            )
+            got = f"{self.clients}, {self.classes} and {self.records}"
+            raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {got}")
 
 
 Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority | Entangled
 
 
 def partition(records: Records, clients: int, *, how: Partition, rng: torch.Generator) -> list[Tensor]:
-    """Positions within `records`, ascending int64, for each of M = `clients` clients.
-
-    Raises ValueError where a client would get no record (under MajorityMinority: no record of some class).
-    """
+    """Positions within `records`, ascending int64, for each of M = `clients` clients. Raises ValueError if a client
+    would get no record (under MajorityMinority: no record of some class)."""
     if clients < 1:
         raise ValueError(f"clients must be at least 1, got {clients}")
     if isinstance(how, Pooled) and clients != 1:
@@ -154,15 +141,13 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
 
 
 def publishes_labels(how: Partition) -> bool:
-    """Whether another label of one record may move other records, so that labels are public by declaration."""
+    """Whether the label of one record may move other records, so that labels are public by declaration."""
     return how.balanced if isinstance(how, Dirichlet) else not isinstance(how, Pooled | Iid)
 
 
 def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
-    """(positions of each newcomer's records, positions of those that are left for the others), ascending int64.
-
-    Raises ValueError where there are fewer classes, or fewer records of a class, than they would take.
-    """
+    """(positions of each unseen client's records, positions of the remaining records), ascending int64. Raises
+    ValueError if there are too few classes, or records of a class."""
     present, parts = _classes(records.labels[:, 0])[0], []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
@@ -177,14 +162,14 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
             classes = shuffled[i * how.classes : (i + 1) * how.classes]
         else:
             classes = present[torch.randperm(len(present), generator=rng)[: how.classes]]
-        own = []
+        rows = []
         for c, n in zip(classes.tolist(), _evenly(how.records, how.classes).tolist(), strict=True):
             if len(left[c]) < n and not how.own_classes:
                 few = f"{len(left[c])} records of class {c} are left, {n} wanted"
                 raise ValueError(f"too few training records for the newcomers ({few}): lower newcomers.records")
-            own.append(left[c][:n])
+            rows.append(left[c][:n])
             left[c] = left[c][n:]
-        parts.append(torch.cat(own).sort().values)
+        parts.append(torch.cat(rows).sort().values)
     taken = set(shuffled[: how.clients * how.classes].tolist()) if how.own_classes else set()
     return parts, torch.cat([rows for c, rows in left.items() if c not in taken]).sort().values
 
@@ -196,14 +181,14 @@ def _remedy(how: Partition) -> str:
 
 
 def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The classes that have records, ascending (K,), and how many each has (K,)."""
+    """The classes with records, ascending (K,), and their numbers of records (K,)."""
     sizes = labels.bincount()
     classes = sizes.nonzero().squeeze(1)
     return classes, sizes[classes]
 
 
 def _shares(labels: Tensor, clients: int, how: ByClass | MajorityMinority | Entangled, rng: torch.Generator) -> Tensor:
-    """(K, M) int64: how many records of each class go to each client."""
+    """(K, M) int64: records of each class for each client."""
     classes, sizes = _classes(labels)
     match how:
         case ByClass():
@@ -233,13 +218,13 @@ def _by_class(sizes: Tensor, clients: int) -> Tensor:
 
 
 def _dirichlet(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
-    """Each record at its place, order (N,), in the proportions of its class: those of a class are drawn after those of
-    the classes before it, and do not depend on how many records any has."""
+    """Each record, at its place order (N,), by the proportions of its class, whose draws do not depend on numbers of
+    records."""
     place, owners = (order.double() + 0.5) / len(order), torch.zeros_like(order)
     ones, held = torch.ones(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.int64)
     with seeding.forked(rng):
         for c in range(int(labels.max()) + 1):
-            # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch's Dirichlet underflows at small alpha
+            # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch 2's Dirichlet underflows at small alpha
             gamma = torch.distributions.Gamma((how.alpha + 1) * ones, ones).sample()
             weights = gamma.log() + torch.rand_like(ones).log() / how.alpha
             if how.balanced:
@@ -252,17 +237,16 @@ def _dirichlet(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng:
 
 
 def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: MajorityMinority) -> Tensor:
-    """Every minority client of a class gets the same number, the majority clients share the rest evenly."""
+    """Minority clients of a class get equal numbers, majority clients divide the rest evenly."""
     if clients < 2 or len(classes) < 2:
-        found = f"{clients} clients and {len(classes)} classes"
-        raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {found}")
+        got = f"{clients} clients and {len(classes)} classes"
+        raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {got}")
     first, _ = clusters(classes)
     shares = torch.empty(len(classes), clients, dtype=torch.int64)
     for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
         start = 0 if c in first else 1
         majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
-        # A minority client gets an equal share at most, rounding must not make the minority the larger part; and one
-        # record at least, for chance decides how many a small class has.
+        # At least one record, and never more than n // clients: rounding must not make the minority the larger part.
         few = min(max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority)))), n // clients)
         of_class = f"of class {c} ({n} records, {clients} clients)"
         if how.minority is not None:
@@ -278,27 +262,24 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
 
 
 def _evenly(n: int, parts: int) -> Tensor:
-    """n cut into whole parts that differ by at most one."""
+    """n cut into parts that differ by at most one."""
     return torch.tensor([n // parts + (i < n % parts) for i in range(parts)])
 
 
 def clusters(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The two halves of the classes, given ascending: PFDM's for 0 to 9, else the first and the second half."""
+    """Two clusters of the ascending classes: PFDM's for 0 to 9, else the first and the second half."""
     first = TEN_CLASSES if list(classes) == list(range(10)) else tuple(classes[: len(classes) // 2])
     return first, tuple(c for c in classes if c not in first)
 
 
 def groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(majority classes, minority classes) of one client's records, each ascending.
-
-    A class is in the minority when the client has some records of it, but fewer than half as many as of its
-    largest class. Classes of which it has none are in neither.
-    """
+    """(majority classes, minority classes) of one client's records, ascending: minority classes have fewer than half
+    the records of its largest class, and at least one."""
     classes, sizes = _classes(records.labels[:, 0])
     few = 2 * sizes < (sizes.max() if len(sizes) else 0)
     return tuple(classes[~few].tolist()), tuple(classes[few].tolist())
 
 
 def counts(records: Records, parts: Sequence[Tensor], classes: int) -> Tensor:
-    """(M, classes) int64: records of each class, or hidden class, that each client holds; these are below `classes`."""
+    """(M, classes) int64: records of each class, or hidden class, of each client."""
     return torch.stack([records.bases[part].bincount(minlength=classes) for part in parts])

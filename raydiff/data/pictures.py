@@ -1,4 +1,4 @@
-"""From encoded pictures to one tensor: decoded, converted and resized only where that was asked for.
+"""Decoding, conversion and resizing of pictures to one tensor.
 
 Shapes: n pictures, C channels, H x W pixels.
 """
@@ -22,34 +22,31 @@ from raydiff.data.source import Picture, Source
 
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
-MANY = 5000
-"""Pictures whose reading takes so long that it is said."""
+MANY = 5000  # pictures from which on reading is announced
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What a picture may be stored as: Pillow knows 43 formats, and hands some of them, such as EPS, to other programs."""
+"""Formats that are decoded. Pillow has 43, and hands some, such as EPS, to other programs."""
 
 
 def read(
     source: Source, rows: dict[str, Tensor], *, size: int | None, colour: Colour
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records at the row numbers of each split, and notes on what was done to their pictures.
-
-    Of a table, the codes of its rows. Raises ValueError where a table is to have a size or colour.
-    """
+    """The records at the row numbers of each split, pictures or codes of a table, and notes on conversions. Raises
+    ValueError for a table with a size or colour."""
     if source.codes is not None:
         if size is not None or colour != "stored":
             raise ValueError(f"{source.says} are no pictures: data.size must be none and data.colour stored")
         codes = source.codes.float()[:, None, None, :]
         return {k: Records(codes[numbers], source.labels[numbers], numbers) for k, numbers in rows.items()}, ()
-    together = torch.cat(list(rows.values()))
-    if len(together) >= MANY:
-        print(f"reading {len(together):,} pictures ...", file=sys.stderr, flush=True)
-    order = together.argsort()
-    encoded = source.pictures(together[order])
+    every = torch.cat(list(rows.values()))
+    if len(every) >= MANY:
+        print(f"reading {len(every):,} pictures ...", file=sys.stderr, flush=True)
+    order = every.argsort()
+    encoded = source.pictures(every[order])
     images, notes = stack(encoded, order.tolist(), top=source.top, size=size, colour=colour)
     splits, start = {}, 0
     for split, numbers in rows.items():
         mine = images[start : start + len(numbers)]
-        # This must copy: the pickle of a view would carry the pixels of the other splits.
+        # Copy: the pickle of a view would carry the pixels of the other splits.
         mine = mine.clone() if mine.is_floating_point() else scaled(mine, source.top)
         base = None if source.base is None else source.base[numbers]
         splits[split] = Records(mine, source.labels[numbers], numbers, base)
@@ -58,8 +55,7 @@ def read(
 
 
 def decode(data: bytes | None, where: str) -> Image.Image:
-    """The picture in these bytes, of one of the `FORMATS`. Raises ValueError that says `where` it is from, before it is
-    unpacked where it is too large."""
+    """The picture in these bytes. Raises ValueError naming `where`, for large pictures before they are unpacked."""
     if data is None:
         raise ValueError(f"{where} holds no picture")
     check_stored(len(data), where)
@@ -69,16 +65,16 @@ def decode(data: bytes | None, where: str) -> Image.Image:
         if pixels <= limits.MOST_PIXELS:
             image.load()
             return image
-        found = f"{pixels:,} pixels"
+        got = f"{pixels:,} pixels"
     except Image.DecompressionBombError:
-        found = "far more pixels than that"
+        got = "far more pixels than that"
     except Exception as error:  # Each kind of damage has its own exception.
         raise ValueError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
-    raise ValueError(f"{where}: a picture may have {limits.MOST_PIXELS:,} pixels, and it has {found}: make it smaller")
+    raise ValueError(f"{where}: a picture may have {limits.MOST_PIXELS:,} pixels, and it has {got}: make it smaller")
 
 
 def check_stored(nbytes: int, where: str) -> None:
-    """Raises ValueError where a picture takes more than `sizes.MOST_BYTES` as it is stored."""
+    """Raises ValueError if a stored picture takes more than `sizes.MOST_BYTES`."""
     if nbytes > limits.MOST_BYTES:
         most = limits.shown(limits.MOST_BYTES)
         raise ValueError(f"{where} takes {limits.shown(nbytes)}, but a picture may take {most}: make it smaller")
@@ -87,10 +83,10 @@ def check_stored(nbytes: int, where: str) -> None:
 def stack(
     pictures: Iterable[Picture], places: Sequence[int], *, top: int, size: int | None, colour: Colour
 ) -> tuple[Tensor, tuple[str, ...]]:
-    """(n, C, H, W) with the i-th picture at places[i], and notes on what is done to pictures.
+    """(n, C, H, W) with the i-th picture at places[i], and notes on conversions.
 
-    uint8 in 0..top, or, where `size` is given, float32 on [-1, 1]: each picture is then cropped to its central square
-    and resized by area averaging before it is stacked. Raises ValueError on pictures that do not go together.
+    uint8 in 0..top, or with `size` float32 on [-1, 1], cropped to the central square and resized by area averaging.
+    Raises ValueError for pictures of unequal size or mode.
     """
     out, first = torch.empty(0), ""
     for place, (where, image) in zip(places, pictures, strict=True):
@@ -108,18 +104,18 @@ def stack(
 
 
 def scaled(pixels: Tensor, top: int) -> Tensor:
-    """0..top -> [-1, 1], float32; never a view."""
+    """0..top -> [-1, 1], float32, a copy."""
     return pixels.float().div_(top / 2).sub_(1)
 
 
 def resized(image: Tensor, size: int) -> Tensor:
-    """(C, H, W) -> (C, size, size), each new pixel the mean of the area that it covers."""
+    """(C, H, W) -> (C, size, size) by area averaging."""
     return F.interpolate(image.unsqueeze(0), size=(size, size), mode="area")[0]
 
 
 def _pixels(image: Image.Image, where: str, *, size: int | None, colour: Colour) -> Tensor:
     """(C, H, W) uint8, C = 1 or 3."""
-    if image.mode[0] in "IF":  # Pillow would cut off what does not fit into 8 bits
+    if image.mode[0] in "IF":  # Pillow would truncate to 8 bits.
         raise ValueError(f"{where} has the mode {image.mode}, more than 8 bits a channel: convert it to 8 bits first")
     if colour != "stored":
         image = image.convert(MODES[colour])
@@ -150,7 +146,7 @@ def form(shape: Sequence[int]) -> str:
 
 
 def _notes(size: int | None, colour: Colour) -> tuple[str, ...]:
-    """What is done to pictures that need it: which ones do is theirs to know."""
+    """Conversions by the settings, not by the (private) pictures that need them."""
+    converted = [] if colour == "stored" else [f"converted to {MODES[colour]}, transparency dropped"]
     resized = f"cropped to the central square and resized to {size} x {size} by area averaging"
-    converted = "" if colour == "stored" else f"converted to {MODES[colour]}, transparency dropped"
-    return tuple(filter(None, [converted, resized if size else ""]))
+    return (*converted, resized) if size else tuple(converted)

@@ -1,4 +1,4 @@
-"""Records: some rows of a data set, as tensors. Every client, split and method works on these.
+"""Records: rows of a data set as tensors, for clients, splits and methods.
 
 Shapes: N records, C channels, H x W pixels, K label columns.
 """
@@ -19,18 +19,17 @@ class Records:
     """Some records of a data set. The tensors are shared and never written to."""
 
     images: Tensor
-    """(N, C, H, W) float32 on [-1, 1]; of a table (N, 1, 1, n), the codes of its rows as they are."""
+    """(N, C, H, W) float32 on [-1, 1]; of a table (N, 1, 1, n), the codes of its rows."""
     labels: Tensor
     """(N, K) int64; column 0 is the class."""
     numbers: Tensor
     """(N,) int64: row numbers in the data set, the records' identity."""
     base: Tensor | None = None
-    """(N,) int64: the base distribution that each record is from, where the class is a superclass; None: the class is
-    it. The experimenter's knowledge: clients get none of it."""
+    """(N,) int64: base distribution of each record if the class is a superclass; hidden from clients."""
 
     @property
     def bases(self) -> Tensor:
-        """(N,) int64: the base distribution of each record, be it the class or finer."""
+        """(N,) int64: the base distribution of each record, the class unless it is a superclass."""
         return self.labels[:, 0] if self.base is None else self.base
 
     @property
@@ -51,17 +50,17 @@ class Records:
         return self.select(torch.isin(self.labels[:, 0], torch.tensor(classes, dtype=torch.int64)))
 
     def without_base(self) -> Records:
-        """The records as a client, or anybody but the experimenter, has them."""
+        """The records as clients see them."""
         return replace(self, base=None)
 
 
 def joined(parts: Sequence[Records]) -> Records:
-    """One after the other, as clients have them: without base distributions."""
+    """Concatenated records, without base distributions."""
     return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("images", "labels", "numbers")))
 
 
 def public_mean(public: Records | None) -> Tensor:
-    """The mean of the public pictures, (C, H, W). Raises ValueError where there are none."""
+    """The mean of the public pictures, (C, H, W). Raises ValueError without public records."""
     if public is None or len(public) == 0:
         raise ValueError("clipping around a center needs public records: data.public is 0")
     return public.images.mean(0)

@@ -1,25 +1,25 @@
-"""How large what is read may be: a small file may say, or unpack to, more than any machine has. It is refused in one
-sentence before that is read. A file that lies about its size can still cost its process the memory of the machine."""
+"""Size limits, checked before data are read: a small file may claim, or unpack to, more than any machine has. A file
+that lies about its size can still exhaust the memory of its process."""
 
 from __future__ import annotations
 
 import os
 
 MOST_PIXELS = 2**26
-"""Of one picture: 8192 x 8192."""
+"""Largest picture: 8192 x 8192."""
 MOST_BYTES = 2**28
-"""Of one picture as it is stored: more than MOST_PIXELS take uncompressed."""
+"""Largest stored picture: more than MOST_PIXELS take uncompressed."""
 MOST_DOWNLOADED = 2**37
-"""Bytes of one data set or model of the hub."""
+"""Largest data set or model of the hub, in bytes."""
 
 
 def memory() -> int:
-    """Bytes that this machine has."""
+    """Memory of this machine, in bytes."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def check_fits(what: str, nbytes: int, remedy: str) -> None:
-    """Raises ValueError where this takes more than this machine's memory."""
+    """Raises ValueError if so many bytes exceed this machine's memory."""
     if nbytes > (most := memory()):
         raise ValueError(f"{what} would take {shown(nbytes)}, more than this machine's {shown(most)}: {remedy}")
 

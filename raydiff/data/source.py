@@ -1,4 +1,4 @@
-"""Source: all rows of a data set before they are cut into splits. Labels are at hand, pictures come on demand.
+"""Source: all rows of a data set before the splits, with labels in memory and pictures on demand.
 
 Shapes: N rows, K label columns.
 """
@@ -15,46 +15,46 @@ from torch import Tensor
 from raydiff.data.tables.encode import Mapping
 
 Picture = tuple[str, Image.Image]
-"""(where it is from, the picture as stored)."""
+"""(location, stored picture)."""
 MOST_VALUES = 65_536
-"""Labels must be below this: a model has a row of weights for each value up to the largest label."""
+"""Labels must be below this, since models have a row of weights for each value."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """What a data set offers."""
+    """All rows of a data set."""
 
     labels: Tensor
     """(N, K) int64; column 0 is the class."""
     columns: tuple[str, ...]
     """Names of the K label columns."""
     names: tuple[tuple[str, ...], ...]
-    """For each label column the names of its values 0, 1, ..."""
+    """Names of the values 0, 1, ... of each label column."""
     own_test: int
-    """So many rows at the end are the source's own test rows (0: it has none)."""
+    """Number of test rows, at the end."""
     pictures: Callable[[Tensor], Iterator[Picture]]
-    """Row numbers (n,), ascending -> the n pictures, one at a time; only these are decoded."""
+    """Ascending row numbers (n,) -> iterator over the n pictures."""
     says: str
-    """What it is, in a few words."""
+    """Description."""
     top: int = 255
     """The value of a white pixel."""
     notes: tuple[str, ...] = ()
-    """What was done to the pictures, or left out, on the way in."""
+    """Conversions, and rows or files left out."""
     base: Tensor | None = None
-    """(N,) int64: the class of each row, where column 0 is its superclass."""
+    """(N,) int64: the class of each row, if column 0 is a superclass."""
     base_names: tuple[str, ...] = ()
     """Names of the values of `base`."""
     codes: Tensor | None = None
-    """(N, n) int64: the rows of a table, which has no pictures."""
+    """(N, n) int64: codes of a table's rows, in place of pictures."""
     mapping: Mapping | None = None
-    """What the codes mean."""
+    """Meaning of the codes."""
     found: tuple[str, ...] = ()
-    """Label columns, and of a table all columns, whose values nobody has given: they are those that rows have."""
+    """Label columns, and of a table all columns, whose values are undeclared and taken from rows."""
     public: Tensor | None = None
-    """(p,) int64: row numbers of the public rows, where these were drawn before any other row was looked at."""
+    """(p,) int64: row numbers of the public rows, if drawn before any row was read."""
 
     def select(self, labels: Sequence[str]) -> Source:
-        """The source with these label columns only, in this order; all of them where none is named."""
+        """The source with only these label columns, in this order; all if empty."""
         for name in labels:
             if name not in self.columns:
                 raise ValueError(f"{self.says} has no label column {name!r}; it has {', '.join(self.columns)}")
@@ -62,5 +62,6 @@ class Source:
             return self
         index = [self.columns.index(name) for name in labels]
         names = tuple(self.names[i] for i in index)
-        found = tuple(name for name in labels if name in self.found)
-        return dataclasses.replace(self, labels=self.labels[:, index], columns=tuple(labels), names=names, found=found)
+        undeclared = tuple(name for name in labels if name in self.found)
+        chosen = self.labels[:, index]
+        return dataclasses.replace(self, labels=chosen, columns=tuple(labels), names=names, found=undeclared)

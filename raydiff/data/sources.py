@@ -1,5 +1,4 @@
-"""What a data set's name means: an entry of SOURCES, a folder of parquet files or of pictures, a data set of the hub, a
-table (`tables.presets`), or `module:name`, a function from anywhere."""
+"""Data sets by name: an entry of SOURCES, a folder of parquet files or pictures, hub:NAME, a table, or module:name."""
 
 from __future__ import annotations
 
@@ -37,9 +36,10 @@ def source(
 ) -> Source:
     """The data set of this name in this folder or file (None: embedded), with these label columns.
 
-    `table`: the name of one of `superclasses.TABLES`, whose superclasses take the place of the classes. `bins`: the
-    most categories of a column, where the data set is a table; of which `public` rows, drawn by `seed`, are what nobody
-    gives of its categories fitted on (None: on all rows).
+    Args:
+        table: One of `superclasses.TABLES`, whose superclasses replace the classes.
+        bins: Maximum number of categories of a table's column.
+        public: Number of a table's rows, drawn by `seed`, to fit undeclared categories on; None: all.
     """
     if read.is_table(name):
         if table is not None:
@@ -49,18 +49,18 @@ def source(
     if bins is not None:
         raise ValueError(f"data set {name!r} is no table: data.bins must be none")
     make = _outside(name) if is_outside(name) else SOURCES.get(name, files)
-    found = make(folder, labels) if callable(make) else None
-    if not isinstance(found, Source):
+    out = make(folder, labels) if callable(make) else None
+    if not isinstance(out, Source):
         raise ValueError(f"{name} must be a function of (folder, labels) that gives a raydiff.data.source.Source")
-    found = found.select(labels)
-    if name in SOURCES:  # Everybody knows the classes of these.
-        found = dataclasses.replace(found, found=())
-    return found if table is None else superclasses.applied(found, table)
+    out = out.select(labels)
+    if name in SOURCES:  # their classes are public
+        out = dataclasses.replace(out, found=())
+    return out if table is None else superclasses.applied(out, table)
 
 
 def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
-    """The function that this names. Raises ValueError for one of a module that has nothing to do with data sets: an
-    experiment may be somebody else's, and name any function of this machine, to be called with a path of theirs."""
+    """The function that this names. Modules that import no Source are refused: a foreign experiment could name any
+    function of this machine."""
     make: Callable[[Path | None, Sequence[str]], Source] = imported(name)
     module = sys.modules.get(getattr(make, "__module__", None) or "")
     if not any(value is Source for value in vars(module or object).values()):
@@ -70,17 +70,17 @@ def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
 
 
 def is_known(name: str, labels: Sequence[str]) -> bool:
-    """Whether all categories and classes of a data set of this name are known without a look at its records."""
+    """Whether all categories and classes of the data set are declared."""
     if name in CODE_BOOKS:
         return tuple(labels) in ((), (CODE_BOOKS[name].label,))
     return name in SOURCES
 
 
 def folder_of(name: str, root: str | None) -> Path | None:
-    """The folder, or of a table the file, that `name` means; None for embedded data. A source from outside gets the
-    folder of data sets itself, if there is one.
+    """Path of the folder, or of a table's file; None: embedded. A `module:name` gets the folder of data sets itself.
 
-    Raises ValueError, in one sentence, where there is none.
+    Raises:
+        ValueError: The path does not exist.
     """
     if name in SOURCES and name not in FOLDERS:
         return None
@@ -102,12 +102,12 @@ def folder_of(name: str, root: str | None) -> Path | None:
 
 
 def is_path(name: str) -> bool:
-    """Whether the name is a path: to a table's file, or, with a / and none of the hub's, to a folder."""
+    """Whether the name is a path to a table's file or to a folder."""
     return read.is_file(name) or ("/" in name and not name.startswith(hub.PREFIX))
 
 
 def identity(name: str) -> str:
-    """What tells records apart, given the name of a data set: a path, or what lies below the root or on the hub."""
+    """Canonical name of a data set: a path, or its name below the root or on the hub."""
     return str(Path(name).expanduser().resolve()) if is_path(name) else FOLDERS.get(name, name)
 
 
@@ -145,7 +145,7 @@ def files(folder: Path | None, labels: Sequence[str]) -> Source:
 
 def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     """scikit-learn's digits: 1797 pictures of 8 x 8 pixels in 0..16."""
-    # Its file, without `load_digits`, whose import takes seconds of each process that hosts clients.
+    # Without `load_digits`, whose import takes seconds in each process.
     package = importlib.util.find_spec("sklearn")
     assert package is not None and package.origin is not None
     with gzip.open(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", "rt") as lines:
@@ -170,13 +170,6 @@ SOURCES: lookup.Table[Callable[[Path | None, Sequence[str]], Source]] = lookup.T
         "colour-mnist": "raydiff.papers.pfdm.colour_mnist:source",
     }
 )
-"""Name -> a function of the set's folder (None: it is embedded) and the label columns that are asked for (none: its own
-choice). Whoever reads one of these knows its classes."""
-FOLDERS = {
-    "mnist": "mnist",
-    "cifar10": "cifar10",
-    "cifar100": "cifar100",
-    "faces": "orl_faces_64",
-    "colour-mnist": "mnist",
-}
-"""Name -> folder below the root, of those that are not embedded. Any other folder goes by its own name."""
+"""Name -> a function of the data set's folder (None: embedded) and the label columns. Their classes are declared."""
+FOLDERS = {name: name for name in ("mnist", "cifar10", "cifar100")} | {"faces": "orl_faces_64", "colour-mnist": "mnist"}
+"""Name -> folder below the root of those that are not embedded."""

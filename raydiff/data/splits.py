@@ -1,7 +1,6 @@
-"""How the rows of a source are cut into disjoint splits: by their places and the seed, never by what they hold.
+"""Disjoint splits of a source's rows, by place and seed, never by content.
 
-So a record with another label is in the same split, at the same place, and so is every other record: a guarantee that
-covers labels would not hold otherwise. How many records of a class a split has is left to chance.
+So another label of a record moves no record, as guarantees that cover labels require; numbers by class are random.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ def cut(
     name: str,
     public: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Row numbers of each split, in random order, of N records, the last `own_test` of them the source's own test.
+    """Row numbers of each split, in random order, of N records, of which the last `own_test` are test rows.
 
-    `sizes` has a number for each of `SPLITS`, or None: all that is left; `public` are the public rows, where they were
-    drawn before. Raises ValueError where sizes are too large.
+    `sizes` has a number for each of `SPLITS` (None: all remaining rows); `public` are public rows drawn before. Raises
+    ValueError if sizes are too large.
     """
-    own = len(records) - own_test
-    if own < 1:
+    count = len(records) - own_test
+    if count < 1:
         raise ValueError(f"{name} has test rows only")
-    left = torch.arange(own) if public is None else torch.ones(own).index_fill(0, public, 0).nonzero()[:, 0]
+    left = torch.arange(count) if public is None else torch.ones(count).index_fill(0, public, 0).nonzero()[:, 0]
     order = left[torch.randperm(len(left), generator=generator(seed, "splits", "train"))]
     test = {"test": sizes["test"]}
-    # The training split is dealt last, so that another size of it moves no other split.
+    # Train comes last, so that its size moves no other split.
     others = {split: sizes[split] for split in ("public", "validation", "calibration", "train")}
     beside = name
     if public is not None:
         del others["public"]
         beside = f"{name} beside the {len(public)} public ones"
     if own_test:
-        test_order = own + torch.randperm(own_test, generator=generator(seed, "splits", "test"))
+        test_order = count + torch.randperm(own_test, generator=generator(seed, "splits", "test"))
         rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {beside}")
     else:
         rows = _deal(order, test | others, f"rows in {beside}")
@@ -53,7 +52,7 @@ def cut(
 
 
 def _deal(order: Tensor, sizes: dict[str, int | None], pool: str) -> dict[str, Tensor]:
-    """Cut `order` into pieces of the given sizes; None is all that is left, at least one row."""
+    """Cut `order` into pieces of these sizes; None: all remaining rows, at least one."""
     least = {split: 1 if n is None else n for split, n in sizes.items()}
     if sum(least.values()) > len(order):
         wanted = " + ".join(f"data.{split}{'>=1' if n is None else f'={n}'}" for split, n in sizes.items())

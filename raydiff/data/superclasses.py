@@ -1,7 +1,6 @@
-"""Superclasses: what clients know of a record's class, where its own class is hidden from them.
+"""Superclasses: clients see a record's superclass; its class is a hidden base distribution.
 
-FedDistr's clients (arXiv 2410.12530, appendix A.1) know a record's superclass but not its subclass: the classes that a
-table puts together are the base distributions that a method has to find, known to the experimenter alone.
+Source: FedDistr, arXiv 2410.12530, appendix A.1.
 
 Shapes: N rows, n of them kept.
 """
@@ -45,25 +44,26 @@ TABLES: dict[str, dict[str, tuple[str, ...]]] = {
     "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
     "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
     "cifar100": CIFAR100,
-    # FedDistr's 10 of 20 superclasses and 2 of 5 subclasses; which ones it took is not stated
+    # FedDistr takes 10 of 20 superclasses and 2 of 5 subclasses, without saying which
     "cifar100-10x2": {name: CIFAR100[name][:2] for name in sorted(CIFAR100)[:10]},
 }
 """Name -> {superclass: its classes}."""
 
 
 def check(name: str) -> None:
-    """Raises ValueError, in one sentence with the nearest name, unless there is a table of this name."""
+    """Raises ValueError, with the nearest name, unless there is a table of this name."""
     if name not in TABLES:
         hint = nearest(name, TABLES) or f"; known: {', '.join(TABLES)}"
         raise ValueError(f"data.superclasses has no table {name!r}{hint}")
 
 
 def applied(source: Source, name: str) -> Source:
-    """`source` with the superclass in place of the class, and the class, hidden, as the base distribution.
+    """`source` with superclasses as classes, and the classes as hidden base distributions.
 
-    Rows of classes in no superclass are left out, and the others numbered anew. Superclasses are numbered as in the
-    table, base distributions as the classes were. Raises ValueError, in one sentence, where the table names a class
-    that the source has not.
+    Rows of classes in no superclass are left out, and the others numbered anew.
+
+    Raises:
+        ValueError: The table names a class that the source lacks.
     """
     table = TABLES[name]
     parents = {fine: parent for parent, of in table.items() for fine in of}

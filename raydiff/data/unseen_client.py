@@ -1,8 +1,7 @@
-"""The records of a client that joins a finished run: rows that none of its clients trained on, or another data set.
+"""Records of a client that joins a finished run: rows that no client trained on, or another data set.
 
-Of the run's own data set these are first the rows that no split took (there are some where data.train is given), then
-those of the validation split; the test split's records of the same classes are held out. Of another data set its own
-test rows are held out, or else half of its rows.
+Of the run's data set: first rows outside all splits, then the validation split; the test split's records of the same
+classes are held out. Of another data set its test rows are held out, or else half of its rows.
 """
 
 from __future__ import annotations
@@ -21,40 +20,33 @@ from raydiff.data.splits import cut
 from raydiff.lookup import is_outside
 from raydiff.seeding import generator
 
-PURPOSE = other_source.Purpose(
-    records="a new client's records",
-    alike="the run's model makes no others, so make them alike first",
-    own="new client's pictures are also records of the run",
-    rule="a new client's records must be nobody else's",
-)
-
 
 @dataclass(frozen=True, eq=False)
 class Newcomer:
-    """What a new client has."""
+    """The records of an unseen client."""
 
     records: Records
-    """It trains on these."""
+    """Its training records."""
     held_out: Records
-    """What it makes is compared with these; at least two of each class that it has."""
+    """Reference for its generated records, with at least two of each of its classes."""
     says: str
-    """Where both are from."""
+    """Origin of both."""
     notes: tuple[str, ...] = ()
-    """What was done to them."""
+    """Conversions."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """Which records a new client has."""
+    """Selection of an unseen client's records."""
 
     data: str | None = None
-    """A data set, named as in `Data.name`; None: the run's own."""
+    """A data set, named as in `Data.name`; None: the run's."""
     classes: tuple[str, ...] = ()
-    """Names or numbers of its classes, names first; empty: all there are."""
+    """Names, else numbers, of its classes; empty: all."""
     records: int | None = None
-    """How many it trains on; None: of the run's own data as many as a client of the run, of other data all."""
+    """Number of training records; None: as many as a client of the run, of another data set all."""
     seed: int = 0
-    """Which rows."""
+    """Seed of the selection."""
 
     def __post_init__(self) -> None:
         if self.records is not None and self.records < 1:
@@ -62,16 +54,16 @@ class Choice:
 
 
 def newcomer(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> Newcomer:
-    """A new client of a run on `dataset`, which is `config`, loaded; `usual` is how many records its clients have.
+    """An unseen client of a run on `dataset` (`config`, loaded), whose clients have `usual` records.
 
-    Raises ValueError, in one sentence, on classes that are not the run's, on pictures of another form, on pictures that
-    are records of the run, and where there are too few.
+    Raises:
+        ValueError: Classes or shapes differ from the run's, pictures are records of the run, or there are too few.
     """
     classes = _values(choice.classes, dataset)
-    own = choice.data is None or _is_own(choice.data, config)
-    found = _of_run(choice, config, dataset, classes, usual) if own else _of_other(choice, config, dataset, classes)
-    _check_held_out(found, dataset)
-    return found
+    same = choice.data is None or _is_same(choice.data, config)
+    client = _of_run(choice, config, dataset, classes, usual) if same else _of_other(choice, config, dataset, classes)
+    _check_held_out(client, dataset)
+    return client
 
 
 def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int], usual: int) -> Newcomer:
@@ -85,10 +77,9 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rows = torch.cat([_dealt(pool, labels, classes, rng) for pool in pools])
     where = f"that no client trained on in {config.name} (rows of no split, then the validation split)"
     rows = _first(rows, choice.records, where, usual=usual)
-    read, _ = pictures.read(source, {"own": rows}, size=config.size, colour=config.colour)
+    records = pictures.read(source, {"new": rows}, size=config.size, colour=config.colour)[0]["new"].without_base()
     says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
-    held_out = splits["test"].of_classes(read["own"].labels[:, 0].tolist())
-    return Newcomer(read["own"].without_base(), held_out.without_base(), says)
+    return Newcomer(records, splits["test"].of_classes(records.labels[:, 0].tolist()).without_base(), says)
 
 
 def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> Newcomer:
@@ -107,44 +98,36 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     sizes: dict[str, int | None] = {"test": held_out, "train": None, "public": 0, "validation": 0, "calibration": 0}
     places = cut(rows, own_test, sizes=sizes, seed=choice.seed, name=repr(choice.data))
     what = "its test rows" if own_test else "half of them"
-    own = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
+    train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
-    read, notes = other_source.read(
-        other,
-        {"own": own, "held out": rows[places["test"]]},
-        source,
-        private,
-        size=config.size,
-        colour=config.colour,
-        purpose=PURPOSE,
-    )
+    chosen, role = {"new": train, "held out": rows[places["test"]]}, "a new client's records"
+    read, notes = other_source.read(other, chosen, source, private, size=config.size, colour=config.colour, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
-    return Newcomer(read["own"], read["held out"].of_classes(read["own"].labels[:, 0].tolist()), says, notes)
+    return Newcomer(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
 
 
 def _source(name: str, config: Data) -> Source:
     return source_of(replace(config, name=name), sources.folder_of(name, config.root))
 
 
-def _is_own(name: str, config: Data) -> bool:
-    """Whether the name means the run's data set; colour-mnist lies in the folder of mnist."""
+def _is_same(name: str, config: Data) -> bool:
+    """Whether the name is that of the run's data set; colour-mnist shares the folder of mnist."""
     folders = [sources.folder_of(n, config.root) for n in (name, config.name)]
     named = is_outside(name) or is_outside(config.name) or "colour-mnist" in (name, config.name)
     return folders[0] == folders[1] and (name == config.name or not named)
 
 
 def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
-    """The classes' values from names or numbers."""
-    known = dataset.label_names[0]
-    for given in classes:
-        if given not in known and not (given.isdecimal() and int(given) < len(known)):
-            shown = ", ".join(known[:12]) + (", ..." if len(known) > 12 else "")
-            raise ValueError(f"the run's data have no class {given!r}; they have {shown}")
-    return sorted({known.index(c) if c in known else int(c) for c in classes})
+    names = dataset.label_names[0]
+    for name in classes:
+        if name not in names and not (name.isdecimal() and int(name) < len(names)):
+            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+            raise ValueError(f"the run's data have no class {name!r}; they have {shown}")
+    return sorted({names.index(c) if c in names else int(c) for c in classes})
 
 
 def _dealt(rows: Tensor, labels: Tensor, classes: Sequence[int], rng: torch.Generator) -> Tensor:
-    """Those rows that are of the classes (all: []), in an order in which no label has a part."""
+    """The rows of these classes (all: []), in an order that is independent of labels."""
     rows = rows[torch.randperm(len(rows), generator=rng)]
     return rows[torch.isin(labels[rows], torch.tensor(classes))] if classes else rows
 
@@ -156,12 +139,12 @@ def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) ->
     return rows[: usual if count is None else count]
 
 
-def _check_held_out(found: Newcomer, dataset: Dataset) -> None:
-    """Distances compare halves: without two records of each class, and three in each half, there is none."""
-    held_out = found.held_out.labels[:, 0].bincount(minlength=len(dataset.label_names[0]))
-    for c in found.records.labels[:, 0].unique().tolist():
+def _check_held_out(client: Newcomer, dataset: Dataset) -> None:
+    """Distances compare halves, of two records of each class at least, and three in each half."""
+    held_out = client.held_out.labels[:, 0].bincount(minlength=len(dataset.label_names[0]))
+    for c in client.records.labels[:, 0].unique().tolist():
         if held_out[c] < 2:
             name = dataset.label_names[0][c]
-            raise ValueError(f"class {name!r} has {int(held_out[c])} held-out records, and 2 are needed: {found.says}")
+            raise ValueError(f"class {name!r} has {int(held_out[c])} held-out records, and 2 are needed: {client.says}")
     if (held_out // 2).sum() < 3:
-        raise ValueError(f"there are {int(held_out.sum())} held-out records, and 6 are needed: {found.says}")
+        raise ValueError(f"there are {int(held_out.sum())} held-out records, and 6 are needed: {client.says}")

@@ -15,7 +15,7 @@ from raydiff import seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
-from raydiff.models.lockstep import in_step
+from raydiff.models.lockstep import run_in_lockstep
 from raydiff.models.training import Diverged, fit_personal
 from raydiff.privacy.filters import covers
 from raydiff.privacy.release import accountable
@@ -284,7 +284,7 @@ def run_clients(clients: Sequence[Client], server: Params, number: int) -> Itera
         folder, loss = cohort[0].store.root if cohort[0].store else None, all(c.instruments for c in cohort)
         with beating(folder, who, number, turn=turn, turns=len(cohorts), began=began, loss=loss):
             runs = [functools.partial(client.run, server, number) for client in cohort]
-            results = in_step(runs) if vectorize else ((run(), []) for run in runs)
+            results = run_in_lockstep(runs) if vectorize else ((run(), []) for run in runs)
             first = next(results)  # All the work of a cohort is done before its first result.
         for (upload, metrics), sizes in itertools.chain([first], results):
             yield upload, {**metrics, "cohort/size": sum(sizes) / len(sizes)} if sizes else metrics

@@ -1,5 +1,4 @@
-"""The methods, one file each. A new one is a file and a line of METHODS; from another package no line at all, but its
-name: `module:Class`."""
+"""The methods, one file each. A new one is a file and a line of METHODS; another package's is named `module:Class`."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -32,26 +31,26 @@ MEMBERS = [name for name in vars(Method) if not name.startswith("_")]
 
 
 def imported(name: str) -> type[Method]:
-    """The method `module:Class` of another package. Raises ValueError, in one sentence, where it is none."""
+    """The method `module:Class` of another package. Raises ValueError if it lacks a member, a default or a name."""
     cls: Any = lookup.imported(name)
     dataclass: Any = getattr(cls, "__dataclass_params__", None)
     if not (isinstance(cls, type) and dataclass is not None and dataclass.frozen):
         raise ValueError(f"{name} is no method: it must be a frozen dataclass with the members of {Method.__module__}")
     if needed := [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]:
         raise ValueError(f"{name} is no method: its field {needed[0]} must have a default")
-    made = cls()
-    if missing := [member for member in MEMBERS if not hasattr(made, member)]:
+    instance = cls()
+    if missing := [member for member in MEMBERS if not hasattr(instance, member)]:
         raise ValueError(f"{name} is no method: it has no {', '.join(missing)}")
     if cls.__name__.lower() in METHODS:
-        raise ValueError(f"{name} is called like a method of raydiff's own: give it another name")
-    found: type[Method] = cls
-    return found
+        raise ValueError(f"{name} has the name of a method of raydiff: give it another name")
+    method: type[Method] = cls
+    return method
 
 
 def check_names(classes: Sequence[type]) -> None:
-    """Raises ValueError where two of a sweep's methods are called the same: its tables could not tell them apart."""
-    found: dict[str, type] = {}
+    """Raises ValueError if two methods of a sweep have one name, by which its tables tell them apart."""
+    seen: dict[str, type] = {}
     for cls in classes:
-        if found.setdefault(cls.__name__, cls) is not cls:
-            both = " and ".join(f"{c.__module__}:{c.__qualname__}" for c in (found[cls.__name__], cls))
+        if seen.setdefault(cls.__name__, cls) is not cls:
+            both = " and ".join(f"{c.__module__}:{c.__qualname__}" for c in (seen[cls.__name__], cls))
             raise ValueError(f"{both} are methods of one name: give one another name")

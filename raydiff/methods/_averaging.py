@@ -1,14 +1,13 @@
 """Averaging over rounds: what FedAvg and the methods that descend from it have in common.
 
-`Averaging` says how the server turns the clients' updates into its next model; `Averaged` is the part of a method that
-does not depend on what a client does in its round.
+`Averaging` is the server's step along the clients' mean update; `Averaged` is the base class of the methods.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -18,6 +17,7 @@ from raydiff.federated.method import (
     SCRATCH,
     SERVER_ONLY,
     Deployed,
+    LocalResult,
     Mean,
     MeanSpec,
     Method,
@@ -27,10 +27,11 @@ from raydiff.federated.method import (
     Weights,
 )
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of
+from raydiff.lookup import check_one_of
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training, fit
+from raydiff.models.training import Objective, Training, fit
 from raydiff.privacy.aggregate import BITS
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose
@@ -40,17 +41,15 @@ AnyModel = DDPM | Classifier | DiscreteDiffusion
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
 Update = Literal["mean", "momentum", "adam"]
 AS_THEY_ARE = "weights sent as they are"
-TIMES = 64.0  # the largest weight of the server, which no update is expected to be beyond
-RECORDS = 2**16  # of a client whose update may be so large; one with more has less room
-DEVIATIONS = 16.0  # of noise that none of all the draws there will ever be goes beyond
+TIMES = 64.0  # No update is expected to exceed the server's largest weight by this factor.
+RECORDS = 2**16  # A client with more records has proportionally less of the exact sum's range.
+DEVIATIONS = 16.0  # No Gaussian draw ever exceeds this many standard deviations.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaging:
-    """How updates become the next model: their mean, a step along it, and what protects them.
-
-    The server's optimisers are those of Reddi et al. 2021 (arXiv 2003.00295), with the mean update as gradient.
-    """
+    """How updates become the next model: their mean, a step along it (optimisers of Reddi et al. 2021, arXiv
+    2003.00295, with the mean update as gradient), and what protects them."""
 
     weights: Weights = "examples"
     """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
@@ -71,31 +70,26 @@ class Averaging:
     None: no finite one. Not beside `privacy`, whose clip bounds updates already."""
 
     def __post_init__(self) -> None:
-        if self.weights not in get_args(Weights):
-            raise ValueError(f"weights must be one of {', '.join(get_args(Weights))}, got {self.weights!r}")
-        if self.update not in get_args(Update):
-            raise ValueError(f"update must be one of {', '.join(get_args(Update))}, got {self.update!r}")
+        check_one_of("weights", self.weights, get_args(Weights))
+        check_one_of("update", self.update, get_args(Update))
         if not (self.rate > 0 and math.isfinite(self.rate) and self.tau > 0):
             raise ValueError(f"rate and tau must be positive numbers, got {self.rate} and {self.tau}")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
-        if self.privacy is not None and self.privacy.trust == "central" and self.weights != "uniform":
-            raise ValueError("weights must be uniform where the server adds the noise (privacy.trust = central)")
-        if self.secure_aggregation and self.weights != "uniform":
-            raise ValueError("weights must be uniform where the server sees only the sum (privacy.trust = aggregate)")
+        if self.privacy is not None and self.privacy.trust != "local" and self.weights != "uniform":
+            raise ValueError(f"weights must be uniform with privacy.trust = {self.privacy.trust}, got {self.weights}")
         if self.max_update_norm is not None and not 0 < self.max_update_norm < math.inf:
             raise ValueError(f"max_update_norm must be a positive number or none, got {self.max_update_norm}")
         if self.max_update_norm is not None and self.privacy is not None:
-            raise ValueError("max_update_norm must be none where privacy is given: its clip bounds updates already")
+            raise ValueError("max_update_norm must be none with privacy, whose clip bounds updates already")
 
     @property
     def secure_aggregation(self) -> bool:
-        """Whether uploads are whole numbers with shares of noise, and the server is taken to see only their sum."""
+        """Whether uploads are integers with shares of the noise, of which the server sees only the sum."""
         return self.privacy is not None and self.privacy.trust == "aggregate"
 
     def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
-        """A client's update on its way to the server; `rounds` is how often a client sends one at most. The update is
-        the release's from now on: nobody may write to it."""
+        """The release of a client's update, which takes over its tensors; a client sends at most `rounds` of them."""
         if self.privacy is None:
             return disclose(update, AS_THEY_ARE, copy=False)
         assert rnd.noise is not None  # A client's round always has a noise stream.
@@ -106,7 +100,7 @@ class Averaging:
         return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
 
     def upload_spec(self, before: Tensors) -> UploadSpec:
-        """What an update of the parameters `before` looks like: like them, and not too long, unless they are all 0."""
+        """Shapes and types of an update of the parameters `before`, and its largest norm (any if they are all 0)."""
         if self.secure_aggregation:
             return UploadSpec({k: TensorSpec(tuple(v.shape), torch.int32) for k, v in before.items()})
         longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
@@ -120,13 +114,13 @@ class Averaging:
             size = TIMES * max(1.0, tree.largest(before))
             size = size if math.isfinite(size) else TIMES  # No update of such a model is finite either.
         else:
-            # No clipped update is beyond the range, so who is in a mean never depends on what is in an update.
+            # Every clipped update fits, so that rejections never depend on private data.
             noise = self.privacy.std(rounds) if self.privacy.trust == "local" else 0.0
             size = self.privacy.clip + DEVIATIONS * noise
         return MeanSpec(self.weights, size * (RECORDS if self.weights == "examples" else 1))
 
     def publish(self, mean: Mean, rnd: Round, *, rounds: int) -> tuple[Params, list[Event]]:
-        """(the mean update as it may be published, what publishing it reveals)."""
+        """(the mean update to publish, the privacy events of publishing it)."""
         if self.privacy is None or self.privacy.trust == "local":
             return mean.value, []
         if self.privacy.trust == "aggregate":
@@ -140,26 +134,26 @@ class Averaging:
         if self.update == "mean":
             return tree.add(params, mean if self.rate == 1 else tree.scale(mean, self.rate)), {}
         if self.update == "momentum":
-            first = _decayed(tree.under("first", moments), mean, self.beta1, share=1.0)
+            first = _decayed(tree.under("first", moments), mean, self.beta1, fraction=1.0)
             return tree.add(params, tree.scale(first, self.rate)), tree.prefixed("first", first)
         squares = {k: v * v for k, v in mean.items()}
-        first = _decayed(tree.under("first", moments), mean, self.beta1, share=1 - self.beta1)
-        second = _decayed(tree.under("second", moments), squares, self.beta2, share=1 - self.beta2)
+        first = _decayed(tree.under("first", moments), mean, self.beta1, fraction=1 - self.beta1)
+        second = _decayed(tree.under("second", moments), squares, self.beta2, fraction=1 - self.beta2)
         moved = {k: v + self.rate * first[k] / (second[k].sqrt() + self.tau) for k, v in params.items()}
         return moved, {**tree.prefixed("first", first), **tree.prefixed("second", second)}
 
 
-def _decayed(before: Params, value: Params, beta: float, *, share: float) -> Params:
-    """beta * before + share * value; `before` is {} at first."""
-    return {k: (beta * before[k] if before else 0) + share * v for k, v in value.items()}
+def _decayed(before: Params, value: Params, beta: float, *, fraction: float) -> Params:
+    """beta * before + fraction * value; `before` is {} at first."""
+    return {k: (beta * before[k] if before else 0) + fraction * v for k, v in value.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Averaged(Method):
-    """A method whose server keeps one model and averages what clients make of it. A subclass says what they do.
+    """A method whose server averages the clients' updates of one model. By itself it is FedAvg.
 
     The server's state is the model's parameters, and `SERVER_ONLY`/averaging/ for the server's optimiser. A client's
-    state is its own model, where it has one, and below `SCRATCH` what it needs in its next rounds.
+    state is its personal model, where it has one, and below `SCRATCH` what it needs in its next rounds.
     """
 
     model: AnyModel = DDPM()
@@ -175,7 +169,7 @@ class Averaged(Method):
 
     @property
     def finetune(self) -> Training | None:
-        """Training of the final model on the client's own records before it samples; None: sample the shared model."""
+        """Training of the final model on the client's records before it samples; None: sample the shared model."""
         return None
 
     def __post_init__(self) -> None:
@@ -185,7 +179,7 @@ class Averaged(Method):
             raise ValueError(f"local.ema must be 0 where the server averages after each round, got {self.local.ema}")
 
     def steps(self, number: int, records: int) -> range:
-        """Which steps of `local` a client with so many records takes in this round."""
+        """The steps of `local` that a client with so many records takes in this round."""
         return self.local.of(records).part(number, self.rounds)
 
     @property
@@ -195,7 +189,7 @@ class Averaged(Method):
 
     @property
     def joining(self) -> Training:
-        """Fine-tuning; if not given 100 steps at a tenth of the learning rate (SPIRE's comparison, appendix B)."""
+        """`finetune`, by default 100 steps at a tenth of the learning rate (SPIRE's comparison, appendix B)."""
         rate = self.local.learning_rate / 10
         return self.finetune or replace(self.local, steps=100, epochs=None, learning_rate=rate, decay="constant")
 
@@ -216,12 +210,33 @@ class Averaged(Method):
         """The tightest one that has a theorem."""
         return "exact" if self.averaging.privacy is None else self.averaging.privacy.accountant
 
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Gradient steps from the server's weights on the client's records; send the difference."""
+        return self.fit_and_send(server, state, data, rnd)[0]
+
+    def fit_and_send(
+        self,
+        server: Params,
+        state: Params,
+        data: Records,
+        rnd: Round,
+        *,
+        objective: Objective | None = None,
+        extras: Params | None = None,
+    ) -> tuple[LocalResult, Params]:
+        """(the result that sends the update and keeps `state`, the client's weights) of this round's steps of `local`
+        from the server's weights; `objective` and its constants `extras` as in `training.fit`."""
+        more: dict[str, Any] = {"steps": self.steps(rnd.number, len(data)), "objective": objective, "extras": extras}
+        w, _, loss = fit(self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, **more)
+        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
+        return LocalResult(state, release, {"train/loss": loss}), w
+
     def upload_event(self, records: int, number: int) -> Event:
-        """That of every update."""
+        """The event of every update."""
         return self.averaging.upload_event(rounds=self.rounds)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """An update of all that clients see."""
+        """An update of the parameters that clients see."""
         return self.averaging.upload_spec(tree.without(SERVER_ONLY, server))
 
     def mean_spec(self, server: Params) -> MeanSpec:
@@ -232,42 +247,42 @@ class Averaged(Method):
         """The server's optimiser takes one step along the clients' mean update."""
         mean, events = self.averaging.publish(uploads, rnd, rounds=self.rounds)
         moments, before = f"{SERVER_ONLY}/averaging", {k: server[k] for k in mean}
-        if self.averaging.secure_aggregation:  # Whole numbers have become float64s.
+        if self.averaging.secure_aggregation:  # The decoded mean is float64.
             mean = {k: v.to(before[k].dtype) for k, v in mean.items()}
         after, moved = self.averaging.step(before, mean, tree.under(moments, server))
         return {**server, **after, **tree.prefixed(moments, moved)}, {"server/update_norm": tree.norm(mean)}, events
 
     def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
-        """The shared model fine-tuned, where that is asked for; a client that joined later has its own already."""
+        """The shared model, fine-tuned if `finetune` says so; an unseen client has a personal model already."""
         if self.finetune is None or tree.without(SCRATCH, state):
             return state
         return fit(self.model, self.shared(server), data.images, data.labels, training=self.finetune, rng=rng)[0]
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The client's own model where it has one, else the shared model."""
-        own = tree.without(SCRATCH, state or {})
-        return deployed(self.model, self.sampling, shared=self.shared(server), own=own or None)
+        """The client's personal model where it has one, else the shared model."""
+        personal = tree.without(SCRATCH, state or {})
+        return deployed(self.model, self.sampling, shared=self.shared(server), personal=personal or None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FineTuned(Averaged):
-    """One whose final model a client may fine-tune on its own records before it samples."""
+    """A method whose final model a client may fine-tune before it samples."""
 
     finetune: Training | None = None
-    """Training of the final model on the client's own records before it samples; None: sample the shared model."""
+    """Training of the final model on the client's records before it samples; None: sample the shared model."""
 
 
-def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, own: Params | None) -> Deployed:
-    """A client's own model, or without one the shared one, ready to be sampled or to classify; an attack may query
-    both denoisers of pictures. Those of a table have a chain of their own in place of `sampling`."""
-    params, whose = (shared, "the shared model") if own is None else (own, "a client's model")
+def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, personal: Params | None) -> Deployed:
+    """The personal model, or without one the shared one, ready to sample or to classify. An attack may query both
+    denoisers of pictures. Table models have a chain of their own in place of `sampling`."""
+    params, whose = (shared, "the shared model") if personal is None else (personal, "a client's model")
     assert params is not None
     if isinstance(model, Classifier):
         return Deployed(classify=model.classify(params))
     if isinstance(model, DiscreteDiffusion):
         rows = {"ancestral": model.sampler(params)}
         return Deployed(rows, conditional=model.conditional, about=f"rows of {whose}")
-    known = {"global": shared, "client": own}
-    targets = {name: Target((model.denoiser(p),), model.abar) for name, p in known.items() if p is not None}
-    samplers = sampling.samplers(model, targets["global" if own is None else "client"].denoisers[0])
+    both = {"global": shared, "client": personal}
+    targets = {name: Target((model.denoiser(p),), model.abar) for name, p in both.items() if p is not None}
+    samplers = sampling.samplers(model, targets["global" if personal is None else "client"].denoisers[0])
     return Deployed(samplers, conditional=model.conditional, about=f"images of {whose}", targets=targets)

@@ -1,11 +1,9 @@
-"""A sum over a client's records, noised once: what a client that is trusted with its own records can send of them.
+"""A noised sum over a client's records.
 
-Replacing one record by another with the same label moves the sum by `sensitivity` at most (L2, over all leaves
-together); the method that makes the sum derives that number. Labels are public by declaration, and with them the counts
-(R,) of each of the R rows of labels: they travel in clear beside the sum, so that the server can divide by them.
-
-The noise does not depend on how many records there are, so a sum that is added up over clients before anybody looks at
-it has the noise of M clients and the signal of all their records.
+Replacing one record by another with the same label moves the sum by at most `sensitivity` (L2, over all leaves), which
+the method derives. Labels are public by declaration, and so are the counts (R,) of the R rows of labels, which travel
+in clear beside the sum. The noise does not depend on the number of records: the sum over M clients has sqrt(M) times
+the noise of one and the signal of all records.
 """
 
 from __future__ import annotations
@@ -20,6 +18,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.federated.method import Mean, MeanSpec, Method
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
+from raydiff.methods._averaging import DEVIATIONS
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Release, disclose, gaussian_sum
 from raydiff.seeding import NoiseStream
@@ -27,8 +26,7 @@ from raydiff.tree import Params
 
 COUNTS = "counts"
 """The leaf with the number of records of each row of labels."""
-RECORDS = 2**24  # of a client at most: the range of the exact sum, which is public, has room for no more
-DEVIATIONS = 16.0  # of noise that none of all the draws there will ever be goes beyond
+RECORDS = 2**24  # records of a client at most: the public range of the exact sum fits no more
 
 
 @dataclass(frozen=True)
@@ -36,17 +34,17 @@ class NoisedSum:
     """One Gaussian event of each record, all leaves together."""
 
     what: str
-    """What is sent, in words, for the ledger where there is no noise."""
+    """Description for the ledger of sums without noise."""
     sensitivity: float
-    """L2 distance of the sums of neighbours, at most."""
+    """Largest L2 distance of the sums of neighbours."""
     largest: float
-    """Size of an entry of one record's summand, at most."""
+    """Largest absolute entry of one record's summand."""
     epsilon: float | None
     """Budget; None: no noise."""
     delta: float
     """The delta that goes with it."""
     releases: int = 1
-    """How often a client sends such a sum: all of them together keep to the budget."""
+    """How often a client sends such a sum; all together keep to the budget."""
 
     @property
     def std(self) -> float:
@@ -80,18 +78,18 @@ class NoisedSum:
 
     @property
     def mean_spec(self) -> MeanSpec:
-        """How clients are added up. No noised sum is beyond the range, so who is in a sum never depends on records."""
+        """The sum over clients. Every noised sum fits its range, so that rejections never depend on private data."""
         return MeanSpec("uniform", RECORDS * max(1.0, self.largest) + DEVIATIONS * self.std)
 
     def total(self, mean: Mean) -> tuple[Params, Tensor, float]:
         """(the sums over all clients, counts (R,), standard deviation of the noise in each entry)."""
-        whole = tree.scale({k: v.double() for k, v in mean.value.items()}, mean.count)
-        return whole, whole.pop(COUNTS).round(), self.std * math.sqrt(mean.count)
+        sums = tree.scale({k: v.double() for k, v in mean.value.items()}, mean.count)
+        return sums, sums.pop(COUNTS).round(), self.std * math.sqrt(mean.count)
 
 
 @dataclass(frozen=True, kw_only=True)
 class NoisedSums(Method):
-    """A method whose clients send such a sum in each round in which they take part, and nothing else."""
+    """Base of the methods whose clients send nothing but a noised sum in each round in which they participate."""
 
     epsilon: float | None = 10.0
     """Privacy budget of one record, all uploads together; None sends the sums as they are."""
@@ -103,7 +101,7 @@ class NoisedSums(Method):
 
     @cached_property
     def _sum(self) -> NoisedSum:
-        """What is sent. A subclass derives its sensitivity."""
+        """The sum of one round; a subclass derives its sensitivity."""
         raise NotImplementedError
 
     def upload_event(self, records: int, number: int) -> Event:

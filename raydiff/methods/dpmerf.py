@@ -2,12 +2,11 @@
 2002.11603), here of many clients.
 
 Each client adds up the random Fourier features of its pictures for each label, and sends the sums once, noised. The
-server adds over clients, and trains a generator until the features of what it makes have the same mean. The generator
-is deployed.
+server adds over clients, and trains a generator whose pictures have the same mean features.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
-Covered: the upload and all that is computed from it, every sample with it, a client's own too. Not covered: labels and
-the number of records, which are public by declaration, so that a replaced record keeps its label.
+Covered: the upload and every sample. Not covered: labels and numbers of records, which are public by declaration, so
+that a replaced record keeps its label.
 
 | paper | here |
 |---|---|
@@ -26,12 +25,11 @@ adds it to its label's row, and one of the same label in its place moves that ro
 so by 2 at most, where every cosine is -1. With `center` the public records' mean feature of the same label is taken off
 first and what is left is clipped to `radius` r, which bounds the move by 2 r; it is put back after the noise.
 
-Deviations: labels' counts are public by declaration here; the paper has noise on them where classes are unbalanced, and
-divides by them as the server does here. Rows count in the loss as the square of their records, as in the paper's joint
-embedding. The mean feature of a batch is squared without its bias (U-statistic), so that a small batch does not favour
-pictures that are all alike. The median distance is that within labels, since labels are matched one by one. Layer
-normalisation in the generator, and a rate of 3e-3: at 1e-2 pictures of 28x28 with a black ground may become all
-black. Clients' noises add up: of M clients it is sqrt(M) times that of one. `center` is not in the paper.
+Deviations: counts of labels are public by declaration; the paper adds noise to them where classes are unbalanced. Rows
+of labels weigh in the loss as the square of their records, as in the paper's joint embedding. The squared mean feature
+of a batch is unbiased (U-statistic), so that small batches do not favour pictures that are all alike. The median
+distance is within labels. Layer normalisation in the generator, and a rate of 3e-3: at 1e-2 pictures of 28x28 on black
+may become all black. The noise of M clients is sqrt(M) times that of one. `center` is not in the paper.
 """
 
 from __future__ import annotations
@@ -59,7 +57,7 @@ from raydiff.tree import Params
 
 EMBEDDING, KERNEL, TARGET = "embedding", "kernel", f"{SERVER_ONLY}/target"
 CHUNK = 2048  # records whose features are in memory together
-HEURISTIC = 1000  # public records whose distances tell the length scale, at most
+HEURISTIC = 1000  # public records, at most, whose distances give the length scale
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,34 +153,34 @@ class DPMERF(NoisedSums):
             return {**server, **tree.prefixed(TARGET, target)}, {}, []
         if not (steps := self.training.part(rnd.number - 1, self.server_rounds)):
             return server, {}, []
-        own, gradient = f"{SERVER_ONLY}/moments", self._gradient(server, rnd.rng)
-        theta, moments = tree.under("model", server), tree.under(own, server)
+        prefix, gradient = f"{SERVER_ONLY}/moments", self._gradient(server, rnd.rng)
+        theta, moments = tree.under("model", server), tree.under(prefix, server)
         theta, moments, loss = optimize(theta, gradient, training=self.training, steps=steps, moments=moments)
-        return {**server, **tree.prefixed("model", theta), **tree.prefixed(own, moments)}, {"server/loss": loss}, []
+        return {**server, **tree.prefixed("model", theta), **tree.prefixed(prefix, moments)}, {"server/loss": loss}, []
 
     def _gradient(self, server: Params, rng: torch.Generator) -> Gradient:
         """Of the squared distance between the mean features that were sent and those of generated pictures, as many of
         each row of labels, without bias and up to a constant."""
         target, counts = (server[f"{TARGET}/{name}"] for name in ("mean", "counts"))
-        known = counts.nonzero()[:, 0]
-        each = max(2, math.ceil(self.training.batch / len(known)))
-        rows, share = known.repeat_interleave(each), len(known) * (counts[known] / counts.sum()).square()
+        present = counts.nonzero()[:, 0]
+        each = max(2, math.ceil(self.training.batch / len(present)))
+        rows, weights = present.repeat_interleave(each), len(present) * (counts[present] / counts.sum()).square()
         where, w = device(), self._frequencies(server).to(device())
-        target, share = target[known].to(where), share.float().to(where)
+        target, weights = target[present].to(where), weights.float().to(where)
 
         def gradient(theta: Params) -> tuple[Params, Tensor]:
             z = torch.randn(len(rows), self.model.code, generator=rng)
-            made = phi(self.model.pictures(theta, z.to(where), rows.to(where)), w)
-            mean = made.view(len(known), each, -1).mean(1)
-            square = (each * mean.square().sum(1) - 1) / (each - 1)  # Of the true mean: phi has norm 1.
-            loss = (share * (square - 2 * (target * mean).sum(1))).sum()
+            features = phi(self.model.pictures(theta, z.to(where), rows.to(where)), w)
+            mean = features.view(len(present), each, -1).mean(1)
+            square = (each * mean.square().sum(1) - 1) / (each - 1)  # Unbiased, since phi has norm 1.
+            loss = (weights * (square - 2 * (target * mean).sum(1))).sum()
             loss.backward()
             return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
 
         return gradient
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The generator, the same for every client and for the server alone."""
+        """The generator, the same for all clients and the server."""
         params, model = tree.under("model", server), self.model
         target = Target((model.denoiser(params),), model.abar)
         about = "images of a generator fitted to noised random features"

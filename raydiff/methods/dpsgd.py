@@ -1,10 +1,10 @@
 """Federated DPDM: FedAvg on a denoiser whose clients train by DP-SGD (Dockhorn, Cao, Vahdat & Kreis, TMLR 2023, arXiv
 2210.09929; Abadi et al. 2016, arXiv 1607.00133).
 
-Adversary: the server, and so whoever sees what it makes of the uploads (local trust). It knows the number of each
-client's records, the seed and all parameters; not the noise secret, nor which records a step draws. Unit: one record,
-its image and its labels, counted or not while their number stays (zero-out), or replaced by another (replace-one, as
-PFDM has it). Not covered: that a training diverged, which ends the trial.
+Adversary: the server, and whoever sees what it computes (local trust). It has the number of each client's records, the
+seed and all parameters, but neither the noise secret nor which records a step draws. Unit: one record with its labels,
+counted or not while their number stays (zero-out), or replaced by another (replace-one, as in PFDM). Not covered: that
+a training diverged, which ends the trial.
 
 | DPDM | here |
 |---|---|
@@ -15,11 +15,10 @@ PFDM has it). Not covered: that a training diverged, which ends the trial.
 | B, expected batch | `local.batch`: each record is drawn with probability B / n; elsewhere B are, with replacement |
 | EMA | `ema` |
 
-Deviations: each client adds noise for itself, so that the mean update of M clients is noisier than in DPDM's training
-of one model on all records. What is sent in a round is the difference of the weights after its last step; the moving
-average is the server's, over rounds, each round's model counting as often as the round has steps. Optimiser and
-learning rate are those of the other methods, the client's optimiser starts anew in each round. DDPM in place of EDM; no
-label dropout. A client that takes part in fewer rounds spends less than the budget.
+Deviations: each client adds its own noise, so the mean update of M clients is noisier than DPDM's training on all
+records. The moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those
+of the other methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout. A client
+that participates in fewer rounds spends less than the budget.
 """
 
 from __future__ import annotations

@@ -1,41 +1,36 @@
 """Private Evolution: pictures that private records vote for (Lin, Gopi, Kulkarni, Nori & Yekhanin, ICLR 2024, arXiv
 2305.15560), here of many clients.
 
-The server has some candidate pictures for each label. In every round each record votes for the nearest candidate of its
-label, each client sends how many votes every candidate got, noised, and the server adds over clients. It draws the next
-candidates from those that have votes, the more often the more they have, and varies all copies of one but the first.
-Nothing is trained. The last candidates are deployed: a picture is one of them, drawn at random.
+The server keeps candidate pictures for each label. In every round each record votes for the nearest candidate of its
+label, each client sends its noised counts of votes, and the server adds over clients. It draws the next candidates in
+proportion to their votes, and varies all copies of one but the first. Nothing is trained. A sample is one of the last
+candidates, drawn at random.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
-Covered: the uploads of all rounds together and all that is computed from them, every sample with it, a client's own
-too. Not covered: labels and the number of records, which are public by declaration, so that a replaced record keeps its
-label; and the public records, which samples are made of.
+Covered: the uploads of all rounds together, and every sample. Not covered: labels and numbers of records, which are
+public by declaration, so that a replaced record keeps its label; and the public records, which samples are made of.
 
 | paper | here |
 |---|---|
 | S_t, the samples of one class | `model/pictures` (R, N, C, H, W), N `candidates` for each row of labels |
 | RANDOM_API | N public pictures in random order for each row of labels, whatever their own labels |
-| VARIATION_API, its degree | a share of the way to a public picture nearby: `variation`, falling linearly |
+| VARIATION_API, its degree | a fraction of the way to a public picture nearby: `variation`, falling linearly |
 | T | `rounds` |
 | Algorithm 2, the histogram of votes | the upload's `votes` (R, N), with `counts` (R,), which are public |
 | sigma | sqrt(2 T) / mu(`epsilon`, `delta`), by the exact accountant |
 | H, the threshold | `onto_counts` |
 
-**Sensitivity.** A record has one vote in a round, whatever it is and whatever the candidates are. Another one of the
-same label in its place takes one vote away and gives one in the same row: it moves them by sqrt(2), or by 0 if both
-vote alike. What the server asks for in a round depends on what it heard before; Gaussian mechanisms of the same mu at
-every such choice compose as if it had been fixed (Dong, Roth & Su 2019, arXiv 1905.02383), so T of them with sigma
-cost mu = sqrt(2 T) / sigma. The paper's sigma is for a record that is added or removed, which moves one vote by 1.
+**Sensitivity.** A record has one vote in a round. Replaced by another of its label, it moves one vote within a row, a
+distance of sqrt(2), or 0 if both vote alike. Candidates depend on earlier rounds; Gaussian mechanisms of one mu compose
+adaptively as if they were fixed (Dong, Roth & Su 2019, arXiv 1905.02383), so T rounds cost mu = sqrt(2 T) / sigma. The
+paper's sigma is for an added or removed record, which moves one vote by 1.
 
-Deviations: in place of a model that was trained on public data there are the public records themselves, so that
-candidates stay among mixtures of these; without public records the first candidates are noise, and so is what they
-are moved towards. Votes go by the distance of pixels, not of Inception's features, and the mean over variations of
-each candidate (lookahead) is left out. H is not given: it is, for each row of labels, what leaves as many votes as
-there are records, whose number is public. Draws are systematic (each candidate as often as its share of N says, to
-the next whole number), and a first copy is not varied, so that what has votes is not lost. Each client adds all the
-noise that it needs by itself: of M clients it is sqrt(M) times that of one. DPSDA-FL (arXiv 2407.05174) has every
-client run the whole evolution by itself and pools what comes out; here all vote for the same candidates. `rounds`,
-`candidates` and `variation` were chosen on validation records of digits.
+Deviations: public records take the place of a model trained on public data, so candidates stay among mixtures of these;
+without public records candidates start as noise. Votes go by distances of pixels, not of Inception features, without
+lookahead. H is, for each row of labels, what leaves as many votes as there are records (a public number). Draws are
+systematic, and a first copy is not varied, so that no candidate with votes is lost. Each client adds all its noise, so
+M clients have sqrt(M) times that of one. In DPSDA-FL (arXiv 2407.05174) every client runs its own evolution; here all
+vote for the same candidates. `rounds`, `candidates` and `variation` were chosen on validation records of digits.
 """
 
 from __future__ import annotations
@@ -53,7 +48,7 @@ from raydiff.data.records import Records, label_rows
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Metrics, Round, Target
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._noised_sums import NoisedSum, NoisedSums
-from raydiff.models.population import Population
+from raydiff.models.by_row import Population
 from raydiff.privacy.release import Event
 from raydiff.tree import Params
 
@@ -63,7 +58,7 @@ NEIGHBOURS = 5  # public pictures nearest to a candidate, towards one of which i
 
 @dataclass(frozen=True, kw_only=True)
 class Evolution(NoisedSums):
-    """Clients vote for candidates; the next ones are those that got votes, and variations of them."""
+    """Clients vote for candidates; those with votes, and variations of them, are the next ones."""
 
     model: Population = Population()
     """Shape of the pictures, and the rows of labels."""
@@ -72,7 +67,7 @@ class Evolution(NoisedSums):
     candidates: int = 50
     """N: candidates for each row of labels. The more there are, the fewer votes each gets, under the same noise."""
     variation: float = 0.7
-    """Share of the way to a public picture nearby that a copy is moved in round 0; it falls to a T-th of it."""
+    """Fraction of the way to a public picture nearby that a copy moves in round 0; it falls to 1 / T of it."""
 
     sensitivity: ClassVar[float] = math.sqrt(2)
     """How far replacing a record by one of the same label moves the votes of a round, at most."""
@@ -90,7 +85,7 @@ class Evolution(NoisedSums):
         return NoisedSum("votes for candidates", self.sensitivity, 1.0, self.epsilon, self.delta, self.rounds)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """Public pictures, or noise: all of them, and for each row of labels the first N in an order of its own."""
+        """All public pictures (or noise), and for each row of labels the first N of them in random order."""
         if public is not None and len(public):
             pool = public.images.clone()
         else:
@@ -100,7 +95,7 @@ class Evolution(NoisedSums):
         return {PICTURES: pool[torch.stack(orders)[:, : self.candidates]], POOL: pool}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Vote, count, add noise. The metric is the mean distance of a record from the candidate that it votes for."""
+        """Vote, count, add noise. The metric is the mean distance from a record to its candidate."""
         votes, counts, apart = self._votes(server[PICTURES], data)
         return LocalResult(state, self._sum.release({VOTES: votes}, counts, rnd.noise), {"vote/distance": apart})
 
@@ -119,13 +114,13 @@ class Evolution(NoisedSums):
         return self._sum.upload_spec({VOTES: (self.model.rows, self.candidates)}, self.model.rows)
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """The next candidates. The metric is how many of the last ones they are made of, a mean over rows of labels."""
+        """The next candidates. The metric is the mean number of distinct parents per row of labels."""
         total, counts, _ = self._sum.total(uploads)
         parents = drawn(onto_counts(total[VOTES], counts), rnd.rng)
         chosen = server[PICTURES][torch.arange(len(parents))[:, None], parents]
         copies = parents.diff(dim=1, prepend=torch.full((len(parents), 1), -1)) == 0
-        share = self.variation * (1 - rnd.number / self.rounds)
-        chosen[copies] = varied(chosen[copies], server[POOL], share, rnd.rng)
+        fraction = self.variation * (1 - rnd.number / self.rounds)
+        chosen[copies] = varied(chosen[copies], server[POOL], fraction, rnd.rng)
         return {**server, PICTURES: chosen}, {"server/parents": float((~copies).sum(1).double().mean())}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
@@ -137,11 +132,8 @@ class Evolution(NoisedSums):
 
 
 def onto_counts(votes: Tensor, counts: Tensor) -> Tensor:
-    """(R, N): the histograms nearest to noised votes (R, N) of those that sum to counts (R,) and have nothing below 0.
-
-    One number is taken off each row, and what is below 0 then is 0 (the projection onto a simplex, Held, Wolfe &
-    Crowder 1974). Under Gaussian noise it is the likeliest histogram.
-    """
+    """(R, N): noised votes (R, N) projected onto the nonnegative histograms that sum to counts (R,), by Held, Wolfe &
+    Crowder 1974. Under Gaussian noise it is the likeliest histogram."""
     ordered = votes.sort(dim=1, descending=True).values
     levels = (ordered.cumsum(1) - counts[:, None]) / torch.arange(1, votes.shape[1] + 1)
     last = (ordered > levels).sum(1, keepdim=True).clamp_min(1) - 1
@@ -149,10 +141,9 @@ def onto_counts(votes: Tensor, counts: Tensor) -> Tensor:
 
 
 def drawn(votes: Tensor, rng: torch.Generator) -> Tensor:
-    """(R, N), ascending in each row: which of N candidates with votes (R, N) the next N are copies of.
+    """(R, N), ascending in each row: the parents of the next N candidates, by votes (R, N).
 
-    Of each there are as many as its share of N says, rounded down or up at random. Where nobody has votes all stay.
-    """
+    Each parent occurs N times its fraction of the votes, rounded down or up at random. Without votes all stay."""
     n = votes.shape[1]
     votes = torch.where(votes.sum(1, keepdim=True) > 0, votes, 1.0)
     ends = votes.cumsum(1) / votes.sum(1, keepdim=True) * n
@@ -160,8 +151,8 @@ def drawn(votes: Tensor, rng: torch.Generator) -> Tensor:
     return torch.searchsorted(ends, points).clamp_max(n - 1)
 
 
-def varied(x: Tensor, pool: Tensor, share: float, rng: torch.Generator) -> Tensor:
-    """Pictures x (M, C, H, W), each moved by this share of the way to one of those of the pool that are nearest."""
+def varied(x: Tensor, pool: Tensor, fraction: float, rng: torch.Generator) -> Tensor:
+    """Pictures x (M, C, H, W), each moved this fraction of the way to one of its nearest pictures in the pool."""
     near = torch.cdist(x.flatten(1), pool.flatten(1)).topk(min(NEIGHBOURS, len(pool)), largest=False).indices
     to = near.gather(1, torch.randint(near.shape[1], (len(x), 1), generator=rng))[:, 0]
-    return x.lerp(pool[to], share)
+    return x.lerp(pool[to], fraction)

@@ -7,10 +7,10 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | paper | here |
 |---|---|
 | w_t | the server's state |
-| w <- w - eta grad l(w; b), E local epochs | `fit`: a share of `local` in each round |
+| w <- w - eta grad l(w; b), E local epochs | `fit`: part of `local` in each round |
 | w_{t+1} | `aggregate`: w_t and the mean of the clients' updates, `averaging` |
 | n_k / n | `averaging.weights`: by number of records, or uniform |
-| fine-tuning | `finetune`: in `personalize`, on the client's own records; of a client that joins later, too |
+| fine-tuning | `finetune`: in `personalize`, on the client's records; of an unseen client, too |
 
 Deviations: the client's optimiser starts anew in each round; the learning rate decays over all rounds together.
 """
@@ -19,21 +19,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from raydiff import tree
-from raydiff.data.records import Records
-from raydiff.federated.method import LocalResult, Round
 from raydiff.methods._averaging import FineTuned
-from raydiff.models.training import fit
-from raydiff.tree import Params
 
 
 @dataclass(frozen=True, kw_only=True)
 class FedAvg(FineTuned):
-    """One shared denoiser, averaged after each round."""
-
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Gradient steps from the server's weights on the client's own records; send the difference."""
-        steps = self.steps(rnd.number, len(data))
-        w, _, loss = fit(self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, steps=steps)
-        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, {"train/loss": loss})
+    """One shared denoiser, averaged after each round: `Averaged` as it is."""

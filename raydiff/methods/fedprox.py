@@ -1,15 +1,14 @@
 """FedProx on a denoiser (Li et al. 2020, arXiv 1812.06127; on DDPMs: FedDM-prox, arXiv 2407.14730): FedAvg whose
 clients are held near the server's weights.
 
-Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
-(local or aggregate trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
+Adversary and unit of privacy: FedAvg's.
 
 | paper | here |
 |---|---|
 | w^t | the server's state |
 | F_k(w) | the model's loss |
 | h_k(w; w^t) = F_k(w) + mu / 2 norm(w - w^t)^2 | the clients' objective, `mu` |
-| gamma-inexact minimiser of h_k | a share of `local` in each round |
+| gamma-inexact minimiser of h_k | part of `local` in each round |
 | K devices, drawn with probability p_k, averaged alike | drawn uniformly, weighted by `averaging.weights` |
 
 Deviations: all clients take the same number of steps, or of epochs, so there are no stragglers whose partial work is
@@ -25,11 +24,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
 from raydiff.methods._averaging import FineTuned
-from raydiff.models.training import fit
 from raydiff.tree import Params
 
 
@@ -47,19 +44,7 @@ class FedProx(FineTuned):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Minimise h_k from the server's weights; send the difference."""
-        w, _, loss = fit(
-            self.model,
-            server,
-            data.images,
-            data.labels,
-            training=self.local,
-            rng=rnd.rng,
-            steps=self.steps(rnd.number, len(data)),
-            objective=self._proximal,
-            extras=server,
-        )
-        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, {"train/loss": loss})
+        return self.fit_and_send(server, state, data, rnd, objective=self._proximal, extras=server)[0]
 
     def _proximal(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """h_k(w; w^t); `extras` is w^t."""

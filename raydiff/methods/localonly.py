@@ -1,11 +1,10 @@
-"""Non-collaborative training: each client's own denoiser, and nothing is sent.
+"""Non-collaborative training: each client trains a denoiser alone, and nothing is sent.
 
 Baseline of PFDM (Patel et al., CVPR 2026). Privacy: no message leaves the client, so epsilon is 0 against the server;
 what the client itself publishes is not covered.
 
-Deviations: with `clip` given, the denoiser is PFDM's own client model (clipped and unclipped mixture), sampled from
-pure noise with flag "unclipped": then both methods share the very same client models. "Centralised" is this method on
-one pooled client.
+Deviations: with `clip`, the denoiser is PFDM's client model (clipped and unclipped mixture), sampled from pure noise
+with flag "unclipped", so that both methods share client models. "Centralised" is this method on one pooled client.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ class LocalOnly(Method):
     center: bool = False
     """Clip around the mean of the public records instead of around 0."""
     local_parts: int = 1
-    """Pieces into which the training is cut; each is kept, so that a crash loses one at most."""
+    """Parts of the training; each is stored, so that a crash loses at most one."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
 
@@ -60,7 +59,7 @@ class LocalOnly(Method):
 
     @property
     def init_parts(self) -> int:
-        """Pieces of the training."""
+        """Parts of the training."""
         return self.local_parts
 
     @property
@@ -107,7 +106,7 @@ class LocalOnly(Method):
             raise ValueError("LocalOnly has no model that its clients share: sample a client's")
         model = self.model
         if self.clip is None:
-            return deployed(model, self.sampling, shared=None, own=state)
+            return deployed(model, self.sampling, shared=None, personal=state)
         assert isinstance(model, DDPM)
         own = with_clipped_flag(model).denoiser(state, fixed=(0,))
         samplers = self.sampling.samplers(model, own)

@@ -1,17 +1,13 @@
-"""Marginals: counts of pairs in place of rows. How often each pair of values of two columns is there, noised once; a
-tree of columns from them.
+"""Marginals: noised counts of pairs of values of two columns, and a tree of columns fitted to them.
 
-The simplest private arm for tables, and what the sketch is for pictures: each client counts, for each label, how often
-each value of a column and each pair of values of two columns is there, and sends all of it once, noised. The server
-adds over clients and fits a tree of columns (`models.forest`). It is MST (McKenna, Miklau & Sheldon 2021, arXiv
-2108.04978) without its first half: MST spends a part of the budget on which pairs to count and the rest on these alone,
-in one place; here all are counted, since clients send once, and the tree is read off the noised counts. Nothing but the
-upload is made of a client's records: rows come from releases alone.
+For each label, each client counts how often each value of a column and each pair of values of two columns occurs, and
+sends all counts once, noised. The server adds over clients and fits a tree of columns (`models.forest`). It is MST
+(McKenna, Miklau & Sheldon 2021, arXiv 2108.04978) without its selection step: MST spends part of the budget on choosing
+pairs; here all pairs are counted, since clients send once, and the tree is read off the noised counts.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
-Covered: the upload and all that is computed from it, every row with it, a client's own too. Not covered: labels and the
-number of records, which are public by declaration, so that a replaced record keeps its label; and the bins of columns
-where they are fitted on records (`data.fitted_on`).
+Covered: the upload and every row sampled from it. Not covered: labels and numbers of records, which are public by
+declaration, so that a replaced record keeps its label; and bins of columns fitted on records (`data.fitted_on`).
 
 | symbol | here |
 |---|---|
@@ -51,7 +47,7 @@ PAIRS = "pairs"
 
 @dataclass(frozen=True, kw_only=True)
 class Marginals(NoisedSums):
-    """One noised table of pairs of each client, and a tree of columns from all of them."""
+    """One noised table of pairs per client, and a tree of columns fitted to their sum."""
 
     model: Forest = Forest()
     """Categories of the columns, and the rows of labels."""
@@ -64,7 +60,7 @@ class Marginals(NoisedSums):
         return NoisedSum("counts of pairs of values", sensitivity, math.sqrt(2), self.epsilon, self.delta)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """There is nothing to begin with."""
+        """The empty state."""
         return {}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
@@ -87,6 +83,6 @@ class Marginals(NoisedSums):
         return tree.prefixed("forest", fitted), {"server/edges": edges}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The tree's rows, the same for every client and for the server alone."""
+        """Rows of the tree, the same for all clients and the server."""
         draw = partial(self.model.sample, tree.under("forest", server))
         return Deployed({"tree": draw}, about="rows of a tree of columns, fitted to noised counts")

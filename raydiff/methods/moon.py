@@ -1,8 +1,7 @@
 """MOON on a denoiser (Li, He & Song 2021, arXiv 2103.16049): FedAvg whose clients' features are pulled towards the
 server's model and away from their own last one.
 
-Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
-(local or aggregate trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.
+Adversary and unit of privacy: FedAvg's.
 
 | paper | here |
 |---|---|
@@ -22,7 +21,7 @@ its momentum among it, starts anew in each round; the learning rate decays over 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
@@ -31,7 +30,6 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, LocalResult, Round
 from raydiff.methods._averaging import FineTuned
-from raydiff.models.training import fit
 from raydiff.tree import Params
 
 PREVIOUS = f"{SCRATCH}/previous"
@@ -49,9 +47,8 @@ class Moon(FineTuned):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not (0 <= self.mu < math.inf and 0 < self.temperature < math.inf):
-            raise ValueError(
-                f"mu must be at least 0 and temperature positive, both finite, got {self.mu} and {self.temperature}"
-            )
+            got = f"{self.mu} and {self.temperature}"
+            raise ValueError(f"mu must be at least 0 and temperature positive, both finite, got {got}")
         if not callable(getattr(self.model, "features", None)):
             raise ValueError(f"MOON compares models by their features, and {type(self.model).__name__} has none")
 
@@ -59,19 +56,8 @@ class Moon(FineTuned):
         """Train from the server's weights on both terms; send the difference, and keep the model for the next round."""
         previous = tree.under(PREVIOUS, state) or server
         extras = {**tree.prefixed("global", server), **tree.prefixed("previous", previous)}
-        w, _, loss = fit(
-            self.model,
-            server,
-            data.images,
-            data.labels,
-            training=self.local,
-            rng=rnd.rng,
-            steps=self.steps(rnd.number, len(data)),
-            objective=self._contrastive,
-            extras=extras,
-        )
-        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
-        return LocalResult(tree.prefixed(PREVIOUS, w), release, {"train/loss": loss})
+        result, w = self.fit_and_send(server, state, data, rnd, objective=self._contrastive, extras=extras)
+        return replace(result, state=tree.prefixed(PREVIOUS, w))
 
     def _contrastive(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """l_sup + mu l_con; `extras` are the global and the previous model."""

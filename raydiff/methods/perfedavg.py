@@ -1,9 +1,7 @@
 """Per-FedAvg on a denoiser (Fallah, Mokhtari & Ozdaglar 2020, arXiv 2002.07948): a shared model from which each client
 is one gradient step away from its own.
 
-Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
-(local or aggregate trust) or whoever sees the model (central trust); the unit is a client. The adapted models are not
-covered.
+Adversary and unit of privacy: FedAvg's. The adapted models are not covered.
 
 | paper | here |
 |---|---|
@@ -11,8 +9,8 @@ covered.
 | F_i(w) = f_i(w - alpha grad f_i(w)) | the clients' objective, `inner_rate` |
 | D, D' | the first half of a batch, for the inner gradient, and the second, for the loss after it |
 | (I - alpha hess f_i(w)) | `order` second; first leaves the Hessian out (FO) |
-| tau local steps of rate beta | `local`: a share of `local` in each round |
-| w - alpha grad f_i(w), after training | `personalize`, also by a client that joins later: `adapt_steps` SGD steps |
+| tau local steps of rate beta | part of `local` in each round |
+| w - alpha grad f_i(w), after training | `personalize`, also by an unseen client: `adapt_steps` SGD steps |
 
 Deviations: the paper draws a third batch for the Hessian; here it is that of D, so that a step follows the gradient of
 one number, the loss on D' after a step on D. Of an odd batch the second half gets the rest. The outer step is the
@@ -31,12 +29,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
+from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
 from raydiff.models.ddpm import DDPM
-from raydiff.models.training import Training, fit
+from raydiff.models.training import Training
 from raydiff.tree import Params
 
 Order = Literal["first", "second"]
@@ -59,8 +57,7 @@ class PerFedAvg(Averaged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.order not in get_args(Order):
-            raise ValueError(f"order must be one of {', '.join(get_args(Order))}, got {self.order!r}")
+        check_one_of("order", self.order, get_args(Order))
         if not 0 <= self.inner_rate < math.inf:
             raise ValueError(f"inner_rate must be a number of at least 0, got {self.inner_rate}")
         if self.adapt_steps < 0:
@@ -80,18 +77,7 @@ class PerFedAvg(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train the loss after adaptation from the server's weights; send the difference."""
-        w, _, loss = fit(
-            self.model,
-            server,
-            data.images,
-            data.labels,
-            training=self.local,
-            rng=rnd.rng,
-            steps=self.steps(rnd.number, len(data)),
-            objective=self._adapted,
-        )
-        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, {"train/loss": loss})
+        return self.fit_and_send(server, state, data, rnd, objective=self._adapted)[0]
 
     def _adapted(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """F_i(w) on the two halves of the batch."""

@@ -8,20 +8,18 @@ refused: it has no guarantee for the control variates. A message is twice as lon
 |---|---|
 | x, c | the server's `model/` and `control/` |
 | c_i | the client's `scratch/control/`; 0 before its first round |
-| K, eta_l | `local`: a share of it in each round |
+| K, eta_l | part of `local` in each round |
 | y <- y - eta_l (g(y) - c_i + c) | `_corrected`: the loss, and a linear term |
 | c_i+, option II | c_i - c + (x - y) / (how far a gradient of 1 would have carried) |
 | x <- x + eta_g mean of (y - x) | `averaging`, its `rate` |
 | c <- c + S / N mean of (c_i+ - c_i) | the same mean, over the S clients of the round, of the N of the federation |
 
-Deviations: the learning rate may decay, over all rounds together, and sgd may have momentum, which the paper has not;
-hence not K eta_l, but the way of the same K steps along a constant gradient of 1: the sum of the rates, and with
-momentum up to 1 / (1 - momentum) times that. (x - y) over it is still a mean of the corrected gradients, weight decay
-among them. NIID-Bench (arXiv 2102.02079) divides by K eta_l with momentum too, and takes eta_l (c - c_i) from y after
-each step, past the momentum; here it is in the gradient, as in the paper. Clients that train by epochs take different
-numbers of steps, and each divides by its own. The paper's means are uniform; here both are weighted by
-`averaging.weights`, so that the corrections of all clients cancel in the model's mean. c_i+ - c_i is sent as in the
-paper, though the server could work it out from y - x, c and the learning rates.
+Deviations: the learning rate may decay over all rounds, and sgd may have momentum. So K eta_l becomes the distance that
+the same K steps go along a constant gradient of 1 (the sum of the rates; with momentum up to 1 / (1 - momentum) times
+that), and (x - y) over it is still a mean of the corrected gradients, weight decay included. NIID-Bench (arXiv
+2102.02079) divides by K eta_l with momentum too, and corrects y after each step, past the momentum; here the gradient
+is corrected, as in the paper. Each client divides by its own number of steps. The paper's means are uniform; here both
+are weighted by `averaging.weights`, so that the corrections of all clients cancel in the model's mean.
 """
 
 from __future__ import annotations

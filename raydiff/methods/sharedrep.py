@@ -75,8 +75,8 @@ class SharedRep(Averaged):
         """Sample the shared part with the client's own middle, which the server does not have."""
         if state is None:
             raise ValueError("the server of a SharedRep run has no whole model: the middle is with the clients")
-        own = {**tree.without(START, server), **(state or tree.under(START, server))}
-        return deployed(self.model, self.sampling, shared=None, own=own)
+        whole = {**tree.without(START, server), **(state or tree.under(START, server))}
+        return deployed(self.model, self.sampling, shared=None, personal=whole)
 
     @property
     def _prefixes(self) -> tuple[str, ...]:

@@ -1,15 +1,13 @@
 """Sketch: sums of pictures in place of pictures. Two moments of all clients' records, noised once; Gaussians from them.
 
-The simplest private arm: each client clips its pictures around a public center, adds them up for each row of labels,
-adds up their outer products, and sends both once, noised. The server adds over clients and fits a Gaussian for each row
-of labels with one covariance (`models.moments`). It is no method of a paper, but the Gaussian mechanism on sufficient
-statistics (for second moments Dwork et al. 2014, "Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
-Nothing but the upload is made of a client's records: samples come from releases alone.
+Each client clips its pictures around a public center, adds them up for each row of labels, adds up their outer
+products, and sends both once, noised. The server adds over clients and fits a Gaussian for each row of labels with one
+covariance (`models.moments`). It is the Gaussian mechanism on sufficient statistics (for second moments Dwork et al.
+2014, "Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
-Covered: the upload and all that is computed from it, every sample with it, a client's own too, unless they are refined
-(`refine`) by its own denoiser, which is not. Not covered: labels and the number of records, which are public by
-declaration, so that a replaced record keeps its label.
+Covered: the upload and every sample, except samples that a client's personal denoiser refines (`refine`). Not covered:
+labels and numbers of records, which are public by declaration, so that a replaced record keeps its label.
 
 | symbol | here |
 |---|---|
@@ -29,11 +27,9 @@ With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) wher
 -1 / (2 m^2), and else that of antipodes, 4 C^2: up to m^2 = 1/2 the second moment costs nothing, for u and -u have the
 same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
 
-Deviations and choices: the second moment is one for all rows of labels (within-row covariances of their own would have
-the noise of R matrices, each over fewer records); `moment` was chosen on validation records of digits. Without `center`
-the clip is around 0, and most of the second moment is that of the mean. `epsilon=None` sends the sums as they are.
-`refine` is PFDM with the sketch in place of its global denoiser: the depth of the hand-over is then free, for no noise
-of the upload has to be taken off.
+Choices: one second moment for all rows of labels (R of them would have R times the noise, each over fewer records);
+`moment` was chosen on validation records of digits. Without `center` most of the second moment is that of the mean.
+`refine` is PFDM with the sketch in place of its global denoiser, at any depth, since samples carry no noise of uploads.
 """
 
 from __future__ import annotations
@@ -73,13 +69,13 @@ class Sketch(NoisedSums):
     center: bool = False
     """Clip around the mean of the public records instead of around 0."""
     moment: float = 1.5
-    """w C: how much the second moment counts beside the sums where the noise is shared out."""
+    """w C: weight of the second moment beside the sums when the noise is divided."""
 
     refine: float = 0.0
-    """Depth, as a share of the denoiser's T, to which a drawn picture is noised before the client's own denoiser takes
-    it back; 0: there is no such denoiser, and pictures are as they were drawn."""
+    """Depth, as a fraction of the denoiser's T, to which a drawn picture is noised before the client's personal
+    denoiser refines it; 0: no personal denoiser."""
     denoiser: DDPM = DDPM()
-    """Network and schedule of the client's own denoiser."""
+    """Network and schedule of the client's personal denoiser."""
     local: Training = Training()
     """Its training, on the client's images and their clipped copies, as PFDM has it."""
     client_sampling: Sampling = Sampling()
@@ -97,7 +93,7 @@ class Sketch(NoisedSums):
 
     @property
     def sensitivity(self) -> float:
-        """How far replacing a record by one of the same label moves sums and second moment together, at most."""
+        """Largest L2 distance by which replacing a record by one of its label moves sums and second moment together."""
         square = self.moment**2
         return self.clip * math.sqrt(4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square))
 
@@ -109,10 +105,10 @@ class Sketch(NoisedSums):
     @property
     def init_key(self) -> Hashable:
         """Equal to PFDM's where the client models are equal."""
-        return (self._own, self.local, 1, self.clip, self.center) if self.refine else None
+        return (self._personal, self.local, 1, self.clip, self.center) if self.refine else None
 
     @property
-    def _own(self) -> DDPM:
+    def _personal(self) -> DDPM:
         return self.denoiser.for_data(self.model.shape, self.model.labels)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
@@ -120,12 +116,12 @@ class Sketch(NoisedSums):
         return {"center": public_mean(public)} if self.center else {}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
-        """PFDM's denoiser of the client's own, where pictures are to be refined."""
+        """PFDM's personal denoiser, with `refine`."""
         if not self.refine:
             return {}
         center = public_mean(public) if self.center else None
         images, labels = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
-        flagged = with_clipped_flag(self._own)
+        flagged = with_clipped_flag(self._personal)
         return fit_part(flagged, {}, images, labels, training=self.local, rng=rnd.rng, part=0, parts=1)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
@@ -154,24 +150,23 @@ class Sketch(NoisedSums):
         second = moments.unpacked(total[SECOND] / weight, d)
         means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
         mean = means.float().view(-1, *self.model.shape) + server.get("center", 0.0)
-        found = {"mean": mean, "vectors": vectors.float(), "scales": scales.float()}
-        return {**server, **tree.prefixed("gaussians", found)}, {}, []
+        fitted = {"mean": mean, "vectors": vectors.float(), "scales": scales.float()}
+        return {**server, **tree.prefixed("gaussians", fitted)}, {}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The Gaussians, the same for every client and for the server alone; refined by the client's own denoiser where
-        it has one."""
+        """The Gaussians, the same for all clients and the server; refined by the client's personal denoiser, if any."""
         params, model = tree.under("gaussians", server), self.model
         draw, targets = partial(model.draw, params), {"global": Target((model.denoiser(params),), model.abar)}
         if not state:
             about = "images of a Gaussian for each class, fitted to noised sums"
             return Deployed({"gaussian": draw}, about=about, targets=targets)
-        own, z_m = self._own, with_clipped_flag(self._own).denoiser(state, fixed=(0,))
-        depth = max(1, round(self.refine * own.timesteps))
+        personal, z_m = self._personal, with_clipped_flag(self._personal).denoiser(state, fixed=(0,))
+        depth = max(1, round(self.refine * personal.timesteps))
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
             x = draw(labels, rng)
-            x = noised(x, torch.randn(x.shape, generator=rng), own.abar, torch.full((len(x),), depth))
-            return chain.run(own, z_m, x, labels=labels, start=depth, bound=1.0, rng=rng)
+            x = noised(x, torch.randn(x.shape, generator=rng), personal.abar, torch.full((len(x),), depth))
+            return chain.run(personal, z_m, x, labels=labels, start=depth, bound=1.0, rng=rng)
 
         samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
-        return Deployed(samplers, targets={**targets, "client": Target((z_m,), own.abar)})
+        return Deployed(samplers, targets={**targets, "client": Target((z_m,), personal.abar)})

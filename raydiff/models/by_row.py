@@ -1,15 +1,13 @@
-"""What models have in common that make pictures for a row of labels in one step, and so have no denoiser of their own.
+"""Models that sample pictures for a row of labels in one step, and a denoiser for attacks on them.
 
-An attack on denoisers asks them for one all the same. Of pictures that stand for what a model makes it has a closed
-form, `posterior`.
+Attacks query a denoiser, which these models lack. Over a finite set of pictures it has a closed form, `posterior`.
 
-Shapes: R rows of labels; P pictures that stand for each; d = C H W.
+Shapes: R rows of labels; P pictures for each; d = C H W.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -17,14 +15,15 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import label_rows
-from raydiff.models.ddpm import alphas_bar
+from raydiff.models.ddpm import Denoiser, alphas_bar
+from raydiff.tree import Params
 
 TIMESTEPS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
 class ByRow:
-    """Pictures of one shape, and something for each row of labels."""
+    """Base class: the shape of the pictures, and the rows of labels."""
 
     shape: tuple[int, int, int] = (1, 8, 8)
     """(channels, height, width) of a picture; filled in from the data when an experiment is built."""
@@ -34,6 +33,10 @@ class ByRow:
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> Self:
         """The same for pictures of this shape, with this many values in each label column."""
         return replace(self, shape=shape, labels=labels)
+
+    def init(self, rng: torch.Generator) -> Params:
+        """No parameters, unless a subclass is trained: they are estimated."""
+        return {}
 
     @property
     def pixels(self) -> int:
@@ -47,22 +50,37 @@ class ByRow:
 
     @property
     def abar(self) -> Tensor:
-        """Of the steps at which a denoiser is asked: abar_0 .. abar_T of the linear schedule, (T + 1,) float64."""
+        """abar_0 .. abar_T of the linear schedule, (T + 1,) float64: the steps of `posterior`."""
         return alphas_bar("linear", TIMESTEPS)
 
-    def posterior(self, points: Tensor) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, where x is any one of the
-        points (R, P, d) of these labels' row."""
+    def posterior(self, points: Tensor) -> Denoiser:
+        """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, with x uniform on the points
+        (R, P, d) of the labels' row."""
         abar = self.abar
 
         def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            share = abar[t].float()[:, None]
             x, row, out = x_t.flatten(1), label_rows(labels, self.labels), torch.empty(len(x_t), self.pixels)
             for k in row.unique():
                 mine = row == k
-                apart = torch.cdist(x[mine] / share[mine].sqrt(), points[k]).square() * share[mine]
-                weights = (-apart / (2 * (1 - share[mine]))).softmax(1)
-                out[mine] = (x[mine] - share[mine].sqrt() * (weights @ points[k])) / (1 - share[mine]).sqrt()
+                a = abar[t[mine]].float()[:, None]
+                distances = torch.cdist(x[mine] / a.sqrt(), points[k]).square() * a
+                weights = (-distances / (2 * (1 - a))).softmax(1)
+                out[mine] = (x[mine] - a.sqrt() * (weights @ points[k])) / (1 - a).sqrt()
             return out.view_as(x_t)
 
         return call
+
+
+@dataclass(frozen=True, kw_only=True)
+class Population(ByRow):
+    """N equally likely pictures for each row of labels. Its parameters are pictures (R, N, C, H, W)."""
+
+    def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
+        """Pictures for labels (N, K), (N, C, H, W)."""
+        pictures = params["pictures"]
+        which = torch.randint(pictures.shape[1], (len(labels),), generator=rng)
+        return pictures[label_rows(labels, self.labels), which]
+
+    def denoiser(self, params: Params) -> Denoiser:
+        """The `posterior` of the pictures, for attacks on denoisers."""
+        return self.posterior(params["pictures"].flatten(2))

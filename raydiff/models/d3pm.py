@@ -1,18 +1,17 @@
 """Discrete diffusion of category vectors: D3PM (Austin et al. 2021, arXiv 2107.03006) with the uniform kernel, in the
 form of Wei et al. (TMLR 2024, arXiv 2310.15524).
 
-Each of the n columns is noised by itself (`uniform`); the network sees the whole noised row and predicts each column of
-the clean one. Generation draws the columns of a step independently of each other (Wei et al., Eq. 3):
+Each of the n columns is noised by itself; the network predicts each column of the clean row from the whole noised row.
+Generation draws the columns of a step independently (Wei et al., Eq. 3):
 
     p(v_{t-1}^i | v_t) = sum_l q(v_{t-1}^i | v_t, v_0^i = l) p(v_0^i = l | v_t).
 
-All columns have k categories, the largest number that one has, as in the paper: a noised row may hold a code that its
-column does not use, a clean one never does. A chain begins with uniform rows, as the paper's does, also where the
-schedule leaves some of the data at T.
+All columns have k categories, the largest number of any column, as in the paper: noised rows may hold codes that their
+column does not use, clean rows never. A chain begins with uniform rows, as in the paper, even if the schedule leaves
+some signal at T.
 
-Deviations: layer normalisation in place of batch normalisation, whose statistics would be an unnoised disclosure in
-DP-SGD and do not average over clients; the loss is the categorical cross-entropy of each column, where the paper says
-"binary"; the step has a learned embedding, of which the paper says nothing.
+Deviations: layer normalisation, since batch statistics are an unnoised disclosure in DP-SGD and do not average over
+clients; categorical cross-entropy, where the paper says "binary"; a learned embedding of the step.
 
 Shapes: B rows, n columns, k categories, K conditions. A batch of rows is a batch of images (B, 1, 1, n) of codes.
 """
@@ -40,26 +39,26 @@ Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class DiscreteDiffusion:
-    """A denoiser of category vectors: an MLP, a schedule, and nothing learned."""
+    """A denoiser of category vectors: an MLP and a schedule, without parameters."""
 
     hidden: int = 256
     """Units of each hidden layer."""
     layers: int = 4
-    """Linear layers, the last of which gives the logits."""
+    """Linear layers, including the last, which outputs logits."""
     schedule: Linear | Sigmoid | Cosine = Linear()
     """Noise schedule."""
     steps: int = 10
     """T."""
     objective: Objective = "cross_entropy"
-    """cross_entropy of the clean columns, the paper's; variational: D3PM's bound, whose mean over t it is."""
+    """cross_entropy of the clean columns (the paper's), or variational, the mean over t of D3PM's bound."""
     release: int = 0
-    """T_rl in 0..T: samples are rows of this step. 0: clean ones; T: uniform ones, of which nothing was learned."""
+    """T_rl in 0..T: samples are rows of this step; 0: clean rows, T: uniform rows."""
     counts: tuple[int, ...] = (2,)
     """Number of categories of each column; filled in from the data when an experiment is built."""
     labels: tuple[int, ...] = ()
     """Number of values of each condition, each with its own embedding; filled in from the data."""
     conditional: bool = True
-    """Condition on the table's label; false: on nothing."""
+    """Condition on the table's label."""
 
     def __post_init__(self) -> None:
         if self.hidden < 1 or self.layers < 2:
@@ -103,8 +102,8 @@ class DiscreteDiffusion:
         return _Denoiser(self)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        """The random part of one step: t ~ Uniform{1..T} (B,), and for each column what decides whether its value stays
-        and what it becomes otherwise, (B, n)."""
+        """The random part of one step: t ~ Uniform{1..T} (B,), and u, other (B, n): a value stays if u < abar_t, else
+        becomes `other`."""
         size = (count, len(self.counts))
         return {
             "t": torch.randint(1, self.steps + 1, (count,), generator=rng),
@@ -120,11 +119,11 @@ class DiscreteDiffusion:
         if self.objective == "cross_entropy":
             return F.cross_entropy(logits.flatten(0, 1), clean.flatten())
         true = self.posterior(_one_hot(clean, self.k, logits.dtype), noised, draws["t"])
-        made = self.posterior(logits.softmax(-1), noised, draws["t"]).clamp_min(1e-30)
-        return (torch.xlogy(true, true) - true * made.log()).sum(-1).mean()
+        predicted = self.posterior(logits.softmax(-1), noised, draws["t"]).clamp_min(1e-30)
+        return (torch.xlogy(true, true) - true * predicted.log()).sum(-1).mean()
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
-        """The last hidden layer on the noised rows, (B, hidden), for methods that compare models by it (MOON)."""
+        """The last hidden layer on the noised rows, (B, hidden), for MOON."""
         noised = self.noised(codes_of(batch[0]), draws)
         return self._call(params, noised, draws["t"], batch[1], features=True)
 
@@ -140,20 +139,17 @@ class DiscreteDiffusion:
         """
         alpha, bar = (values.to(clean.device) for values in _schedule(self))
         now, before, step = (a[i].to(clean.dtype)[:, None, None] for a, i in ((bar, t), (bar, t - 1), (alpha, t)))
-        there = _one_hot(noised, self.k, clean.dtype)
-        weight = clean / (now * there + (1 - now) / self.k)  # p(l) / q(v_t | v_0 = l)
+        hot = _one_hot(noised, self.k, clean.dtype)
+        weight = clean / (now * hot + (1 - now) / self.k)  # p(l) / q(v_t | v_0 = l)
         mixed = before * weight + (1 - before) / self.k * weight.sum(-1, keepdim=True)
-        return (step * there + (1 - step) / self.k) * mixed
+        return (step * hot + (1 - step) / self.k) * mixed
 
     def denoiser(self, params: Params) -> Predict:
-        """p(v_0 | v_t): a function of (codes (N, n), t (N,) in 1..T, labels (N, K)) that gives (N, n, k) float64.
-
-        Without gradients, on the accelerator where there is one.
-        """
+        """p(v_0 | v_t), (N, n, k) float64, of (codes (N, n), t (N,) in 1..T, labels (N, K)); as `frozen`."""
         return frozen(lambda bound, *inputs: self._call(bound, *inputs).double().softmax(-1), params)
 
     def sample(self, predict: Predict, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Rows (N, n) int64 of step `release` that a `denoiser` makes of uniform ones, for labels (N, K)."""
+        """Rows (N, n) int64 of step `release` from uniform rows by a `denoiser`, for labels (N, K)."""
         rows = torch.randint(self.k, (len(labels), len(self.counts)), generator=rng)
         for step in range(self.steps, self.release, -1):
             t = torch.full((len(rows),), step)
@@ -161,37 +157,33 @@ class DiscreteDiffusion:
         return rows
 
     def sampler(self, params: Params) -> Callable[[Tensor, torch.Generator], Tensor]:
-        """`sample` as a function of (labels (N, K), rng) that gives codes as records hold them, (N, 1, 1, n)."""
+        """`sample` as a function of (labels (N, K), rng) to codes in the records' form, (N, 1, 1, n)."""
         predict = self.denoiser(params)
-
-        def call(labels: Tensor, rng: torch.Generator) -> Tensor:
-            return images_of(self.sample(predict, labels, rng))
-
-        return call
+        return lambda labels, rng: images_of(self.sample(predict, labels, rng))
 
     def _call(self, params: Params, noised: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
         return stateless(self)(params, noised, t, labels[:, : len(self.labels)], features)
 
 
 def codes_of(images: Tensor) -> Tensor:
-    """(N, 1, 1, n) codes as records hold them -> (N, n) int64."""
+    """(N, 1, 1, n) codes in the records' form -> (N, n) int64."""
     return images.flatten(1).long()
 
 
 def images_of(codes: Tensor) -> Tensor:
-    """(N, n) codes -> (N, 1, 1, n) float32, as records hold them."""
+    """(N, n) codes -> (N, 1, 1, n) float32, the records' form."""
     return codes.float()[:, None, None, :]
 
 
 def drawn(probabilities: Tensor, rng: torch.Generator) -> Tensor:
-    """One code for each distribution (N, n, k): (N, n). None that has probability 0."""
+    """One code for each distribution (N, n, k): (N, n), never one of probability 0."""
     up_to = probabilities.double().cumsum(-1)
     u = torch.rand(*probabilities.shape[:-1], 1, generator=rng, dtype=torch.float64) * up_to[..., -1:]
     return (up_to <= u).sum(-1)
 
 
 def _one_hot(codes: Tensor, k: int, dtype: torch.dtype) -> Tensor:
-    """(..., k); `F.one_hot` looks at the values, which torch.func.vmap does not allow."""
+    """(..., k); `F.one_hot` reads values, which torch.func.vmap does not allow."""
     return (codes.unsqueeze(-1) == torch.arange(k, device=codes.device)).to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""Uniform noise on categories (D3PM, Austin et al. 2021, arXiv 2107.03006): how much of a value survives each step.
+"""Schedules of uniform noise on categories (D3PM, Austin et al. 2021, arXiv 2107.03006).
 
 Step t keeps a value with probability alpha_t and otherwise draws it anew, uniformly from the k categories:
 Q_t = alpha_t I + (1 - alpha_t) 11^T / k. After t steps the same holds with abar_t = alpha_1 .. alpha_t.
@@ -17,13 +17,15 @@ from typing import get_args
 import torch
 from torch import Tensor
 
+from raydiff.lookup import check_one_of
+
 
 @dataclass(frozen=True, kw_only=True)
 class Linear:
     """alpha_t = 1 - rate t / T."""
 
     rate: float = 1.0
-    """How fast; at 1 nothing is left after step T."""
+    """Decay rate; at 1 no signal is left after step T."""
 
     def __post_init__(self) -> None:
         if not 0 < self.rate <= 1:
@@ -40,7 +42,7 @@ class Sigmoid:
     """alpha_t = (Sig(3 rate) - Sig(3 rate t / T)) / (Sig(3 rate) - 1/2), which is 0 at T."""
 
     rate: float = 1.0
-    """How fast."""
+    """Decay rate."""
 
     def __post_init__(self) -> None:
         if not (self.rate > 0 and math.isfinite(self.rate)):
@@ -83,9 +85,7 @@ def abar(schedule: Schedule, steps: int) -> Tensor:
 
 def schedule_named(name: str, rate: float = 1.0) -> Schedule:
     """linear, sigmoid or cosine; the cosine has no rate. Raises ValueError for another name."""
-    found = {kind.__name__.lower(): kind for kind in get_args(Schedule)}
-    if name not in found:
-        raise ValueError(f"schedule must be one of {', '.join(found)}, got {name!r}")
+    check_one_of("schedule", name, (kind.__name__.lower() for kind in get_args(Schedule)))
     if name == "cosine":
         if rate != 1:
             raise ValueError(f"the cosine schedule has no rate, got {rate}")

@@ -16,7 +16,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -30,15 +30,15 @@ Piece = TypeVar("Piece")
 ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Sampler = Literal["ancestral", "ddim", "dpmsolver"]
 MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
-"""What every model is measured with, beside the configured one."""
+"""Samplers that every model is evaluated with, beside the configured one."""
 Precision = Literal["float32", "tf32", "bfloat16"]
 Prediction = Literal["epsilon", "v", "x0", "edm"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
-"""(parameters, x_t, t, labels, whether its features are asked for) -> what it predicts, or the features."""
+"""(parameters, x_t, t, labels, features?) -> the prediction, or with `features` the features."""
 
 ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default=None)
-"""What is told that this process goes on with something long (`federated.heartbeat`)."""
+"""Callback that reports progress during long work without training steps (`federated.heartbeat`)."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
@@ -51,9 +51,9 @@ it is trained. At dynamo's default of 8 the third model of a process runs eagerl
 def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     """abar_0 .. abar_T, (T + 1,) float64.
 
-    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for another T the betas are scaled by
-    1000 / T, so that abar covers the same range. cosine is Nichol & Dhariwal's (arXiv 2102.09672).
-    Raises ValueError for an unknown schedule or T < 1.
+    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T,
+    so that abar covers the same range. cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an
+    unknown schedule or T < 1.
     """
     lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
     if timesteps < 1:
@@ -88,21 +88,20 @@ class DDPM:
     labels: tuple[int, ...] = (10,)
     """Number of values of each condition, each with its own embedding; filled in from the data."""
     conditional: bool = True
-    """Condition on the data's labels; false: on none of them."""
+    """Condition on the data's labels."""
     embedding: bool = False
-    """A vector of the client beside the time embedding, among the parameters as `networks.CLIENT`; SPIRE sets it."""
+    """Add a client's embedding, the parameter `networks.CLIENT`; SPIRE sets it."""
     prediction: Prediction = "epsilon"
-    """What the network gives: the noise z (epsilon), the picture x_0, sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans
-    & Ho 2022, arXiv 2202.00512, appendix D), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1; t is
-    drawn uniformly as for the others). `predict` and the denoiser give the noise in each case."""
+    """The network's output: the noise z (epsilon), the picture x_0, sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans &
+    Ho 2022, arXiv 2202.00512), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1, with uniform t).
+    `predict` and the denoiser return the noise in each case."""
     sigma_data: float = 0.5
-    """Standard deviation of the data's pixels, of which EDM's preconditioning is made; at 1 it is v up to sign. A
-    public number."""
+    """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
     precision: Precision = "float32"
-    """Arithmetic of the network; parameters, losses and chains are float32 in each. tf32 is float32 on a CPU; on a GPU
-    all that the process computes rounds the inputs of products and convolutions to 10 bits (`compute_with`)."""
+    """Arithmetic of the network; parameters, losses and chains are float32. tf32 rounds the inputs of products and
+    convolutions on a GPU to 10 bits, in the whole process (`compute_with`)."""
     compile: bool = False
-    """Compile the network by `torch.compile`: a minute at the start, faster steps on a GPU."""
+    """Compile the network with `torch.compile`: a minute at the start, faster steps on a GPU."""
 
     def __post_init__(self) -> None:
         alphas_bar(self.schedule, self.timesteps)
@@ -137,8 +136,8 @@ class DDPM:
         }
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3), or of the
-        same for what else is predicted. Needs no extras."""
+        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3), or the same
+        for another `prediction`. Needs no extras."""
         x, z, t = batch[0], draws["z"], draws["t"]
         target = self._target(x, z, t)
         return (target - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square().mean()
@@ -148,7 +147,7 @@ class DDPM:
         out = self._output(params, x_t, t, labels)
         if self.prediction == "epsilon":
             return out
-        signal, noise = _shares(x_t, self.abar, t)
+        signal, noise = _signal_and_noise(x_t, self.abar, t)
         if self.prediction == "v":
             return signal * out + noise * x_t
         if self.prediction == "x0":
@@ -157,8 +156,8 @@ class DDPM:
         return (noise * x_t / std - self.sigma_data * signal * out) / std
 
     def _target(self, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
-        """What the network should give for sqrt(abar_t) x + sqrt(1 - abar_t) z."""
-        signal, noise = _shares(x, self.abar, t)
+        """The network's target for sqrt(abar_t) x + sqrt(1 - abar_t) z."""
+        signal, noise = _signal_and_noise(x, self.abar, t)
         if self.prediction == "epsilon":
             return z
         if self.prediction == "v":
@@ -172,16 +171,13 @@ class DDPM:
         return ((self.sigma_data * signal).square() + noise.square()).sqrt()
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
-        """What the network makes of the noised images on the way, (B, dim): its last hidden layer (MLP) or its middle
-        block (UNet), for methods that compare models by it (MOON)."""
+        """Features of the noised images, (B, dim): the last hidden layer (MLP) or the middle block (UNet), for MOON."""
         x_t = noised(batch[0], draws["z"], self.abar, draws["t"])
         return self._call(stateless(self), params, x_t, draws["t"], batch[1], features=True)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
-        """`predict` with the parameters bound, without gradients, on the accelerator where there is one.
-
-        `fixed` are label columns with the same value for all records, appended to those that the caller gives.
-        """
+        """`predict` with bound parameters, without gradients, on the accelerator if there is one. `fixed` are values of
+        label columns, equal for all records, appended to the caller's."""
         predict = frozen(self.predict, params)
 
         def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -197,8 +193,8 @@ class DDPM:
         self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False
     ) -> Tensor:
         if self.prediction == "edm":
-            x_t = x_t / self._std(*_shares(x_t, self.abar, t))
-        if not self.conditional:  # What a method appends to the data's labels stays.
+            x_t = x_t / self._std(*_signal_and_noise(x_t, self.abar, t))
+        if not self.conditional:  # Columns that a method appends to the data's labels stay.
             labels = labels[:, labels.shape[1] - len(self.labels) :]
         if self.precision != "bfloat16":
             return network(params, x_t, t, labels, features)
@@ -215,10 +211,10 @@ class Sampling:
     """How a reverse chain is run."""
 
     sampler: Sampler = "ancestral"
-    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), deterministic, of
+    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), deterministic,
     second order, for few steps."""
     steps: int | None = None
-    """Steps of a whole chain from T to 0 (default: T); a part of the chain takes its share."""
+    """Steps of a whole chain from T to 0 (default: T); part of a chain takes its fraction."""
 
     def __post_init__(self) -> None:
         lookup.check_one_of("sampler", self.sampler, get_args(Sampler))
@@ -226,11 +222,11 @@ class Sampling:
             raise ValueError(f"steps must be at least 1, got {self.steps}")
 
     def variants(self) -> dict[str, Sampling]:
-        """The same chain under each sampler that models are measured with, by name; this one first."""
+        """This chain with each evaluated sampler, by name; its own first."""
         return {name: replace(self, sampler=name) for name in dict.fromkeys((self.sampler, *MEASURED))}
 
     def samplers(self, model: DDPM, z_theta: Denoiser) -> dict[str, Callable[[Tensor, torch.Generator], Tensor]]:
-        """The whole chain from pure noise to 0 as functions of (labels, rng), by sampler; this one first."""
+        """The whole chain from noise to x_0 as functions of (labels, rng), by sampler; its own first."""
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
             x = torch.randn(len(labels), *model.shape, generator=rng)
@@ -250,25 +246,15 @@ class Sampling:
         bound: float,
         rng: torch.Generator,
     ) -> Tensor:
-        """`denoise` from x = x_start to x_stop with this sampler and this part's share of the steps."""
-        share = None if self.steps is None else max(1, math.ceil(self.steps * (start - stop) / model.timesteps))
-        return denoise(
-            z_theta,
-            x,
-            labels=labels,
-            abar=model.abar,
-            start=start,
-            stop=stop,
-            sampler=self.sampler,
-            steps=share,
-            bound=bound,
-            rng=rng,
-        )
+        """`denoise` from x = x_start to x_stop with this sampler and this part's fraction of the steps."""
+        steps = None if self.steps is None else max(1, math.ceil(self.steps * (start - stop) / model.timesteps))
+        part: dict[str, Any] = {"start": start, "stop": stop, "sampler": self.sampler, "steps": steps, "bound": bound}
+        return denoise(z_theta, x, labels=labels, abar=model.abar, rng=rng, **part)
 
 
 @functools.lru_cache(maxsize=16)
 def _compiled(model: DDPM) -> Network:
-    module = stateless(model).module  # The compiler knows `functional_call`.
+    module = stateless(model).module  # torch.compile supports functional_call.
 
     def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor, features: bool) -> Tensor:
         out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, features))
@@ -289,8 +275,8 @@ def device() -> torch.device:
 
 
 def compute_with(threads: int, precision: Precision) -> None:
-    """How this process computes from now on. Unless the precision is tf32, float32 is full on a GPU too: by torch's own
-    default convolutions would be TF32, and products not."""
+    """Set threads and float32 precision of this process. torch's default on a GPU is TF32 in convolutions, but not in
+    products."""
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
@@ -312,42 +298,42 @@ def device_lost(error: BaseException) -> bool:
 
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
-    """`call(params, *inputs)` as a function of inputs (N, ...) alone, `CHUNK` rows at a time: without gradients, on the
-    accelerator where there is one, the results on the CPU."""
+    """`call(params, *inputs)` as a function of inputs (N, ...), `CHUNK` rows at a time: without gradients, on the
+    accelerator if there is one, results on the CPU."""
     where = device()
     bound = {k: v.to(where) for k, v in params.items()}
 
     @torch.no_grad()
-    def of(*inputs: Tensor) -> Tensor:
+    def chunked(*inputs: Tensor) -> Tensor:
         parts = zip(*(x.split(CHUNK if where.type == "cpu" else GPU_CHUNK) for x in inputs), strict=True)
         return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
 
-    return of
+    return chunked
 
 
 def with_progress(pieces: Iterable[Piece]) -> Iterator[Piece]:
-    """The pieces of something long that takes no steps of a training: at each it is told that this process goes on."""
-    told = ON_PROGRESS.get()
+    """Yield the pieces, and report progress at each (`ON_PROGRESS`)."""
+    report = ON_PROGRESS.get()
     for piece in pieces:
-        if told is not None:
-            told()
+        if report is not None:
+            report()
         yield piece
 
 
 def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
     """sqrt(abar_t) x + sqrt(1 - abar_t) eps for pictures x (B, C, H, W), abar (T + 1,) and t (B,)."""
-    signal, noise = _shares(x, abar, t)
+    signal, noise = _signal_and_noise(x, abar, t)
     return signal * x + noise * eps
 
 
-def _shares(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
+def _signal_and_noise(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
     """(sqrt(abar_t), sqrt(1 - abar_t)) for pictures x (B, C, H, W)."""
-    share = placed(abar, x.device)[t].to(x.dtype).view(-1, 1, 1, 1)
-    return share.sqrt(), (1 - share).sqrt()
+    a = placed(abar, x.device)[t].to(x.dtype).view(-1, 1, 1, 1)
+    return a.sqrt(), (1 - a).sqrt()
 
 
 def placed(schedule: Tensor, where: torch.device) -> Tensor:
-    """abar there: on an accelerator copied once, for a step should not wait for it."""
+    """abar on that device; cached, so that no step waits for a copy."""
     return schedule if where.type == "cpu" else _placed(schedule, where)
 
 
@@ -361,8 +347,7 @@ def _half_log_snr(abar: float) -> float:
 
 
 def chain(start: int, stop: int, steps: int | None) -> list[int]:
-    """The timesteps start = t_0 > t_1 > ... > t_n = stop of a reverse chain, evenly spaced; all of them if steps is
-    None."""
+    """The timesteps start = t_0 > ... > t_n = stop of a reverse chain, evenly spaced; steps None: all."""
     n = start - stop if steps is None else min(steps, start - stop)
     return [start - round(i * (start - stop) / n) for i in range(n + 1)] if n > 0 else [start]
 
@@ -386,10 +371,10 @@ def denoise(
     beta = 1 - abar_t / abar_s; no noise in the step that reaches 0. `ddim` is Song et al., Eq. 12 with eta = 0.
     `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order.
     `bound` clamps the predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 (the cosine schedule at
-    T) a small error of the network is divided by sqrt(abar_t) and the chain is lost without it.
+    T) errors of the network are divided by sqrt(abar_t), and the chain diverges without it.
     """
     times = chain(start, stop, steps)
-    last: tuple[Tensor, float] | None = None  # The predicted x_0 of the step before, and that step's length.
+    last: tuple[Tensor, float] | None = None  # the previous step's predicted x_0 and length
     for t, s in with_progress(itertools.pairwise(times)):
         z = z_theta(x, torch.full((len(x),), t), labels)
         a_t, a_s = float(abar[t]), float(abar[s])

@@ -1,14 +1,12 @@
-"""Rows of a table from noised counts of pairs of columns: a tree of columns for all rows of labels (Chow & Liu 1968).
+"""Rows of a table from noised counts of pairs of columns: a forest of columns for all rows of labels (Chow & Liu 1968).
 
-One-hot rows u of all columns together have M_r = sum of u u^T over the records of row r of labels: on its diagonal how
-often each value is there, off it how often each pair of values of two columns. Its noise is known. All that is done to
-it here is post-processing.
+For one-hot rows u of all columns, M_r = sum of u u^T over the records with row r of labels holds counts of values on
+its diagonal and counts of pairs of values off it, with noise of a given scale.
 
-What a pair of columns tells beyond each one's own counts is its table less the table that independence would make. Of
-columns that are independent that has a sum of squares too, by noise and by which records there happen to be
-(`_by_chance`): an edge of the forest joins two columns where the sum is more than TRUSTED deviations above that, the
-largest first. A child's table given its parent is taken as far back to independence as chance is a part of it (James &
-Stein 1961).
+The dependence of two columns is their table less the product of their counts. Independent columns have a positive sum
+of squares too, by noise and by sampling (`_by_chance`): an edge joins two columns whose sum exceeds that by more than
+TRUSTED deviations, the largest first. A child's table given its parent is shrunk towards independence by the fraction
+that chance explains (James & Stein 1961).
 
 Shapes: n columns, of k values at most; m one-hot entries of all columns; R rows of labels; N records.
 """
@@ -29,16 +27,16 @@ from raydiff.models.d3pm import codes_of, drawn, images_of
 from raydiff.tree import Params
 
 TRUSTED = 4.0
-"""How many deviations a pair of columns must be above what chance makes of it, to be joined."""
-SHARE = 1e-6  # of a value that noise has left no count
+"""Deviations above chance at which two columns are joined."""
+SMALLEST = 1e-6  # fraction of the records for values whose noised count is 0 or less
 
 
 @dataclass(frozen=True, kw_only=True)
 class Forest:
-    """A value of each column given that of its parent and the label, and nothing learned.
+    """Distributions of each column given its parent and the label.
 
-    Its parameters are parent (n,), -1 for a root; order (n,), parents first; and table (R, n, k, k): the probabilities
-    of a column's values given each of its parent's, the same for each where it has none.
+    Its parameters are parent (n,), -1 for a root; order (n,), parents first; and table (R, n, k, k), the probabilities
+    of a column's values given each value of its parent (of a root the same for each).
     """
 
     counts: tuple[int, ...] = (2,)
@@ -63,45 +61,45 @@ class Forest:
         return replace(self, counts=counts, labels=labels)
 
     def init(self, rng: torch.Generator) -> Params:
-        """There is nothing to begin with."""
+        """No parameters: they are estimated, not trained."""
         return {}
 
     def one_hot(self, images: Tensor) -> Tensor:
-        """Codes as records hold them, (N, 1, 1, n), as (N, m) float64: a 1 for each column."""
+        """(N, m) float64 one-hot rows of codes (N, 1, 1, n)."""
         first = torch.tensor([0, *itertools.accumulate(self.counts[:-1])])
         places = codes_of(images) + first
         return torch.zeros(len(images), self.width, dtype=torch.float64).scatter_(1, places, 1.0)
 
     def fitted(self, packed: Tensor, numbers: Tensor, *, std: float) -> Params:
-        """Parameters from M_r as `moments.packed` has it, (R, m (m + 1) / 2), with noise of `std` on each entry, and
-        how many records each row of labels has, (R,)."""
+        """Parameters from packed M_r, (R, m (m + 1) / 2), with noise of `std` on each entry, and the number of records
+        of each row of labels, (R,)."""
         whole = torch.stack([moments.unpacked(row, self.width) for row in packed])
-        # Off the diagonal a count stands twice in the norm of a symmetric matrix, and has half the noise's variance.
+        # A count off the diagonal stands twice in the norm, so its noise has half the variance.
         pair, totals = std / math.sqrt(2), numbers.clamp_min(1).double()
-        own = self._own(whole, totals, std=std, pair=pair)
-        chance = self._by_chance(own, totals, std=pair)
-        parent, order = self._tree(whole, own, totals, chance=chance.sum(0))
-        k, alone_of = max(self.counts), [row.split(self.counts) for row in own]
+        single = self._single(whole, totals, std=std, pair=pair)
+        chance = self._by_chance(single, totals, std=pair)
+        parent, order = self._tree(whole, single, totals, chance=chance.sum(0))
+        k, alone_of = max(self.counts), [row.split(self.counts) for row in single]
         table = torch.zeros(self.rows, len(self.counts), k, k, dtype=torch.float64)
         for r, column in itertools.product(range(self.rows), range(len(self.counts))):
             alone, above = alone_of[r][column], parent[column]
-            found = alone.expand(k, -1)
+            counts = alone.expand(k, -1)
             if above >= 0:
                 joint = whole[r].split(self.counts)[above].split(self.counts, dim=1)[column]
-                apart = torch.outer(alone_of[r][above], alone) / totals[r]
-                kept = _kept(joint - apart, float(chance[r, above, column]))
-                found = (apart + kept * (joint - apart)).clamp_min(0)
-                found = torch.where(found.sum(1, keepdim=True) > 0, found, alone)
-            found = found + SHARE * totals[r]
-            table[r, column, : len(found), : len(alone)] = found / found.sum(1, keepdim=True)
+                product = torch.outer(alone_of[r][above], alone) / totals[r]
+                kept = _kept(joint - product, float(chance[r, above, column]))
+                counts = (product + kept * (joint - product)).clamp_min(0)
+                counts = torch.where(counts.sum(1, keepdim=True) > 0, counts, alone)
+            counts = counts + SMALLEST * totals[r]
+            table[r, column, : len(counts), : len(alone)] = counts / counts.sum(1, keepdim=True)
         return {"parent": torch.tensor(parent), "order": torch.tensor(order), "table": table.float()}
 
     def sample(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Codes as records hold them, (N, 1, 1, n), for labels (N, K)."""
+        """Codes (N, 1, 1, n) for labels (N, K)."""
         row = label_rows(labels, self.labels)
         codes = torch.zeros(len(labels), len(self.counts), dtype=torch.int64)
         for column in params["order"].tolist():
-            above = codes[:, params["parent"][column]]  # A root's table is the same whatever stands there.
+            above = codes[:, params["parent"][column]]  # A root's table does not depend on it.
             codes[:, column] = drawn(params["table"][row, column, above], rng)
         return images_of(codes)
 
@@ -110,33 +108,32 @@ class Forest:
         """(m, n): 1 where an entry is of a column."""
         return torch.eye(len(self.counts), dtype=torch.float64).repeat_interleave(torch.tensor(self.counts), dim=0)
 
-    def _own(self, whole: Tensor, totals: Tensor, *, std: float, pair: float) -> Tensor:
-        """(R, m): how often each value of each column is there, as counts of a column that sum to the records in the
-        row: the mean of the diagonal and of every table that the column has a part in, by their precision."""
+    def _single(self, whole: Tensor, totals: Tensor, *, std: float, pair: float) -> Tensor:
+        """(R, m): counts of each column's values, which sum to the row's records: the precision-weighted mean of the
+        diagonal and of all tables of the column."""
         column, sizes = self._column, torch.tensor(self.counts, dtype=torch.float64)
         others = (1 - column) / (pair * pair * sizes).clamp_min(1e-12)
         first = 1 / max(std * std, 1e-12)
-        said = (whole @ column * others).sum(2) + first * whole.diagonal(dim1=1, dim2=2)
-        mean = torch.maximum(said / (others.sum(1) + first), SHARE * totals[:, None])
+        weighted = (whole @ column * others).sum(2) + first * whole.diagonal(dim1=1, dim2=2)
+        mean = torch.maximum(weighted / (others.sum(1) + first), SMALLEST * totals[:, None])
         return mean * totals[:, None] / (mean @ column @ column.T)
 
-    def _by_chance(self, own: Tensor, totals: Tensor, *, std: float) -> Tensor:
-        """(R, n, n): the mean sum of squares that the table of two independent columns, which have the counts `own`,
-        has beyond independence: by noise, and by the draw of the records."""
-        spread = 1 - (own / totals[:, None]).square() @ self._column
+    def _by_chance(self, single: Tensor, totals: Tensor, *, std: float) -> Tensor:
+        """(R, n, n): the expected sum of squares of the dependence of two independent columns with these counts, by
+        noise and by sampling of the records."""
+        spread = 1 - (single / totals[:, None]).square() @ self._column
         by_draw = totals[:, None, None] * spread[:, :, None] * spread[:, None, :]
         sizes = torch.tensor(self.counts, dtype=torch.float64)
         return by_draw + torch.outer(sizes, sizes) * std * std
 
-    def _tree(self, whole: Tensor, own: Tensor, totals: Tensor, *, chance: Tensor) -> tuple[list[int], list[int]]:
-        """(parent of each column, columns with parents first) of the heaviest forest: Prim's way, from column to
-        column; a new root where no edge is left."""
+    def _tree(self, whole: Tensor, single: Tensor, totals: Tensor, *, chance: Tensor) -> tuple[list[int], list[int]]:
+        """(parent of each column, columns with parents first) of the heaviest forest, by Prim's algorithm."""
         n, column = len(self.counts), self._column
-        beyond = whole - own[:, :, None] * own[:, None, :] / totals[:, None, None]
-        found = (column.T @ beyond.square() @ column).sum(0)
+        beyond = whole - single[:, :, None] * single[:, None, :] / totals[:, None, None]
+        squares = (column.T @ beyond.square() @ column).sum(0)
         less = torch.tensor(self.counts, dtype=torch.float64) - 1
         free = (self.rows * torch.outer(less, less)).clamp_min(1)
-        edge = (found - chance * (1 + TRUSTED * (2 / free).sqrt())).triu(1)
+        edge = (squares - chance * (1 + TRUSTED * (2 / free).sqrt())).triu(1)
         weights = (edge + edge.T).tolist()
         parent, order, left = [-1] * n, list[int](), set(range(n))
         while left:
@@ -151,6 +148,6 @@ class Forest:
 
 
 def _kept(beyond: Tensor, chance: float) -> float:
-    """The share of what a table has beyond independence that is not chance."""
+    """The fraction of a table's dependence that chance does not explain."""
     square = float(beyond.square().sum())
     return max(0.0, 1 - chance / square) if square > 0 else 0.0

@@ -1,4 +1,4 @@
-"""A generator: noise and a label to a picture, in one step. It has no adversary and no denoiser; DP-MERF trains it.
+"""A generator: noise and a label to a picture, in one step. DP-MERF trains it.
 
 Shapes: z (B, code), labels (B, K), R rows of labels; pictures (B, C, H, W) in (-1, 1).
 """
@@ -6,7 +6,6 @@ Shapes: z (B, code), labels (B, K), R rows of labels; pictures (B, C, H, W) in (
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -16,17 +15,17 @@ from torch.nn import functional as F
 from raydiff import seeding
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
-from raydiff.models.ddpm import frozen
+from raydiff.models.ddpm import Denoiser, frozen
 from raydiff.models.functional import fresh, stateless
 from raydiff.tree import Params
 
-POINTS = 500  # pictures that stand for what the generator makes of a row of labels, where a denoiser is asked for
+POINTS = 500  # pictures of each row of labels over which `denoiser` is computed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Generator(ByRow):
-    """Two hidden layers, then two convolutions of 5x5, each after doubling the resolution (as DP-MERF has it for MNIST,
-    with layer normalisation in place of batch normalisation, between the convolutions too)."""
+    """Two hidden layers, then two convolutions of 5x5, each after doubling the resolution: DP-MERF's for MNIST, with
+    layer normalisation, also between the convolutions, in place of batch normalisation."""
 
     code: int = 5
     """Entries of the noise."""
@@ -36,8 +35,8 @@ class Generator(ByRow):
     """Of the second hidden layer, at a quarter of the resolution, and between the convolutions."""
 
     def __post_init__(self) -> None:
-        if min(self.code, self.hidden, *self.channels) < 1:
-            sizes = f"{self.code}, {self.hidden} and {self.channels}"
+        sizes = (self.code, self.hidden, *self.channels)
+        if min(sizes) < 1:
             raise ValueError(f"code, hidden and channels must be positive, got {sizes}")
 
     def build(self) -> nn.Module:
@@ -49,7 +48,7 @@ class Generator(ByRow):
         return fresh(self, rng)
 
     def pictures(self, params: Params, z: Tensor, rows: Tensor) -> Tensor:
-        """Of noise z (B, code) and rows of labels (B,), (B, C, H, W); differentiable in params."""
+        """Pictures (B, C, H, W) of noise z (B, code) and rows of labels (B,); differentiable in params."""
         out: Tensor = stateless(self)(params, z, rows)
         return out
 
@@ -57,9 +56,8 @@ class Generator(ByRow):
         """Pictures for labels (N, K), (N, C, H, W)."""
         return self._drawn(params, label_rows(labels, self.labels), rng)
 
-    def denoiser(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, where x is one of `POINTS`
-        pictures that the generator made for these labels: what an attack on denoisers can ask of it."""
+    def denoiser(self, params: Params) -> Denoiser:
+        """The `posterior` of `POINTS` generated pictures for each row of labels, for attacks on denoisers."""
         rows = torch.arange(self.rows).repeat_interleave(POINTS)
         return self.posterior(self._drawn(params, rows, seeding.generator(0, "points")).view(self.rows, POINTS, -1))
 
@@ -84,7 +82,7 @@ class _Network(nn.Module):
             nn.LayerNorm(math.prod(self.small)),
             nn.ReLU(),
         )
-        # Without a norm what leaves can grow until every pixel is black, where tanh has no gradient that leads back.
+        # Without a norm the output may grow until every pixel is black, where tanh has no gradient.
         self.middle = nn.Sequential(nn.Conv2d(first, second, 5, padding=2), nn.GroupNorm(1, second, affine=False))
         self.leave = nn.Conv2d(second, channels, 5, padding=2)
 

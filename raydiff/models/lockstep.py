@@ -1,14 +1,14 @@
-"""Clients of one process that train in lock-step: a step of all is one `torch.func.vmap` over their stacked parameters.
+"""Clients of one process that train in lock-step: one step of all is a `torch.func.vmap` over their stacked parameters.
 
-Each client's round runs as it always does until it calls `training.fit`. There it waits until every other one of its
-cohort waits too, or has ended. Tasks that are alike are then done together, the others one by one, and every client
-goes on with its own result. Batches, timesteps and noise come from each client's own generator, in the order that they
-have when it trains by itself; the results are the same up to the order in which floats are added.
+A client's round runs until it calls `training.fit`, and waits there until every other client waits too or has ended.
+Similar tasks are then trained as lanes of one batch, the others one by one, and every client continues with its result.
+Each client draws from its generator in the order of a training by itself, so results differ only by the order in which
+floats are added.
 
-A waiting client keeps its place in a thread. Only one thread runs at any time, and hands over explicitly: nothing
-races, torch's global generator included, and there is no lock to die of.
+Each client has a thread, of which only one runs at any time and hands over explicitly: no races (torch's global
+generator included), no deadlocks.
 
-Shapes: M clients; a stacked leaf is (M, ...).
+Shapes: M lanes; a stacked leaf is (M, ...).
 """
 
 from __future__ import annotations
@@ -31,98 +31,96 @@ from raydiff.tree import Params
 
 T = TypeVar("T")
 
-COUNT = "step/"  # AdamW keeps the number of its steps in the leaves below this prefix.
+COUNT = "step/"  # prefix of AdamW's step counts
 
 
 class Abandoned(BaseException):
-    """Nobody waits for this client any more. Not an Exception, so that no method takes it for one of its own."""
+    """The cohort has ended. No Exception, so that methods do not catch it."""
 
 
-def in_step(calls: Sequence[Callable[[], T]]) -> Iterator[tuple[T, list[int]]]:
-    """The results of all calls, in order, each with the number of clients that did each of its `fit`s together.
+def run_in_lockstep(calls: Sequence[Callable[[], T]]) -> Iterator[tuple[T, list[int]]]:
+    """The results of all calls, in order, each with the number of lanes of each of its `fit`s.
 
-    All have ended before the first result is given. An exception in a call is raised in its place among the results; it
-    does not keep the others from ending.
+    All calls end before the first result is yielded. An exception in a call is raised in place of its result.
     """
-    turns = [_Turn(call) for call in calls]
+    lanes = [_Lane(call) for call in calls]
     try:
-        for turn in turns:
-            turn.go_on(None)
-        while waiting := [(turn, turn.task) for turn in turns if turn.task is not None]:
-            for (turn, _), answer in zip(waiting, answers([task for _, task in waiting]), strict=True):
-                turn.go_on(answer)
+        for lane in lanes:
+            lane.resume(None)
+        while waiting := [(lane, lane.task) for lane in lanes if lane.task is not None]:
+            for (lane, _), outcome in zip(waiting, train_all([task for _, task in waiting]), strict=True):
+                lane.resume(outcome)
     finally:  # An interrupt must leave no thread behind.
-        for turn in turns:
-            if turn.task is not None:
-                turn.go_on((Abandoned(), 0))
-    for turn in turns:
-        yield turn.outcome.result(), turn.sizes
+        for lane in lanes:
+            if lane.task is not None:
+                lane.resume((Abandoned(), 0))
+    for lane in lanes:
+        yield lane.result.result(), lane.sizes
 
 
-Answer = tuple[Fitted | BaseException, int]
-"""(result or what to raise, number of tasks that were done together)."""
+Outcome = tuple[Fitted | BaseException, int]
+"""(result of a task or exception to raise, number of lanes)."""
 
 
-class _Turn(Generic[T]):
-    """A call in a thread of its own, which runs only from `go_on` to its next `fit` or its end."""
+class _Lane(Generic[T]):
+    """A call in a thread, which runs only from `resume` to its next `fit` or its end."""
 
     def __init__(self, call: Callable[[], T]) -> None:
         self.task: Task | None = None
-        self.outcome: Future[T] = Future()
+        self.result: Future[T] = Future()
         self.sizes: list[int] = []
         self._call = call
         self._tasks: SimpleQueue[Task | None] = SimpleQueue()
-        self._answers: SimpleQueue[Answer] = SimpleQueue()
+        self._outcomes: SimpleQueue[Outcome] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def go_on(self, answer: Answer | None) -> None:
-        """Let it run, with the answer to its task; None: from the start. Then `task` is its next one, None if it has
-        ended."""
+    def resume(self, outcome: Outcome | None) -> None:
+        """Run with the outcome of its task (None: from the start) until its next `task`, None when it has ended."""
         self.task = None
-        if answer is None:
+        if outcome is None:
             self._thread.start()
         else:
-            self._answers.put(answer)
+            self._outcomes.put(outcome)
         self.task = self._tasks.get()
 
     def _run(self) -> None:
-        TRAINER_OVERRIDE.set(self._meet)  # This thread alone sees it.
+        TRAINER_OVERRIDE.set(self._wait)  # local to this thread
         try:
-            self.outcome.set_result(self._call())
+            self.result.set_result(self._call())
         except BaseException as e:
-            self.outcome.set_exception(e)
+            self.result.set_exception(e)
         finally:
             self._tasks.put(None)
 
-    def _meet(self, task: Task) -> Fitted:
+    def _wait(self, task: Task) -> Fitted:
         self._tasks.put(task)
-        answer, size = self._answers.get()
+        outcome, size = self._outcomes.get()
         self.sizes.append(size)
-        if isinstance(answer, BaseException):
-            raise answer
-        return answer
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
 
 
-class NotTogether(RuntimeError):
-    """`torch.func.vmap` cannot do this loss, which a client by itself can; says why."""
+class NotBatchable(RuntimeError):
+    """`torch.func.vmap` cannot evaluate this loss; says why."""
 
 
-def answers(tasks: Sequence[Task]) -> list[Answer]:
-    """The tasks, done: those that are alike together, the others one by one."""
-    done: dict[int, Answer] = {}
-    for group in _alike(tasks):
+def train_all(tasks: Sequence[Task]) -> list[Outcome]:
+    """Train similar tasks together, the others one by one."""
+    outcomes: dict[int, Outcome] = {}
+    for group in _similar(tasks):
         members = [tasks[i] for i in group]
-        done.update(zip(group, _at_once(members) if len(members) > 1 else map(_alone, members), strict=True))
-    return [done[i] for i in range(len(tasks))]
+        outcomes.update(zip(group, _try_batched(members) if len(members) > 1 else map(_alone, members), strict=True))
+    return [outcomes[i] for i in range(len(tasks))]
 
 
-def _at_once(tasks: Sequence[Task]) -> list[Answer]:
-    """Tasks that are alike, together; one by one where their loss cannot be, which is warned of, or where one diverges,
-    for then each says so by itself. Any other error is each one's answer: trying again would hide it."""
+def _try_batched(tasks: Sequence[Task]) -> list[Outcome]:
+    """Similar tasks together; one by one, with a warning, if their loss is not batchable, or if one diverges, which
+    each then reports by itself. Any other error is the outcome of all: a second try would hide it."""
     streams = [task.rng.get_state() for task in tasks]
     try:
-        return [(fitted, len(tasks)) for fitted in together(tasks)]
-    except NotTogether as e:
+        return [(fitted, len(tasks)) for fitted in train_batched(tasks)]
+    except NotBatchable as e:
         warnings.warn(f"{type(tasks[0].model).__name__}: clients train one by one: {e}", RuntimeWarning, stacklevel=1)
     except Diverged:
         pass
@@ -133,10 +131,10 @@ def _at_once(tasks: Sequence[Task]) -> list[Answer]:
     return [_alone(task) for task in tasks]
 
 
-def together(tasks: Sequence[Task]) -> list[Fitted]:
-    """Tasks that are alike, in one training. Raises Diverged if one of them does, NotTogether where vmap cannot."""
+def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
+    """Similar tasks in one training. Raises Diverged if one of them does, NotBatchable where vmap cannot."""
     one, tasks = tasks[0], [task.to(device()) for task in tasks]
-    _build(tasks[0])
+    _warm_up(tasks[0])
     extras = _stacked([task.extras for task in tasks])
     each, drawn = torch.func.vmap(one.loss), zip(*(task.batches() for task in tasks), strict=True)
     losses: list[Tensor] = []
@@ -145,67 +143,54 @@ def together(tasks: Sequence[Task]) -> list[Fitted]:
         batches, draws = zip(*next(drawn), strict=True)
         images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
         try:
-            with sdpa_kernel(SDPBackend.MATH):  # vmap would do fused attention client by client.
+            with sdpa_kernel(SDPBackend.MATH):  # vmap would loop over lanes in fused attention.
                 loss = each(theta, (images, labels), _stacked(draws), extras)
-            loss.sum().backward()  # The sum mixes nothing: no client's parameters are in another's loss.
+            loss.sum().backward()  # No lane's parameters are in another's loss.
         except RuntimeError as e:
-            if losses or _of_the_machine(e):
-                raise
-            raise NotTogether(" ".join(str(e).split())) from e  # `_build` has just evaluated this loss.
+            if losses or isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e) or device_lost(e):
+                raise  # Memory and device errors say nothing about the loss.
+            raise NotBatchable(" ".join(str(e).split())) from e  # `_warm_up` has just evaluated this loss.
         losses.append(loss.detach())
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, losses[-1].mean()
 
     moments = None
     if one.moments is not None:
         moments = _stacked([task.moments or {} for task in tasks])
-        moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # All have taken as many steps.
-    params, kept, _ = optimize(
-        _stacked([task.params for task in tasks]),
-        gradient,
-        training=one.training,
-        steps=one.steps,
-        moments=moments,
-    )
+        moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # equal in all lanes
+    first = _stacked([task.params for task in tasks])
+    params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments)
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
-    return [(_of(params, i), _of(kept, i), mean) for i, mean in enumerate(means)]
+    return [(_lane(params, i), _lane(kept, i), mean) for i, mean in enumerate(means)]
 
 
-def _build(task: Task) -> None:
-    """Evaluate the loss of one client, as in a training by itself: what a process makes when it is first used is made
-    here. Within vmap a module's first weights cannot be drawn, so that the first cohort of a process would fail."""
+def _warm_up(task: Task) -> None:
+    """Evaluate the loss of one client, which builds and caches its modules: within vmap their weights cannot be drawn,
+    so that the first cohort of a process would fail."""
     theta = {k: v.detach().to(device()).requires_grad_() for k, v in task.params.items()}
     task.loss(theta, *next(replace(task, rng=torch.Generator().manual_seed(0)).batches()), task.extras)
 
 
-def _of_the_machine(error: RuntimeError) -> bool:
-    """Whether there was no memory, or the device is lost: that says nothing about the loss."""
-    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error) or device_lost(error)
-
-
-def _alone(task: Task) -> Answer:
+def _alone(task: Task) -> Outcome:
     try:
         return task.alone(), 1
-    except Exception as e:  # It is raised again where the client called `fit`.
+    except Exception as e:  # `_Lane._wait` raises it where the client called `fit`.
         return e, 1
 
 
-def _alike(tasks: Sequence[Task]) -> list[list[int]]:
-    """Positions of the tasks in groups that can be done together."""
+def _similar(tasks: Sequence[Task]) -> list[list[int]]:
+    """Positions of the tasks in groups that can be trained together."""
     groups: list[tuple[Any, list[int]]] = []
     for i, task in enumerate(tasks):
-        kind = _kind(task)
-        for other, members in groups:
-            if kind == other:
-                members.append(i)
-                break
-        else:
-            groups.append((kind, [i]))
+        signature = _signature(task)
+        if (members := next((members for other, members in groups if other == signature), None)) is None:
+            groups.append((signature, members := []))
+        members.append(i)
     return [members for _, members in groups]
 
 
-def _kind(task: Task) -> Any:
-    """What tasks must agree in: all but numbers of records, unless passes are cut by them, and values other than
-    AdamW's count of steps."""
+def _signature(task: Task) -> Any:
+    """What tasks must agree in: everything but values (except AdamW's step counts) and, unless passes are cut by it,
+    the number of records."""
     moments = task.moments or {}
     trees = (task.params, moments, task.extras, {"images": task.images[0], "labels": task.labels[0]})
     shapes = [{k: (v.shape, v.dtype) for k, v in tree.items()} for tree in trees]
@@ -218,6 +203,6 @@ def _stacked(trees: Sequence[Params]) -> Params:
     return {k: torch.stack([tree[k] for tree in trees]) for k in trees[0]}
 
 
-def _of(stacked: Params, i: int) -> Params:
-    """Client i's part, by itself in memory."""
+def _lane(stacked: Params, i: int) -> Params:
+    """A copy of lane i."""
     return {k: v.clone() if k.startswith(COUNT) else v[i].clone() for k, v in stacked.items()}

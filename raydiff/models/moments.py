@@ -1,16 +1,14 @@
 """A Gaussian for each row of labels from noised sums: means of their own, one covariance for all.
 
-The sums are S_k = sum of u over the n_k records of row k, and M = sum of u u^T over all n, in the coordinates of
-`packed`, in which the Frobenius norm is the Euclidean one; both have known Gaussian noise. All that is done to them
-here is post-processing.
+The sums are S_k = sum of u over the n_k records of row k, and M = sum of u u^T over all n, packed so that the Frobenius
+norm is the Euclidean one; both have Gaussian noise of a given scale.
 
 Noise alone gives M / n the spectrum of a Wigner matrix, a semicircle that ends at 2 s sqrt(d), with s its standard
-deviation off the diagonal: what lies within is dropped, and what stands out at l comes from a spike at
-(l + sqrt(l^2 - 4 s^2 d)) / 2 (Benaych-Georges & Nadakuditi 2011, arXiv 0910.2120). The rest of the trace, in which
-there is little noise, is spread evenly. With T, the second moment found, as the prior of every mean, the best linear
-estimate of one is T (T + v_k I)^-1 S_k / n_k, where v_k is the variance of S_k / n_k; the covariance is what T has
-beyond the means found, its eigenvalues no less than 0. So the second moment of what is drawn is T, however little is
-known of the means.
+deviation off the diagonal: eigenvalues within are dropped, and one at l > 2 s sqrt(d) becomes a spike of
+(l + sqrt(l^2 - 4 s^2 d)) / 2 (Benaych-Georges & Nadakuditi 2011, arXiv 0910.2120). The rest of the trace is spread
+evenly. With the estimated second moment T as the prior of every mean, the best linear estimate of a mean is
+T (T + v_k I)^-1 S_k / n_k, where v_k is the variance of S_k / n_k; the covariance is T less the second moment of the
+means, with eigenvalues of at least 0. So samples have the second moment T, however noisy the means are.
 
 Shapes: u (N, d); R rows of labels.
 """
@@ -18,7 +16,6 @@ Shapes: u (N, d); R rows of labels.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +23,7 @@ from torch import Tensor
 
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
+from raydiff.models.ddpm import Denoiser
 from raydiff.tree import Params
 
 
@@ -37,25 +35,21 @@ class Gaussians(ByRow):
     scales (d,), the standard deviations along them.
     """
 
-    def init(self, rng: torch.Generator) -> Params:
-        """There is nothing to begin with."""
-        return {}
-
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
         """Pictures for labels (N, K), (N, C, H, W), clamped to [-1, 1]."""
         z = torch.randn(len(labels), self.pixels, generator=rng) * params["scales"]
         mean = params["mean"][label_rows(labels, self.labels)]
         return (mean + (z @ params["vectors"].T).view_as(mean)).clamp(-1, 1)
 
-    def denoiser(self, params: Params) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    def denoiser(self, params: Params) -> Denoiser:
         """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, in closed form."""
         vectors, variances, abar = params["vectors"], params["scales"].square(), self.abar
 
         def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            share = abar[t].float()[:, None]
+            a = abar[t].float()[:, None]
             mean = params["mean"][label_rows(labels, self.labels)].flatten(1)
-            along = (x_t.flatten(1) - share.sqrt() * mean) @ vectors
-            z = (along * (1 - share).sqrt() / (share * variances + 1 - share)) @ vectors.T
+            along = (x_t.flatten(1) - a.sqrt() * mean) @ vectors
+            z = (along * (1 - a).sqrt() / (a * variances + 1 - a)) @ vectors.T
             return z.view_as(x_t)
 
         return call
@@ -78,38 +72,39 @@ def unpacked(values: Tensor, d: int) -> Tensor:
 
 
 def _weights(row: Tensor, column: Tensor) -> Tensor:
-    return torch.where(row == column, 1.0, 2.0).double().sqrt()  # Float32's root of 2 is another number.
+    return torch.where(row == column, 1.0, 2.0).double().sqrt()  # In float64: float32's root of 2 is less exact.
 
 
 def without_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
-    """(eigenvalues (d,), none below 0, eigenvectors (d, d)) of what a symmetric second (d, d) tells beyond noise of
-    `std` in the coordinates of `packed`."""
+    """(eigenvalues (d,) of at least 0, eigenvectors (d, d)) of a symmetric second (d, d) freed of noise of `std` on
+    its `packed` entries."""
     values, vectors = torch.linalg.eigh(second)
     edge = math.sqrt(2 * len(second)) * std
     spike = values > edge
-    found = torch.where(spike, (values + (values.square() - edge * edge).clamp_min(0).sqrt()) / 2, 0.0)
-    rest = (values.sum() - found.sum()).clamp_min(0) / max(1, int((~spike).sum()))
-    return torch.where(spike, found, rest), vectors
+    spikes = torch.where(spike, (values + (values.square() - edge * edge).clamp_min(0).sqrt()) / 2, 0.0)
+    rest = (values.sum() - spikes.sum()).clamp_min(0) / max(1, int((~spike).sum()))
+    return torch.where(spike, spikes, rest), vectors
 
 
 def estimated(
     sums: Tensor, second: Tensor, counts: Tensor, *, std: float, second_std: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(means (R, d), vectors (d, d), scales (d,)) of sums (R, d), second (d, d) and counts (R,), float64, with noise of
-    these standard deviations.
+    """(means (R, d), vectors (d, d), scales (d,)) from sums (R, d), second (d, d) and counts (R,), float64, with noise
+    of standard deviations `std` and `second_std`. A row without records gets the mean of all records.
 
-    A row without records has the mean of all records. Raises ValueError where there are no records at all.
+    Raises:
+        ValueError: there are no records.
     """
     n = float(counts.sum())
     if not n > 0:
         raise ValueError("there are no records to fit Gaussians to")
     values, vectors = without_noise(second / n, second_std / n)
-    known, weights = counts > 0, counts / n
-    noise = (std / counts[known, None]).square()
-    share = values / (values + noise).clamp_min(torch.finfo(values.dtype).tiny)
+    present, weights = counts > 0, counts / n
+    noise = (std / counts[present, None]).square()
+    shrunk = values / (values + noise).clamp_min(torch.finfo(values.dtype).tiny)
     means = torch.zeros_like(sums)
-    means[known] = ((sums[known] / counts[known, None]) @ vectors * share) @ vectors.T
-    means[~known] = weights @ means
+    means[present] = ((sums[present] / counts[present, None]) @ vectors * shrunk) @ vectors.T
+    means[~present] = weights @ means
     between = (means * weights[:, None]).T @ means
     within, vectors = torch.linalg.eigh((vectors * values) @ vectors.T - between)
     return means, vectors, within.clamp_min(0).sqrt()

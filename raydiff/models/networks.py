@@ -1,11 +1,10 @@
 """Denoiser networks: a small class-conditional MLP, and diffusers' UNet2DModel.
 
-Both take x (B, C, H, W), t (B,) in 1..T and labels (B, K), and give a prediction (B, C, H, W). Each of the K
-conditions has its own embedding, added to the time embedding (PFDM, appendix D). So is the client's own embedding,
-where there is one: the parameter CLIENT, of the time embedding's width (SPIRE).
+Both map x (B, C, H, W), t (B,) in 1..T and labels (B, K) to a prediction (B, C, H, W). Each of the K conditions has an
+embedding, added to the time embedding (PFDM, appendix D); so is a client's embedding, the parameter CLIENT (SPIRE).
 
-`features` is what a method may compare two models by: (B, dim), from the same inputs. `middle` names the parameters of
-the middle of the network, by their prefixes.
+With `features` the module returns (B, dim) features, by which methods compare models. `middle` are the prefixes of the
+parameters in the middle of the network.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ CLIENT = "client"
 
 
 def table(column: int) -> str:
-    """Name of a label column's embeddings among the parameters: a row for each of its values."""
+    """Name of a label column's embeddings, one row per value, among the parameters."""
     return f"conditions.tables.{column}.weight"
 
 
@@ -37,15 +36,15 @@ class MLP:
     depth: int = 3
     """Residual blocks."""
     skip: bool = False
-    """Add a multiple of x to the output, learned as a function of t and the labels. Where there are more pixels than
-    hidden units, white noise does not fit through these, and without it cannot be predicted."""
+    """Add a multiple of x to the output, learned as a function of t and the labels: with more pixels than hidden units
+    white noise cannot be predicted otherwise."""
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.depth < 1:
             raise ValueError(f"width and depth must be at least 1, got {self.width} and {self.depth}")
 
     def check(self, shape: Shape) -> None:
-        """Any image size will do."""
+        """Every image size fits."""
 
     @property
     def embedding_width(self) -> int:
@@ -59,12 +58,12 @@ class MLP:
 
     def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
         """The module, initialised from the global generator."""
-        return _MLP(self, shape, labels, timesteps, client=client)
+        return _MLP(self, shape, labels, timesteps, client)
 
 
 @dataclass(frozen=True, kw_only=True)
 class UNet:
-    """diffusers' UNet2DModel; attention in the last but first scales, as in PFDM's and SPIRE's networks."""
+    """diffusers' UNet2DModel, as in PFDM's and SPIRE's networks."""
 
     widths: tuple[int, ...] = (32, 64)
     """Channels at each scale; each scale but the last halves the image."""
@@ -73,7 +72,7 @@ class UNet:
     attention: bool = True
     """Self-attention at the coarsest scale."""
     channels_last: bool = False
-    """Lay pictures out with their channels last inside the network, as convolutions on tensor cores want them."""
+    """Channels-last memory layout inside the network, which is faster on tensor cores."""
 
     def __post_init__(self) -> None:
         if not self.widths or any(w < 4 or w % 4 for w in self.widths):
@@ -87,10 +86,8 @@ class UNet:
         """Raises ValueError when the image cannot be halved often enough."""
         factor = 2 ** (len(self.widths) - 1)
         if shape[1] % factor or shape[2] % factor:
-            raise ValueError(
-                f"network.widths has {len(self.widths)} scales, so the image must be divisible by {factor}, "
-                f"got {shape[1]}x{shape[2]}"
-            )
+            scales, size = len(self.widths), f"{shape[1]}x{shape[2]}"
+            raise ValueError(f"network.widths has {scales} scales, so images must be divisible by {factor}, got {size}")
 
     @property
     def embedding_width(self) -> int:
@@ -104,7 +101,7 @@ class UNet:
 
     def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
         """The module, initialised from the global generator."""
-        return _UNet(self, shape, labels, timesteps, client=client)
+        return _UNet(self, shape, labels, timesteps, client)
 
 
 class _Conditions(nn.Module):
@@ -123,9 +120,7 @@ class _Conditions(nn.Module):
 
 
 class _MLP(nn.Module):
-    def __init__(
-        self, config: MLP, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False
-    ) -> None:
+    def __init__(self, config: MLP, shape: Shape, labels: tuple[int, ...], timesteps: int, client: bool) -> None:
         super().__init__()
         width, pixels = config.width, math.prod(shape)
         self.timesteps = timesteps
@@ -176,16 +171,11 @@ def _sinusoids(t: Tensor) -> Tensor:
 
 
 class _UNet(nn.Module):
-    def __init__(
-        self, config: UNet, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False
-    ) -> None:
+    def __init__(self, config: UNet, shape: Shape, labels: tuple[int, ...], timesteps: int, client: bool) -> None:
         super().__init__()
         from diffusers import UNet2DModel  # seconds to import: only where it is used
 
-        plain = len(config.widths) - 1
-        last: dict[str, Any] = {"down": "AttnDownBlock2D", "up": "AttnUpBlock2D"}
-        if not config.attention:
-            last = {"down": "DownBlock2D", "up": "UpBlock2D"}
+        plain, kind = len(config.widths) - 1, "Attn" if config.attention else ""
         network: Any = UNet2DModel  # diffusers leaves it untyped
         self.unet = network(
             sample_size=shape[1:],
@@ -193,18 +183,17 @@ class _UNet(nn.Module):
             out_channels=shape[0],
             block_out_channels=config.widths,
             layers_per_block=config.layers,
-            # Conditions are added per channel: normalising each channel by itself would take them away again, so a
-            # group has at least 4 channels.
+            # Conditions are added per channel, and groups of a single channel would normalise them away.
             norm_num_groups=math.gcd(32, math.gcd(*config.widths) // 4),
             attention_head_dim=8,
-            down_block_types=("DownBlock2D",) * plain + (last["down"],),
-            up_block_types=(last["up"],) + ("UpBlock2D",) * plain,
+            down_block_types=("DownBlock2D",) * plain + (f"{kind}DownBlock2D",),
+            up_block_types=(f"{kind}UpBlock2D",) + ("UpBlock2D",) * plain,
             add_attention=config.attention,
             class_embed_type="identity",
         )
         if config.channels_last:
             for conv in self.unet.modules():
-                if isinstance(conv, nn.Conv2d):  # Shortcuts too, whose inputs diffusers makes contiguous.
+                if isinstance(conv, nn.Conv2d):  # including shortcuts, whose inputs diffusers makes contiguous
                     conv.register_forward_pre_hook(_channels_last)
         self.timesteps = timesteps
         width = config.embedding_width

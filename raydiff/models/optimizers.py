@@ -1,5 +1,4 @@
-"""torch's optimisers as functions. Its classes import its compiler, which takes two seconds of CPU time in each process
-that trains; the functions, to which the classes come down, do not."""
+"""torch's optimisers as functions: its classes import its compiler, which takes two seconds of CPU time per process."""
 
 from __future__ import annotations
 

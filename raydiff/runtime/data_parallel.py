@@ -27,7 +27,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.experiment.trial import Trial, local_executor, precision_of
 from raydiff.federated.rounds import ClientExecutor
 from raydiff.models.ddpm import Precision, compute_with, device
-from raydiff.models.training import Diverged, Draw, Fitted, Task, optimize
+from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.cluster import cluster
 from raydiff.runtime.slots import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
@@ -139,8 +139,8 @@ def share(task: Task) -> Fitted | Diverged:
         return e
 
 
-def _gradient(task: Task, theta: Params, drawn: Draw) -> tuple[Params, Tensor]:
-    """The gradient and the loss of a whole batch: the sum over all processes, weighted by their records."""
+def _gradient(task: Task, theta: Params, drawn: tuple[tuple[Tensor, Tensor], Params]) -> tuple[Params, Tensor]:
+    """The gradient of a whole batch, and its loss: the sum over all processes, weighted by their records."""
     (images, labels), draws = drawn
     rank, size, count = dist.get_rank(), dist.get_world_size(), len(images)
     # A process without records needs a graph for the collective: one record with weight 0.

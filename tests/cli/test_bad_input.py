@@ -52,7 +52,7 @@ CASES = {
     "hub name": ("--data.name hub:nobody", "a data set of the hub is hub:owner/name, got 'hub:nobody'"),
     "label column": ("--data.labels hue", "has no label column 'hue'; it has digit"),
     "colour": ("--data.colour sepia", r"--data\.colour must be one of stored, grey, rgb, got 'sepia'"),
-    "public overlap": ("--data.public-from digits", "of the 250 public pictures are also records of the private data"),
+    "public overlap": ("--data.public-from digits", "of 250 pictures are, such as"),
     "no records": ("--clients 2000 --partition iid", "client .*no record"),
     "no class": ("--clients 120", "class"),
     "unet size": ("--model unet --method.model.network.widths 8 16 32 64 128", "divisible by 16, got 8x8"),

@@ -14,10 +14,9 @@ import pytest
 import torch
 from PIL import Image
 from sets import FEW, assert_cut, grey_set, message, pictures, png, write
-from sklearn.datasets import load_digits
 
 from raydiff.data import pictures as pictures_in
-from raydiff.data.datasets import SPLITS, Data, Records, _load, load
+from raydiff.data.datasets import SPLITS, Data, Records, load
 
 DIGITS = "0fe42d79a86fd82ce17acffc59998121a24224d25ac3bdb5bf151c85400a7394"
 
@@ -34,56 +33,11 @@ def test_digits_are_what_they_were() -> None:
     }  # fmt: skip
 
 
-def test_digits_rows_are_their_source_rows_on_minus_one_to_one() -> None:
-    bunch = load_digits()
-    for records in load(Data()).splits.values():
-        assert (records.images.dtype, records.labels.dtype) == (torch.float32, torch.int64)
-        expected = torch.from_numpy(bunch.images[records.numbers.numpy()]).float().unsqueeze(1) / 8 - 1
-        assert torch.equal(records.images, expected)
-        assert records.labels.squeeze(1).tolist() == bunch.target[records.numbers.numpy()].tolist()
-
-
-@pytest.mark.parametrize("seed", [0, 1])
-def test_digits_splits_are_disjoint_and_drawn_at_random(seed: int) -> None:
-    assert_cut(load(Data(split_seed=seed)), [(SPLITS, torch.from_numpy(load_digits().target))])
-
-
-def test_split_seed_changes_the_cut_and_the_digest() -> None:
-    one, two = load(Data()), load(Data(split_seed=1))
-    assert one.digest != two.digest
-    assert not torch.equal(one.splits["test"].numbers.sort()[0], two.splits["test"].numbers.sort()[0])
-
-
 def test_train_cap_is_a_prefix_and_moves_no_other_split() -> None:
     whole, capped = load(Data()), load(Data(train=100))
     for split in SPLITS:
         kept = 100 if split == "train" else len(whole.splits[split])
         assert torch.equal(capped.splits[split].numbers, whole.splits[split].numbers[:kept])
-
-
-def test_size_averages_areas() -> None:
-    plain, small = load(Data()).splits["test"], load(Data(size=4)).splits["test"]
-    blocks = plain.images.reshape(400, 1, 4, 2, 4, 2)
-    torch.testing.assert_close(small.images, blocks.mean(dim=(3, 5)))
-    assert load(Data(size=4)).shape == (1, 4, 4)
-
-
-def test_load_reads_once() -> None:
-    assert load(Data(train=30)) is load(Data(train=30))
-
-
-def test_reading_many_pictures_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for many, says in ((1798, ""), (1797, "reading 1,797 pictures ...\n")):
-        monkeypatch.setattr(pictures_in, "MANY", many)
-        _load.cache_clear()
-        load(Data(name="digits", public=200, validation=100, calibration=100, test=397, train=None))
-        assert capsys.readouterr() == ("", says)
-
-
-def test_splits_own_their_memory() -> None:
-    for records in load(Data(train=30, validation=0)).splits.values():
-        for tensor in records.leaves.values():
-            assert tensor.untyped_storage().nbytes() == tensor.numel() * tensor.element_size()
 
 
 def test_select_takes_positions_and_masks() -> None:
@@ -147,15 +101,6 @@ def test_test_rows_are_the_sources_own(tmp_path: Path) -> None:
     assert (len(splits["test"]), len(splits["train"])) == (9, 40 - 6 - 6 - 3)
 
 
-@pytest.mark.parametrize("names", [("train-0.parquet",), ("test-0.parquet",), ("a.parquet", "b.parquet")])
-def test_one_kind_of_file_is_one_pool(tmp_path: Path, names: tuple[str, ...]) -> None:
-    for i, name in enumerate(names):
-        write(tmp_path / "set" / name, [png(p) for p in pictures(30, first=30 * i)], [0, 1, 2] * 10)
-    splits = load(Data(name=str(tmp_path / "set"), **FEW)).splits
-    assert sum(len(r) for r in splits.values()) == 30 * len(names)
-    assert len(splits["test"]) == 9
-
-
 def test_colour_raw_bytes_and_other_column_names(tmp_path: Path) -> None:
     pixels = pictures(30, shape=(4, 6, 3))
     columns = {"image": "img", "label": "fine_label", "raw": True}
@@ -193,31 +138,6 @@ def test_digest_depends_on_pixels_labels_and_cut(tmp_path: Path) -> None:
     assert len(set(digests.values())) == len(digests) - 1
 
 
-def test_names_are_found_below_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grey_set(tmp_path / "orl_faces_64")
-    by_field = load(Data(name="faces", root=str(tmp_path), **FEW))
-    monkeypatch.setenv("RAYDIFF_DATA", str(tmp_path))
-    by_variable = load(Data(name="faces", **FEW))
-    by_folder = load(Data(name="orl_faces_64", **FEW))
-    assert by_field.digest == by_variable.digest == by_folder.digest
-
-
-def test_a_path_needs_no_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grey_set(tmp_path / "set")
-    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    monkeypatch.chdir(tmp_path)
-    assert load(Data(name="./set", **FEW)).digest == load(Data(name=f"{tmp_path}/set", **FEW)).digest
-
-
-def test_the_cache_follows_the_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for root, first in (("a", 0), ("b", 100)):
-        (tmp_path / root).mkdir()
-        write(tmp_path / root / "set" / "x.parquet", [png(p) for p in pictures(30, first=first)], [0, 1] * 15)
-        monkeypatch.setenv("RAYDIFF_DATA", str(tmp_path / root))
-        corner = load(Data(name="set", **FEW)).splits["train"].images[:, 0, 0, 0]
-        assert (((corner + 1) * 127.5).round() >= first).all()
-
-
 @pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA, the folder of data sets, is not set")
 @pytest.mark.parametrize(
     ("name", "shape", "classes", "first"),
@@ -241,21 +161,6 @@ def test_real_sets(name: str, shape: tuple[int, int, int], classes: int, first: 
 
 
 # --- errors ---
-
-
-@pytest.mark.parametrize(
-    "field",
-    [{"size": 0}, {"train": 0}, {"public": -1}, {"validation": -1}, {"calibration": -1}, {"test": -1}],
-)
-def test_config_refuses(field: dict[str, Any]) -> None:
-    (name, value), = field.items()  # fmt: skip
-    with pytest.raises(ValueError, match=rf"data\.{name} must be at least {value + 1}, got {value}$"):
-        Data(**field)
-
-
-def test_config_refuses_an_empty_name() -> None:
-    with pytest.raises(ValueError, match=r"data\.name must name"):
-        Data(name="")
 
 
 def test_unknown_name_offers_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,15 +210,6 @@ def test_truncated_file(tmp_path: Path, keep: int) -> None:
     assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} cannot be read as parquet")
 
 
-def test_file_damaged_in_the_middle(tmp_path: Path) -> None:
-    path = grey_set(tmp_path / "set") / "train-00000-of-00002.parquet"
-    data = bytearray(path.read_bytes())
-    start = pq.ParquetFile(path).metadata.row_group(0).column(0).dictionary_page_offset
-    data[start : start + 40] = b"\xff" * 40  # the header of the first picture page; the labels stay readable
-    path.write_bytes(data)
-    assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} cannot be read as parquet")
-
-
 @pytest.mark.parametrize(
     ("columns", "missing"),
     [
@@ -342,29 +238,6 @@ def test_bad_labels(tmp_path: Path, labels: list[Any], found: str) -> None:
     assert found in text and str(path) in text
 
 
-def test_files_must_agree_on_class_names(tmp_path: Path) -> None:
-    paths = [
-        write(tmp_path / "set" / f"{k}.parquet", [png(p) for p in pictures(30)], [0] * 30, names=names)
-        for k, names in (("train", ["a", "b"]), ("test", ["b", "a"]))
-    ]
-    expected = f"{paths[0]} and {paths[1]} name their classes differently"
-    assert message(Data(name=str(tmp_path / "set"), **FEW)) == expected
-
-
-@pytest.mark.parametrize(
-    ("odd", "found"),
-    [
-        (png(pictures(1, shape=(5, 4))[0]), "is 4 x 5 L"),
-        (png(pictures(1, shape=(4, 4, 3))[0]), "is 4 x 4 RGB"),
-    ],
-    ids=["size", "mode"],
-)
-def test_mixed_sizes_and_modes(tmp_path: Path, odd: bytes, found: str) -> None:
-    path = write(tmp_path / "set" / "x.parquet", [*[png(p) for p in pictures(29)], odd], [0] * 30)
-    text = message(Data(name=str(tmp_path / "set"), **FEW))
-    assert f"row 29 of {path} {found}, but row 0 of {path} is 4 x 4 L" in text
-
-
 @pytest.mark.parametrize(
     ("bad", "found"),
     [
@@ -380,11 +253,3 @@ def test_undecodable_picture(tmp_path: Path, bad: bytes | None, found: str) -> N
     write(tmp_path / "set" / "a.parquet", encoded, [0] * 30)
     path = write(tmp_path / "set" / "b.parquet", [*encoded[:12], bad, *encoded[13:]], [0] * 30)
     assert f"row 12 of {path} {found}" in message(Data(name=str(tmp_path / "set"), **FEW))
-
-
-def test_picture_column_of_another_type(tmp_path: Path) -> None:
-    path = tmp_path / "x.parquet"
-    pq.write_table(pa.table({"image": ["a.png"] * 30, "label": [0] * 30}), path)
-    assert (
-        message(Data(name=str(tmp_path), **FEW)) == f"column 'image' of {path} must hold encoded pictures, got string"
-    )

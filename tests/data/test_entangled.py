@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from raydiff.data.datasets import Data, Records, load
-from raydiff.data.entangled import coefficients, measured, mixing, shares
+from raydiff.data.datasets import Records
+from raydiff.data.entangled import coefficients, measured, mixing
 from raydiff.data.partition import Entangled, counts, partition
 from raydiff.seeding import generator
 
@@ -39,17 +39,7 @@ def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
     assert pairs.tolist() == pytest.approx([xi] * len(pairs), abs=1e-12)
 
 
-def test_the_closed_form_for_five_clients() -> None:
-    assert [mixing(xi, 5) for xi in XIS] == pytest.approx([0.0074, 0.1237, 0.5079], abs=1e-4)
-    assert mixing(0.0, 5) == 0
-
-
 # --- the coefficients ---
-
-
-def test_coefficients_by_hand() -> None:
-    found = coefficients(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]]))
-    torch.testing.assert_close(found, torch.tensor([[1, 0.96, 0], [0.96, 1, 0], [0, 0, 1]], dtype=torch.float64))
 
 
 def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_applies() -> None:
@@ -81,30 +71,6 @@ def test_twenty_bases_are_dealt_as_asked_for(clients: int, xi: float) -> None:
     assert int(totals.max() - totals.min()) <= 2 and int(totals.sum()) == 10_000
 
 
-@pytest.mark.parametrize("clients", [2, *CLIENTS])
-def test_without_entanglement_no_base_is_at_two_clients(clients: int) -> None:
-    data = records([30] * 20)
-    table = counts(data, partition(data, clients, how=Entangled(xi=0), rng=generator(0)), 20)
-    assert ((table > 0).sum(0) == 1).all() and ((table > 0).sum(1) == 20 // clients).all()
-    assert measured(table)["partition/entanglement_max"] == 0 and measured(table)["partition/theorem2"] == 1
-
-
-def test_who_owns_which_base_is_drawn() -> None:
-    data = records([30] * 10)
-    owned = {
-        tuple((counts(data, partition(data, 5, how=Entangled(), rng=generator(seed)), 10) > 0).nonzero()[:, 1].tolist())
-        for seed in range(5)
-    }
-    assert len(owned) == 5
-
-
-def test_small_shares_are_not_rounded_away() -> None:
-    """Of 85 records a base gives 0.5 away: every other base gives one."""
-    table = shares(torch.full((10,), 85), 5, 0.003, rng=generator(0))
-    assert sorted(table.sort(descending=True).values[:, 1].tolist()) == [0] * 5 + [1] * 5
-    assert measured(table.T)["partition/entanglement_mean"] == pytest.approx(0.003, rel=0.05)
-
-
 @given(
     sizes=st.lists(st.integers(0, 40), min_size=1, max_size=24),
     clients=st.integers(1, 12),
@@ -126,22 +92,6 @@ def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-@given(size=st.integers(1, 200), own=st.integers(1, 5), clients=st.integers(2, 10), xi=st.floats(0, 0.999))
-def test_totals_differ_by_two_records_at_most(size: int, own: int, clients: int, xi: float) -> None:
-    table = shares(torch.full((own * clients,), size), clients, xi, rng=generator(0))
-    assert (table >= 0).all() and (table.sum(1) == size).all()
-    totals = table.sum(0)
-    assert int(totals.max() - totals.min()) <= 2
-
-
-def test_digits_in_pairs() -> None:
-    train = load(Data(superclasses="pairs")).splits["train"]
-    table = counts(train, partition(train, 5, how=Entangled(xi=0.057), rng=generator(0)), 10)
-    assert measured(table)["partition/entanglement_mean"] == pytest.approx(0.057, abs=0.001)
-    plain = load(Data()).splits["train"]  # the class is the base there: the same partition of the same records
-    assert torch.equal(counts(plain, partition(plain, 5, how=Entangled(xi=0.057), rng=generator(0)), 10), table)
-
-
 # --- errors ---
 
 
@@ -153,9 +103,3 @@ def test_clients_must_divide_the_bases(clients: int) -> None:
         "an Entangled partition needs at least 2 clients, in a number that divides that of the base distributions, "
         f"got {clients} clients and 20 base distributions"
     )
-
-
-@pytest.mark.parametrize("xi", [-0.1, 1.0, float("nan")])
-def test_config_refuses(xi: float) -> None:
-    with pytest.raises(ValueError, match=r"^partition\.xi must be at least 0 and below 1, got "):
-        Entangled(xi=xi)

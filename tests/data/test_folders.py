@@ -65,25 +65,6 @@ def test_train_and_test_folders_are_kept_apart(tmp_path: Path) -> None:
     assert data.notes == ("files left unread: 2, such as val/ant/0.png",)
 
 
-def test_test_pictures_alone_are_refused(tmp_path: Path) -> None:
-    animals(tmp_path / "zoo" / "test")
-    for name in ("ant", "bee"):
-        (tmp_path / "zoo" / "train" / name).mkdir(parents=True)
-    with pytest.raises(ValueError) as refusal:
-        load(Data(name=str(tmp_path / "zoo"), **FEW))
-    assert "\n" not in str(refusal.value)
-
-
-def test_a_class_may_be_called_train(tmp_path: Path) -> None:
-    data = load(Data(name=str(animals(tmp_path / "zoo", names=("train", "truck"))), **FEW))
-    assert data.label_names == (("train", "truck"),)
-
-
-def test_numbers_are_sorted_as_numbers(tmp_path: Path) -> None:
-    data = load(Data(name=str(animals(tmp_path / "zoo", names=("10", "2", "0", "x"), each=3)), fitted_on="all", **FEW))
-    assert data.label_names == (("0", "2", "10", "x"),)
-
-
 def test_any_format_and_what_is_no_picture_is_told(tmp_path: Path) -> None:
     zoo = animals(tmp_path / "zoo")
     for suffix in ("bmp", "JPG", "gif"):
@@ -121,20 +102,6 @@ def test_notes_tell_nothing_of_any_picture(tmp_path: Path) -> None:
     assert len(set(notes)) == 1 and notes[0]
 
 
-def test_colour_is_converted_when_asked_for(tmp_path: Path) -> None:
-    zoo = animals(tmp_path / "zoo")
-    save(zoo / "bee" / "0.png", np.full((4, 4, 3), (255, 0, 0), np.uint8), "RGBA")
-    sizes = FEW | {"train": None}
-    grey, rgb = (load(Data(name=str(zoo), colour=colour, **sizes)) for colour in ("grey", "rgb"))
-    assert (grey.shape[0], rgb.shape[0]) == (1, 3)
-    red = {c: next(r.images[r.numbers == 1] for r in d.splits.values() if (r.numbers == 1).any()) for c, d in
-           (("grey", grey), ("rgb", rgb))}  # fmt: skip
-    assert torch.equal(red["rgb"][0, :, 0, 0], torch.tensor([1.0, -1.0, -1.0]))
-    torch.testing.assert_close(red["grey"], torch.full((1, 1, 4, 4), 76 / 127.5 - 1))  # ITU-R 601: 0.299 x 255
-    assert grey.notes == ("converted to L, transparency dropped",)
-    assert rgb.notes == ("converted to RGB, transparency dropped",)
-
-
 @pytest.mark.parametrize(
     ("odd", "mode", "says"),
     [
@@ -152,12 +119,6 @@ def test_pictures_that_do_not_go_together(tmp_path: Path, odd: Any, mode: str | 
     assert says.format(bee=zoo / "bee", first=zoo / "ant" / "0.png") in message(Data(name=str(zoo), **sizes))
 
 
-def test_an_undecodable_picture_is_named(tmp_path: Path) -> None:
-    zoo = animals(tmp_path / "zoo")
-    (zoo / "bee" / "3.png").write_bytes((zoo / "bee" / "3.png").read_bytes()[:40])
-    assert f"{zoo}/bee/3.png cannot be decoded as a picture" in message(Data(name=str(zoo), **FEW | {"train": None}))
-
-
 def test_a_format_that_is_not_allowed_is_not_opened(tmp_path: Path) -> None:
     """Pillow hands EPS to Ghostscript, a program of its own: neither by its ending nor under another's."""
     zoo = animals(tmp_path / "zoo")
@@ -170,21 +131,10 @@ def test_a_format_that_is_not_allowed_is_not_opened(tmp_path: Path) -> None:
     assert f"{other}/bee/3.png cannot be decoded as a picture" in message(Data(name=other, **FEW | {"train": None}))
 
 
-def test_only_the_pictures_of_the_splits_are_decoded(tmp_path: Path) -> None:
-    zoo = animals(tmp_path / "zoo", each=60)
-    config = Data(name=str(zoo), **FEW)
-    numbers = {int(n) for records in load(config).splits.values() for n in records.numbers}
-    assert len(numbers) == 10
-    for row in set(range(120)) - numbers:
-        names = sorted((*(zoo / "ant").iterdir(), *(zoo / "bee").iterdir()), key=lambda path: (path.name, path))
-        names[row].write_text("damaged")
-    assert load(Data(name=f"{zoo}/", **FEW)).digest == load(config).digest
-
-
 def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
     zoo = tmp_path / "zoo"
     save(zoo / "1.png", pictures(1)[0])
-    said = "holds 1 pictures but no folders of pictures: put those of each class in a folder of its own, class/picture"
+    said = "holds 1 pictures but no folders of pictures: put each class in a folder"
     assert message(Data(name=str(zoo), **FEW)) == f"{zoo} {said}"
     animals(zoo / "deep" / "deeper")
     assert message(Data(name=str(zoo), **FEW)).startswith(

@@ -13,7 +13,6 @@ from sets import FEW, grey_set, message
 
 from raydiff.data import hub
 from raydiff.data.datasets import Data, load
-from raydiff.experiment import config
 
 
 @pytest.fixture(autouse=True)
@@ -59,11 +58,6 @@ def test_several_folders_are_told_apart_by_name(snapshot: Path) -> None:
     assert "has parquet files in other folders: name hub:some" in message(Data(name="hub:some/birds/tiny"))
 
 
-def test_no_parquet_files(snapshot: Path) -> None:
-    said = "'hub:some/birds' has no parquet files: only data sets in that form are read"
-    assert message(Data(name="hub:some/birds")) == said
-
-
 def test_offline_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what the variable HF_HUB_OFFLINE=1 sets at import
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
@@ -76,7 +70,3 @@ def test_offline_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("name", ["hub:birds", "hub:", "hub:/x", "hub:a b/c"])
 def test_a_name_without_owner(name: str) -> None:
     assert message(Data(name=name)) == f"a data set of the hub is hub:owner/name, got {name!r}"
-
-
-def test_a_hub_name_is_no_path() -> None:
-    assert config._anywhere(Data(name="hub:some/birds")).name == "hub:some/birds"

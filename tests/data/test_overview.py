@@ -27,15 +27,6 @@ def test_norms_are_of_flattened_pictures() -> None:
     assert [found.clipped(c) for c in (0.5, 1.0, 1.5, 2.0)] == [0.75, 0.25, 0.25, 0.0]
 
 
-def test_centred_norms_are_those_less_the_mean() -> None:
-    found = overview.norms(records([0.0, 1.0, 1.0, 1.0], [0, 0, 1, 1]))  # mean 3/4
-    assert found.centred.tolist() == [0.5, 0.5, 0.5, 1.5]
-    assert overview.quantiles(found.plain) == pytest.approx([0, 0.3, 1.5, 2, 2, 2, 2])
-    around = overview.norms(records([0.0, 1.0, 1.0, 1.0], [0, 0, 1, 1]), center=True)
-    assert (found.suggested_clip, around.suggested_clip) == (2.0, 0.5)
-    assert (found.clipped(1.0), around.clipped(1.0)) == (0.75, 0.25)
-
-
 @pytest.mark.parametrize("channels", [1, 3])
 @pytest.mark.parametrize("names", [["ant", "bee", "cat"], [str(i) for i in range(60)]])
 def test_pictures_are_written(tmp_path: Path, channels: int, names: list[str]) -> None:
@@ -46,23 +37,3 @@ def test_pictures_are_written(tmp_path: Path, channels: int, names: list[str]) -
         assert 100 < image.width < 3000 and 100 < image.height < 3000
         shades = set(np.unique(np.asarray(image.convert("L"))).tolist())
     assert {0, 128, 255} <= shades  # the three pictures
-
-
-def test_a_strip_has_its_pictures_in_order() -> None:
-    strip = overview._strip(records([-1.0, 0.0], [0, 0]).images, 3)
-    assert strip[0].tolist() == [0, 0, 1, 0.5, 0.5, 1, 1, 1, 1]
-    assert overview._strip(records([0.0], [0], channels=3).images, 1).shape == (2, 3, 3)
-
-
-def test_the_histogram_marks_the_clip(tmp_path: Path) -> None:
-    found = overview.norms(records([-1.0, 0.0, 0.5, 0.5], [0, 1, 0, 1]))
-    for clip in (None, 1.5):
-        overview.draw_norms(found, tmp_path / f"{clip}.png", clip=clip)
-    red = {clip: _red(tmp_path / f"{clip}.png") for clip in (None, 1.5)}
-    assert red[None] == 0 and red[1.5] > 100
-
-
-def _red(path: Path) -> int:
-    with Image.open(path) as image:
-        pixels = np.asarray(image.convert("RGB")).astype(int)
-    return int(((pixels[..., 0] > 200) & (pixels[..., 1] < 80) & (pixels[..., 2] < 80)).sum())

@@ -51,17 +51,6 @@ def test_text_and_booleans_become_names_in_order(tmp_path: Path) -> None:
             assert (data.label_names[0][kind], bool(smile)) == (kinds[i], smiles[i])
 
 
-def test_text_is_coded_alike_in_all_files(tmp_path: Path) -> None:
-    table(tmp_path / "set" / "train.parquet", label=["b", "c"] * 15)
-    table(tmp_path / "set" / "test.parquet", label=["c", "a", "b"] * 10)
-    assert "none of the 6 public records has the label 'a' of 2 parquet files" in message(
-        Data(name=str(tmp_path / "set"), **FEW)
-    )
-    data = load(Data(name=str(tmp_path / "set"), fitted_on="all", **FEW))
-    assert data.label_names == (("a", "b", "c"),)
-    assert data.splits["train"].labels.unique().tolist() == [1, 2]
-
-
 def test_files_left_unread_are_told(tmp_path: Path) -> None:
     for split in ("train", "test", "validation"):
         table(tmp_path / "set" / f"{split}-0.parquet", label=SHAPES)
@@ -96,15 +85,3 @@ def test_files_left_unread_are_told(tmp_path: Path) -> None:
 def test_bad_label_columns(tmp_path: Path, labels: tuple[str, ...], columns: dict[str, Any], says: str) -> None:
     path = table(tmp_path / "set" / "x.parquet", **columns)
     assert says.format(path=path) in message(Data(name=str(path.parent), labels=labels, **FEW))
-
-
-def test_files_that_disagree_on_the_kind_of_label(tmp_path: Path) -> None:
-    text = table(tmp_path / "set" / "test.parquet", label=["a", "b"] * 15)
-    numbers = table(tmp_path / "set" / "train.parquet", label=SHAPES)
-    expected = f"the labels of {text} are text or booleans, but those of {numbers} are integers"
-    assert message(Data(name=str(tmp_path / "set"), **FEW)) == expected
-
-
-def test_a_column_is_named_once() -> None:
-    with pytest.raises(ValueError, match=r"^data\.labels must name each column once, got a b a$"):
-        Data(labels=("a", "b", "a"))

@@ -24,7 +24,6 @@ from raydiff.data.tables.as_source import source
 from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import Table, read
 from raydiff.data.unseen_client import Choice, newcomer
-from raydiff.experiment.suggested import splits
 from raydiff.seeding import generator
 
 ROWS, PUBLIC, SEED = 24, 10, 3
@@ -240,12 +239,6 @@ def test_the_text_of_a_cell(tmp_path: Path, array: pa.Array, texts: list[str | N
     assert [None if pd.isna(text) else text for text in read_back] == texts
 
 
-def test_pandas_index_is_no_column(tmp_path: Path) -> None:
-    for index in (pd.Index([3, 1]), pd.Index(["u", "v"], name="id")):
-        pd.DataFrame({"a": [1, 2]}, index=index).to_parquet(tmp_path / "t.parquet")
-        assert list(cells.frame(tmp_path / "t.parquet").columns) == ["a"]
-
-
 # --- whatever else reads the table of a run ---
 
 
@@ -284,8 +277,3 @@ def test_a_new_client_brings_no_other_table(tmp_path: Path) -> None:
     lines.to_csv(other.name, index=False)
     with pytest.raises(ValueError, match="a new client of a table has rows of the same file"):
         newcomer(Choice(data=other.name), data, load(data), usual=10)
-
-
-@pytest.mark.parametrize("odd", [{"pays": ""}, {"age": "inf"}, {"sex": "x"}, {"age": "many"}])
-def test_the_sizes_of_splits_follow_from_the_number_of_rows(tmp_path: Path, odd: dict[str, str]) -> None:
-    assert splits(table_of(tmp_path / "t.csv", **odd)) == splits(table_of(tmp_path / "u.csv"))

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from sets import assert_cut, message, pictures, png, write
+from sets import message, pictures, png, write
 from sklearn.datasets import load_digits
 
 from raydiff import tree
 from raydiff.data.datasets import SPLITS, Data, load
-from raydiff.data.superclasses import CIFAR100, TABLES
+from raydiff.data.superclasses import TABLES
 from raydiff.data.unseen_client import Choice, newcomer
 
 TARGET = torch.from_numpy(load_digits().target)
@@ -23,35 +21,12 @@ REST: dict[str, Any] = {"public": 6, "validation": 6, "calibration": 3, "test": 
 # --- the tables ---
 
 
-def test_cifar100_has_20_superclasses_of_5() -> None:
-    fine = [name for of in CIFAR100.values() for name in of]
-    assert (len(CIFAR100), len(fine), len(set(fine))) == (20, 100, 100)
-    assert list(CIFAR100) == sorted(CIFAR100) and all(list(of) == sorted(of) for of in CIFAR100.values())
-
-
 def test_cifar100_10x2_is_the_first_two_of_the_first_ten() -> None:
     table = TABLES["cifar100-10x2"]
     assert len(table) == 10 and {len(of) for of in table.values()} == {2}
     assert table["aquatic_mammals"] == ("beaver", "dolphin")
     assert table["large_man-made_outdoor_things"] == ("bridge", "castle")
     assert "large_natural_outdoor_scenes" not in table
-
-
-@pytest.mark.parametrize("name", ["parity", "pairs"])
-def test_each_digit_is_in_one_superclass(name: str) -> None:
-    assert sorted(digit for of in TABLES[name].values() for digit in of) == list("0123456789")
-
-
-@pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA, the folder of data sets, is not set")
-@pytest.mark.parametrize(("name", "bases"), [("cifar100", 100), ("cifar100-10x2", 20)])
-def test_the_tables_name_the_classes_of_the_real_cifar100(name: str, bases: int) -> None:
-    sizes: dict[str, Any] = {"train": 200, "public": 40, "validation": 40, "calibration": 40, "test": 80}
-    data = load(Data(name="cifar100", superclasses=name, **sizes))
-    assert len(data.base_names) == bases and data.label_names[0] == tuple(TABLES[name])
-    for records in (data.splits["train"], data.splits["test"]):
-        for parent, base in zip(records.labels[:, 0].tolist(), records.bases.tolist(), strict=True):
-            assert data.base_names[base] in TABLES[name][data.label_names[0][parent]]
-    assert any("rows left out" in note for note in data.notes) == (bases < 100)
 
 
 # --- digits ---
@@ -69,15 +44,6 @@ def test_digits_in_pairs_keep_their_rows_and_pixels() -> None:
         assert theirs.base is None and torch.equal(theirs.bases, theirs.labels[:, 0])
         if split != "public":
             assert torch.equal(ours.bases, TARGET[ours.numbers])
-
-
-def test_digits_by_parity() -> None:
-    train = load(Data(superclasses="parity")).splits["train"]
-    assert torch.equal(train.labels[:, 0], TARGET[train.numbers] % 2)
-
-
-def test_splits_are_drawn_at_random() -> None:
-    assert_cut(load(Data(superclasses="parity")), [(SPLITS, TARGET % 2)])
 
 
 def test_the_digest_covers_the_hidden_class() -> None:
@@ -120,27 +86,7 @@ def test_public_and_a_new_clients_records_do_not_have_it() -> None:
     assert found.records.labels.unique().tolist() == [1] and len(found.records) == 20
 
 
-def test_select_keeps_it_and_without_base_drops_it() -> None:
-    train = load(Data(superclasses="pairs")).splits["train"]
-    some = train.select(torch.tensor([3, 1]))
-    assert some.bases.tolist() == [int(train.bases[3]), int(train.bases[1])]
-    assert set(some.leaves) == {"images", "labels", "numbers", "base"}
-    bare = some.without_base()
-    assert bare.base is None and set(bare.leaves) == {"images", "labels", "numbers"}
-    assert torch.equal(bare.labels, some.labels)
-
-
 # --- errors ---
-
-
-@pytest.mark.parametrize(
-    ("name", "hint"),
-    [("pair", "did you mean pairs"), ("zebra", "known: parity, pairs, cifar100, cifar100-10x2")],
-)
-def test_an_unknown_table_is_one_sentence_with_the_nearest(name: str, hint: str) -> None:
-    with pytest.raises(ValueError) as error:
-        Data(superclasses=name)
-    assert str(error.value).startswith(f"data.superclasses has no table {name!r}; {hint}")
 
 
 def test_a_table_that_does_not_fit_the_data_is_one_sentence() -> None:

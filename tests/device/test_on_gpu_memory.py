@@ -101,14 +101,14 @@ TRAINING = """
     import json, sys, torch
     from figures import GPU, preset, task
     from raydiff.models.ddpm import Sampling, compute_with
-    from raydiff.models.lockstep import answers
+    from raydiff.models.lockstep import train_all
     from raydiff.runtime.slots import cap_memory
     name, share, cohort = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     cap_memory(share)
     model, training = preset(name)
     compute_with(1, model.precision)
     steps, rows, rng = 100 if GPU else 1, 4096 if GPU else 4, torch.Generator().manual_seed(0)
-    done = [fitted for fitted, _ in answers([task(model, training, steps, client=i) for i in range(cohort)])]
+    done = [fitted for fitted, _ in train_all([task(model, training, steps, client=i) for i in range(cohort)])]
     for one in done:
         if isinstance(one, BaseException):
             raise one

@@ -26,7 +26,7 @@ from raydiff.federated.rounds import rounds
 from raydiff.methods.marginals import Marginals
 from raydiff.models import training
 from raydiff.models.ddpm import DDPM, compute_with, device
-from raydiff.models.lockstep import answers
+from raydiff.models.lockstep import train_all
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Diverged, Draw, Fitted, Task, Training, optimize
 from raydiff.privacy.release import Gaussian
@@ -124,7 +124,7 @@ def distance(a: Params, b: Params) -> float:
 def test_clients_in_lockstep_train_as_one_by_one(network: MLP | UNet, clients: int) -> None:
     given, alone = tasks(network, clients), [task.alone() for task in tasks(network, clients)]
     start = [task.params for task in given]
-    for (fitted, size), expected, begun in zip(answers(given), alone, start, strict=True):
+    for (fitted, size), expected, begun in zip(train_all(given), alone, start, strict=True):
         assert not isinstance(fitted, BaseException) and size == clients
         moved, wanted = (tree.sub(params, begun) for params in (fitted[0], expected[0]))
         assert distance(moved, wanted) < 1e-4 and fitted[2] == pytest.approx(expected[2], rel=1e-4)

@@ -6,22 +6,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import deployed_of, records, run
+from toys import records, run
 
-from raydiff import tree
-from raydiff.federated.method import Deployed, Round
+from raydiff.federated.method import Deployed
 from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.fedprox import FedProx
-from raydiff.methods.localonly import LocalOnly
-from raydiff.methods.moon import Moon
-from raydiff.methods.scaffold import Scaffold
 from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training
-from raydiff.seeding import generator
 
 MODEL = Classifier(network=CNN(widths=(4,), hidden=8))
 ADAMW = Training(steps=8, batch=4)
-SGD = Training(steps=8, batch=4, optimizer="sgd", learning_rate=0.1, decay="constant")
 DATA = [records(0), records(1, 9)]
 X = records(5).images
 
@@ -43,45 +36,3 @@ def test_fedavg_trains_it() -> None:
     assert deployed.classify is not None and torch.equal(deployed.classify(X), MODEL.classify(server)(X))
     with pytest.raises(ValueError, match=r"^a classifier makes no pictures$"):
         _ = deployed.sample
-
-
-def test_finetuning_makes_it_the_clients_own() -> None:
-    method = FedAvg(model=MODEL, local=ADAMW, rounds=1, finetune=Training(steps=4, batch=4))
-    server = run(method, DATA)[-1].server
-    own, shared = (deployed_of(m, server, DATA[0]) for m in (method, replace(method, finetune=None)))
-    assert_only_classifies(own)
-    assert own.classify is not None and shared.classify is not None
-    assert not torch.equal(own.classify(X), shared.classify(X))
-
-
-@pytest.mark.parametrize(("without", "with_term"), [(FedProx(mu=0.0), FedProx(mu=1.0)), (Moon(mu=0.0), Moon(mu=1.0))])
-def test_without_its_term_it_is_fedavg_bit_for_bit(without: FedProx | Moon, with_term: FedProx | Moon) -> None:
-    plain = run(FedAvg(model=MODEL, local=ADAMW, rounds=2), DATA)[-1]
-    same, other = (run(replace(m, model=MODEL, local=ADAMW, rounds=2), DATA)[-1] for m in (without, with_term))
-    assert tree.digest(same.server) == tree.digest(plain.server) != tree.digest(other.server)
-    assert same.metrics == plain.metrics and same.ledger == plain.ledger
-
-
-def test_scaffold_is_fedavg_until_it_has_control_variates() -> None:
-    plain = run(FedAvg(model=MODEL, local=SGD, rounds=2), DATA)
-    method = Scaffold(model=MODEL, local=SGD, rounds=2)
-    corrected = run(method, DATA)
-    first, second = (tree.digest(tree.under("model", progress.server)) for progress in corrected)
-    assert first == tree.digest(plain[0].server) and second != tree.digest(plain[1].server)
-    deployed = method.deploy(corrected[-1].server)
-    assert_only_classifies(deployed)
-    trained = tree.under("model", corrected[-1].server)
-    assert deployed.classify is not None and torch.equal(deployed.classify(X), MODEL.classify(trained)(X))
-
-
-def test_each_client_alone_has_one_of_its_own() -> None:
-    method = LocalOnly(model=MODEL, local=ADAMW)
-    states = [method.init_client({}, own, None, Round(0, generator(i))) for i, own in enumerate(DATA)]
-    assert states[0].keys() == MODEL.init(generator(0)).keys()
-    deployed = [method.deploy({}, state) for state in states]
-    for one, state in zip(deployed, states, strict=True):
-        assert_only_classifies(one)
-        assert one.classify is not None and torch.equal(one.classify(X), MODEL.classify(state)(X))
-    assert tree.digest(states[0]) != tree.digest(states[1])
-    with pytest.raises(ValueError, match=r"^clip must be none for a classifier: PFDM's mixture is for denoisers$"):
-        replace(method, clip=1.0)

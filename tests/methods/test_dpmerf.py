@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +15,7 @@ from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.dpmerf import DPMERF, phi
-from raydiff.models.generator import POINTS, Generator
+from raydiff.models.generator import Generator
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
@@ -146,75 +145,3 @@ def test_without_noise_the_generator_learns_each_class() -> None:
         return float(max(means))
 
     assert apart(last.server) < 0.1 < 0.4 < apart(first.server)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_pictures_with_a_black_ground_do_not_all_become_black(seed: int) -> None:
-    """A white patch, 24 of 784 pixels, whose column is the class's: a black picture is near to all, and tanh is flat
-    there. It was the end of the generator without a norm between its convolutions, at this rate and at the paper's."""
-    rng = generator(7)
-    labels = torch.arange(200)[:, None] % 10
-    images = torch.full((200, 1, 28, 28), -1.0)
-    for image, label, row in zip(
-        images, labels[:, 0].tolist(), torch.randint(4, 18, (200,), generator=rng), strict=True
-    ):
-        image[0, row : row + 6, 2 * label + 2 : 2 * label + 6] = 1
-    data = Records(images, labels, torch.arange(200))
-    method = DPMERF(model=Generator(shape=(1, 28, 28)), epsilon=None, features=200, length=10.0)
-    method = replace(method, server_rounds=1, training=replace(method.training, steps=60))
-    server = run(method, [data], keys=replace(KEYS, seed=seed))[-1].server
-    assert float(method.deploy(server).sample(labels, generator(0)).std()) > 0.1
-
-
-def test_a_client_and_the_server_sample_the_same() -> None:
-    method, data = small(), records(0)
-    last = run(method, [data])[-1]
-    labels = torch.arange(10)[:, None]
-    own = Client(0, method, data, keys=KEYS).deploy(last.sent, last.number).sample(labels, generator(1))
-    assert torch.equal(own, method.deploy(last.sent).sample(labels, generator(1)))
-
-
-def test_the_generator_s_denoiser_is_the_posterior_of_its_pictures() -> None:
-    """Picture by picture, over the points that it draws by itself."""
-    model = Generator(shape=(1, 4, 4), labels=(3,))
-    params = model.init(generator(0))
-    rows = torch.arange(3).repeat_interleave(POINTS)
-    points = model._drawn(params, rows, generator(0, "points")).view(3, POINTS, 16)
-    x_t, t = torch.randn(4, 1, 4, 4, generator=generator(1)), torch.tensor([1, 100, 400, 1000])
-    labels = torch.arange(4) % 3
-    found = model.denoiser(params)(x_t, t, labels[:, None])
-    for i in range(4):
-        a, x = float(model.abar[t[i]]), x_t[i].flatten().double()
-        own = points[labels[i]].double()
-        logs = -(x - math.sqrt(a) * own).square().sum(1) / (2 * (1 - a))
-        mean = logs.softmax(0) @ own
-        z = (x - math.sqrt(a) * mean) / math.sqrt(1 - a)
-        torch.testing.assert_close(found[i].flatten().double(), z, rtol=1e-2, atol=2e-2)
-
-
-@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 14, 14), (1, 5, 7)])
-def test_pictures_have_the_shape_of_the_data(shape: tuple[int, int, int]) -> None:
-    model = Generator(labels=(2, 3)).for_data(shape, (2, 3))
-    made = model.draw(model.init(generator(0)), torch.tensor([[0, 0], [1, 2]]), generator(1))
-    assert made.shape == (2, *shape) and float(made.abs().max()) <= 1 and model.rows == 6
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"features": 5}, "features must be an even number of at least 2, got 5"),
-        ({"length": -1.0}, "length must be a positive number or none, got -1.0"),
-        ({"radius": 0.0}, "radius must be a positive number, got 0.0"),
-        ({"server_rounds": 0}, "server_rounds must be at least 1, got 0"),
-        ({"epsilon": -1.0}, "epsilon must be > 0"),
-        ({"training": Training(epochs=2)}, "training.epochs must be none"),
-    ],
-)
-def test_bad_fields_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        small(**fields)
-
-
-def test_a_center_needs_public_records() -> None:
-    with pytest.raises(ValueError, match="a center needs public records"):
-        replace(small(), center=True).init_server(None, generator(0))

@@ -17,7 +17,7 @@ from raydiff.federated.client import Client
 from raydiff.federated.method import Mean, Round
 from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.evolution import Evolution, drawn, onto_counts
-from raydiff.models.population import Population
+from raydiff.models.by_row import Population
 from raydiff.privacy import accountants, gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
@@ -54,14 +54,6 @@ def test_the_votes_by_hand() -> None:
     torch.testing.assert_close(sent["votes"], noisy.float(), rtol=1e-5, atol=1e-5)
     assert sent["counts"].tolist() == data.labels[:, 0].bincount(minlength=10).tolist()
     assert result.metrics["vote/distance"] == pytest.approx(sum(lengths) / 12, rel=1e-4)
-
-
-def test_labels_of_several_columns_have_a_row_for_each_combination() -> None:
-    data = replace(records(0, 3), labels=torch.tensor([[0, 0], [1, 2], [3, 1]]))
-    method = small(model=Population(labels=(4, 3)), epsilon=None)
-    sent = method.local_update(method.init_server(PUBLIC, generator(0)), {}, data, Round(0, generator(0)))
-    votes = sent.release.value["votes"]
-    assert votes.shape == (12, 6) and votes.sum(1).nonzero()[:, 0].tolist() == [0, 5, 10]
 
 
 def apart(method: Evolution, server: Params, a: Records, b: Records) -> float:
@@ -191,14 +183,6 @@ def test_votes_tell_what_the_public_records_labels_do_not(epsilon: float | None)
     assert right(steps[-1].server) == 1 if epsilon is None else right(steps[-1].server) > 0.9
 
 
-def test_a_label_without_records_keeps_its_first_candidates() -> None:
-    data = replace(records(0), labels=torch.zeros(12, 1, dtype=torch.int64))
-    client = Client(0, small(), data, keys=KEYS, public=PUBLIC)
-    first, *_, last = rounds(client.method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
-    assert torch.equal(pictures(first.server)[1:], pictures(last.server)[1:])
-    assert not torch.equal(pictures(first.server)[0], pictures(last.server)[0])
-
-
 def test_first_candidates_are_public_pictures_whatever_their_labels_or_noise_where_there_are_none() -> None:
     method = small()
     server = method.init_server(PUBLIC, generator(0))
@@ -212,46 +196,3 @@ def test_first_candidates_are_public_pictures_whatever_their_labels_or_noise_whe
     assert {len(row.unique(dim=0)) for row in pictures(many)} == {30}
     nothing = method.init_server(None, generator(0))["model/pictures"]
     assert nothing.shape == (10, 6, 1, 8, 8) and float(nothing.std()) == pytest.approx(1 / math.sqrt(3), rel=0.05)
-
-
-def test_a_client_and_the_server_sample_the_same() -> None:
-    """From releases alone, so the run's epsilon covers the client's own records too."""
-    method, data = small(), records(0)
-    last = run(method, [data])[-1]
-    labels = torch.arange(10)[:, None]
-    own = Client(0, method, data, keys=KEYS).deploy(last.sent, last.number).sample(labels, generator(1))
-    assert torch.equal(own, method.deploy(last.sent).sample(labels, generator(1)))
-    assert method.deploy(last.sent).about.startswith("public pictures, as they are or mixed,")
-    assert set(last.sent) == {"model/pictures"}
-
-
-def test_a_population_s_denoiser_is_the_posterior_of_its_pictures() -> None:
-    model = Population(shape=(1, 2, 2), labels=(3,))
-    points = torch.rand(3, 5, 1, 2, 2, generator=generator(0))
-    x_t, t, labels = (
-        torch.randn(3, 1, 2, 2, generator=generator(1)),
-        torch.tensor([50, 400, 900]),
-        torch.tensor([2, 0, 1]),
-    )
-    found = model.denoiser({"pictures": points})(x_t, t, labels[:, None])
-    for i in range(3):
-        a, x, own = float(model.abar[t[i]]), x_t[i].flatten().double(), points[labels[i]].flatten(1).double()
-        mean = (-(x - math.sqrt(a) * own).square().sum(1) / (2 * (1 - a))).softmax(0) @ own
-        z = (x - math.sqrt(a) * mean) / math.sqrt(1 - a)
-        torch.testing.assert_close(found[i].flatten().double(), z, rtol=1e-3, atol=1e-3)
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"rounds": 0}, "rounds must be at least 1, got 0"),
-        ({"candidates": 1}, "candidates must be at least 2, got 1"),
-        ({"variation": -0.1}, r"variation must be in \[0, 1\], got -0.1"),
-        ({"variation": 1.5}, r"variation must be in \[0, 1\], got 1.5"),
-        ({"epsilon": 0.0}, "epsilon must be > 0"),
-        ({"delta": 1.0}, "delta must be in"),
-    ],
-)
-def test_bad_fields_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        small(**fields)

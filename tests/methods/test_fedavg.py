@@ -13,10 +13,9 @@ from toys import KEYS, aggregated, records, run
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round, Upload
-from raydiff.methods import fedavg
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training, fit
-from raydiff.privacy.release import NonPrivate, disclose
+from raydiff.privacy.release import disclose
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -45,34 +44,6 @@ def test_the_update_is_the_mean_weighted_by_records(method: FedAvg) -> None:
     assert after["w"].tolist() == [1 + 3.0, 1 + 2.0]
     assert metrics["server/update_norm"] == pytest.approx(math.sqrt(13))
     assert events == []
-
-
-def test_clients_that_agree_move_the_server_to_where_they_are(method: FedAvg) -> None:
-    server = method.init_server(None, generator(0))
-    result = method.local_update(server, {}, records(0), Round(0, generator(1)))
-    uploads = [Upload(i, 5 + i, result.release) for i in range(3)]
-    after, _, _ = aggregated(method, server, uploads, Round(0, generator(0)))
-    torch.testing.assert_close(after, tree.add(server, result.release.value))
-
-
-def test_the_rounds_are_one_training_cut_in_pieces(method: FedAvg, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-
-    def spy(*args: Any, **options: Any) -> Any:
-        asked.append((options["steps"], options["training"]))
-        return fit(*args, **options)
-
-    monkeypatch.setattr(fedavg, "fit", spy)
-    run(method, [records(0)])
-    assert asked == [(range(0, 2), method.local), (range(2, 5), method.local), (range(5, 8), method.local)]
-
-
-def test_weights_go_as_they_are_and_the_ledger_says_so(method: FedAvg) -> None:
-    last = run(method)[-1]
-    assert {e.event for e in last.ledger.entries} == {NonPrivate("weights sent as they are")}
-    assert len(last.ledger.entries) == 6
-    assert last.ledger.bytes_up == 6 * tree.nbytes(last.server)
-    assert last.ledger.epsilon(1e-5, "exact") == math.inf
 
 
 def deployed(method: FedAvg, server: Params, client: int) -> Any:
@@ -105,16 +76,3 @@ def test_a_client_that_joins_later_fine_tunes_100_steps_at_a_tenth_of_the_rate_u
     assert replace(method, finetune=tuning).joining == tuning
     passes = replace(method, local=replace(method.local, epochs=7))
     assert passes.joining == method.joining and passes.steps(1, 30) == passes.local.of(30).part(1, passes.rounds)
-
-
-def test_the_shared_model_is_that_of_no_client(method: FedAvg) -> None:
-    server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
-    plain = deployed(method, server, 0).sample(labels, generator(2))
-    tuned = replace(method, finetune=Training(steps=3, batch=4))
-    assert torch.equal(tuned.deploy(server).sample(labels, generator(2)), plain)
-    assert not torch.equal(deployed(tuned, server, 0).sample(labels, generator(2)), plain)
-
-
-def test_bad_rounds_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"^rounds must be at least 1, got 0$"):
-        FedAvg(rounds=0)

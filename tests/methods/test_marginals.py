@@ -149,25 +149,8 @@ def test_noise_alone_joins_no_columns() -> None:
     assert joined <= 3
 
 
-def test_a_label_without_records_has_rows_all_the_same() -> None:
-    data = rows(0)
-    data = replace(data, labels=torch.zeros_like(data.labels))
-    server = run(METHOD, [data])[-1].server
-    made = codes_of(METHOD.deploy(server).sample(torch.ones(20, 1, dtype=torch.int64), generator(0)))
-    assert bool(((made >= 0) & (made < torch.tensor(COUNTS))).all())
-
-
 def test_a_client_and_the_server_sample_the_same() -> None:
-    """From releases alone, so the run's epsilon covers the client's own records too."""
-    data = rows(0)
-    client = Client(0, METHOD, data, keys=KEYS)
-    last = run(METHOD, [data])[-1]
-    labels = torch.arange(2).repeat(10)[:, None]
-    own = client.deploy(last.sent, 0).sample(labels, generator(1))
-    assert torch.equal(own, METHOD.deploy(last.sent).sample(labels, generator(1)))
-
-
-@pytest.mark.parametrize(("field", "value"), [("epsilon", 0.0), ("delta", 1.0)])
-def test_bad_fields_are_refused(field: str, value: float) -> None:
-    with pytest.raises(ValueError, match=f"^{field} must be"):
-        Marginals(**{field: value})  # type: ignore[arg-type]
+    """From releases alone, so that the run's epsilon covers rows of the client too."""
+    last, labels = run(METHOD, [rows(0)])[-1], torch.arange(2).repeat(10)[:, None]
+    drawn = Client(0, METHOD, rows(0), keys=KEYS).deploy(last.sent, 0).sample(labels, generator(1))
+    assert torch.equal(drawn, METHOD.deploy(last.sent).sample(labels, generator(1)))

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, PASSES, QUADRATIC, Quadratic, asked, joined, records, run
+from toys import KEYS, PASSES, QUADRATIC, Quadratic, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -19,9 +19,7 @@ from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.moon import Moon
-from raydiff.models.networks import UNet
 from raydiff.models.training import Training, fit
-from raydiff.results.finished import open_finished
 from raydiff.seeding import generator
 from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
@@ -46,20 +44,6 @@ def test_without_the_term_it_is_fedavg(method: Moon, local: Training | None) -> 
     plain, without = run(fedavg(method), data)[-1], run(replace(method, mu=0.0), data)[-1]
     assert tree.digest(without.server) == tree.digest(plain.server)
     assert without.metrics == plain.metrics and without.ledger == plain.ledger
-
-
-@pytest.mark.parametrize("network", [None, UNet(widths=(8, 16))])
-def test_the_first_round_is_fedavgs_whatever_the_weight(method: Moon, network: UNet | None) -> None:
-    """The server's model in the place of the missing one: the term is the constant log 2."""
-    if network is not None:
-        method = replace(
-            method, model=replace(method.model, network=network), local=Training(steps=4, batch=2), rounds=2
-        )
-    data = [records(0), records(1)]
-    plain, pulled = run(fedavg(method), data), run(method, data)
-    assert tree.digest(pulled[0].server) == tree.digest(plain[0].server)
-    assert tree.digest(pulled[1].server) != tree.digest(plain[1].server)
-    assert pulled[0].metrics["train/loss"] == pytest.approx(plain[0].metrics["train/loss"] + math.log(2))
 
 
 # --- the term ---
@@ -136,32 +120,6 @@ def test_the_last_model_is_the_servers_and_the_update(method: Moon) -> None:
     torch.testing.assert_close(tree.under("scratch/previous", result.state), tree.add(server, result.release.value))
 
 
-def test_the_last_model_is_for_training_alone(method: Moon) -> None:
-    server = run(method, [records(0)])[-1].sent
-    plain = method.deploy(server, tree.prefixed("scratch/previous", server))
-    assert list(plain.targets) == ["global"]
-    own, deployed = joined(method, server, records(7))
-    assert own.keys() == server.keys() and set(deployed.targets) == {"client", "global"}
-    assert not torch.equal(asked(deployed, "client"), asked(plain, "global"))
-
-
-def test_a_saved_sampler_does_not_have_it(tiny: Experiment, copied: Any, tmp_path: Path) -> None:
-    method = Moon(model=tiny.method.model, local=Training(steps=2, batch=4), rounds=1)
-    finished = open_finished(copied.finish("moon", replace(tiny, method=method, evaluation=None)))
-    finished.save_sampler(tmp_path, 1)
-    kept = Store(tmp_path)
-    assert kept.client_state(1, 0) == {} and set(kept.load_server(0)) == set(method.model.init(generator(0)))
-
-
-# --- what is refused ---
-
-
 def test_a_model_without_features_is_refused_by_name() -> None:
     with pytest.raises(ValueError, match=r"^MOON compares models by their features, and Quadratic has none$"):
         Moon(model=QUADRATIC)
-
-
-@pytest.mark.parametrize(("mu", "temperature"), [(-1.0, 0.5), (math.nan, 0.5), (1.0, 0.0), (1.0, math.inf)])
-def test_bad_weights_are_refused(mu: float, temperature: float) -> None:
-    with pytest.raises(ValueError, match=rf"^mu must be .* temperature .*, got {mu} and {temperature}$"):
-        Moon(mu=mu, temperature=temperature)

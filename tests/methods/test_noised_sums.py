@@ -21,15 +21,13 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
-from raydiff.federated.sums import UploadValidator
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
 from raydiff.methods.sketch import Sketch
+from raydiff.models.by_row import Population
 from raydiff.models.generator import Generator
 from raydiff.models.moments import Gaussians
-from raydiff.models.population import Population
 from raydiff.models.training import Training
-from raydiff.privacy import accountants
 from raydiff.privacy.canaries import Weakened
 from raydiff.privacy.release import Gaussian, NonPrivate, Release, gaussian_sum
 from raydiff.seeding import NoiseStream, generator
@@ -258,18 +256,15 @@ def _covariance(server: Params) -> Tensor:
     return factor @ factor.T
 
 
-@pytest.mark.parametrize("clients", [1, 4])
-def test_the_server_knows_how_much_noise_there_is(clients: int) -> None:
-    """What a client sends has sigma on each entry, what the server makes of M clients sqrt(M) sigma."""
-    method = SUMMED["sketch"]
-    assert isinstance(method, Sketch)
-    server: Params = {}
-    blank = Records(torch.zeros(12, 1, 8, 8), torch.zeros(12, 1, dtype=torch.int64), torch.arange(12))
-    uploads = [Client(i, method, blank, keys=KEYS).run(server, 0)[0] for i in range(clients)]
-    total, counts, std = method._sum.total(UploadValidator(method, server, 0, clients).mean(uploads))
-    assert std == pytest.approx(math.sqrt(clients) * method.sensitivity / accountants.mu_for(10.0, 1e-5))
-    assert kstest((leaves(total) / std).numpy(), "norm").pvalue > 1e-4
-    assert counts.tolist() == [12.0 * clients, *[0.0] * 9]
+@pytest.mark.parametrize("name", SUMMED)
+def test_a_client_and_the_server_sample_the_same(name: str) -> None:
+    """From releases alone, so that the run's epsilon covers samples of the client too."""
+    method, data, labels = SUMMED[name], records(0), torch.arange(10)[:, None]
+    last = run(method, [data])[-1]
+    client = Client(0, method, data, keys=KEYS)
+    drawn = client.deploy(last.sent, last.number).sample(labels, generator(1))
+    assert torch.equal(drawn, method.deploy(last.sent).sample(labels, generator(1)))
+    assert client.personalized(last.sent, last.number) == {}
 
 
 @pytest.mark.parametrize(

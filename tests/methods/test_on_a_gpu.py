@@ -22,7 +22,7 @@ from raydiff.methods.evolution import Evolution
 from raydiff.methods.marginals import Marginals
 from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM, device
-from raydiff.models.lockstep import answers
+from raydiff.models.lockstep import train_all
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Task, Training
 from raydiff.privacy import private_gradient
@@ -145,7 +145,7 @@ def test_little_travels_in_a_step(network: Any, together: int) -> None:
             }
             tasks.append(Task(model=model, params=model.init(generator(client, "init")), **given))
         with attached() as gpu:
-            assert all(not isinstance(fitted, BaseException) for fitted, _ in answers(tasks))
+            assert all(not isinstance(fitted, BaseException) for fitted, _ in train_all(tasks))
         return gpu.counts["up"]
 
     assert copies(32) > 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -103,41 +102,6 @@ def test_second_order_is_the_gradient_of_the_real_unet() -> None:
     assert along_first != pytest.approx(along, rel=1e-3)
 
 
-def test_first_order_is_the_gradient_at_the_adapted_weights() -> None:
-    objective, params = in_float64("first")
-    objective(params).backward()
-    data, draws = records(0, 4), ATTENTION.draws(4, generator(1))
-    draws["z"] = draws["z"].double()
-
-    def loss(w: Params, rows: slice) -> Tensor:
-        batch = (data.images[rows].double(), data.labels[rows])
-        return ATTENTION.loss(w, batch, {k: v[rows] for k, v in draws.items()}, {})
-
-    inner = torch.autograd.grad(loss(params, slice(2)), list(params.values()))
-    adapted = {k: (v - 0.05 * g).detach().requires_grad_() for (k, v), g in zip(params.items(), inner, strict=True)}
-    outer = torch.autograd.grad(loss(adapted, slice(2, None)), list(adapted.values()))
-    for v, expected in zip(params.values(), outer, strict=True):
-        torch.testing.assert_close(v.grad, expected)
-
-
-def test_second_order_trains_the_unet() -> None:
-    method = PerFedAvg(model=ATTENTION, rounds=1, order="second", local=Training(steps=2, batch=4))
-    second, first = (run(m, [records(0)])[-1] for m in (method, replace(method, order="first")))
-    assert math.isfinite(second.metrics["train/loss"]) and second.metrics["server/update_norm"] > 0
-    assert tree.digest(second.server) != tree.digest(first.server)
-
-
-def test_it_learns_to_adapt() -> None:
-    """Targets -1 and 3 of curvatures 1 and 4: the loss after a step of rate a is c (1 - a c)^2 / 2 (w - x)^2, so the
-    best start has the weights c (1 - a c)^2, not c."""
-    training = Training(steps=200, batch=2, learning_rate=0.2, optimizer="sgd", decay="constant")
-    method = PerFedAvg(model=QUADRATIC, rounds=200, local=training, order="second", inner_rate=0.125)
-    found = run(method, [values(-1.0, 1.0), values(3.0, 4.0)])[-1].server["w"].item()
-    weights = [c * (1 - 0.125 * c) ** 2 for c in (1.0, 4.0)]
-    assert found == pytest.approx((3 * weights[1] - weights[0]) / sum(weights), abs=1e-4)
-    assert abs(found - (3 * 4 - 1) / 5) > 0.5
-
-
 # --- adaptation ---
 
 
@@ -158,38 +122,4 @@ def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFed
     assert not torch.equal(shared, adapted.sample(labels, generator(2)))
 
 
-@pytest.mark.parametrize("change", [{"adapt_steps": 0}, {"inner_rate": 0.0}])
-def test_without_steps_or_rate_it_samples_the_shared_model(method: PerFedAvg, change: dict[str, Any]) -> None:
-    method = replace(method, **change)
-    server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
-    deployed = deployed_of(method, server, records(0))
-    expected = method.deploy(server).sample(labels, generator(2))
-    assert torch.equal(deployed.sample(labels, generator(2)), expected)
-    assert torch.equal(joined(method, server, records(7))[1].sample(labels, generator(2)), expected)
-
-
 # --- what is refused ---
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"order": "third"}, "order must be one of first, second, got 'third'"),
-        ({"inner_rate": -0.1}, "inner_rate must be a number of at least 0, got -0.1"),
-        ({"inner_rate": math.nan}, "inner_rate must be a number of at least 0, got nan"),
-        ({"adapt_steps": -1}, "adapt_steps must be at least 0, got -1"),
-        (
-            {"local": Training(replacement=False)},
-            "local.replacement must be true: batches are halved, and a pass's last may be one record",
-        ),
-        ({"local": Training(batch=1)}, "local.batch must be at least 2, for it is halved, got 1"),
-        (
-            {"order": "second", "model": DDPM(compile=True)},
-            "order must be first where model.compile is on: its gradients have no gradients",
-        ),
-    ],
-)
-def test_bad_values_are_refused(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError) as refusal:
-        PerFedAvg(**change)
-    assert str(refusal.value) == says

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.seeding import generator
-from raydiff.storage.checkpoint import Store
 
 
 @pytest.fixture(scope="module")
@@ -47,15 +45,6 @@ def test_the_middle_never_leaves_its_client(method: SharedRep, unet: bool) -> No
         assert result.state.keys() == middle
         server, _, _ = aggregated(method, server, [Upload(0, 12, result.release)], Round(number, generator(2)))
         state = result.state
-
-
-def test_middles_start_alike_and_part_ways(method: SharedRep, tmp_path: Path) -> None:
-    first, *_, last = run(method, store=Store(tmp_path, tmp_path / "cache"))
-    start = tree.under("start", first.server)
-    assert tree.digest(start) == tree.digest(tree.under("start", last.server))
-    store = Store(tmp_path, tmp_path / "cache")
-    states = [store.load_client(c, before=3) for c in range(2)]
-    assert len({tree.digest(s) for s in [start, *states] if s is not None}) == 3
 
 
 def test_a_client_that_joins_trains_the_middle_alone(method: SharedRep) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
@@ -92,12 +91,6 @@ def test_without_noise_samples_have_the_records_two_moments() -> None:
     torch.testing.assert_close(drawn.T @ drawn / len(drawn), within.T @ within / 500, rtol=0.03, atol=1e-3)
 
 
-def test_a_class_without_records_has_the_mean_of_all() -> None:
-    data = replace(records(0, 20), labels=torch.arange(20)[:, None] % 2)
-    mean = run(Sketch(epsilon=None, clip=100.0), [data])[-1].server["gaussians/mean"]
-    torch.testing.assert_close(mean[5], data.images.mean(0), rtol=1e-4, atol=1e-5)
-
-
 def test_a_mean_that_the_noise_has_swamped_is_not_believed() -> None:
     """It stays near the public center; without noise it is that of the records."""
     method = Sketch(clip=5.0, center=True)
@@ -113,17 +106,6 @@ def test_a_mean_that_the_noise_has_swamped_is_not_believed() -> None:
         method.sensitivity / accountants.mu_for(0.3, 1e-5) / 40 * 8
     )  # the noise in a mean of 40 records, over 64 pixels
     assert raw > 25 and lengths[1] < raw / 2
-
-
-def test_a_client_and_the_server_sample_the_same() -> None:
-    """From releases alone, so the run's epsilon covers the client's own records too."""
-    method, data = Sketch(clip=4.0), records(0)
-    client = Client(0, method, data, keys=KEYS)
-    last = run(method, [data])[-1]
-    labels = torch.arange(10)[:, None]
-    own = client.deploy(last.sent, 0).sample(labels, generator(1))
-    assert torch.equal(own, method.deploy(last.sent).sample(labels, generator(1)))
-    assert client.personalized(last.sent, 0) == {}
 
 
 def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(tiny: Experiment) -> None:
@@ -150,30 +132,3 @@ def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
     assert list(deployed.samplers) == ["ddim", "ancestral"] and set(deployed.targets) == {"global", "client"}
     assert deployed.privacy == "none"
-
-
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"clip": 0.0}, "clip must be a positive number, got 0.0"),
-        ({"clip": math.inf}, "clip must be a positive number, got inf"),
-        ({"moment": -1.0}, "moment must be a positive number, got -1.0"),
-        ({"refine": 1.5}, r"refine must be in \[0, 1\], got 1.5"),
-        ({"epsilon": 0.0}, "epsilon must be > 0"),
-        ({"delta": 1.0}, "delta must be in"),
-    ],
-)
-def test_bad_fields_are_refused(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        Sketch(**fields)
-
-
-def test_a_center_needs_public_records() -> None:
-    with pytest.raises(ValueError, match="needs public records"):
-        Sketch(center=True).init_server(None, generator(0))
-
-
-def test_no_records_at_all_are_named() -> None:
-    nobody = records(0).select(torch.arange(0))
-    with pytest.raises(ValueError, match="no records to fit Gaussians to"):
-        run(Sketch(), [nobody])

@@ -89,26 +89,6 @@ def test_however_clients_are_dealt_the_bits_are_the_same(name: str, workers: int
         assert a.metrics == b.metrics
 
 
-def test_it_is_the_mean_to_more_than_floats_have() -> None:
-    method, rng = METHODS["fedavg"], generator(1)
-    before = {"w": torch.zeros(1000)}
-    sent = [{"w": torch.randn(1000, generator=rng) * 1e-3} for _ in range(20)]
-    weights = [1 + 7 * i for i in range(20)]
-    releases = [
-        replace(_upload(method, i), examples=w, release=disclose(x, "it"))
-        for i, (w, x) in enumerate(zip(weights, sent, strict=True))
-    ]
-    mean = UploadValidator(method, before, 0, 20).mean(releases).value["w"]
-    summands = torch.stack([x["w"] for x in sent]) * torch.tensor(weights).view(-1, 1)
-    exact, float32 = ((summands.to(dtype).sum(0) / sum(weights)) for dtype in (torch.float64, torch.float32))
-    assert float((mean - exact).abs().max()) <= 2.0**-24 * float(exact.abs().max())  # The result's own rounding.
-    assert float((mean - exact).norm()) < float((float32 - exact).norm())
-
-
-def _upload(method: FedAvg, client: int) -> Any:
-    return Client(client, method, values(1.0), keys=KEYS).run({"w": torch.zeros(1)}, 0)[0]
-
-
 # --- what does not fit ---
 
 

@@ -36,17 +36,6 @@ def test_a_spike_above_the_noise_is_found_with_its_size_and_what_is_below_is_not
         assert float(big[2]) < 0.1 * edge and float(found.trace()) == pytest.approx(float(spikes.sum()), rel=0.1)
 
 
-def test_noise_alone_has_no_direction() -> None:
-    values, _ = without_noise(noise(200, 1.0, 5), 1.0)
-    assert float(values.max() - values.min()) < 1e-9
-
-
-def test_without_noise_nothing_is_taken_away() -> None:
-    u = torch.randn(50, 6, generator=generator(1)).double()
-    values, vectors = without_noise(u.T @ u, 0.0)
-    torch.testing.assert_close((vectors * values) @ vectors.T, u.T @ u)
-
-
 def test_what_is_drawn_has_the_second_moment_found_however_little_the_means_are_known() -> None:
     rng = generator(2)
     x, y = torch.randn(300, 5, generator=rng).double() + 1, torch.arange(300) % 3

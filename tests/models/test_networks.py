@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from typing import Any
 
@@ -105,32 +104,6 @@ def test_a_missing_label_column_is_refused(name: str) -> None:
     x, t, labels = arguments(model)
     with pytest.raises(ValueError, match="the model has 3 conditions, the labels have 2 columns"):
         model.predict(model.init(generator(0)), x, t, labels[:, :2])
-
-
-@pytest.mark.parametrize(
-    ("network", "says"),
-    [
-        ({"widths": ()}, "widths must be positive multiples of 4, got ()"),
-        ({"widths": (32, 6)}, "widths must be positive multiples of 4, got (32, 6)"),
-        ({"widths": (8, 4)}, "widths must end in at least 8 where attention is on, got (8, 4)"),
-        ({"layers": 0}, "layers must be at least 1, got 0"),
-    ],
-)
-def test_bad_unets_are_refused(network: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(says)}$"):
-        UNet(**network)
-
-
-def test_a_unet_deeper_than_the_image_is_refused() -> None:
-    DDPM(network=UNet(widths=(8, 8, 8, 8)), shape=(1, 8, 8))
-    with pytest.raises(ValueError, match="must be divisible by 4, got 14x14"):
-        DDPM(network=UNet(widths=(8, 8, 8)), shape=(1, 14, 14))
-
-
-@pytest.mark.parametrize("network", [{"width": 0}, {"depth": 0}])
-def test_bad_mlps_are_refused(network: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"^width and depth must be at least 1, got "):
-        MLP(**network)
 
 
 def test_with_a_skip_more_pixels_than_hidden_units_are_predicted() -> None:

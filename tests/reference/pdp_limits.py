@@ -5,7 +5,7 @@ once more (Eq. 49); its balls hold 1 record, n at radius n - 1 and all s at n, w
 with "eta < n - 1" in its first indicator. rho_t is replaced by 1 - 1 / Rbar_{t-1}, which is larger, as in Theorem 1.
 
 The theorem does not hold as it is read: another table can have a larger product of ball and leak, since the leakiest
-record has the emptiest balls (tests/theory/test_pdp_limits.py has one). `ceiling` drops the balls, and holds.
+record has the emptiest balls (tests/papers/discrete/test_limits.py has one). `ceiling` drops the balls, and holds.
 
 Theorem D.1 is about two columns of two values: s - 1 rows (0, 0), two rows (1, 1), one of which is the record.
 

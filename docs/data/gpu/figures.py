@@ -146,7 +146,7 @@ def compiled(name: str) -> None:
 
 def lockstep() -> None:
     """A step of all of 1, 4 and 16 clients, in lock-step and one by one."""
-    from raydiff.models.lockstep import answers
+    from raydiff.models.lockstep import train_all
 
     compute_with(1, "float32")
     training, steps = Training(batch=20), 30 if GPU else 2
@@ -157,9 +157,9 @@ def lockstep() -> None:
             def all_of(count: int = clients, model: DDPM = model) -> list[Task]:
                 return [task(model, training, steps, client=i) for i in range(count)]
 
-            answers(all_of()[: min(2, clients)])
+            train_all(all_of()[: min(2, clients)])
             given, begun = all_of(), now()
-            answers(given)
+            train_all(given)
             together = (now() - begun) / steps
             given, begun = all_of(), now()
             for one in given:

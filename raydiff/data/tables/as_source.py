@@ -1,8 +1,4 @@
-"""Tables as a source of records: a row's codes take the place of a picture, (1, 1, n), as floats 0, 1, ..., k - 1.
-
-So every split, partition and method works on rows as on pictures. What is for pictures alone (size, colour, public
-records from another data set, superclasses) is refused.
-"""
+"""Tables as a source of records: a row's codes replace a picture, (1, 1, n), as floats 0, 1, ..., k - 1."""
 
 from __future__ import annotations
 
@@ -20,10 +16,10 @@ from raydiff.data.tables.read import Table, locate, read, read_again
 def source(
     name: str, file: Path, labels: Sequence[str], *, bins: int | None, public: int | None = None, seed: int = 0
 ) -> Source:
-    """The rows of a table; of a preset with test rows of its own, these last, by the mapping of the others. `public`
-    and `seed` are as for `tabular.read`.
+    """The rows of a table, test rows of a preset last, encoded by the mapping of the others; see `read.read`.
 
-    Raises ValueError as `tabular.read` does, and without a label.
+    Raises:
+        ValueError: As `read.read`, and if there is no label.
     """
     if len(labels) > 1:
         raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")

@@ -1,7 +1,7 @@
 """Cells of a CSV or parquet file as text. Each cell is read by itself: no cell changes the text of another.
 
-Nor does a unit, scale or time zone that a writer chose for a column, maybe to fit one row: midnight is left out, and so
-are zeros that end a fraction. In parquet a duration is a number of seconds, a time with a zone is in UTC (Z).
+Nor does a unit, scale or time zone of the column: midnight and zeros that end a fraction are left out, a parquet
+duration is a number of seconds, and a time with a zone is in UTC (Z).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def frame(path: Path) -> pd.DataFrame:
-    """The whole file: texts without blanks around them, or missing. Raises ValueError where it cannot be read."""
+    """The whole file: stripped texts, or missing. Raises ValueError if it cannot be read."""
     import pandas as pd  # Half a second, which commands that read no table do without.
 
     sizes.check_fits(f"the table {path}", _claimed(path), "take fewer rows")
@@ -52,7 +52,6 @@ def _parquet(path: Path) -> pd.DataFrame:
 
 
 def _texts(column: Any) -> list[str | None]:
-    """Of a parquet column."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -78,7 +77,7 @@ def _text(value: Any) -> str:
 
 
 def _claimed(path: Path) -> int:
-    """Bytes that the file says it has: a parquet file may be small, and have very many rows."""
+    """Claimed bytes: a small parquet file may have very many rows."""
     if path.suffix.lower() != ".parquet":
         return path.stat().st_size
     import pyarrow.parquet as pq

@@ -10,22 +10,22 @@ from raydiff import lookup
 
 @dataclass(frozen=True, kw_only=True)
 class CodeBook:
-    """How one table is read."""
+    """Declared columns, categories and classes of one table."""
 
     files: tuple[str, ...]
-    """Below the root: the training rows, and the table's own test rows, where it has some."""
+    """Training rows and, if there are, test rows, below the root."""
     label: str
     """The label column."""
     classes: tuple[str, ...]
-    """Its values."""
+    """Values of the label."""
     bins: int
-    """k."""
+    """Maximum number of categories of a column."""
     read: Mapping[str, Sequence[float] | Mapping[str, Sequence[str]]]
     """{column: the edges of its bins, where it has numbers, else {category: values}}, in the order of the columns."""
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns."""
+        """Names of the columns, without the label."""
         return tuple(self.read)
 
     @property
@@ -36,8 +36,8 @@ class CodeBook:
     @property
     def groups(self) -> dict[str, Mapping[str, Sequence[str]]]:
         """{column: {category: values}}, of all other columns and the label."""
-        given = {name: how for name, how in self.read.items() if isinstance(how, Mapping)}
-        return {**given, self.label: {value: (value,) for value in self.classes}}
+        grouped = {name: how for name, how in self.read.items() if isinstance(how, Mapping)}
+        return {**grouped, self.label: {value: (value,) for value in self.classes}}
 
 
 CODE_BOOKS: lookup.Table[CodeBook] = lookup.Table(

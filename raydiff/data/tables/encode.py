@@ -1,8 +1,8 @@
-"""How the columns of a table become small whole numbers, and back: bins of numbers, groups of texts.
+"""Encoding of a table's columns as small integers, and back: bins of numbers, groups of texts.
 
-A `Mapping` is fitted once, saved as JSON, and inverts the rows that a model generates. It says something of the rows it
-was fitted on (edges at quantiles, which values are rare), unless bins and groups were given: no mechanism covers these
-rows. Fitted on public rows it has, whatever the others hold, a category for what only others have.
+A `Mapping` is fitted once and saved as JSON. It depends on the rows it was fitted on (quantiles, rare values), unless
+bins and groups are declared; no mechanism covers these rows. Fitted on public rows it has a category for what only
+others have.
 
 Shapes: s rows, n columns.
 """
@@ -29,29 +29,29 @@ if TYPE_CHECKING:
 MISSING = "(missing)"
 """Name of the category of missing values."""
 OTHER = "(other)"
-"""Name of the category that rare values are merged into, and values that no public row has."""
+"""Name of the category of rare values and of values that no public row has."""
 UNUSED = "(none)"
-"""What a code that its column does not use becomes: noised rows have such, clean ones never."""
+"""Name of codes that the column does not use, which only noised rows have."""
 NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?)", re.ASCII | re.IGNORECASE)
 WHOLE = re.compile(r"\+?(-?)0*(\d+)(\.0*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
 class Column:
-    """The categories of one column, and which values go into which."""
+    """The categories of one column."""
 
     name: str
-    """Of the column."""
+    """Name of the column."""
     categories: tuple[str, ...]
     """Names of the codes 0, 1, ..."""
     edges: tuple[float, ...] | None = None
-    """Of a column of numbers: e_1 < .. < e_m cut it into < e_1, e_1 to < e_2, .., >= e_m. None: a column of texts."""
+    """e_1 < .. < e_m, which cut numbers into < e_1, e_1 to < e_2, .., >= e_m; None: a column of texts."""
     values: Dictionary[str, int] = field(default_factory=dict)
-    """Of a column of texts: the code of each known value; others go to OTHER, where there is such a category."""
+    """Code of each text; others go to OTHER, if there is such a category."""
 
     def code(self, text: str | None) -> int:
-        """Of one value by itself, None where it is missing; -1: there is no category for it. Among texts a number is
-        known in any spelling, as 1.0 is where 1 is; among bins, what is no finite number is missing."""
+        """Code of one value (None: missing), or -1 if it has no category. Among texts a number may have any spelling,
+        as 1.0 for 1; among bins, what is no finite number is missing."""
         rest = self.values.get(OTHER, -1)
         if text is not None and self.edges is None:
             return self.values.get(text, self.values.get(plain(text), rest))
@@ -60,15 +60,15 @@ class Column:
         return self.categories.index(MISSING) if MISSING in self.categories else rest
 
     def codes(self, values: pd.Series) -> NDArray[np.int64]:
-        """(s,) int64, of texts. Raises ValueError on values that have no category."""
+        """(s,) int64 codes of texts. Raises ValueError on values that have no category."""
         texts = values.astype(object).where(values.notna(), None).tolist()
-        known = {text: self.code(text) for text in dict.fromkeys(texts)}
-        if unknown := [MISSING if text is None else text for text, code in known.items() if code < 0]:
+        codes = {text: self.code(text) for text in dict.fromkeys(texts)}
+        if unknown := [MISSING if text is None else text for text, code in codes.items() if code < 0]:
             raise ValueError(f"column {self.name!r} has the value {unknown[0]!r}, which is in none of its categories")
-        return np.array([known[text] for text in texts], dtype=np.int64)
+        return np.array([codes[text] for text in texts], dtype=np.int64)
 
     def names(self, codes: NDArray[np.int64]) -> NDArray[np.object_]:
-        """The category of each code (s,): of a bin its interval as text; a missing value is None."""
+        """The category (a bin's interval as text) of each code (s,); None: missing."""
         return np.array([*(None if c == MISSING else c for c in self.categories), UNUSED], dtype=object)[
             np.minimum(codes, len(self.categories))
         ]
@@ -81,12 +81,12 @@ class Column:
 
 @dataclass(frozen=True)
 class Mapping:
-    """The columns of a table, and its label."""
+    """The encoding of a table."""
 
     columns: tuple[Column, ...]
-    """Each of the n columns."""
+    """The n columns, without the label."""
     label: Column | None = None
-    """The label, apart from the columns; None: there is none."""
+    """The label."""
 
     @property
     def decoded(self) -> tuple[Column, ...]:
@@ -99,29 +99,26 @@ class Mapping:
         return codes, None if self.label is None else self.label.codes(frame[self.label.name])
 
     def decode(self, codes: NDArray[np.int64], labels: NDArray[np.int64] | None = None) -> pd.DataFrame:
-        """Rows as text from codes (s, n) and labels (s,): what may be released in place of the table.
+        """Rows as text from codes (s, n) and labels (s,). Bins become their intervals as text, not midpoints, which the
+        outermost bins lack and which would look like measurements."""
+        import pandas as pd  # slow to import
 
-        A bin of numbers becomes the text of its interval, not a midpoint: the outermost bins have none, and a made-up
-        number would look like a measured one. Texts encode to the same codes; intervals are not read back as numbers.
-        """
-        import pandas as pd  # Half a second, which commands that read no table do without.
-
-        made = {column.name: column.names(codes[:, i]) for i, column in enumerate(self.columns)}
+        rows = {column.name: column.names(codes[:, i]) for i, column in enumerate(self.columns)}
         if self.label is not None and labels is not None:
-            made[self.label.name] = self.label.names(labels)
-        return pd.DataFrame(made)
+            rows[self.label.name] = self.label.names(labels)
+        return pd.DataFrame(rows)
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Writes `to_json` to a file."""
         path.write_text(self.to_json() + "\n")
 
     def to_json(self) -> str:
-        """All of it."""
+        """The mapping as JSON."""
         return json.dumps(asdict(self), indent=1)
 
     @staticmethod
     def load(path: Path) -> Mapping:
-        """The inverse of `save`. Raises ValueError, in one sentence, on a file that is none."""
+        """Inverse of `save`. Raises ValueError on other files."""
         try:
             read = json.loads(path.read_text())
             label = None if read["label"] is None else _column(read["label"])
@@ -151,9 +148,11 @@ def groups_of(
 ) -> Column:
     """A column of texts: in these groups, or one category for each value, the rarest merged; at most `bins`.
 
-    `public`: these are the public values alone, and what others hold goes to OTHER, which there always is. Raises
-    ValueError where there are more values and most occur once: then it is an identifier, of which merging would leave
-    nothing.
+    Args:
+        public: Whether these are the public values only; then OTHER is always a category.
+
+    Raises:
+        ValueError: There are more values than bins and most occur once, as in an identifier.
     """
     missing = [MISSING] if values.isna().any() else []
     if groups is not None:
@@ -178,7 +177,7 @@ def groups_of(
 
 
 def numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
-    """(s,) float64, of texts. Raises ValueError on one that is no number or not finite."""
+    """(s,) float64 of texts. Raises ValueError unless all are finite numbers."""
     x = np.array([number(text) for text in values], dtype=np.float64)
     if not np.isfinite(x).all():
         raise ValueError(f"column {name!r} must hold finite numbers, got {values[~np.isfinite(x)].iloc[0]!r}")
@@ -191,9 +190,9 @@ def number(text: str) -> float:
 
 
 def are_numbers(texts: Iterable[str]) -> bool:
-    """Whether each of them spells one, and there are some."""
-    found = list(texts)
-    return bool(found) and not any(math.isnan(number(text)) for text in found)
+    """Whether all spell a number, and there is at least one."""
+    values = [number(text) for text in texts]
+    return bool(values) and not any(map(math.isnan, values))
 
 
 def plain(text: str) -> str:
@@ -210,7 +209,7 @@ def number_text(x: float) -> str:
 
 
 def _quantiles(x: NDArray[np.float64], bins: int) -> list[float]:
-    """At most bins - 1 values of x, above its least, that cut it from below into parts as equal as ties allow."""
+    """At most bins - 1 values of x, above its minimum, that cut it into parts as equal as ties allow."""
     rest, edges = np.sort(x), []
     for parts in range(bins, 1, -1):
         above = rest[rest > rest[0]] if len(rest) else rest

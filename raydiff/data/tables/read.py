@@ -1,12 +1,12 @@
 """Tables: CSV or parquet files to category vectors.
 
-Each cell is read by itself, as text (`cells`). A column has numbers if all of its texts spell one. Numbers are cut into
-bins, or are a category each where there are no more of them than `bins`; rare texts are put together. An empty field,
-?, NA, N/A, NaN, nan, null, NULL and (missing) are missing values, a category of their own.
+A column is numeric if all of its texts spell a number. Numbers are cut into bins, unless there are at most `bins`
+different ones; rare texts are merged. Missing values (an empty field, ?, NA, N/A, NaN, nan, null, NULL, (missing)) are
+a category.
 
-Without a preset, types, bins, categories and the label's classes are fitted on all rows, before any mechanism; or on so
-many public rows alone, drawn by their place in the file. What another row has beyond those goes to the first or last
-bin, to MISSING where a column of bins has no finite number, else to OTHER: a private cell changes its own code alone.
+Without a preset, types, bins, categories and classes are fitted on all rows, before any mechanism, or on public rows
+only, drawn by their place in the file. Other values of private rows then go to the first or last bin, to MISSING (no
+finite number among bins), or to OTHER: a private cell changes its own code only.
 
 Shapes: s rows, n columns, k categories at most.
 """
@@ -42,20 +42,20 @@ MOST_CLASSES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Which table, and how its columns become categories."""
+    """A table and the encoding of its columns."""
 
     source: str = "adult"
-    """A CSV or parquet file; or adult, german or loan, found in the folder of data sets, RAYDIFF_DATA."""
+    """A CSV or parquet file, or adult, german or loan below RAYDIFF_DATA."""
     preset: str | None = None
-    """adult, german or loan: read the file in `source` as that one is read. Fields that are given here win."""
+    """adult, german or loan: read `source` as that table, unless fields below are set."""
     label: str | None = None
     """The label column; None: the preset's, or none."""
     columns: tuple[str, ...] = ()
-    """The columns, in this order; empty: the preset's, or all but the label."""
+    """The columns, in order; empty: the preset's, or all but the label."""
     exclude: tuple[str, ...] = ()
-    """Columns that are left out of these."""
+    """Columns to leave out."""
     bins: int | None = None
-    """k: the most categories of a column, missing values' included; None: the preset's, or 5."""
+    """Maximum number k of categories of a column, with missing values; None: the preset's, or 5."""
 
     def __post_init__(self) -> None:
         if not self.source:
@@ -70,14 +70,14 @@ class Table:
             raise ValueError(f"label {self.label!r} is also among the columns: it is a condition, apart from them")
 
     @property
-    def known(self) -> CodeBook | None:
-        """The preset by which it is read."""
-        return CODE_BOOKS.get(self.preset or self.source)
+    def given_edges(self) -> dict[str, Sequence[float]]:
+        """{column: edges} of columns with declared edges."""
+        return dict(self.known.cuts) if self.known else {}
 
     @property
-    def given_edges(self) -> dict[str, Sequence[float]]:
-        """{column: edges} of those that are not cut at quantiles."""
-        return dict(self.known.cuts) if self.known else {}
+    def known(self) -> CodeBook | None:
+        """The preset."""
+        return CODE_BOOKS.get(self.preset or self.source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,15 +91,15 @@ class Encoded:
     rows: Tensor
     """(s,) int64: the row of the file, 0 for the first below the header."""
     mapping: Mapping
-    """From values to codes, and back."""
+    """Encoding of the columns."""
     says: str
-    """What it is, in a few words."""
+    """Short description."""
     notes: tuple[str, ...] = ()
-    """What was left out or put together: a sentence each."""
+    """Rows left out."""
     found: tuple[str, ...] = ()
-    """Columns, the label among them, whose categories nobody has given: they are fitted on rows."""
+    """Columns, with the label, whose categories are undeclared and fitted on rows."""
     public: Tensor | None = None
-    """(p,) int64: positions of the public rows that `found` was fitted on, ascending; None: on all rows."""
+    """(p,) int64: ascending positions of the public rows that `found` was fitted on; None: on all rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -108,16 +108,16 @@ class Encoded:
 
     @property
     def k(self) -> int:
-        """The largest number of categories of a column."""
+        """Maximum number of categories of a column."""
         return max(len(column.categories) for column in self.mapping.columns)
 
 
 def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
-    """The table that `config` describes. What it leaves to be found is fitted on all rows, or on `public` rows alone,
-    drawn by `seed`.
+    """The table, its undeclared categories fitted on `public` rows, drawn by `seed` (None: on all rows).
 
-    Raises ValueError, in one sentence, on a file that cannot be read, a column or label that it has not, fewer than two
-    rows, a column with one value or more than `bins` allow, numbers that are not finite, and too few public rows.
+    Raises:
+        ValueError: The file cannot be read, a column is missing, there are fewer than two rows or too few public rows,
+            a column has one value or more than `bins`, or a number is not finite.
     """
     path = locate(config.source)
     frame = cells.frame(path)
@@ -147,23 +147,22 @@ def read_again(config: Table, path: Path, mapping: Mapping) -> Encoded:
 
 
 def is_table(name: str) -> bool:
-    """Whether this is the name of a table or of a file that may hold one."""
+    """Whether this names a preset or a file of tables."""
     return name in CODE_BOOKS or is_file(name)
 
 
 def is_file(name: str) -> bool:
-    """Whether this is the path of a file that may hold a table."""
+    """Whether this is the path of a CSV or parquet file."""
     return name.lower().endswith(SUFFIXES) and not Path(name).expanduser().is_dir()
 
 
 def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
-    """The file that `source` means: of a preset its training rows (part 0) or test rows (1). Raises ValueError where
-    there is none."""
+    """Path of the file; of a preset its training rows (part 0) or test rows (1). Raises ValueError if it is missing."""
     if source not in CODE_BOOKS:
         path = Path(source).expanduser().absolute()
         if path.suffix.lower() not in SUFFIXES:
-            known = f"{', '.join(CODE_BOOKS)}, or a .csv or .parquet file"
-            raise ValueError(f"a table is {known}, got {source!r}{nearest(source, CODE_BOOKS)}")
+            wanted = f"{', '.join(CODE_BOOKS)}, or a .csv or .parquet file"
+            raise ValueError(f"a table is {wanted}, got {source!r}{nearest(source, CODE_BOOKS)}")
     else:
         root = root or os.environ.get("RAYDIFF_DATA")
         if not root:
@@ -209,29 +208,29 @@ def _check_there(names: Sequence[str], frame: pd.DataFrame, path: Path) -> None:
 def _complete(
     config: Table, wanted: pd.DataFrame, label: str | None, path: Path, *, public: int | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The rows that are kept, and notes on those left out: of a preset rows with a missing value, else rows without a
-    label, which is OTHER where there are `public` rows."""
+    """The kept rows, and notes on those left out: rows with a missing value (preset), else rows without a label, unless
+    there are `public` rows (then OTHER)."""
     if config.known is None and (public is not None or label is None):
         return wanted, []
     kept = wanted.dropna(subset=None if config.known else [label])
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} of {len(wanted)} rows without missing values, a table needs two")
     what = "a missing value" if config.known else "no label"
-    return kept, [f"rows with {what} are left out"]  # Not how many: that depends on single cells.
+    return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
 def _found(config: Table, columns: Sequence[str], label: str | None) -> tuple[str, ...]:
-    """The columns, the label last, that the preset does not give."""
-    given = {*config.known.cuts, *config.known.groups} if config.known else set()
-    return tuple(name for name in (*columns, label) if name is not None and name not in given)
+    """The columns, the label last, that no preset declares."""
+    declared = {*config.known.cuts, *config.known.groups} if config.known else set()
+    return tuple(name for name in (*columns, label) if name is not None and name not in declared)
 
 
 def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Sequence[str]) -> Ints:
-    """Positions of the public rows in `frame`, ascending: the first of the file's rows in this order that it has."""
+    """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
     if public < 1:
         raise ValueError(
-            f"nobody gives the categories of {', '.join(found)}, and data.public is 0: declare some rows of "
-            f"{path.name} public, to fit them on, or set data.fitted_on to all (epsilon is then inf)"
+            f"the categories of {', '.join(found)} are undeclared: raise data.public, to fit them on public rows of "
+            f"{path.name}, or set data.fitted_on to all (epsilon is then inf)"
         )
     if public > len(frame):
         raise ValueError(f"there are {len(frame)} rows in {path.name!r}, too few for data.public={public}: lower it")
@@ -240,19 +239,19 @@ def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Seq
 
 
 def _typed(values: pd.Series) -> pd.Series:
-    """With plain numbers, where there is nothing else. Raises ValueError on one that is not finite."""
+    """Numbers in their shortest spelling, if all are numbers. Raises ValueError on one that is not finite."""
     if numeric := are_numbers(values.dropna().unique()):
         numbers(values.dropna(), str(values.name))
     return values.map(plain, na_action="ignore") if numeric else values
 
 
 def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: str | None, *, public: bool) -> Mapping:
-    """`public`: these are the public rows alone."""
+    """`public`: these are the public rows only."""
     preset, cuts = config.known, config.given_edges
     bins = config.bins or (preset.bins if preset else 5)
     groups = preset.groups if preset else {}
     if public and bins < 3:
-        raise ValueError(f"bins must be at least 3, one of them for what no public row has, got {bins}")
+        raise ValueError(f"bins must be at least 3, one of them for values of no public row, got {bins}")
     fitted = []
     for name in columns:
         values, numeric = frame[name], are_numbers(frame[name].dropna().unique())

@@ -1,7 +1,4 @@
-"""Generated rows of a table as one CSV file, put together from parts of which each is whole or not there.
-
-Shapes: s rows, n columns.
-"""
+"""Generated rows of a table as one CSV file, joined from parts. Shapes: s rows, n columns."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ FILE = "rows.csv"
 
 
 def describe(mapping: Mapping) -> dict[str, Any]:
-    """What a card says of the file: what a value is, and the categories of every column, the label last."""
+    """Entry of a card: the meaning of values, and the categories of every column, the label last."""
     return {
         "file": FILE,
         "values": f"names of groups and of intervals of numbers; an empty field: a missing value; {OTHER}: rare "
@@ -29,26 +26,24 @@ def describe(mapping: Mapping) -> dict[str, Any]:
 
 
 def most_bytes(mapping: Mapping) -> int:
-    """The most that a row takes: each field in quotes, and each of its characters doubled."""
-    longest = [max(len(name.encode()) for name in (*c.categories, UNUSED)) for c in mapping.decoded]
-    return sum(2 * length + 3 for length in longest)
+    """Maximum size of a row: each field in quotes, and each of its characters doubled."""
+    return sum(2 * max(len(name.encode()) for name in (*c.categories, UNUSED)) + 3 for c in mapping.decoded)
 
 
 def header_bytes(mapping: Mapping) -> int:
-    """The most that the line of column names takes."""
+    """Maximum size of the header."""
     return sum(2 * len(column.name.encode()) + 3 for column in mapping.decoded)
 
 
 def write_part(
     path: Path, codes: NDArray[np.int64], labels: NDArray[np.int64], mapping: Mapping, *, header: bool
 ) -> None:
-    """Rows from codes (s, n) and labels (s,), as `Mapping.decode` names them; `header` in the first part alone."""
-    frame = mapping.decode(codes, labels)
-    frame.to_csv(path, index=False, header=header, lineterminator="\n", encoding="utf-8")
+    """Writes rows from codes (s, n) and labels (s,), see `Mapping.decode`; `header` in the first part only."""
+    mapping.decode(codes, labels).to_csv(path, index=False, header=header, lineterminator="\n", encoding="utf-8")
 
 
 def join(parts: Sequence[Path], path: Path) -> None:
-    """One file of all parts, in this order."""
+    """Concatenates the parts."""
     with path.open("wb") as whole:
         for part in parts:
             with part.open("rb") as f:

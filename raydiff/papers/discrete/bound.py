@@ -4,13 +4,10 @@ Unit: one record v* of one given table; adversary: sees m generated rows. (epsil
 (table, v*), and delta(v*) depends on the other records. It is not differential privacy, bounds nothing for other
 tables, and is itself confidential: it never enters the ledger.
 
-The paper's theorem is for a model of one table that is conditional on nothing. Of a model that is conditional on a
-label y, the perfectly trained form is, for each y, that of y's rows alone. So with `labels` the theorem is applied to
-each label's rows by themselves: the neighbour of (table, labels) lacks one record of label y, all other labels' rows
-are the same, and so is what is generated for them; V_0 are y's rows and m is m_y, the rows of y that are released.
-That there is the label y, and m_y, are taken as public: that a record has the label y rather than another is not
-bounded, and m_y must not depend on how many records have it. Where labels of released rows are anybody's choice, m_y
-is m. The only record of a label has an infinite bound. Without `labels` all rows are one group: the paper's own case.
+The paper's theorem is for an unconditional model. With `labels` it is applied to each label's rows: the perfectly
+trained model of label y is that of y's rows, V_0 are y's rows, the neighbour lacks one of them, and m is m_y, the
+released rows of y. The labels and m_y are public: which label a record has is not bounded, and m_y must not depend on
+the number of its records. The only record of a label has an infinite bound.
 
 | paper | here |
 |---|---|
@@ -164,11 +161,15 @@ def audit(
     records: Ints | None = None,
     progress: OnProgress | None = None,
 ) -> Audit:
-    """Theorem 1 for all records of a (s + 1, n) table of categories 0 .. k - 1, or for those at the given row numbers.
+    """Theorem 1 for the records of a table.
 
-    labels (s + 1,) int64 are those of a model that is conditional on them: each record is bounded within the rows of
-    its label. None: the model is conditional on nothing, and all rows are one group. Raises ValueError for a table that
-    is none, has fewer than two rows, or values that the kernel does not know, and for labels that do not fit.
+    Args:
+        table: (s + 1, n) categories 0 .. k - 1.
+        labels: (s + 1,) int64 conditions of the model; None: unconditional, all rows are one group.
+        records: Row numbers to audit; None: all.
+
+    Raises:
+        ValueError: The table has fewer than two rows or values beyond the kernel's, or the labels do not fit.
     """
     check_table(table)
     column, largest = int(np.argmax(table.max(axis=0))), int(table.max())

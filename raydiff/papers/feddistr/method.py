@@ -6,9 +6,9 @@ the vectors with labels and counts, once. The server keeps one vector of each ba
 that it kept, and trains a classifier on them.
 
 Adversary: the server, and whoever sees the pool; the unit is a client. Without `epsilon` vectors are sent as they are.
-With it each is clipped and noised, and `clusters` of them are sent for each label, whatever the records are; which
-labels a client has (`least` records of) and how many records in all are declared. Counts are not sent: clusters are
-made of private records, and their sizes with them. The latent model is public.
+With it each is clipped and noised, `clusters` of them are sent for each label, whatever the records are, and counts are
+not sent. Declared: the labels of which a client has `least` records, and its number of records. The latent model is
+public.
 
 | paper | here |
 |---|---|
@@ -20,16 +20,17 @@ made of private records, and their sizes with them. The latent model is public.
 | "is small" (section 4.3) | `threshold`, on the distance |
 | F_omega | `classifier`, trained by `training` on `images` pictures |
 
-Deviations: the paper leaves open what follows. Clients cluster within each label, and the label travels with the
-vector; prompts of different labels are never matched. m_k is a public number, the same for every label; `silhouette`
-chooses it on private data, which is recorded as a disclosure. The threshold is given, or comes from the public records:
-the middle between the median distances of prompts that two halves of them have in common, and have not; under noise
-its known share is added. More than two clients are matched one after the other against the pool. Vectors start at the
-latent model's public start, not at random: their distances then mean the same everywhere. Pictures are made in
-proportion to the records behind each prompt; with `epsilon` the server takes a client's prompts to have equal shares of
-its records, and where equal records make fewer clusters, vectors are sent twice. The classifier is trained once, by the
-server. The paper's noise has no clipping and no epsilon; here a vector's distance from the start is clipped to `clip`,
-and the budget is spent on all of a client's vectors together: sensitivity 2 clip sqrt(m) under replace-one.
+Deviations, where the paper leaves it open:
+
+- Clients cluster within each label; prompts of different labels are never matched.
+- m_k is public and the same for every label; `silhouette` chooses it on private data, a disclosure in the ledger.
+- The default threshold is the middle between the median distances of prompts that two halves of the public records
+  have in common, and have not; under noise its expected part is added.
+- Clients are matched one after the other against the prompt pool. Vectors start at the latent model's public start.
+- Pictures are in proportion to the records of each prompt; with `epsilon` a client's prompts have equal fractions of
+  its records, and vectors are repeated if equal records give fewer clusters.
+- A vector's distance from the start is clipped to `clip`; all of a client's vectors share the budget: sensitivity
+  2 clip sqrt(m) under replace-one. The paper's noise has no clipping and no epsilon.
 """
 
 from __future__ import annotations

@@ -1,29 +1,21 @@
-"""FedDistr's theory (arXiv 2410.12530, section 3.2 and appendix C) where the truth is known.
+"""FedDistr's theory (arXiv 2410.12530, section 3.2 and appendix C) on truncated normal base distributions.
 
-Base distribution i is a normal distribution with unknown mean mu_i, truncated to an interval of length b - a around it,
-as in appendix C.1. Clients know from which base a record is and send each base's sample mean; the server keeps, of each
-base, the mean over most records (section 4.3). The model is one number per base, the loss f(w, z) = |w_i - z| for a z
-of base i: 1-Lipschitz, and least at the median, which here is the mean. So with delta_i the error of the mean kept,
+Base i is normal with unknown mean, truncated to an interval of length b - a around it (appendix C.1). Clients send each
+base's sample mean; the server keeps the mean over most records (section 4.3). The loss is |w_i - z|, so with delta_i
+the error of the mean kept, exactly,
 
-    eps_u = sum_i (share of base i) E(|T - delta_i| - |T|),   T ~ the base less its mean    (Eq. 4)
+    eps_u = sum_i (fraction of base i) E(|T - delta_i| - |T|),   T ~ the base less its mean    (Eq. 4)
 
-exactly. Other Lipschitz constants L are other units: they enter as L (b - a). Where the paper disagrees with
-itself, or with this setting:
+Lipschitz constants L enter as L (b - a). Where the paper disagrees with itself, or with this setting:
 
-- Theorem 1 (Eq. 8) has the exponent -2 min_k n_k eps^2; the appendix states -min_k n_k eps^2 / (2 L^2), and its proof
-  divides by (a - b)^2 as well. The first two depend on the units of f.
-- Theorem 1's proof gives a client with several bases all its n_k records for each of them. At xi = 0 Theorem 2 has
-  n / m where Theorem 1 has n / K; they agree for one base per client. The average over clients (Eq. 7 of the appendix)
-  is said to have the probability of one of them: a union over clients, a factor K, is missing.
-- Theorem 2 drops (a - b)^2 too. The text says that its probability is one at xi = 0; it is 1 - 2 exp(-n eps^2 / (2 m)).
-  Its proof prints m / n for n / m.
-- Lemma 2 needs an S-hat that is S shifted by the error. Read literally, with the sample mean in the place of the
-  parameter mu of phi(mu, sigma, a, b), it is false: see `literal_limit`.
-- Lemma 3 must have <= xi. Its vectors have length one and sum to one over the clients in each base: as
-  sum_i sum_k a_ik^2 = K and sum_i sum_k a_ik = m, the inner products of the K (K - 1) ordered pairs sum to m - K, so
-  that xi is at least (m - K) / (K (K - 1)), and xi < 1 / (K - 1)^2 leaves m = K and m = K + 1 (or K = 1). Theorem 2's
-  proof is about no other federation. For Definition 1's cosine Lemma 3 is false (`one_shared`); with xi m / K for xi it
-  is true, since the vectors of shares have squared length m / K at most (`dominant_share`).
+- Theorem 1 (Eq. 8) has the exponent -2 min_k n_k eps^2, the appendix -min_k n_k eps^2 / (2 L^2), and its proof divides
+  by (a - b)^2, too. The first two depend on the units of f.
+- Theorem 1's proof counts all n_k records for each base of a client, and its average over clients (appendix, Eq. 7)
+  lacks a factor K, the union over clients.
+- Theorem 2 drops (a - b)^2. Its probability at xi = 0 is 1 - 2 exp(-n eps^2 / (2 m)), not one.
+- Lemma 2, with the sample mean as the parameter mu of phi(mu, sigma, a, b), is false (`literal_limit`).
+- Lemma 3 must have <= xi. Its vectors leave only m = K and m = K + 1 (or K = 1), so that Theorem 2's proof is about no
+  other federation. For Definition 1's cosine it is false (`one_shared`), and true with xi m / K (`dominant_share`).
 
 Shapes: K clients, m base distributions, R repetitions, E values of epsilon. All in float64.
 """
@@ -117,7 +109,7 @@ def utility_losses(counts: Tensor, base: Base, *, repetitions: int, rng: torch.G
 
 
 def theorem1(fewest: float, eps: Tensor, *, width: float | None) -> Tensor:
-    """Theorem 1's lower bound on Pr(eps_u <= eps), (E,), for L = 1: Eq. 8, or, given b - a, the appendix's proof's."""
+    """Theorem 1's lower bound on Pr(eps_u <= eps), (E,), for L = 1: Eq. 8 (`width` None), or the appendix's proof's."""
     exponent = 2.0 if width is None else 1 / (2 * width**2)
     return 1 - 2 * torch.exp(-exponent * fewest * eps.square())
 
@@ -149,10 +141,10 @@ def promised(bound: Tensor, eps: Tensor) -> float:
 
 
 def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int) -> float:
-    """The smallest of the `widths` b - a, ascending, from which a theorem as printed is violated; infinite where none.
+    """The smallest of the ascending `widths` b - a at which a theorem as printed is violated, else infinity.
 
-    `losses` (R,) are those for b - a = 1: eps_u is proportional to it, and the printed bounds do not know it. Violated
-    is where the whole 95 % interval of Pr(eps_u <= eps) is below the bound, at some eps.
+    `losses` (R,) are those for b - a = 1, to which eps_u is proportional. Violated: at some eps the whole 95 % interval
+    of Pr(eps_u <= eps) is below the bound.
     """
     eps = losses.quantile(torch.linspace(0, 1, 201, dtype=torch.float64))
     high = probability(losses, eps)[2]
@@ -168,10 +160,11 @@ def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int
 
 
 def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
-    """Lemma 3 for clients with `counts` (K, m), each base with as many records as any other.
+    """Lemma 3 for clients with `counts` (K, m) of equally large bases.
 
-    Returns xi (the largest coefficient of a pair), the least over bases of the largest client's share, and its lower
-    bounds: Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K).
+    Returns:
+        xi, the minimum over bases of the largest client's fraction, and two lower bounds on it:
+        Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K).
     """
     clients, bases = counts.shape
     pairs = entangled.coefficients(counts)[~torch.eye(clients, dtype=torch.bool)]
@@ -187,11 +180,9 @@ def one_shared(clients: int, own: int) -> Tensor:
 
 
 def literal_limit(mu: float = 0.0) -> float:
-    """What eps_u tends to for S = phi(mu, 0.5, 0, 1) where the mean of S takes the place of mu.
+    """Limit of eps_u for S = phi(mu, 0.5, 0, 1) if the mean of S replaces mu, as in Lemma 2.
 
-    Lemma 2 estimates "the distribution mean mu" of phi(mu, sigma, a, b) by the sample mean. But mu is no mean unless it
-    is the middle of [a, b]. One base and |w - z|: w-hat is the median of phi(mean of S, sigma, a, b), which no number
-    of records makes the median of S. The proof's coupling of z with z + epsilon fails.
+    mu is the mean only in the middle of [a, b]: the median of phi(mean of S, sigma, a, b) never becomes that of S.
     """
     from scipy.stats import truncnorm
 

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.federated.method import SERVER_ONLY, Deployed, Sampler
-from raydiff.models import class_gaussians
 from raydiff.models.ddpm import DDPM
+from raydiff.papers.pfdm import class_gaussians
 from raydiff.papers.pfdm.noised_copies import NoisedCopies
 from raydiff.tree import Params
 

@@ -43,9 +43,9 @@ from raydiff.data.records import Records
 from raydiff.federated.method import Deployed, LocalResult, Round, Sampler, Target
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM
-from raydiff.models.k_means import k_means
 from raydiff.models.networks import CLIENT, table
 from raydiff.models.training import Training, fit_personal
+from raydiff.papers.k_means import k_means
 from raydiff.tree import Params
 
 KINDS = table(0)
@@ -130,7 +130,7 @@ class SPIRE(Averaged):
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the backbone with the client's embedding, with one of several for each picture, or with 0."""
         own = None if state is None or SHARES in state else {**server, **state}
-        made = deployed(self._with_one, self.sampling, shared=self.shared(server), own=own)
+        made = deployed(self._with_one, self.sampling, shared=self.shared(server), personal=own)
         if state is None:
             return replace(made, about="images of the backbone with embedding 0")
         return made if own else self._mixed(made, {**server, KINDS: state[KINDS]}, state[SHARES])

@@ -4,15 +4,14 @@ Client j holds n records of w_j N(mu, I_d) + (1 - w_j) N(-mu, I_d). mu, common t
 the client's embedding. Under the forward process x_t = e^-t x_0 + sqrt(1 - e^-2t) z such a mixture keeps its form,
 with mu_t = e^-t mu: a draw of x_t is a draw of the mixture with mean mu_t. Where the paper disagrees with itself:
 
-- Lemma 4.1 (Eq. 10) prints the score as tanh(mu_t^T x - 1/2 log(w / (1 - w))) mu_t - x. Its own proof, Eq. 11 and the
+- Lemma 4.1 (Eq. 10) prints the score as tanh(mu_t^T x - 1/2 log(w / (1 - w))) mu_t - x; its proof, Eq. 11 and the
   gradient of log q_t have + 1/2 log(w / (1 - w)).
-- The proof of Theorem 4.2 has w-hat = 1/2 (1 - mu_t^T Xbar / |mu_t|^2), which estimates 1 - w: E X_t = (2 w - 1) mu_t.
-  The minus is Eq. 12's. At the critical point E[tanh'(u) (|mu_t|^2 tanh(u) + mu_t^T X_t)] is indeed 0, but Eq. 12 drops
-  the factor tanh'(u), as if it were constant.
-- For the same reason the minimum of the loss is no moment estimator: Theorem 4.2 says "a gradient method on the DDPM
-  loss" and proves a bound for `weight_estimate`. What holds for the loss is `ddpm_variance`: it breaks the bound at
-  small t, where only records between the two components tell w (their share is of order exp(-|mu_t|^2 / 2)).
-- Theorem 4.2's d is not needed either: see `weight_variance`.
+- The proof of Theorem 4.2 has w-hat = 1/2 (1 - mu_t^T Xbar / |mu_t|^2), which estimates 1 - w, since Eq. 12 has the
+  wrong sign and drops the factor tanh'(u).
+- So the minimum of the loss is no moment estimator: Theorem 4.2 names the DDPM loss, but proves a bound for
+  `weight_estimate`. The loss has `ddpm_variance`, which breaks the bound at small t, where only records between the
+  two components (a fraction of order exp(-|mu_t|^2 / 2)) depend on w.
+- Theorem 4.2's d is not needed (`weight_variance`).
 
 Shapes: (..., n, d) records, leading axes are clients, seeds or trials. All in float64.
 """

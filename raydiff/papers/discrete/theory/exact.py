@@ -1,24 +1,22 @@
-"""What one record really changes: what perfectly trained models generate, by enumeration of all k^n states.
+"""Exact effect of one record on the rows of perfectly trained models, by enumeration of all k^n states.
 
-A perfectly trained denoiser knows p(v_0^i | v_t) of its table exactly; generation draws the columns of v_{t-1}
-independently given v_t. So the uniform distribution times T matrices (k^n, k^n) is that of the generated rows. With the
-record against without it:
+A perfectly trained denoiser has p(v_0^i | v_t) of its table; generation draws the columns of v_{t-1} independently
+given v_t, so that the uniform distribution times T matrices (k^n, k^n) is that of generated rows. With and without the
+record,
 
     delta (exact)  <=  output (Lemma A.1)  <=  path (Lemma A.2),
 
-`output` comes from the symmetric KL divergence of the two output distributions, `path` from that of the whole
-chains. `forward` has the steps' divergences under q, the noised table, instead of the chain's own distribution
-(Lemma A.3): it bounds `path` only up to the error term of Assumption 2, which is not zero for a perfectly trained
-model, since its columns are drawn independently. Theorem 1 bounds `forward`.
+from the symmetric KL divergences of the outputs and of the chains. `forward` has the steps' divergences under the
+noised table q (Lemma A.3); it bounds `path` up to the error term of Assumption 2, which is not zero, since columns are
+drawn independently. Theorem 1 bounds `forward`.
 
-The delta of m independent samples (`deltas`) is on a finite space too. A pair of distributions is a list of atoms (p_i,
-q_i), one for each outcome, (2, atoms). The pair of m samples has an atom for each product of m atoms; what has the same
-loss ln(p / q) is one atom. That is exact, up to float rounding, as long as a factor of a product has at most ATOMS
-atoms. Beyond, both of these take its place, bin by bin of the loss, for both directions and for products of such pairs:
+For m independent samples (`deltas`) a pair of distributions is a list of atoms (p_i, q_i), (2, atoms), and a product
+merges atoms of the same loss ln(p / q): exact up to rounding for factors of at most ATOMS atoms. Beyond, by bins of the
+loss,
 
-- below: the bin's atoms become one, (sum p, sum q). This is post-processing, so no delta grows.
-- above: their sum is split between the two ends of the bin, and p and q keep their sums (Doroshenko et al., PoPETs
-  2022, arXiv 2207.04380). Post-processing undoes it, so no delta shrinks.
+- below: a bin's atoms become one, (sum p, sum q): post-processing, so no delta grows.
+- above: their sum is split between the ends of the bin (Doroshenko et al., PoPETs 2022, arXiv 2207.04380):
+  post-processing undoes it, so no delta shrinks.
 
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Eq. 4, Appendix A.
 """
@@ -59,9 +57,9 @@ class Exact:
 
 
 def exact(table: Ints, record: int, release: ReleasedRows, weights: Ints | None = None) -> Exact:
-    """What row number `record` of a (rows, n) table changes; `weights` (rows,) counts equal rows.
+    """Effect of removing one copy of row `record` of a (rows, n) table; `weights` (rows,) counts equal rows.
 
-    One copy of the record is taken away. Raises ValueError for too many states.
+    Raises ValueError for too many states.
     """
     kernel = release.kernel
     tables = neighbours(table, record, kernel, weights)

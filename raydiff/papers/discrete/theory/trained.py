@@ -1,7 +1,7 @@
-"""What one record changes in TRAINED models, and how far these are from the perfect ones, by enumeration of k^n states.
+"""Effect of one record on TRAINED models, and their distance from perfect ones, by enumeration of k^n states.
 
-A model is here what it predicts, p_phi(v_0^i | v_t) for every state and step. With `pdp_exact`'s perfect models, all
-errors but `gap` are 0, and delta and path are those of `exact`.
+A model is its predictions p_phi(v_0^i | v_t) for every state and step. For the perfect models of `exact` all errors but
+`gap` are 0.
 
 | paper | here |
 |---|---|
@@ -9,8 +9,8 @@ errors but `gap` are 0, and delta and path are those of `exact`.
 | gammatilde_t, Assumption 2; TV is half of sum abs(q - p) | Trained.gap |
 | O(sqrt(gamma_t) + gammatilde_t), Theorem 1 | Trained.error, from `error_factors` |
 
-delta is that of two given models. Where training is random, what is released is a mixture over its randomness, and its
-delta is at most the expectation of this one (the hockey stick is jointly convex), whichever runs are paired.
+delta is that of two fixed models. The delta of a mixture over random trainings is at most its expectation (the hockey
+stick is jointly convex), whichever runs are paired.
 
 Deviations:
 
@@ -19,9 +19,8 @@ Deviations:
 - f_1 and f_2 are infinite at t = 1, where Rbar_0 is: with the constants of its proof, Theorem 1's error term says
   something only for rows that are released at step 1 or later.
 
-`stages` trains them: both trainings start from the same parameters and see the same batches and noise, but where the
-record is drawn, the one without it sees another record. Each is a plain training of its own table by itself, and what
-differs between them comes from the record.
+`stages` trains both from the same parameters on the same batches and noise; where the record is drawn, the training
+without it sees another record.
 
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Eq. 4, 5 and 6, Lemmas A.3, K.2 and K.3.
 """

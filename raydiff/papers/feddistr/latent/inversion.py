@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.models.k_means import k_means
 from raydiff.models.training import Training, optimize
 from raydiff.papers.feddistr.latent.model import LatentDiffusion
+from raydiff.papers.k_means import k_means
 from raydiff.tree import Params
 
 

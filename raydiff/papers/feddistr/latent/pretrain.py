@@ -1,8 +1,8 @@
-"""A small latent diffusion model, trained on public records: what FedDistr needs where no downloaded model will do.
+"""A small latent diffusion model for FedDistr, trained on public records.
 
 An auto-encoder, then a denoiser of its latents that is conditioned on [p; w]: p a learned prefix, w one word of a
-learned vocabulary. A word stands for one of the clusters into which K-means cuts each label's latents, so that there is
-a space of words in which a client can look for its own. In some of the rows w is a learned empty word (guidance).
+learned vocabulary, one word per K-means cluster of each label's latents. In some rows w is a learned empty word
+(guidance).
 
 Shapes: images (N, C, H, W) on [-1, 1]; latents (N, c, H/2, W/2); labels (N, K), of which the first is the class;
 V words of `width` numbers.

@@ -1,20 +1,18 @@
-"""PFDM with perfect denoisers on the first two moments of a real data set: what each arm could reach at best.
+"""PFDM with perfect denoisers on the first two moments of a real data set.
 
-The truth: every class (a combination of label values) is Gaussian with the mean and covariance of its records, of
-all splits together. Clients are simulated: records are drawn from the truth and dealt to two clients as by
-`MajorityMinority` (`minority` records of a minority class to one, the rest of the class to the other). The score of
-every denoiser is exact for what it was fitted to, so nothing here is the fault of a network or of training.
+The truth: every class (a combination of label values) is Gaussian with the mean and covariance of its records in all
+splits. Simulated records are dealt to two clients as by `MajorityMinority` (`minority` records of a minority class to
+one, the rest to the other), and every denoiser's score is exact for its fit.
 
-The model of a fit from few records (three in 64 dimensions): each class has the mean of its own records, and the
-covariance is either
+A fit, of a client or the server, has the mean of each class's records, and a covariance that is either
 
-- shared (default): one covariance for all classes of the model, as a network with one set of weights shares what it
-  learns; it is well estimated, but is no class's own, which leaves a distance that no number of records removes; or
-- own: each class's own, of rank n - 1. Such a client has memorised: where its eigenvalues are 0 its chain forgets
-  x_t0 whatever the depth, and no global model can help there.
+- shared (default): one for all classes, as in a network with one set of weights. It is well estimated, but leaves a
+  distance that no number of records removes; or
+- per class, of rank n - 1: a client that has memorised. Where its eigenvalues are 0 its chain forgets x_t0 at any
+  depth.
 
-The same goes for the server's fits. `w2_squared` is between the resulting Gaussian and the truth, per class, in
-pixels on [-1, 1]; its mean is over all classes, each on the client that holds it as minority.
+`w2_squared` is between the resulting Gaussian and the truth, per class, in pixels on [-1, 1]; its mean is over all
+classes, each on the client that holds it as minority.
 
 | arm | x_t0 | then |
 |---|---|---|

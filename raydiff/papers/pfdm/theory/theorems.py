@@ -3,7 +3,7 @@
 Their setting: a class is N(mu, I_d); a client has n of its records, all clients together N; sigma^2 = (1 - abar) / abar
 at the depth t0; nothing is clipped; denoisers are perfect. Where the paper disagrees with itself:
 
-- The proof gives the weights 3 / (2 sigma^2 + 3) and 2 sigma^2 / (2 sigma^2 + 3) on d^2 / N and d^2 / n; the statement
+- The proof has the weights 3 / (2 sigma^2 + 3) and 2 sigma^2 / (2 sigma^2 + 3) on d^2 / N and d^2 / n; the statement
   has 2 / (2 + 3 sigma^2) and 3 sigma^2 / (2 + 3 sigma^2). O() hides it. `theorem_weights` gives both.
 - The proof's last step puts 1 - 3 / (2 sigma^2 + 3) where it has just derived 1 - 1 / (2 sigma^2 + 1), which is larger.
 - Eq. 15 has the global mean in both terms; Eq. 16 has the client's in the second, which is right.
@@ -11,13 +11,10 @@ at the depth t0; nothing is clipped; denoisers are perfect. Where the paper disa
 - Eq. 18 keeps only the diagonal of the global covariance in the client's eigenbasis; the exact chain has A S_global A.
 - The global mean contains the client's own records; the proof's triangle inequality does without that correlation.
 
-What the closed forms add: with w the weight (of means A or A^2, of covariances its square) collaboration helps, to
-first order in 1 / n, as soon as N / n passes `break_even`. Where sigma is large that is sqrt(1 + sigma^2) / 2 for
-means and (1 + sigma^2) / 2 for covariances under DDIM; for the ancestral chain it never exceeds 3/2. But collaboration
-removes at most the share 1 - (1 - w)^2 of the squared error, which is next to nothing at a deep t0: N decides whether
-it helps, t0 how much.
-
-All in float64.
+With w the weight (of means A or A^2, of covariances its square) collaboration helps, to first order in 1 / n, from
+N / n = `break_even`: for large sigma sqrt(1 + sigma^2) / 2 for means and (1 + sigma^2) / 2 for covariances under DDIM,
+never more than 3/2 for the ancestral chain. It removes at most the fraction 1 - (1 - w)^2 of the squared error, which
+is small at a deep t0. All in float64.
 """
 
 from __future__ import annotations

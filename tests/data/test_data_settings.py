@@ -1,0 +1,49 @@
+"""Settings of data sets, tables and partitions that are refused. The message is one line and names the field."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Dirichlet, Entangled, MajorityMinority, Newcomers
+from raydiff.data.tables.read import Table
+from raydiff.data.unseen_client import Choice
+from raydiff.evaluation.row_audit import RowAudit
+
+REFUSED: list[tuple[Any, dict[str, Any], str]] = [
+    *((Data, {field: 0}, f"data.{field}") for field in ("size", "train", "bins")),
+    *((Data, {field: -1}, f"data.{field}") for field in ("public", "validation", "calibration", "test")),
+    *((Data, {field: ""}, f"data.{field}") for field in ("name", "public_from")),
+    (Data, {"public_from": "mnist", "public": 0}, "data.public"),
+    (Data, {"public_from": "mnist", "name": "adult"}, "data.public_from"),
+    (Data, {"labels": ("a", "b", "a")}, "data.labels"),
+    (Data, {"fitted_on": "some"}, "data.fitted_on"),
+    (Data, {"superclasses": "pair"}, "did you mean pairs"),
+    (Data, {"superclasses": "zebra"}, "parity, pairs, cifar100, cifar100-10x2"),
+    (Table, {"source": ""}, "source"),
+    (Table, {"preset": "adlt"}, "preset"),
+    (Table, {"bins": 1}, "bins"),
+    (Table, {"columns": ("a", "a")}, "columns"),
+    (Table, {"label": "a", "columns": ("a", "b")}, "label"),
+    (Dirichlet, {"alpha": 0.0}, "partition.alpha"),
+    (Dirichlet, {"alpha": math.nan}, "partition.alpha"),
+    (MajorityMinority, {"ratio": 0.0}, "partition.ratio"),
+    (MajorityMinority, {"minority": 0}, "partition.minority"),
+    (Entangled, {"xi": 1.0}, "partition.xi"),
+    (Entangled, {"xi": math.nan}, "partition.xi"),
+    (Newcomers, {"classes": 3, "records": 2}, "record of each class"),
+    (Choice, {"records": 0}, "record"),
+    (RowAudit, {"remove": 1.0}, "remove"),
+    (RowAudit, {"epsilon": 0.0}, "epsilon"),
+    (RowAudit, {"samples": 0}, "samples"),
+    (RowAudit, {"condition": "both"}, "condition"),
+]
+
+
+@pytest.mark.parametrize(("cls", "fields", "named"), REFUSED, ids=lambda v: getattr(v, "__name__", None))
+def test_a_bad_setting_is_refused_by_name(cls: Any, fields: dict[str, Any], named: str) -> None:
+    with pytest.raises(ValueError, match=rf"^[^\n]*\b{named}\b[^\n]*$"):
+        cls(**fields)

@@ -1,0 +1,295 @@
+"""Tables become category vectors, and back."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import torch
+
+from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
+from raydiff.data.tables.encode import MISSING, OTHER, Mapping
+from raydiff.data.tables.read import Encoded, Table, locate, read, read_again
+
+on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
+
+
+def people(**columns: Any) -> pd.DataFrame:
+    """12 rows: a number, a text of two values, a label; and these columns."""
+    ages = [18, 22, 25, 31, 34, 38, 41, 47, 52, 58, 63, 70]
+    own = {"age": ages, "sex": ["f", "m"] * 6, "pays": ["yes", "yes", "no"] * 4}
+    return pd.DataFrame({**own, **columns})
+
+
+def written(path: Path, frame: pd.DataFrame) -> str:
+    frame.to_csv(path, index=False)
+    return str(path)
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> str:
+    return written(tmp_path / "people.csv", people())
+
+
+def refusal(**fields: Any) -> str:
+    """What is said of this table: one line."""
+    with pytest.raises(ValueError) as error:
+        read(Table(**fields))
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def categories(table: Encoded) -> tuple[tuple[str, ...], ...]:
+    """For each column the names of its codes."""
+    return tuple(column.categories for column in table.mapping.columns)
+
+
+# --- columns ---
+
+
+def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
+    table = read(Table(source=csv, label="pays", bins=4))
+    assert table.columns == ("age", "sex")
+    assert table.codes.dtype == torch.int64
+    assert table.codes[:, 0].bincount().tolist() == [3, 3, 3, 3]
+    assert categories(table)[0] == ("< 31", "31 to < 41", "41 to < 58", ">= 58")
+    assert table.k == 4
+    assert table.labels is not None
+    assert table.labels.tolist() == [1, 1, 0] * 4
+    assert table.rows.tolist() == list(range(12))
+
+
+def test_given_edges_belong_to_the_bin_above_them(csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Table, "given_edges", {"age": (25.0, 58.0)})
+    table = read(Table(source=csv, label="pays"))
+    assert table.codes[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
+
+
+def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
+    rng = torch.Generator().manual_seed(0)
+    for case in range(40):
+        values = (torch.rand(12, generator=rng) ** 4 * (1 + case % 13)).round().tolist()
+        if len(set(values)) < 2:
+            continue
+        table = read(Table(source=written(tmp_path / "t.csv", people(x=values)), columns=("x",), bins=2 + case % 4))
+        assert table.codes[:, 0].bincount(minlength=table.k).min() > 0, values
+        assert table.k <= 2 + case % 4
+
+
+def test_missing_values_are_a_category_within_the_limit(tmp_path: Path) -> None:
+    ages = [math.nan, *people()["age"][1:]]
+    path = written(tmp_path / "t.csv", people(age=ages, town=["?", *"aaaabbbccde"]))
+    table = read(Table(source=path, columns=("age", "town"), bins=4))
+    assert list(map(len, categories(table))) == [4, 4]
+    assert [names[-1] for names in categories(table)] == [MISSING, MISSING]
+    assert table.codes[0].tolist() == [3, 3]
+    assert (table.codes[1:] < 3).all()
+
+
+def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a preset those that lack the label alone."""
+    path = written(tmp_path / "t.csv", people(sex=["f", None, *["m"] * 10], pays=[None, "no", *["yes", "no"] * 5]))
+    columns = ("age",)
+    table = read(Table(source=path, label="pays", columns=columns))
+    assert table.rows.tolist() == list(range(1, 12))  # a row without a label is of no use
+    table = read(Table(source=path, label="pays", columns=("age", "sex")))
+    assert table.rows.tolist() == list(range(1, 12))
+    path = written(tmp_path / "t.csv", people(sex=["f", None, *["m", "f"] * 5], pays=[None, "no", *["yes", "no"] * 5]))
+    how = {"age": (30.0,), "sex": {"f": ("f",), "m": ("m",)}}
+    monkeypatch.setitem(CODE_BOOKS, "mine", CodeBook(files=(), label="pays", classes=("no", "yes"), bins=3, read=how))
+    table = read(Table(source=path, preset="mine"))
+    assert table.rows.tolist() == list(range(2, 12))
+    assert table.notes[0] == "rows with a missing value are left out"
+    with pytest.raises(ValueError, match="has 1 of 12 rows without missing values"):
+        read(Table(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
+
+
+def test_parquet_reads_as_csv_does(tmp_path: Path, csv: str) -> None:
+    people().to_parquet(tmp_path / "people.parquet")
+    twin = read(Table(source=str(tmp_path / "people.parquet"), label="pays"))
+    other = read(Table(source=csv, label="pays"))
+    assert torch.equal(twin.codes, other.codes) and torch.equal(twin.rows, other.rows) and twin.mapping == other.mapping
+
+
+# --- public rows ---
+
+PRIVATE = {
+    "an extreme number": {"age": 987654.25},
+    "an infinite one": {"age": math.inf},
+    "a text among numbers": {"age": "unknown", "rooms": "many"},
+    "nothing": {"age": None, "sex": None, "rooms": None},
+    "texts that nobody else has": {"sex": "x", "rooms": 17, "pays": "hiv"},
+}
+
+
+def crowd(**change: Any) -> pd.DataFrame:
+    """60 rows, of which row 7 is a private one, and has these values."""
+    own = {"age": [20 + i % 37 for i in range(60)], "sex": ["f", "m", "m"] * 20, "rooms": [1, 2, 3, 1] * 15}
+    frame = pd.DataFrame({**own, "pays": ["yes", "no", "no"] * 20}).astype(object)
+    for name, value in change.items():
+        frame.loc[7, name] = value
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("changed", "suffix"),
+    [*((c, "csv") for c in PRIVATE), *((c, "parquet") for c in PRIVATE if c != "a text among numbers")],
+)
+def test_a_private_record_changes_nothing_but_its_own_codes(tmp_path: Path, changed: str, suffix: str) -> None:
+    """Mapping, public rows and everybody else's codes are the same, whatever the record holds."""
+
+    def table(name: str, frame: pd.DataFrame) -> Encoded:
+        path = tmp_path / f"{name}.{suffix}"
+        frame.to_csv(path, index=False) if suffix == "csv" else frame.infer_objects().to_parquet(path)
+        return read(Table(source=str(path), label="pays"), public=20)
+
+    one, other = table("one", crowd()), table("other", crowd(**PRIVATE[changed]))
+    assert one.public is not None and other.public is not None
+    assert len(one.public) == 20 and 7 not in one.public and torch.equal(one.public, other.public)
+    assert other.mapping == one.mapping
+    rest = torch.arange(60) != 7
+    assert torch.equal(one.codes[rest], other.codes[rest])
+    assert one.labels is not None and other.labels is not None
+    assert torch.equal(one.labels[rest], other.labels[rest])
+    assert "hiv" not in other.mapping.to_json() and "987654" not in other.mapping.to_json()
+
+
+def test_what_no_public_row_has_goes_to_the_end_bin_or_to_one_category(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", crowd(age=987654.25, sex="x", rooms=None, pays="hiv"))
+    table = read(Table(source=path, label="pays"), public=20)
+    age, sex, rooms = categories(table)
+    assert table.labels is not None and table.mapping.label is not None
+    assert (age[-1], sex, rooms) == (MISSING, ("f", "m", OTHER), ("1", "2", "3", OTHER))
+    assert table.mapping.label.categories == ("no", "yes", OTHER)
+    assert [names[c] for names, c in zip(categories(table), table.codes[7].tolist(), strict=True)] == [
+        age[-2],
+        *[OTHER] * 2,
+    ]
+    assert (int(table.labels[7]), table.found) == (2, ("age", "sex", "rooms", "pays"))
+
+
+def test_a_row_without_a_label_moves_no_public_row(tmp_path: Path) -> None:
+    whole = read(Table(source=written(tmp_path / "t.csv", crowd()), label="pays"), public=20)
+    less = read(Table(source=written(tmp_path / "u.csv", crowd(pays=None)), label="pays"), public=20)
+    assert whole.public is not None and less.public is not None
+    assert torch.equal(whole.rows[whole.public], less.rows[less.public]) and less.mapping == whole.mapping
+
+
+def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
+    config = Table(source=written(tmp_path / "t.csv", crowd()), label="pays")
+    for public, says in (
+        (0, "raise data.public, to fit them on public rows of t.csv"),
+        (61, "too few for data.public=61"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            read(config, public=public)
+    with pytest.raises(ValueError, match="bins must be at least 3"):
+        read(Table(source=config.source, label="pays", bins=2), public=20)
+    with pytest.raises(ValueError, match="label 'pays' has one value only in its public rows"):
+        read(config, public=1)
+
+
+# --- the mapping ---
+
+
+def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
+    path = written(tmp_path / "t.csv", people(town=[None, *"aaaabbbccde"]))
+    table = read(Table(source=path, label="pays", bins=4))
+    table.mapping.save(tmp_path / "mapping.json")
+    mapping = Mapping.load(tmp_path / "mapping.json")
+    assert mapping == table.mapping
+    assert table.labels is not None
+    rows = mapping.decode(table.codes.numpy(), table.labels.numpy())
+    assert rows.columns.tolist() == ["age", "sex", "town", "pays"]
+    assert rows["sex"].tolist() == people()["sex"].tolist()
+    assert rows["pays"].tolist() == people()["pays"].tolist()
+    assert rows["age"][0] == "< 31"
+    assert rows["town"].isna().tolist() == [True] + [False] * 11
+    texts = Mapping(mapping.columns[1:], mapping.label)  # intervals are not read back
+    codes, labels = texts.encode(rows)
+    assert codes.tolist() == table.codes[:, 1:].tolist()
+    assert labels is not None
+    assert labels.tolist() == table.labels.tolist()
+
+
+def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> None:
+    config = Table(source=csv, label="pays", bins=4)
+    mapping = read(config).mapping
+    more = Path(written(tmp_path / "more.csv", people().iloc[6:].assign(age=19)))
+    again = read_again(config, more, mapping)
+    assert again.codes.tolist() == [[0, 0], [0, 1]] * 3
+    strange = Path(written(tmp_path / "strange.csv", people(sex=["x", "m"] * 6)))
+    with pytest.raises(ValueError, match="column 'sex' has the value 'x'"):
+        read_again(config, strange, mapping)
+
+
+def test_a_file_that_is_no_mapping(tmp_path: Path) -> None:
+    for text in ("", "{}", "[1]", '{"columns": [{}], "label": null}'):
+        (tmp_path / "m.json").write_text(text)
+        with pytest.raises(ValueError, match="holds no mapping of a table"):
+            Mapping.load(tmp_path / "m.json")
+
+
+# --- bad input ---
+
+
+@pytest.mark.parametrize(
+    ("frame", "fields", "says"),
+    [
+        (people(sex="f"), {}, "column 'sex' has one value only"),
+        (people(town=list("abcdefghijkl")), {}, "column 'town' has 12 values in 12 rows, more than the 5 categories"),
+        (people().iloc[:1], {}, "has 1 row, a table needs two"),
+        (people().iloc[:0], {}, "has 0 rows, a table needs two"),
+        (people(age=[math.inf, *range(11)]), {}, "column 'age' must hold finite numbers, got 'inf'"),
+        (people(rooms=[math.inf, 1, 2] * 4), {}, "column 'rooms' must hold finite numbers, got 'inf'"),
+        (people(pays="no"), {}, "label 'pays' has one value only"),
+        (people(), {"label": "pay"}, "has no column 'pay'; did you mean pays"),
+        (people(), {"columns": ("agee",)}, "has no column 'agee'; did you mean age"),
+        (people()[["pays"]], {}, "has no column but the label 'pays'"),
+    ],
+)
+def test_bad_tables_are_refused(tmp_path: Path, frame: pd.DataFrame, fields: dict[str, Any], says: str) -> None:
+    assert says in refusal(source=written(tmp_path / "t.csv", frame), **{"label": "pays", **fields})
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.csv", b""), ("b.csv", b"\xff\xfe\x00a,b"), ("c.parquet", b"no parquet"), ("d.csv", b"a,b\n1,2\n1,2,3,4\n")],
+)
+def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    assert f"{name} cannot be read as a table" in refusal(source=str(tmp_path / name))
+
+
+# --- the paper's tables ---
+
+
+@pytest.mark.parametrize("name", CODE_BOOKS)
+def test_presets_give_every_category(name: str) -> None:
+    """So that nothing is looked up in rows."""
+    preset = CODE_BOOKS[name]
+    assert {*preset.cuts, *preset.groups} == {*preset.columns, preset.label} and len(preset.classes) == 2
+
+
+@on_disk
+@pytest.mark.parametrize(("name", "shape"), [("adult", (30718, 9)), ("german", (1000, 10))])
+def test_presets_have_the_papers_sizes(name: str, shape: tuple[int, int]) -> None:
+    table = read(Table(source=name))
+    assert tuple(table.codes.shape) == shape
+    assert table.k == 5
+    assert table.labels is not None
+    assert len(table.labels.unique()) == 2
+    assert min(len(column.unique()) for column in table.codes.T) >= 2
+
+
+@on_disk
+def test_adults_test_file_is_read_by_the_same_mapping() -> None:
+    config = Table(source="adult")
+    again = read_again(config, locate("adult", None, part=1), read(config).mapping)
+    assert tuple(again.codes.shape) == (15315, 9)

@@ -1,0 +1,42 @@
+"""Bounds that need no table, against tables."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from reference.pdp_limits import limit
+from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
+
+from raydiff.models.d3pm_kernel import Linear, Schedule
+from raydiff.papers.discrete.bound import ReleasedRows, audit, bounds
+from raydiff.papers.discrete.histograms import Distinct, histograms
+from raydiff.papers.discrete.kernel import Ints
+
+
+@settings(max_examples=80, deadline=None)
+@given(weighted_tables(), st.sampled_from(SCHEDULES), st.integers(1, 10), st.booleans(), st.sampled_from(CONDITIONS))
+def test_no_record_is_above_the_ceiling(
+    table: tuple[Ints, Ints, int], schedule: Schedule, steps: int, proved: bool, condition: str
+) -> None:
+    rows, weights, categories = table
+    release = ReleasedRows(kernel=kernel(schedule, steps, categories), proved=proved, condition=condition)
+    data = Distinct(rows=rows, weights=weights, index=np.arange(len(rows)))
+    found = bounds(histograms(data, np.array([0])), release)
+    top = limit(int(weights.sum()) - 1, rows.shape[1], release)
+    assert found.delta[0] <= top.ceiling * (1 + 1e-12)
+    assert (found.leak[0] <= top.leak * (1 + 1e-12)).all()
+    assert top.delta <= top.ceiling
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_counterexample_to_theorem_e1(condition: str) -> None:
+    """Records above it: the table whose record leaks most has the emptiest balls, and another's product is larger."""
+    release = ReleasedRows(kernel=kernel(Linear(rate=0.4), 11, 4), condition=condition)
+    worst = 0.0
+    for seed in range(12):
+        found = audit(skewed(45, 6, 4, p=0.6, seed=seed), release)
+        worst = max(worst, found.delta[found.alone < 0].max(initial=0))
+    assert worst > 1.05 * limit(44, 6, release).delta
+    assert worst < limit(44, 6, release).ceiling

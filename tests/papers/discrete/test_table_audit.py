@@ -1,0 +1,164 @@
+"""The audit of an experiment's tables: whose rows, at which step, and what is left out of training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from reference.pdp_reference import deltas
+
+from raydiff.data.datasets import Data
+from raydiff.data.partition import Iid
+from raydiff.data.records import Records
+from raydiff.evaluation.row_audit import RowAudit
+from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import overrides, trial
+from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.trial import open_trial
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
+from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
+from raydiff.models.training import Training
+from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.kernel import Kernel
+from raydiff.papers.discrete.theory.exact import exact
+from raydiff.seeding import generator
+
+MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=5, counts=(3, 3, 3))
+RELEASE = ReleasedRows(kernel=Kernel(alpha=MODEL.schedule.alpha(5).tolist(), categories=3))
+
+
+def skewed(count: int, seed: int) -> Records:
+    """Rows of three columns, the first value more often than the others."""
+    codes = torch.randint(5, (count, 3), generator=generator(seed)).sub(2).clamp_min(0)
+    return Records(images_of(codes), torch.zeros(count, 1).long(), torch.arange(count))
+
+
+def told(records: Records, release: ReleasedRows = RELEASE) -> list[float]:
+    """The bounds by Algorithm 1 as it is printed, record by record."""
+    return [float(d) for d in deltas(records.images.flatten(1).long().numpy(), release)]
+
+
+@pytest.fixture
+def own() -> Records:
+    return skewed(40, 0)
+
+
+def test_bounds_are_those_of_the_plain_algorithm_at_the_step_that_is_released(own: Records) -> None:
+    assert RowAudit().bounds(own, MODEL) == pytest.approx(told(own), rel=1e-9)
+    later = replace(MODEL, release=2)
+    assert RowAudit().bounds(own, later) == pytest.approx(told(own, replace(RELEASE, step=2)), rel=1e-9)
+    assert RowAudit(samples=3, epsilon=2.0).bounds(own, MODEL) == pytest.approx(
+        told(own, replace(RELEASE, samples=3, epsilon=2.0)), rel=1e-9
+    )
+
+
+def unbalanced() -> Records:
+    """400 rows of one label, and two of another that they hide."""
+    codes = torch.cat([codes_of(skewed(400, 3).images), torch.tensor([[0, 0, 0], [1, 1, 1]])])
+    labels = torch.tensor([0] * 400 + [1] * 2)[:, None]
+    return Records(images_of(codes), labels, torch.arange(402))
+
+
+def test_a_conditional_model_tells_of_no_record_more_than_its_bound() -> None:
+    """By enumeration of what is generated for the record's label. Step 1, where no bound is infinite."""
+    records, model = unbalanced(), replace(MODEL, labels=(2,), release=1)
+    rare = codes_of(records.images).numpy()[400:]
+    told = exact(rare, 0, replace(RELEASE, step=1)).delta
+    assert told <= RowAudit().bounds(records, model)[400] < np.inf
+    assert RowAudit().bounds(records, replace(model, labels=()))[400] < told / 10  # of a model that has no condition
+
+
+def test_a_conditional_model_is_audited_within_each_label() -> None:
+    records = skewed(60, 4)
+    labels = torch.arange(60).remainder(3)[:, None]
+    of_three = Records(records.images, labels, records.numbers)
+    found = RowAudit().bounds(of_three, replace(MODEL, labels=(3,)))
+    for label in range(3):
+        mine = torch.nonzero(labels[:, 0] == label)[:, 0]
+        assert found[mine.numpy()] == pytest.approx(told(records.select(mine)), rel=1e-9)
+    assert RowAudit().bounds(of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
+
+
+def test_the_most_exposed_are_left_out(own: Records) -> None:
+    kept = RowAudit(remove=0.25).kept(own, MODEL)
+    assert len(kept) == 30
+    assert kept.tolist() == sorted(kept.tolist())
+    bounds = np.array(told(own))
+    out = np.setdiff1d(np.arange(40), kept)
+    assert bounds[out].min() >= bounds[kept].max()
+    assert RowAudit().kept(own, MODEL).tolist() == list(range(40))
+
+
+def test_two_records_are_left_at_least(own: Records) -> None:
+    with pytest.raises(ValueError, match=r"audit.remove 0.98 leaves 1 of 40 records"):
+        RowAudit(remove=0.98).kept(own, MODEL)
+
+
+# --- trials ---
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    path = tmp_path_factory.mktemp("tables") / "three.csv"
+    codes = skewed(300, 2).images.flatten(1).long()
+    frame = pd.DataFrame(codes.numpy(), columns=["a", "b", "c"]).assign(label=np.arange(300) % 2)
+    frame.to_csv(path, index=False)
+    return Experiment(
+        method=LocalOnly(model=replace(MODEL, counts=(2,)), local=Training(steps=2, batch=8)),
+        data=Data(name=str(path), labels=("label",), public=0, validation=0, calibration=0, test=100, fitted_on="all"),
+        clients=2,
+        partition=Iid(),
+        evaluation=Evaluation(distance="tables", attack=False),
+        audit=RowAudit(remove=0.1),
+        runtime=Runtime(pool="local"),
+    )
+
+
+def final(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    opened = open_trial(experiment, folder)
+    return list(trial.run(opened, trial.local_executor(opened)))[-1]
+
+
+def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tmp_path: Path) -> None:
+    everything = replace(experiment, audit=RowAudit())
+    opened = [open_trial(e, tmp_path / name) for name, e in (("all", everything), ("some", experiment))]
+    model = opened[0].experiment.method.model
+    for whole, part in zip(*(trial.make_clients(o, (0, 1)) for o in opened), strict=True):
+        release = replace(RELEASE, kernel=Kernel(alpha=RELEASE.kernel.alpha, categories=model.k))
+        bounds = np.empty(100)
+        for label in (0, 1):
+            mine = torch.nonzero(whole.data.labels[:, 0] == label)[:, 0]
+            bounds[mine.numpy()] = told(whole.data.select(mine), release)
+        assert (len(whole.data), len(part.data)) == (100, 90)
+        exposed = {int(whole.data.numbers[i]) for i in np.argsort(-bounds, kind="stable")[:10]}
+        assert set(part.data.numbers.tolist()) == set(whole.data.numbers.tolist()) - exposed
+
+
+def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: Path) -> None:
+    alone = final(experiment, tmp_path)
+    assert alone["pdp/own/records"] == 180 and alone["pdp/own/groups"] == 2
+    assert not any(k.startswith("pdp/union") for k in alone)
+    federated = replace(experiment, method=FedAvg(model=experiment.method.model, rounds=1, local=Training(steps=2)))
+    together = final(federated, tmp_path)
+    assert together["pdp/union/records"] == 180 and not any(k.startswith("pdp/own") for k in together)
+    assert together["pdp/union/mean"] < alone["pdp/own/mean"]  # a record hides among more of them
+    assert not any(k.startswith("pdp") for k in final(replace(experiment, audit=None), tmp_path))
+
+
+def test_leaving_out_is_refused_where_a_guarantee_would_not_cover_it(experiment: Experiment) -> None:
+    private = DPSGD(model=experiment.method.model, rounds=1, local=Training(steps=2, batch=8), epsilon=5.0)
+    with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has epsilon, got 0\.1"):
+        trial.resolve(replace(experiment, method=private))
+    trial.resolve(replace(experiment, method=private, audit=RowAudit()))
+    noisy = replace(private, epsilon=None, noise_multiplier=5.0)
+    with pytest.raises(ValueError, match=r"audit.remove must be 0 where the method has noise_multiplier"):
+        trial.resolve(replace(experiment, method=noisy))
+    with pytest.raises(ValueError, match="'digits' is no table: audit must be none"):
+        trial.resolve(overrides.override(Experiment(), {"audit": RowAudit()}))

@@ -1,0 +1,105 @@
+"""Errors and delta of trained models: perfect ones have none, some by hand, and the chain by sampling."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from reference.pdp_tables import SCHEDULES, kernel, skewed
+from scipy.stats import chisquare
+
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.d3pm_kernel import Linear, Schedule
+from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.kernel import Floats, Kernel
+from raydiff.papers.discrete.theory.exact import (
+    clean_chances,
+    column_chances,
+    exact,
+    hockey_stick,
+    joint,
+    neighbours,
+)
+from raydiff.papers.discrete.theory.trained import Predictions, predictions, trained, transitions
+from raydiff.seeding import generator
+from raydiff.tree import Params
+
+MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=4, counts=(3, 3))
+
+
+def noisy(seed: int) -> Params:
+    """Of a denoiser with strong opinions."""
+    params = MODEL.init(generator(seed))
+    return {**params, "leave.weight": 4 * params["leave.weight"]}
+
+
+def chain(model: Predictions, noise: Kernel, columns: int, step: int) -> Floats:
+    p = np.full(noise.categories**columns, noise.categories ** -float(columns))
+    for t in range(noise.steps, step, -1):
+        p = p @ joint(transitions(model(t), noise, t))
+    return p
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize(("step", "samples"), [(0, 1), (2, 3)])
+def test_perfect_models_have_no_error(schedule: Schedule, step: int, samples: int) -> None:
+    table, noise = skewed(12, 2, 3, p=0.5), kernel(schedule, 5, 3)
+    release = ReleasedRows(kernel=noise, epsilon=0.05, step=step, samples=samples)
+    tables = neighbours(table, 4, noise)
+    found = trained(table, 4, release, [partial(clean_chances, counts, noise) for counts in tables])
+    perfect = exact(table, 4, release)
+    assert (found.delta, found.least) == pytest.approx((perfect.delta, perfect.least), rel=1e-9)
+    assert found.path == pytest.approx(perfect.path, rel=1e-9)
+    assert found.gap.max() == pytest.approx(perfect.gap, abs=1e-12)
+    assert np.array_equal(found.gamma, np.zeros(5 - step)) and np.array_equal(found.mean, np.zeros(5 - step))
+    assert len(found.gap) == 5 - step
+    for t in range(1, 6):
+        given = transitions(clean_chances(tables[0], noise, t), noise, t)
+        np.testing.assert_allclose(given, column_chances(tables[0], noise, t), rtol=1e-9)
+
+
+def test_uniform_predictions_by_hand() -> None:
+    """One column of 0, 0, 0, 1 and T = 2: abar = 1, 1/2, 0. Without the record: 0, 0, 1."""
+    noise = kernel(Linear(), 2, 2)
+    table, release = np.array([[0], [0], [0], [1]]), ReleasedRows(kernel=noise, epsilon=0.1)
+    uniform = partial(np.full, (2, 1, 2), 0.5)
+    found = trained(table, 0, release, [lambda t: uniform()] * 2)
+    # q(v_0 | v_1 = 0) is 3/4 3/4 : 1/4 1/4 = 9 : 1, and v_1 is 0 with 10/16; q(v_0 | v_1 = 1) is 1 : 1
+    last, first = (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p)) for p in (0.75, 0.9))
+    assert found.gamma == pytest.approx([first, last])
+    assert found.mean == pytest.approx([0.625 * first, last])
+    assert found.gap == pytest.approx([0.125, 0])
+    assert found.delta == found.path == 0
+    assert found.error == math.inf
+    perfect = partial(clean_chances, neighbours(table, 0, noise)[0], noise)
+    one = trained(table, 0, release, [perfect, lambda t: uniform()])
+    assert one.delta == pytest.approx(0.5 - math.exp(0.1) * 0.25)  # 3/4 : 1/4 against 1/2 : 1/2
+
+
+@pytest.mark.parametrize("step", [0, 2])
+def test_a_denoisers_chain_is_what_it_samples(step: int) -> None:
+    params, count = noisy(1), 40_000
+    noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
+    expected = chain(predictions(MODEL.denoiser(params), 2, 3), noise, 2, step)
+    rows = replace(MODEL, release=step).sample(MODEL.denoiser(params), torch.zeros(count, 0), generator(2))
+    seen = np.bincount(np.ravel_multi_index(tuple(rows.numpy().T), (3, 3)), minlength=9)
+    assert chisquare(seen, expected * count).pvalue > 0.01
+    assert chisquare(seen, np.roll(expected, 1) * count).pvalue < 1e-6
+    assert np.abs(expected - 1 / 9).max() > 0.02
+
+
+@pytest.mark.parametrize("step", [0, 1, 3])
+def test_delta_is_that_of_the_two_chains(step: int) -> None:
+    noise = Kernel(alpha=MODEL.schedule.alpha(4).tolist(), categories=3)
+    models = [predictions(MODEL.denoiser(noisy(seed)), 2, 3) for seed in (1, 2)]
+    release = ReleasedRows(kernel=noise, epsilon=0.1, step=step)
+    table = skewed(9, 2, 3, p=0.5)
+    found, perfect = trained(table, 0, release, models), exact(table, 0, release)
+    p, q = (chain(model, noise, 2, step) for model in models)
+    assert found.delta == pytest.approx(max(hockey_stick(p, q, 0.1), hockey_stick(q, p, 0.1)))
+    assert 1e-3 < found.delta <= found.path <= perfect.forward + found.error
+    assert math.isinf(found.error) == (step == 0)

@@ -1,0 +1,128 @@
+"""Closed forms of perfect denoisers against raydiff's own chains, brute force and numbers made by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar, denoise
+from raydiff.papers.pfdm.theory.closed_forms import (
+    Gauss,
+    fitted,
+    measured_weight,
+    refine,
+    uploads,
+    w2_squared,
+    weight,
+)
+from raydiff.seeding import generator
+
+ABAR = alphas_bar("linear", 1000)
+
+
+def tensor(*rows: object) -> Tensor:
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+def random_gauss(d: int, *path: str) -> Gauss:
+    rng = generator(0, *path)
+    root = torch.randn(d, d, dtype=torch.float64, generator=rng)
+    return Gauss(torch.randn(d, dtype=torch.float64, generator=rng), root @ root.mT / d)
+
+
+def square_root(a: Tensor) -> Tensor:
+    values, vectors = torch.linalg.eigh(a)
+    return vectors * values.sqrt() @ vectors.mT
+
+
+# --- the sampler's limit ---
+
+
+@pytest.mark.parametrize(
+    ("t0", "value", "sampler", "expected"),
+    [
+        (740, 1.0, "ddim", 0.0623),
+        (740, 1.0, "ancestral", 0.0039),
+        (690, 5.0, "ddim", 0.1968),
+        (690, 5.0, "ancestral", 0.0388),
+    ],
+)
+def test_the_weight_is_that_of_the_chain(t0: int, value: float, sampler: Sampler, expected: float) -> None:
+    measured = measured_weight(value, ABAR, t0, sampler=sampler)
+    assert measured == pytest.approx(expected, abs=5e-5)
+    assert float(weight(tensor(value), float(ABAR[t0]), sampler)) == pytest.approx(measured, rel=2e-3)
+
+
+@pytest.mark.parametrize("sampler", MEASURED)
+def test_refine_is_the_limit_of_simulated_chains(sampler: Sampler) -> None:
+    """In two dimensions, where the client's covariance and that of x_t0 do not commute."""
+    t0, count, rng = 250, 40_000, generator(0, "chains")
+    client = Gauss(tensor(1.0, -0.5), tensor([2.0, 0.8], [0.8, 0.5]))
+    start = Gauss(tensor(-1.0, 2.0), tensor([0.4, -0.3], [-0.3, 1.5]))
+    x = denoise(
+        client.denoiser(ABAR),
+        start.sample(count, rng),
+        labels=torch.zeros(count, 0),
+        abar=ABAR,
+        start=t0,
+        sampler=sampler,
+        rng=rng,
+    )
+    ended = fitted(x)
+
+    def error(by: Sampler) -> float:
+        limit = refine(start, client, abar=float(ABAR[t0]), sampler=by)
+        return max(float((limit.mean - ended.mean).abs().max()), float((limit.cov - ended.cov).abs().max()))
+
+    other = next(s for s in MEASURED if s != sampler)
+    assert error(sampler) < 0.03  # standard errors are below 0.01
+    assert error(other) > 0.1  # A where A^2 belongs, or the reverse, would show
+
+
+def test_ddim_mean_and_covariance_are_the_papers_when_matrices_commute() -> None:
+    abar, lam = 0.2, tensor(0.5, 3.0)
+    client, pooled = Gauss(tensor(1.0, 1.0), lam.diag()), Gauss(tensor(-2.0, 4.0), tensor(2.0, 1.0).diag())
+    A = (lam * abar / (1 + (lam - 1) * abar)).sqrt()
+    got = refine(pooled.noised(abar), client, abar=abar, sampler="ddim")
+    torch.testing.assert_close(got.mean, A * pooled.mean + (1 - A) * client.mean)  # Eq. 16
+    torch.testing.assert_close(got.cov.diag(), A**2 * tensor(2.0, 1.0) + (1 - A**2) * lam)
+
+
+# --- the distance ---
+
+
+def test_w2_of_rank_one_covariances_by_hand() -> None:
+    # points on two orthogonal lines: nothing is saved, 4 + 9
+    p, q = Gauss(tensor(0.0, 0.0), tensor(4.0, 0.0).diag()), Gauss(tensor(0.0, 0.0), tensor(0.0, 9.0).diag())
+    assert float(w2_squared(p, q)) == pytest.approx(13)
+    assert float(w2_squared(p, p)) == pytest.approx(0)
+    nothing = Gauss(tensor(0.0, 0.0), torch.zeros(2, 2, dtype=torch.float64))
+    assert float(w2_squared(p, nothing)) == pytest.approx(4)
+
+
+def test_w2_is_the_best_assignment() -> None:
+    """Points with exactly the moments of P, and their images under the linear map that takes P to Q optimally: the
+    best of all assignments of the shuffled images costs exactly the distance."""
+    p, q, count = random_gauss(3, "p"), random_gauss(3, "q"), 120
+    z = torch.randn(count, 3, dtype=torch.float64, generator=generator(0, "points"))
+    white = (z - z.mean(0)) @ torch.linalg.inv(square_root(fitted(z).cov))
+    root = square_root(p.cov)
+    inverse = torch.linalg.inv(root)
+    x = p.mean + white @ root
+    y = q.mean + (x - p.mean) @ inverse @ square_root(root @ q.cov @ root) @ inverse
+    torch.testing.assert_close(fitted(y).cov, q.cov)
+    cost = torch.cdist(x, y[torch.randperm(count, generator=generator(0, "order"))]).square().numpy()
+    best = float(cost[linear_sum_assignment(cost)].mean())
+    assert float(w2_squared(p, q)) == pytest.approx(best, rel=1e-9)
+
+
+# --- fits and uploads ---
+
+
+def test_uploads_are_clipped_scaled_and_noised() -> None:
+    x, noise = tensor([[3.0, 4.0], [0.3, 0.4]]), torch.ones(1, 2, 2, dtype=torch.float64)
+    sent = uploads(x, noise, abar=0.36, clip=1.0)
+    torch.testing.assert_close(sent, 0.6 * tensor([[0.6, 0.8], [0.3, 0.4]]) + 0.8)
+    torch.testing.assert_close(uploads(x, noise, abar=0.36, clip=None), 0.6 * x + 0.8)

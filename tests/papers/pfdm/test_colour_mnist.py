@@ -1,0 +1,48 @@
+"""colour-mnist, and what a name that has a / means."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sets import FEW, grey_set, message, pictures, png, write
+
+from raydiff.data.datasets import Data, load
+
+DIGITS: dict[str, Any] = {"train": 20, "public": 10, "validation": 0, "calibration": 0, "test": 10}
+
+
+def tiny_mnist(root: Path) -> Path:
+    """40 train and 20 test rows, each digit in turn, below a root."""
+    for split, n in (("train", 40), ("test", 20)):
+        encoded = [png(p) for p in pictures(n, first=n)]
+        write(root / "mnist" / f"{split}-0.parquet", encoded, list(range(10)) * (n // 10), names=list("0123456789"))
+    return root
+
+
+def test_the_colour_goes_with_the_digit(tmp_path: Path) -> None:
+    root = str(tiny_mnist(tmp_path))
+    grey, colour = (load(Data(name=name, root=root, **DIGITS)) for name in ("mnist", "colour-mnist"))
+    assert (colour.shape, colour.cardinalities) == ((3, 4, 4), (10, 2))
+    assert (colour.label_columns, colour.label_names[1]) == (("digit", "colour"), ("red", "blue"))
+    for split, records in colour.splits.items():
+        assert torch.equal(records.numbers, grey.splits[split].numbers)
+        for image, plain, (digit, hue) in zip(
+            records.images, grey.splits[split].images, records.labels.tolist(), strict=True
+        ):
+            assert hue == (0 if digit in (0, 1, 6, 7, 9) else 1)
+            drawn = {0: 0, 1: 2}[hue]
+            assert torch.equal(image[drawn], plain[0])
+            assert (image[[c for c in range(3) if c != drawn]] == -1).all()
+    assert "coloured by digit: 0 1 6 7 9 red, the others blue" in colour.notes
+
+
+def test_a_name_with_a_slash_is_a_path_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    grey_set(tmp_path / "set")
+    monkeypatch.chdir(tmp_path)
+    no_folder = f"data set 'gone/set' has a /, so it is a path, but there is no folder {tmp_path}/gone/set"
+    hint = " (a data set of the hub is hub:gone/set)"
+    assert message(Data(name="gone/set", root=str(tmp_path), **FEW)) == no_folder + hint
+    assert message(Data(name="set", root="/", **FEW)).endswith("; the folder here is ./set")

@@ -1,0 +1,152 @@
+"""SPIRE's two-component mixture: signs against autograd, closed forms against Monte-Carlo and brute force, orders."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from raydiff.papers.spire.theory import (
+    Federation,
+    ddpm_loss,
+    ddpm_variance,
+    even_mean,
+    exponents,
+    learn,
+    sample,
+    score,
+    score_error,
+    score_losses,
+    shared_mean,
+    weight_bound,
+    weight_estimate,
+    weight_variance,
+)
+from raydiff.seeding import generator
+
+
+def f64(*values: float) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def bounds(x: Tensor) -> tuple[float, float]:
+    """Mean minus and plus 4 standard errors."""
+    half = 4 * float(x.std()) / math.sqrt(len(x))
+    return float(x.mean()) - half, float(x.mean()) + half
+
+
+# --- the mixture ---
+
+
+def test_the_score_is_the_gradient_of_log_q_and_eq_10_as_printed_is_not() -> None:
+    mean, w = f64(1.0, -0.5, 0.3), f64(0.8)
+    x = torch.randn(20, 3, dtype=torch.float64, generator=generator(0, "x")).requires_grad_()
+    log_p = [-(x - sign * mean).square().sum(1) / 2 for sign in (1, -1)]
+    log_q = torch.logaddexp(w.log() + log_p[0], (1 - w).log() + log_p[1])
+    (truth,) = torch.autograd.grad(log_q.sum(), x)
+    torch.testing.assert_close(score(x, mean, w[0]), truth, rtol=1e-12, atol=1e-12)
+    printed = torch.tanh(x @ mean - torch.log(w / (1 - w)) / 2).unsqueeze(1) * mean - x
+    assert float((printed - truth).detach().norm(dim=1).min()) > 0.01
+
+
+# --- the DDPM loss ---
+
+
+def test_the_ddpm_loss_is_the_error_of_the_score_plus_a_constant() -> None:
+    mean, w, t = f64(1.5, 0.5), f64(0.7)[0], 0.4
+    other = (f64(1.0, 0.8), f64(0.4)[0])
+    rng = generator(0, "ddpm")
+    x0 = sample(2000, mean, w.expand(60), rng=rng)
+    z = torch.randn(x0.shape, dtype=torch.float64, generator=rng)
+    difference = ddpm_loss(x0, z, *other, t=t) - ddpm_loss(x0, z, mean, w, t=t)
+    now = sample(200_000, math.exp(-t) * mean, w, rng=rng)  # x_t without x_0
+    wanted = float(score_error(now, (math.exp(-t) * mean, w), (math.exp(-t) * other[0], other[1])))
+    low, high = bounds(difference)
+    assert low < wanted < high and high - low < wanted / 2
+
+
+def test_adam_recovers_figure_3() -> None:
+    rng = generator(0, "figure 3")
+    x0 = sample(500, f64(4.0), f64(0.7).expand(8), rng=rng)
+    w, mean = learn(x0, t=1.0, steps=150, rate=0.1, rng=rng)
+    assert w.shape == (151, 8) and mean.shape == (151, 8, 1)
+    assert w[0].tolist() == [0.5] * 8 and mean[0].flatten().tolist() == [1.0] * 8
+    assert float(w[-1].mean()) == pytest.approx(0.7, abs=0.05)
+    assert float(mean[-1].mean()) == pytest.approx(4.0, abs=0.1)
+
+
+# --- Theorem 4.2 ---
+
+
+def test_eq_12_holds_with_the_factor_that_it_drops_and_only_with_it() -> None:
+    mean, w = f64(1.5), f64(0.7)[0]
+    x = torch.linspace(-12, 12, 4001, dtype=torch.float64)
+    q = torch.logaddexp(w.log() - (x - mean).square() / 2, (1 - w).log() - (x + mean).square() / 2).softmax(0)
+    gate = (score(x.unsqueeze(1), mean, w).squeeze(1) + x) / mean  # tanh(u)
+    assert float(q @ ((1 - gate.square()) * (mean.square() * gate + mean * x))) == pytest.approx(0, abs=1e-12)
+    assert float(q @ gate) == pytest.approx(0.4) == float(q @ x / mean)  # 2 w - 1, where Eq. 12 has minus the latter
+
+
+def test_the_weight_by_hand() -> None:
+    # Xbar = (1, 2.5): 1/2 (1 + 2 / 4); the proof's minus would give 1/4
+    assert float(weight_estimate(torch.stack([f64(2.0, 0.0), f64(0.0, 5.0)]), f64(2.0, 0.0))) == 0.75
+    assert weight_variance(0.5, 1.0, 10) == pytest.approx(0.05)
+    assert weight_bound(0.5, 1.0, 10, d=3) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("d", [1, 16])
+def test_the_exact_variance_is_that_of_monte_carlo_and_has_no_d(d: int) -> None:
+    mean = even_mean(d, 2.0)
+    x = sample(50, mean, f64(0.7).expand(2000), rng=generator(0, "moments", d))
+    found = weight_estimate(x, mean)
+    low, high = bounds(found)
+    assert low < 0.7 < high
+    low, high = bounds((found - 0.7).square())
+    assert low < weight_variance(0.7, 2.0, 50) < high
+    assert (high < weight_bound(0.7, 2.0, 50, d=d)) == (d == 16)
+
+
+def test_the_minimum_of_the_ddpm_loss_by_brute_force() -> None:
+    mu, t, n = 4.0, 0.2, 500
+    x0 = sample(n, f64(mu), f64(0.7).expand(40), rng=generator(0, "brute"))
+    z = torch.linspace(-5, 5, 31, dtype=torch.float64)
+    share, logits = (-z.square() / 2).softmax(0), torch.linspace(-1.6, 3.2, 33, dtype=torch.float64)
+    losses = torch.zeros(len(logits), len(x0), dtype=torch.float64)
+    for value, p in zip(z, share, strict=True):
+        for row, logit in zip(losses, logits, strict=True):
+            row += p * ddpm_loss(x0, value.expand(x0.shape), f64(mu), logit.sigmoid(), t=t)
+    errors = (logits[losses.argmin(0)].sigmoid() - 0.7).square()
+    low, high = bounds(n * errors)
+    assert low < ddpm_variance(0.7, mu, t) < high
+    assert low > 5 * weight_bound(0.7, (math.exp(-t) * mu) ** 2, 1, d=1)  # Theorem 4.2 does not hold for it
+
+
+# --- Theorem 4.3 ---
+
+
+def test_the_shared_mean_by_hand() -> None:
+    # Two clients, two records: second moments diag(10, 1) = I + (3, 0) (3, 0)^T
+    x = torch.stack([f64(math.sqrt(20), 0.0), f64(0.0, -math.sqrt(2))]).unsqueeze(1)
+    assert shared_mean(x).abs().tolist() == pytest.approx([3.0, 0.0])
+    assert shared_mean(x / 10).abs().tolist() == [0.0, 0.0]  # no direction stands out of I
+    assert shared_mean(torch.stack([x, x])).shape == (2, 2)
+
+
+def slopes(settings: list[Federation], axis: list[float], seeds: int = 8) -> list[Tensor]:
+    """Exponents of the losses: all estimated, the mean alone, the weights alone."""
+    losses = [
+        torch.stack([score_losses(s, trials=20, fresh=40, rng=generator(seed, repr(s))) for s in settings])
+        for seed in range(seeds)
+    ]
+    return [exponents(axis, part) for part in torch.stack(losses).unbind(2)]
+
+
+def test_the_mean_gains_from_more_clients_and_the_weights_do_not() -> None:
+    all_, mean, weights = slopes([Federation(m, 100, 4, 3.0) for m in (4, 8, 16)], [4, 8, 16])
+    low, high = bounds(mean)
+    assert low < -1 < high < -0.5
+    low, high = bounds(weights)
+    assert low < 0 < high and low > -0.5
+    assert bounds(mean)[1] < float(all_.mean()) < bounds(weights)[0]
