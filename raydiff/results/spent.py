@@ -10,7 +10,7 @@ from raydiff.experiment.client_records import alike
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.formats.json_files import read_json, sealed
 from raydiff.privacy import accountants
-from raydiff.privacy.composed import compose
+from raydiff.privacy.filters import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.remote import shared

@@ -35,10 +35,7 @@ def run(calibration: tuple[Tensor, Tensor], evaluation: tuple[Tensor, Tensor]) -
 
 
 def gaussians(n: int, m: int, shift: float, rng: torch.Generator, columns: int = 1) -> tuple[Tensor, Tensor]:
-    return (
-        torch.randn(n, columns, generator=rng),
-        torch.randn(m, columns, generator=rng) + shift,
-    )
+    return (torch.randn(n, columns, generator=rng), torch.randn(m, columns, generator=rng) + shift)
 
 
 def test_separated_scores_and_equal_scores_are_the_extremes() -> None:

@@ -175,10 +175,7 @@ def test_labels_per_class_are_rows_that_the_client_has() -> None:
             {"downstream": ("vgg",)},
             "downstream must name classifiers among linear, mlp, cnn, resnet18, lenet, got 'vgg'",
         ),
-        (
-            {"downstream": ("mlp",), "distance": "tables"},
-            "downstream must be empty where distance is tables",
-        ),
+        ({"downstream": ("mlp",), "distance": "tables"}, "downstream must be empty where distance is tables"),
     ],
 )
 def test_refusals(given: dict[str, object], says: str) -> None:

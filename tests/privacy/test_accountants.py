@@ -311,8 +311,7 @@ def test_depths_of_the_linear_schedule(clip: int, epsilon: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "clip, t0, wanted",
-    [(15, 740, (10.76, 9.92, 9.24)), (10, 690, (10.24, 9.42, 8.77)), (35, 850, (10.30, 9.48, 8.83))],
+    "clip, t0, wanted", [(15, 740, (10.76, 9.92, 9.24)), (10, 690, (10.24, 9.42, 8.77)), (35, 850, (10.30, 9.48, 8.83))]
 )
 def test_what_the_published_depths_spend(clip: int, t0: int, wanted: tuple[float, ...]) -> None:
     event = release_event(clip, float(LINEAR[t0]))

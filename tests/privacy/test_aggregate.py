@@ -219,10 +219,7 @@ def test_an_update_that_was_not_clipped_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("change", "says"),
-    [
-        ({"ratio": 1e6}, "epsilon must be larger, or shares more"),
-        ({"ratio": 1e-9}, "epsilon must be smaller"),
-    ],
+    [({"ratio": 1e6}, "epsilon must be larger, or shares more"), ({"ratio": 1e-9}, "epsilon must be smaller")],
 )
 def test_what_does_not_fit_is_refused_in_one_sentence(change: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says) as caught:

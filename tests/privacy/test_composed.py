@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from test_ledger import BARE, CENTRAL, DELTA, UPLOAD, ledger_of
 
 from raydiff.privacy.accountants import exact, rdp
-from raydiff.privacy.composed import compose
+from raydiff.privacy.filters import compose
 from raydiff.privacy.ledger import PUBLISHED, Ledger
 from raydiff.privacy.release import Gaussian, Nothing
 

@@ -365,13 +365,7 @@ def test_no_guarantee_says_why() -> None:
 
 
 def test_a_small_epsilon_is_not_printed_as_none() -> None:
-    about = {
-        "delta": DELTA,
-        "accountant": "exact",
-        "unit": "client",
-        "relation": "add_remove",
-        "trust": "local",
-    }
+    about = {"delta": DELTA, "accountant": "exact", "unit": "client", "relation": "add_remove", "trust": "local"}
     assert str(Guarantee(epsilon=0.00123, clients=1, **about)).startswith("epsilon 0.0013 (")
 
 

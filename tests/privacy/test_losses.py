@@ -22,7 +22,7 @@ def steps(rate: float, noise: float, n: int, relation: Any = "add_remove") -> li
 
 
 def curve(events: list[Any]) -> losses.Roc:
-    kinds = accountants.kinds_of(events)
+    kinds = accountants.steps_of(events)
     assert kinds is not None
     return losses._roc(*kinds)
 
@@ -102,7 +102,7 @@ def test_in_or_out_is_zero_out_too() -> None:
 
 @pytest.mark.parametrize("events", [steps(0.1, 0.0, 3), [NonPrivate("weights")]])
 def test_without_noise_every_attack_is_allowed(events: list[Any]) -> None:
-    assert accountants.kinds_of(events) is None
+    assert accountants.steps_of(events) is None
     assert losses.auc_ceiling(events) == losses.tpr_ceiling(events, 0.01) == 1.0
 
 

@@ -19,7 +19,7 @@ from raydiff.privacy import accountants, canaries, one_run, private_gradient
 from raydiff.privacy import ghost_clipping as layers
 from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ghost_clipping import Outer
-from raydiff.privacy.one_run import Bits, Pulls
+from raydiff.privacy.one_run import OneRunAudit, Pulls
 from raydiff.privacy.private_gradient import Budget, Mechanism, PrivateGradient, noise_multiplier_for
 from raydiff.privacy.release import Event, Gaussian
 from raydiff.seeding import generator
@@ -82,7 +82,7 @@ def largest(m: int, r: int, v: int, least_fpr: Callable[[float], float]) -> floa
 
 def test_of_a_gaussian_it_says_more_than_of_any_mechanism() -> None:
     """m = 1000, r = 100, all right, delta 1e-5."""
-    bits = Bits(canaries=1000, guesses=100, right=100, delta=DELTA, confidence=0.95)
+    bits = OneRunAudit(canaries=1000, guesses=100, right=100, delta=DELTA, confidence=0.95)
     assert bits.epsilon_low == pytest.approx(3.465, abs=1e-3)
     assert bits.epsilon_of_noise(gaussian(0.3)) == pytest.approx(5.549, rel=2e-3)
     assert bits.epsilon_of_noise(gaussian(30.0)) == pytest.approx(5.549, rel=2e-3)  # whatever noise it begins with
@@ -131,7 +131,7 @@ def test_a_gaussian_is_ruled_out_in_at_most_the_stated_share_and_half_its_noise_
         )
         right = (~out).sum(1) + inside.sum(1)
         refutes = {
-            v: Bits(canaries=m, guesses=guesses, right=v, delta=DELTA, confidence=0.95).flags(gaussian(mu))
+            v: OneRunAudit(canaries=m, guesses=guesses, right=v, delta=DELTA, confidence=0.95).flags(gaussian(mu))
             for v in set(right.tolist())
         }
         return float(np.mean([refutes[v] for v in right.tolist()]))
@@ -148,7 +148,7 @@ def test_of_sampled_steps_it_is_their_own_curve() -> None:
             exact, found = (losses.least_fpr(events)(tpr) for events in (gaussian(mu), nearly))
             assert exact * (1 - 1e-4) - 1e-9 < found <= exact
     sampled = [Gaussian(0.7, "example", "zero_out", "local", 0.3)]
-    kinds = accountants.kinds_of(sampled)
+    kinds = accountants.steps_of(sampled)
     assert kinds is not None
     curve_ = losses._roc(*kinds)
     for tpr in (0.01, 0.3, 0.9):
@@ -193,7 +193,7 @@ def test_a_number_of_guesses_that_is_none_is_refused(guesses: int) -> None:
 
 def run(
     seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0, by_layers: bool = True, m: int = CANARIES
-) -> tuple[Bits, list[Event]]:
+) -> tuple[OneRunAudit, list[Event]]:
     """(what was guessed, the events) of one run whose records are the canaries."""
     rng = generator(seed, "one run")
     pulls, coins = Pulls(m), one_run.coins(m, rng)
@@ -233,7 +233,7 @@ def test_noise_at_seven_tenths_is_flagged_by_the_canaries_as_runs_of_their_own()
     weak = [run(seed, m=4000, factor=0.7) for seed in range(10)]
     assert sum(found.flags(events) for found, events in right) == 0
     assert sum(found.flags(events) for found, events in weak) >= 8
-    assert sum(replace(found, alone=()).flags(events) for found, events in weak) <= 5
+    assert sum(replace(found, separate=()).flags(events) for found, events in weak) <= 5
 
 
 def fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,7 +296,7 @@ def test_a_forgotten_clip_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_few_canaries_cannot_show_it() -> None:
-    few = Bits(canaries=6, guesses=6, right=6, delta=DELTA, confidence=0.95)
+    few = OneRunAudit(canaries=6, guesses=6, right=6, delta=DELTA, confidence=0.95)
     events = gaussian(accountants.mu_for(5.0, DELTA))
     assert few == few.most and not few.flags(events) and few.epsilon_low < few.epsilon_of_noise(events) < 5.0
 

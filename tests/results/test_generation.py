@@ -21,7 +21,7 @@ from raydiff.data.partition import Iid
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.methods.fedavg import FedAvg
-from raydiff.privacy.composed import compose
+from raydiff.privacy.filters import compose
 from raydiff.results import generation as generate
 from raydiff.results.finished import Finished, Source, open_finished
 from raydiff.results.generation import Request, plan, write

@@ -73,12 +73,7 @@ def tables(people: Path, tmp_path_factory: pytest.TempPathFactory) -> Storage:
     data = Data(name=str(people), labels=("buys",), bins=4, public=10, validation=0, calibration=0, test=10)
     for name, method in METHODS.items():
         experiment = Experiment(
-            method=method,
-            data=data,
-            clients=2,
-            partition=Iid(),
-            evaluation=None,
-            runtime=Runtime(pool="local"),
+            method=method, data=data, clients=2, partition=Iid(), evaluation=None, runtime=Runtime(pool="local")
         )
         made.finish(name, experiment)
     return made

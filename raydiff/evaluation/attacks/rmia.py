@@ -38,14 +38,7 @@ GRID = tuple(i / 10 for i in range(11))
 """Values of a that are tried."""
 
 
-def scores(
-    target: Tensor,
-    shadows: Tensor,
-    inside: Tensor,
-    population: Tensor,
-    *,
-    online: bool = False,
-) -> Tensor:
+def scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, *, online: bool = False) -> Tensor:
     """Of the target's statistics (N, S) against the shadows' (M, N, S): (N, S + 1) in [0, 1], low for members.
 
     `inside` (M, N) says which records each shadow was trained on, `population` (N,) bool which records are known to be
