@@ -42,8 +42,8 @@ def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
     The same holds under zero_out: a sum in which a record counts for nothing is the sum without it, each record is
     drawn independently, and the rate is fixed by the public n.
     """
-    each = [[k.times * d for d in sampled_divergences(k.rate, k.noise)] for k in steps]
-    best = min(converted(sum(ds), order - 1, delta) for order, ds in zip(ORDERS, zip(*each, strict=True), strict=True))
+    totals = [sum(k.times * sampled_divergences(k.rate, k.noise)[i] for k in steps) for i in range(len(ORDERS))]
+    best = min(converted(total, order - 1, delta) for order, total in zip(ORDERS, totals, strict=True))
     unsampled = epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
     return max(0.0, min(best, unsampled))  # sampling never hurts
 

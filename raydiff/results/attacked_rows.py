@@ -29,20 +29,13 @@ LEAST = 4
 class AttackedRows:
     """Codes (N, n) int64 of rows; the label is their last column where the model knows of it."""
 
-    made: Tensor
-    """What is attacked."""
-    members: Tensor
-    """Records that the model was trained on."""
-    nonmembers: Tensor
-    """As many that nobody trained on."""
-    reference: Tensor
-    """Others that nobody trained on."""
-    columns: tuple[str, ...]
-    """Names of the n columns."""
-    spans: tuple[int, ...]
-    """Which of them have numbers (`gower.spans_of`)."""
-    seed: int
-    """Of who is drawn, and of the made rows."""
+    made: Tensor  # what is attacked
+    members: Tensor  # records that the model was trained on
+    nonmembers: Tensor  # as many that nobody trained on
+    reference: Tensor  # others that nobody trained on
+    columns: tuple[str, ...]  # names of the n columns
+    spans: tuple[int, ...]  # which of them have numbers (`gower.spans_of`)
+    seed: int  # of who is drawn, and of the made rows
 
 
 def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:

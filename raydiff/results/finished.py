@@ -42,20 +42,13 @@ AS_DATA = "labels drawn as the private records have them"
 class Source:
     """Something that makes pictures or rows, and what must be said with them."""
 
-    client: int | None
-    """Whose model; None: the server's alone."""
-    sample: Sample
-    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)."""
-    labels: Tensor
-    """(n, K): the label rows that samples are made for, in their proportions."""
-    privacy: str
-    """"none", or the guarantee for the records behind it when its samples are published."""
-    about: str
-    """What the samples are, in words."""
-    draw: Draw = "as-data"
-    """Where `labels` come from."""
-    guarantee: Guarantee | None = None
-    """What `privacy` says; None: "none"."""
+    client: int | None  # whose model; None: the server's alone
+    sample: Sample  # (labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)
+    labels: Tensor  # (n, K): the label rows that samples are made for, in their proportions
+    privacy: str  # "none", or the guarantee for the records behind it when its samples are published
+    about: str  # what the samples are, in words
+    draw: Draw = "as-data"  # where `labels` come from
+    guarantee: Guarantee | None = None  # what `privacy` says; None: "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,10 +59,8 @@ class Finished:
     dataset: Dataset
     round: int
     server: Params
-    uploads: Guarantee
-    """Against the server."""
-    published: Guarantee
-    """Against outsiders: what holds for samples of the server's model."""
+    uploads: Guarantee  # against the server
+    published: Guarantee  # against outsiders: what holds for samples of the server's model
 
     @property
     def label_names(self) -> dict[str, tuple[str, ...]]:

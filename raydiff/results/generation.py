@@ -67,8 +67,7 @@ class Request:
 class Labels:
     """The label rows of all samples: those of the source, dealt out again and again in a random order."""
 
-    pools: Sequence[Tensor]
-    """Row i takes from pool i mod P: all label rows, or one pool per class; (n_p, K) each."""
+    pools: Sequence[Tensor]  # row i takes from pool i mod P: all label rows, or one pool per class; (n_p, K) each
     rows: int
 
     def of(self, start: int, stop: int) -> Tensor:

@@ -47,15 +47,11 @@ READINGS = ("kd_cnn", "kd_cnn_spread", "kd_cnn_floor", "fd_cnn", "fd_cnn_floor",
 class Stage:
     """The personal part on its way."""
 
-    epoch: int
-    """0: as it is before training."""
-    steps: int
-    """Since the start."""
+    epoch: int  # 0: as it is before training
+    steps: int  # since the start
     state: Params
-    loss: float
-    """Mean over the steps since the stage before; NaN at epoch 0."""
-    seconds: float
-    """Of training, since the start."""
+    loss: float  # mean over the steps since the stage before; NaN at epoch 0
+    seconds: float  # of training, since the start
 
 
 @dataclass(frozen=True)
@@ -66,8 +62,7 @@ class Joining:
     client: Newcomer
     instruments: Instruments
     seed: int = 0
-    batch: int | None = None
-    """Records per step; None: as the method has it for a client that joins."""
+    batch: int | None = None  # records per step; None: as the method has it for a client that joins
 
     def __post_init__(self) -> None:
         method_of(self.finished)

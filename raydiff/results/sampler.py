@@ -53,24 +53,17 @@ MAPPING = "mapping.json"
 class Card:
     """What a saved sampler is."""
 
-    trial: str
-    """The trial's digest."""
-    seed: int
-    """The experiment's seed."""
-    round: int
-    """The round after which the states hold."""
-    clients: tuple[int, ...]
-    """Whose samplers these are; empty: the server's model alone."""
+    trial: str  # the trial's digest
+    seed: int  # the experiment's seed
+    round: int  # the round after which the states hold
+    clients: tuple[int, ...]  # whose samplers these are; empty: the server's model alone
     labels: Mapping[str, tuple[str, ...]]
     """The label columns, the class first, each with the names of its values 0, 1, ..."""
-    shape: tuple[int, int, int]
-    """(C, H, W); of a table (1, 1, n)."""
-    about: str
-    """What it samples, in words."""
+    shape: tuple[int, int, int]  # (C, H, W); of a table (1, 1, n)
+    about: str  # what it samples, in words
     privacy: str = "none"
     """"none", or the guarantee under which its samples may be published; of clients' models `save` fills it in."""
-    requires: tuple[str, ...] = ()
-    """Distributions that it imports; filled in by `save`."""
+    requires: tuple[str, ...] = ()  # distributions that it imports; filled in by `save`
 
 
 def save(

@@ -63,16 +63,11 @@ class Attacked:
 
     request: Request
     finished: Finished
-    deployed: Deployed
-    """The attacked client's model."""
-    records: Records
-    """The N records in question, members first."""
-    role: Tensor
-    """(N,) int64: position in `ROLES`."""
-    owner: Tensor
-    """(N,) int64: the client that has the record, or in a shadow may have it."""
-    inside: Tensor
-    """(shadows, N) bool: which records each shadow is trained on."""
+    deployed: Deployed  # the attacked client's model
+    records: Records  # the N records in question, members first
+    role: Tensor  # (N,) int64: position in `ROLES`
+    owner: Tensor  # (N,) int64: the client that has the record, or in a shadow may have it
+    inside: Tensor  # (shadows, N) bool: which records each shadow is trained on
 
     @property
     def timesteps(self) -> tuple[int, ...]:
