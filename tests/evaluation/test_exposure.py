@@ -109,24 +109,13 @@ def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
     assert one["pdp/union/vacuous_share"] == np.mean(np.array(told(both)) >= 1)
 
 
-@pytest.mark.parametrize(
-    ("fields", "says"),
-    [
-        ({"remove": 1.0}, "remove must be a share in"),
-        ({"remove": -0.1}, "remove must be a share in"),
-        ({"epsilon": 0.0}, "epsilon must be a positive number, got 0"),
-        ({"samples": 0}, "samples must be at least 1, got 0"),
-        ({"condition": "both"}, "condition must be one of theorem, relaxed, got 'both'"),
-    ],
-)
-def test_what_an_audit_cannot_be(fields: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        RowAudit(**fields)
+BAD = [("remove", 1.0), ("remove", -0.1), ("epsilon", 0.0), ("samples", 0), ("condition", "both")]
 
 
-def test_two_records_are_left_at_least(own: Records) -> None:
-    with pytest.raises(ValueError, match=r"audit.remove 0.98 leaves 1 of 40 records"):
-        RowAudit(remove=0.98).kept(own, MODEL)
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_what_an_audit_cannot_be(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        RowAudit(**{field: value})
 
 
 # --- trials ---

@@ -153,13 +153,6 @@ def test_a_classifier_on_samples_alone_needs_no_features_and_no_ceiling(monkeypa
     assert found["downstream/linear/major"] > 0.8 and sizes == [3 * 30]  # and never on the client's own
 
 
-def test_more_samples_of_each_class(cnn: Params, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(downstream, "EPOCHS", 1)
-    sampler = Counting()
-    report(cnn, replace(KERNEL, downstream=("linear",), per_class=7), Deployed({"ddim": sampler}))
-    assert sampler.asked[1][:, 0].bincount().tolist() == [7, 7, 7]
-
-
 def test_labels_per_class_are_rows_that_the_client_has() -> None:
     own = torch.tensor([[1, 5], [0, 6], [1, 7], [0, 6]])
     dealt = downstream.labels_per_class(own, 3)

@@ -35,29 +35,6 @@ def test_the_papers_own_number() -> None:
     assert one_run.epsilon_low(1000, 100, 75, delta=1e-4) == pytest.approx(0.673, abs=5e-4)
 
 
-def test_all_right_and_no_delta_is_the_closed_form() -> None:
-    """e^eps / (1 + e^eps) = (1 - confidence)^(1/r)."""
-    accuracy = 0.05 ** (1 / 60)
-    assert one_run.epsilon_low(80, 60, 60, delta=0.0) == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-6)
-    assert one_run.epsilon_low(80, 60, 60, delta=1e-3) < one_run.epsilon_low(80, 60, 60, delta=0.0)
-    assert one_run.epsilon_low(80, 60, 30, delta=0.0) == 0.0
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 1e-4)])
-def test_randomised_response_exceeds_its_epsilon_in_at_most_the_stated_share(epsilon: float, delta: float) -> None:
-    """Each coin is told truly with probability e^eps / (1 + e^eps), with probability delta in any case."""
-    m, seeds = 400, 2000
-    rng = np.random.default_rng(0)
-    told = (1 - delta) / (1 + math.exp(-epsilon)) + delta
-    counts = rng.binomial(m, told, size=seeds)
-    bounds = {v: one_run.epsilon_low(m, m, int(v), delta=delta) for v in set(counts.tolist())}
-    lows = np.array([bounds[v] for v in counts.tolist()])
-    assert (lows > epsilon).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / seeds)
-    if delta == 0:  # and not for want of trying: this mechanism is the theorem's worst case
-        assert (lows > epsilon).mean() > 0.02
-    assert np.median(lows) > 0.5 * epsilon
-
-
 # --- the theorem of trade-off curves -----------------------------------------------------------------------
 
 

@@ -164,25 +164,6 @@ def test_it_is_opacus_within_its_error_and_below_renyi(rate: float, noise: float
 # --- what is computed once -----------------------------------------------------------------------------------
 
 
-def test_another_number_of_the_same_steps_needs_no_new_moments_of_a_step() -> None:
-    pairs._log_moments.cache_clear()
-    pairs.privacy_loss.cache_clear()
-    for n in (5, 6, 700):
-        pairs.privacy_loss((pairs.Steps(0.31, 1.7, n),), replaced=False)
-    assert pairs._log_moments.cache_info().misses == 1
-
-
-def test_moments_on_the_grid_and_powers_are_what_they_are_by_definition() -> None:
-    rng = NoiseStream(b"moments", ()).generator("masses")
-    p, q = (values / values.sum() for values in rng.random((2, 64)))
-    u = (np.arange(64) - 32) / 32  # the loss over the width
-    expected = [[math.log((mass * np.exp(t * way * u)).sum()) for t in pairs.TILTS] for mass, way in ((p, 1), (q, -1))]
-    assert np.allclose(pairs._log_tilts(p, q), expected, rtol=1e-12, atol=0)
-    logs = rng.random(50) * (-1 + 3j)
-    for n in (1, 2, 37, 1000):
-        assert np.allclose(pairs._power(np.exp(logs / n), n), np.exp(logs), rtol=1e-12, atol=0)
-
-
 # --- the ends ----------------------------------------------------------------------------------------------
 
 

@@ -22,7 +22,6 @@ from scipy.stats import kstest
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.papers.pfdm.depth import release_event
 from raydiff.privacy.release import (
     DiscreteGaussian,
     Event,
@@ -266,32 +265,6 @@ def test_records_whose_keys_agree_in_32_bits_have_noise_of_their_own(pair: tuple
 # --- the clip ----------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None)
-@given(
-    seed=st.integers(0, 2**31),
-    size=st.integers(1, 3000),
-    magnitude=st.floats(-30, 12),
-    clip=st.floats(-3, 3).map(lambda e: 10.0**e),
-    spiky=st.booleans(),
-)
-def test_no_signal_exceeds_the_clip_norm(seed: int, size: int, magnitude: float, clip: float, spiky: bool) -> None:
-    x = torch.randn(5, size, generator=torch.Generator().manual_seed(seed)) * 10.0**magnitude
-    x = x**3 / 10.0 ** (2 * magnitude) if spiky and abs(magnitude) < 5 else x
-    stream = NoiseStream(b"s", ())
-    sent = gaussian_records(x, clip=clip, scale=1.0, std=0.0, noise=stream, records=range(5), public={})
-    before, after = x.double().norm(dim=1), sent.value["x"].double().norm(dim=1)
-    assert bool((after <= clip).all())
-    assert torch.allclose(after, before.clamp_max(clip), rtol=2e-5, atol=0)
-    along = (x.double() / before[:, None] * sent.value["x"].double()).sum(1)
-    assert torch.allclose(along, after, rtol=1e-5, atol=0)
-
-
-def test_a_record_too_large_for_its_norm_is_clipped_all_the_same() -> None:
-    x = torch.tensor([[3e38, 3e38], [-3e38, 0.0], [1e25, 1e25]])
-    sent = gaussian_records(x, clip=2.0, scale=1.0, std=0.0, noise=NoiseStream(b"s", ()), records=range(3), public={})
-    assert float(sent.value["x"].double().norm(dim=1).max()) <= 2.0
-
-
 SIDES = (8, 256, 1024)
 MAGNITUDES = (1e-44, 1e-40, 1e-30, 1e-3, 0.37, 1e4, 1e30, 3e38)
 
@@ -350,28 +323,6 @@ def test_an_update_without_a_finite_norm_is_refused() -> None:
         update = {"w": torch.full((2,), value, dtype=torch.float64)}
         with pytest.raises(ValueError, match="the update must be finite"):
             gaussian_update(update, clip=1.0, std=1.0, noise=NoiseStream(b"s", ()))
-
-
-def test_a_record_within_the_clip_norm_is_not_touched() -> None:
-    x = torch.randn(4, 3, 8, 8)
-    sent = gaussian_records(x, clip=1e3, scale=1.0, std=0.0, noise=NoiseStream(b"s", ()), records=range(4), public={})
-    assert torch.equal(sent.value["x"], x)
-
-
-def test_the_event_is_pfdm_s() -> None:
-    for abar in (0.9, 0.2, 3.894e-3):
-        sent = gaussian_records(
-            torch.ones(1, 4),
-            clip=15.0,
-            scale=math.sqrt(abar),
-            std=math.sqrt(1 - abar),
-            noise=NoiseStream(b"s", ()),
-            records=[0],
-            public={},
-        )
-        assert sent.event == release_event(15.0, abar)
-        tau = 2 * abar * 15.0**2 / (1 - abar)  # the theorem's, for the sensitivity 2 C sqrt(abar)
-        assert 1 / sent.event.std_over_sensitivity**2 / 2 == pytest.approx(tau, rel=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -502,21 +453,14 @@ def test_events_round_trip(event: Event) -> None:
 
 
 def test_an_unknown_event_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown privacy event 'Laplace'; known: Nothing, NonPrivate, Gaussian"):
+    with pytest.raises(ValueError, match="Laplace"):
         event_from_dict({"kind": "Laplace"})
 
 
-@pytest.mark.parametrize(
-    "change, field",
-    [
-        ({"std_over_sensitivity": -1.0}, "std_over_sensitivity"),
-        ({"std_over_sensitivity": math.nan}, "std_over_sensitivity"),
-        ({"sampling_rate": 0.0}, "sampling_rate"),
-        ({"sampling_rate": 1.5}, "sampling_rate"),
-        ({"steps": 0}, "steps"),
-    ],
-)
-def test_an_impossible_gaussian_is_refused(change: dict[str, float], field: str) -> None:
-    good = {"std_over_sensitivity": 1.0, "unit": "example", "relation": "replace_one", "trust": "local"}
+IMPOSSIBLE = {"std_over_sensitivity": (-1.0, math.nan), "sampling_rate": (0.0, 1.5), "steps": (0,)}
+
+
+@pytest.mark.parametrize(("field", "value"), [(field, v) for field, values in IMPOSSIBLE.items() for v in values])
+def test_an_impossible_gaussian_is_refused(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"{field} must be"):
-        Gaussian(**{**good, **change})
+        replace(Gaussian(1.0, "example", "replace_one", "local"), **{field: value})

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from storages import Storage
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
 from raydiff.data.tables import rows_file
-from raydiff.data.tables.encode import Column, Mapping
 from raydiff.data.tables.read import Table, read
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
@@ -161,13 +158,6 @@ def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> N
     assert again.shape == (1, 1, 3) and again.label_names == (("no", "yes", "(other)"),)
 
 
-def test_the_same_again_and_another_seed(finished: Finished, tmp_path: Path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        write(finished, 0, tmp_path / name, Request(num=40, seed=seed), code=CODE)
-    assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert files(tmp_path / "a")["rows.csv"] != files(tmp_path / "c")["rows.csv"]
-
-
 # --- what no guarantee covers ---
 
 
@@ -306,32 +296,6 @@ def test_killed_and_called_again_it_gives_the_same_files(
     write(finished, 0, cut, Request(num=30), code=CODE)
     assert files(cut) == files(whole)
     assert len(said) == (3 if when == "a part" else 0)
-
-
-def test_finished_it_makes_nothing_again(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(finished, 0, tmp_path, Request(num=5), code=CODE)
-    before, seen = (tmp_path / "rows.csv").stat().st_mtime_ns, []
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    write(finished, 0, tmp_path, Request(num=5), code=CODE, say=lambda *x: seen.append(x))
-    assert (tmp_path / "rows.csv").stat().st_mtime_ns == before and seen == [(5, 5)]
-    with pytest.raises(ValueError, match="holds other samples"):
-        write(finished, 0, tmp_path, Request(num=6), code=CODE)
-
-
-def test_more_than_the_disk_has_room_for(finished: Finished, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^1,000,000,000,000,000 samples may take .* GB, but there are"):
-        write(finished, 0, tmp_path / "out", Request(num=10**15), code=CODE)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_row_takes_no_more_than_estimated(tmp_path: Path) -> None:
-    """Quotes are doubled, and a name in quotes is what takes most."""
-    columns = tuple(Column(name, ('"""', "a")) for name in ('"x"', "y"))
-    mapping = Mapping(columns, Column("l", ("é,",)))
-    codes, labels = np.zeros((50, 2), dtype=np.int64), np.zeros(50, dtype=np.int64)
-    rows_file.write_part(tmp_path / "part", codes, labels, mapping, header=True)
-    size = (tmp_path / "part").stat().st_size
-    assert size <= 50 * rows_file.most_bytes(mapping) + rows_file.header_bytes(mapping)
 
 
 # --- the sampler ---
