@@ -194,17 +194,17 @@ def test_the_limits_are_clopper_and_pearsons() -> None:
     inside = torch.tensor([3.0] * 9 + [-2.0])
     outside = torch.tensor([-3.0] * 8 + [2.0] * 2)
     found = canaries.bound(inside, outside, confidence=0.9)
-    assert (found.fnr, found.fpr) == (0.1, 0.2)
+    assert found.rates == (0.1, 0.2)
     limits = beta.ppf(0.95, 2, 9), beta.ppf(0.95, 3, 8)
     by_hand = norm.ppf(1 - limits[1]) - norm.ppf(limits[0])
     assert by_hand > 0.2 and found.mu_low == pytest.approx(by_hand, rel=1e-9)
     most = norm.ppf(0.05 ** (1 / 10)) * 2  # no error of 10: the upper limit is 1 - 0.05^(1/10)
-    assert found.mu_most == pytest.approx(most, rel=1e-9)
+    assert found.most.mu_low == pytest.approx(most, rel=1e-9)
 
 
 def test_no_canary_is_spent_on_the_threshold() -> None:
     found = KINDS["records"].audit(0, count=400)
-    assert found.mu_most == pytest.approx(-2 * norm.ppf(1 - 0.025 ** (1 / 200)), rel=1e-9)
+    assert found.most.mu_low == pytest.approx(-2 * norm.ppf(1 - 0.025 ** (1 / 200)), rel=1e-9)
 
 
 def test_weakened_noise_is_the_real_one_times_its_factor() -> None:

@@ -12,6 +12,7 @@ import math
 import pickle
 from collections.abc import Callable, Sequence
 from dataclasses import FrozenInstanceError, replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -325,30 +326,31 @@ def test_an_update_without_a_finite_norm_is_refused() -> None:
             gaussian_update(update, clip=1.0, std=1.0, noise=NoiseStream(b"s", ()))
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"records": [0, 0]}, "released once only"),
-        ({"records": torch.tensor([0, 0])}, "released once only"),
-        ({"records": [0]}, "released once only"),
-        ({"clip": 0.0}, "clip and scale must be > 0"),
-        ({"clip": math.inf}, "clip and scale must be > 0"),
-        ({"scale": math.nan}, "clip and scale must be > 0"),
-        ({"std": -1.0}, "std >= 0"),
-        ({"std": math.nan}, "std >= 0"),
-        ({"std": math.inf}, "all finite"),
-        ({"public": {"x": torch.ones(2)}}, "must not have a field 'x'"),
-        ({"x": torch.tensor([[math.nan], [1.0]])}, "must be finite"),
-        ({"x": torch.tensor([[math.inf], [1.0]])}, "must be finite"),
-        ({"x": torch.tensor([[1e300], [1.0]], dtype=torch.float64)}, "must be finite in float32"),
-        ({"x": torch.tensor([[3e38], [1.0]]), "center": torch.tensor([-3e38])}, "must be finite in float32"),
-    ],
-)
-def test_bad_input_is_refused(change: dict[str, object], message: str) -> None:
-    good = {"x": torch.ones(2, 1), "clip": 1.0, "scale": 1.0, "std": 1.0, "records": [0, 1], "public": {}}
-    arguments = {**good, "noise": NoiseStream(b"s", ()), **change}
-    with pytest.raises(ValueError, match=message):
-        gaussian_records(arguments.pop("x"), **arguments)
+COMMON = [
+    *(({"clip": value}, "clip must be") for value in (0.0, -1.0, math.inf, math.nan)),
+    *(({"std": value}, "std must be") for value in (-1.0, math.inf, math.nan)),
+    *(
+        ({"x": torch.tensor([[x], [1.0]]).double()}, "finite in float32")
+        for x in (math.nan, math.inf, -math.inf, 1e300)
+    ),
+    ({"public": {"x": torch.ones(2)}}, "field 'x'"),
+]
+OF_RECORDS = [
+    *(({"scale": value}, "scale must be") for value in (0.0, math.inf, math.nan)),
+    *(({"records": numbers}, "once only") for numbers in ([0, 0], torch.tensor([0, 0]), [0])),
+    ({"x": torch.tensor([[3e38], [1.0]]), "center": torch.tensor([-3e38])}, "finite in float32"),
+]
+CASES = [
+    *((gaussian_records, {"scale": 1.0, "records": [0, 1], **change}, says) for change, says in COMMON + OF_RECORDS),
+    *((gaussian_rows, change, says) for change, says in [*COMMON, ({"x": torch.ones(0, 4)}, "one vector")]),
+]
+
+
+@pytest.mark.parametrize(("maker", "change", "says"), CASES)
+def test_bad_input_is_refused(maker: Callable[..., Release], change: dict[str, Any], says: str) -> None:
+    arguments = {"x": torch.ones(2, 1), "clip": 1.0, "std": 1.0, "public": {}, "noise": NoiseStream(b"s", ()), **change}
+    with pytest.raises(ValueError, match=says):
+        maker(arguments.pop("x"), **arguments)
 
 
 def test_a_record_s_noise_does_not_depend_on_the_type_of_its_number() -> None:

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from reference import tradeoff
 
 from raydiff.evaluation.attacks import membership
 from raydiff.privacy import ceilings, gaussian
@@ -16,14 +15,9 @@ from raydiff.privacy.ledger import Ledger, PrivacyOdometer
 from raydiff.privacy.release import Gaussian, NonPrivate
 
 
-def test_the_curve_of_sampled_noise_is_that_of_all_its_steps() -> None:
+def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:
     event = Gaussian(1.0, "example", "add_remove", "local", 0.1, 5)
     sampled = Ledger().with_upload(0, 0, event, 0).with_upload(1, 0, event, 0).with_upload(1, 1, event, 0)
-    fprs = [0.0, 0.001, 0.01, 0.5, 1.0]
-    both, once = (tradeoff.of_ledger(sampled, client, fprs) for client in (0, 1))
-    assert both == [losses.tpr_ceiling([event, event], f) for f in fprs]
-    assert once == [losses.tpr_ceiling([event], f) for f in fprs]
-    assert all(a >= b for a, b in zip(both, once, strict=True))
     rates = {name: losses.tpr_ceiling([event, event], fpr) for fpr, name in ceilings.TPRS.items()}
     assert ceilings.of_ledger(PrivacyOdometer(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
     assert ceilings.rates(PrivacyOdometer(sampled)) == rates
@@ -42,8 +36,6 @@ def test_events_that_do_not_compose_allow_every_attack() -> None:
         both = both.with_upload(number, 0, Gaussian(1.0, "example", relation, "local", 0.1), 0)  # type: ignore[arg-type]
     assert ceilings.of_ledger(PrivacyOdometer(both)) == {ceilings.CEILING: 1.0}
     assert set(ceilings.rates(PrivacyOdometer(both)).values()) == {1.0}
-    with pytest.raises(ValueError, match="do not compose"):
-        tradeoff.of_ledger(both, 0, [0.5])
 
 
 def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_server() -> None:

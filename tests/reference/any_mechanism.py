@@ -1,4 +1,4 @@
-"""Bound of a one-run audit for any (epsilon, delta)-DP run (Steinke, Nasr & Jagielski, NeurIPS 2023, arXiv 2305.08846)."""
+"""Bound of a one-run audit for any (epsilon, delta)-DP run (Steinke et al., NeurIPS 2023, arXiv 2305.08846)."""
 
 from __future__ import annotations
 
