@@ -136,35 +136,35 @@ class Instruments:
 
     def of_client(self, split: str) -> Callable[[Deployed, Records, torch.Generator], ClientReport]:
         """Return the client's part, a function of (deployed, own records, rng), for the clients of one server."""
-        known: targets.Scores = {}
+        cache: targets.Scores = {}
 
-        def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
-            drawn, by_sampler, shown = self._drawn(deployed, split, own, rng)
+        def evaluate(deployed: Deployed, records: Records, rng: torch.Generator) -> ClientReport:
+            drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
             values = metrics.measured(drawn)
             for name, images in by_sampler.items() if len(by_sampler) > 1 else ():
                 each = values if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
                 values = values | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
-            return ClientReport(values, self._attacked(deployed, split, own, known), shown, deployed.privacy)
+            return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.privacy)
 
         return evaluate
 
     def _drawn(
-        self, deployed: Deployed, split: str, own: Records, rng: torch.Generator
+        self, deployed: Deployed, split: str, records: Records, rng: torch.Generator
     ) -> tuple[Drawn, dict[str, Tensor], Tensor]:
         """(what is measured, the pictures of each sampler, the pictures to show).
 
         As many rows of a table as the client has, with its labels; as many pictures of each class as one half of the
         reference has.
         """
-        major, minor = groups(own)
+        major, minor = groups(records)
         classes = {"all": (*major, *minor), "major": major, "minor": minor}
         if self.config.clusters:
             classes["cluster_a"], classes["cluster_b"] = clusters(sorted(classes["all"]))
         reference = self.dataset.splits[split].of_classes(classes["all"])
-        images, labels, shown = own.images[:0], own.labels[:0], own.images[:0]
+        images, labels, shown = records.images[:0], records.labels[:0], records.images[:0]
         by_sampler: dict[str, Tensor] = {}
         if self.dataset.mapping is not None:
-            labels = own.labels
+            labels = records.labels
             images = deployed.sample(labels, rng)
         elif deployed.samplers and self.config.distance == "none" and not self.config.downstream:
             wanted = _labels_to_sample(reference)
@@ -178,7 +178,7 @@ class Instruments:
             images=images,
             labels=labels,
             reference=reference,
-            own=own,
+            own=records,
             groups=classes if deployed.conditional else {"all": classes["all"]},
             deployed=deployed,
             dataset=self.dataset,
@@ -189,17 +189,17 @@ class Instruments:
         )
         return drawn, by_sampler, shown
 
-    def _attacked(self, deployed: Deployed, split: str, own: Records, known: targets.Scores) -> targets.Scores:
+    def _attacked(self, deployed: Deployed, split: str, records: Records, cache: targets.Scores) -> targets.Scores:
         if split != "test" or not self.config.attack:
             return {}
         return targets.scores(
             deployed,
-            own,
+            records,
             names=self.config.attacks,
             members=self.config.members,
             calibration=self.dataset.splits["calibration"],
             test=self.dataset.splits["test"],
-            known=known,
+            cache=cache,
         )
 
 
@@ -218,12 +218,12 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         inception.check(config.weights)
     downstream.check_shape(config.downstream, dataset.shape)
     halves = distances.half_counts(dataset.splits[config.split].labels[:, 0])
-    for number, own in enumerate(clients):
+    for number, records in enumerate(clients):
         if denoisers:
-            _check_attacked(number, own, dataset)
-        if attack and not denoisers and len(own.labels[:, 0].unique()) < 2:
+            _check_attacked(number, records, dataset)
+        if attack and not denoisers and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
-        compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
+        compared = sum(halves.get(c, 0) for group in groups(records) for c in group)
         if config.distance == "frechet" and config.features == "cnn":
             features.check_dim(config.dim, compared)
         elif not compared:
@@ -233,11 +233,11 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
             )
 
 
-def _check_attacked(number: int, own: Records, dataset: Dataset) -> None:
-    if len(own) < 4:
-        raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
+def _check_attacked(number: int, records: Records, dataset: Dataset) -> None:
+    if len(records) < 4:
+        raise ValueError(f"client {number} has {len(records)} records: evaluation.attack needs at least 4 of each")
     for split in ("calibration", "test"):
-        count = len(targets.in_proportion(dataset.splits[split], own.labels[:, 0]))
+        count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
         if count < 2:
             raise ValueError(
                 f"the {split} split has {count} records of the classes of client {number}, and evaluation.attack needs "

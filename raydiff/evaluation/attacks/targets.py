@@ -51,28 +51,28 @@ def check(names: Sequence[str]) -> None:
 
 def scores(
     deployed: Deployed,
-    own: Records,
+    client_records: Records,
     *,
     names: Sequence[str],
     members: int,
     calibration: Records,
     test: Records,
-    known: Scores | None = None,
+    cache: Scores | None = None,
 ) -> Scores:
     """Return a client's scores by these attacks, for all targets of its method.
 
     Args:
-        own: the client's records; at most `members` of them are used, half for calibration.
+        client_records: the client's own; at most `members` of them are used, half for calibration.
         calibration, test: non-members. For a target of one client they are sampled to its mix of classes: else the
             attack would tell classes apart.
-        known: cache of non-members' scores on `SHARED` targets, which are equal for all clients of one server.
+        cache: non-members' scores on `SHARED` targets, which are equal for all clients of one server.
     """
-    known = {} if known is None else known
-    order = torch.randperm(len(own), generator=seeding.generator(0, "attacked members"))[:members]
+    cache = {} if cache is None else cache
+    order = torch.randperm(len(client_records), generator=seeding.generator(0, "attacked members"))[:members]
     halves = {"calibration_members": order[: len(order) // 2], "members": order[len(order) // 2 :]}
     others = {"calibration_nonmembers": calibration, "nonmembers": test}
-    inside = {role: own.select(rows) for role, rows in halves.items()}
-    matched = inside | {role: in_proportion(records, own.labels[:, 0]) for role, records in others.items()}
+    inside = {role: client_records.select(rows) for role, rows in halves.items()}
+    matched = inside | {role: in_proportion(records, client_records.labels[:, 0]) for role, records in others.items()}
     chosen = lookup.entries("attacks", attacks.ATTACKS, names)
 
     def query(target: Target, roles: Roles) -> dict[str, dict[str, Tensor]]:
@@ -81,9 +81,9 @@ def scores(
         return _least([{name: _scored(target, z, a, roles) for name, a in chosen.items()} for z in target.denoisers])
 
     def of_shared(name: str, target: Target, members: Roles, nonmembers: Callable[[], Roles]) -> dict[str, Any]:
-        if name not in known:
-            known[name] = query(target, nonmembers())
-        return {attack: roles | known[name][attack] for attack, roles in query(target, members).items()}
+        if name not in cache:
+            cache[name] = query(target, nonmembers())
+        return {attack: roles | cache[name][attack] for attack, roles in query(target, members).items()}
 
     out = {
         name: of_shared(name, target, inside, lambda: others) if name in SHARED else query(target, matched)

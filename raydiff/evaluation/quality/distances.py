@@ -116,12 +116,12 @@ def class_distances(
     _check_counts(sample_classes, half_counts(reference_classes), set().union(*groups.values()))
     out: dict[str, float] = {}
     every = (samples, sample_classes, reference, reference_classes)
-    for name, own, a, b in beside_halves(*every, groups=groups, rng=rng):
+    for name, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
         fd, kd = (f"{distance}/{name}" for distance in distance_names(features))
         if gaussian:
-            out[fd] = (frechet(own, a) + frechet(own, b)) / 2
+            out[fd] = (frechet(of_group, a) + frechet(of_group, b)) / 2
             out[f"{fd}_floor"] = frechet(a, b)
-        readings = [kernel(own, half, rng) for half in (a, b)]
+        readings = [kernel(of_group, half, rng) for half in (a, b)]
         out[kd], out[f"{kd}_spread"] = (sum(r) / 2 for r in zip(*readings, strict=True))
         out[f"{kd}_floor"], _ = kernel(a, b, rng)
     return out

@@ -56,8 +56,8 @@ class TrainedClassifier:
 
 def readings(
     names: Sequence[str],
-    made: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor] | None,
+    synthetic: tuple[Tensor, Tensor],
+    local: tuple[Tensor, Tensor] | None,
     test: tuple[Tensor, Tensor],
     *,
     groups: Mapping[str, Sequence[int]],
@@ -79,12 +79,12 @@ def readings(
         return train(name, images, labels, classes=classes, rng=rng)
 
     for name in names:
-        synthetic = trained(name, *made)
+        classifier = trained(name, *synthetic)
         for group, mask in members.items():
             if mask.any():
-                out[f"downstream/{name}/{group}"] = synthetic.accuracy(images[mask], labels[mask])
-        if own is not None:
-            out[f"downstream/{name}/real"] = trained(name, *own).accuracy(images, labels)
+                out[f"downstream/{name}/{group}"] = classifier.accuracy(images[mask], labels[mask])
+        if local is not None:
+            out[f"downstream/{name}/real"] = trained(name, *local).accuracy(images, labels)
     return out
 
 
