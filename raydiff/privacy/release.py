@@ -300,11 +300,9 @@ def _finite(x: Tensor, what: str) -> Tensor:
 
 
 def _check_noise(std: float, **positive: float) -> None:
-    for name, value in positive.items():
-        if not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a positive number, got {value}")
-    if not 0 <= std < math.inf:
-        raise ValueError(f"std must be a number >= 0, got {std}")
+    if not (all(0 < value < math.inf for value in positive.values()) and 0 <= std < math.inf):
+        got = ", ".join(f"{value}" for value in (*positive.values(), std))
+        raise ValueError(f"{' and '.join(positive)} must be > 0 and std >= 0, both finite, got {got}")
 
 
 def _check_names(public: Params, private: Set[str]) -> None:

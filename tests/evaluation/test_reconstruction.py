@@ -47,11 +47,6 @@ def test_a_perfect_denoiser_gives_the_originals_back(t0: int) -> None:
     assert found.mse_wrong > 0.3 and found.ssim_wrong < 0.5
 
 
-def test_at_a_tiny_depth_the_upload_is_the_original_whoever_denoises() -> None:
-    found = compare(*attacked(1, knows=False))
-    assert found.closest == 1.0 and found.mse < 5e-3 < 0.3 < found.mse_wrong
-
-
 def test_of_pure_noise_only_chance_is_right() -> None:
     originals, classes = records(400)
     found = compare(torch.randn(originals.shape, generator=generator(5)).clamp(-1, 1), originals, classes)

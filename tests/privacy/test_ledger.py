@@ -143,13 +143,6 @@ def test_the_one_number_of_a_view_is_infinite_where_kinds_do_not_compose_and_sta
     assert ledger.server.guarantee(DELTA, "exact") == only and only.epsilon == exact([UPLOAD] * 2, DELTA)
 
 
-@given(ledger=ledgers)
-def test_views_of_views_change_nothing(ledger: Ledger) -> None:
-    assert ledger.server.server == ledger.server
-    assert ledger.outsiders.outsiders == ledger.outsiders
-    assert ledger.outsiders.bytes_up == ledger.server.bytes_up == ledger.bytes_up
-
-
 # --- a ledger that grows ---
 
 
@@ -246,18 +239,6 @@ def test_bytes_are_counted_by_client() -> None:
     ledger = ledger.with_upload(1, 0, Nothing(), 0).with_upload(2, 0, UPLOAD, 11)
     assert ledger.bytes_up == 23
     assert ledger.bytes_by_client == {0: 16, 1: 7}
-
-
-@given(ledger=ledgers)
-def test_the_worst_mu_is_that_of_the_client_that_fares_worst(ledger: Ledger) -> None:
-    server = ledger.server
-    try:
-        worst = max((server.mu(client) for client in {e.client for e in server.entries}), default=0.0)
-    except ValueError:  # one client's events have no mu
-        with pytest.raises(ValueError, match=r"compose|sampling"):
-            server.mu()
-    else:
-        assert server.mu() == worst
 
 
 @given(ledger=ledgers)

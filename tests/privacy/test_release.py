@@ -327,8 +327,8 @@ def test_an_update_without_a_finite_norm_is_refused() -> None:
 
 
 COMMON = [
-    *(({"clip": value}, "clip must be") for value in (0.0, -1.0, math.inf, math.nan)),
-    *(({"std": value}, "std must be") for value in (-1.0, math.inf, math.nan)),
+    *(({"clip": value}, "clip") for value in (0.0, -1.0, math.inf, math.nan)),
+    *(({"std": value}, "std") for value in (-1.0, math.inf, math.nan)),
     *(
         ({"x": torch.tensor([[x], [1.0]]).double()}, "finite in float32")
         for x in (math.nan, math.inf, -math.inf, 1e300)
@@ -336,7 +336,7 @@ COMMON = [
     ({"public": {"x": torch.ones(2)}}, "field 'x'"),
 ]
 OF_RECORDS = [
-    *(({"scale": value}, "scale must be") for value in (0.0, math.inf, math.nan)),
+    *(({"scale": value}, "scale") for value in (0.0, math.inf, math.nan)),
     *(({"records": numbers}, "once only") for numbers in ([0, 0], torch.tensor([0, 0]), [0])),
     ({"x": torch.tensor([[3e38], [1.0]]), "center": torch.tensor([-3e38])}, "finite in float32"),
 ]

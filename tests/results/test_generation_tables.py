@@ -15,7 +15,6 @@ from storages import Storage
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
-from raydiff.data.tables import rows_file
 from raydiff.data.tables.read import Table, read
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
@@ -253,49 +252,6 @@ def test_a_trial_cut_short_in_its_first_round_has_spent_what_was_learned(tmp_pat
 
 
 # --- resuming ---
-
-
-class Killed(BaseException):
-    """A kill, as no code catches it."""
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("when", ["a part", "the file of all", "the parts' end"])
-def test_killed_and_called_again_it_gives_the_same_files(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    write(finished, 0, whole, Request(num=30), code=CODE)
-    true, said = rows_file.write_part, []
-
-    def part(path: Path, *arguments: Any, header: bool) -> None:
-        if len(list(cut.glob("train-*.csv"))) == 2:
-            raise Killed
-        true(path, *arguments, header=header)
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        if when == "a part":
-            patched.setattr(rows_file, "write_part", part)
-        elif when == "the file of all":
-            patched.setattr(rows_file, "join", killed)
-        else:
-            true_unlink = Path.unlink
-            patched.setattr(
-                Path, "unlink", lambda p, **k: killed() if p.name.startswith("train-00001") else true_unlink(p, **k)
-            )
-        write(finished, 0, cut, Request(num=30), code=CODE)
-    assert (cut / "rows.csv").exists() == (when == "the parts' end")
-    left = len(list(cut.glob("train-*.csv")))
-    assert left == {"a part": 2, "the file of all": 5}[when] if when != "the parts' end" else left > 0
-    (cut / ".train-00002-of-00005.csv.0a1b2c3d").write_bytes(b"half a pa")  # what a kill leaves
-    (cut / ".rows.csv.0a1b2c3d").write_bytes(b"half")
-    monkeypatch.setattr(rows_file, "write_part", lambda *a, **k: (said.append(a[0].name), true(*a, **k)))
-    write(finished, 0, cut, Request(num=30), code=CODE)
-    assert files(cut) == files(whole)
-    assert len(said) == (3 if when == "a part" else 0)
 
 
 # --- the sampler ---
