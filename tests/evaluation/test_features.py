@@ -77,18 +77,9 @@ def test_five_records_for_each_feature() -> None:
         ((4, 1, 7, 8), 2, 4, "pixels"),
         ((4, 1, 8, 65), 2, 4, "pixels"),
         ((1, 1, 8, 8), 2, 4, "at least 2 images"),
-        ((4, 1, 8, 8), 1, 4, "labels must be"),
-        ((4, 1, 8, 8), 2, 0, "dim and steps"),
     ],
 )
 def test_refuses_what_it_cannot_train_on(shape: tuple[int, ...], classes: int, dim: int, message: str) -> None:
     records = Records(torch.zeros(shape), torch.arange(shape[0])[:, None] % 2, torch.arange(shape[0]))
     with pytest.raises(ValueError, match=message):
         train_cnn(records, classes=classes, dim=dim, steps=1)
-
-
-def test_refuses_images_of_another_shape(params: Params) -> None:
-    with pytest.raises(ValueError, match=r"images must be \(N, 1, H, W\)"):
-        cnn_features(params, torch.zeros(2, 3, 8, 8))
-    with pytest.raises(ValueError, match="as many pixels as the training images, got 16 x 16"):
-        cnn_features(params, torch.zeros(2, 1, 16, 16))

@@ -123,8 +123,6 @@ def test_the_curve_and_its_picture(tmp_path) -> None:
     [
         *((lambda m=m: halves(10, m, generator(0)), f"shadows .* got {m}") for m in (7, 2)),
         (lambda: halves(1, 4, generator(0)), "records .* got 1"),
-        (lambda: scores(torch.zeros(3, 1), torch.zeros(4, 3, 2), torch.zeros(4, 3) > 0), r"\(M, N, S\)"),
-        (lambda: scores(torch.zeros(3, 1), torch.zeros(4, 3, 1), torch.zeros(4, 3) > 0), "at least 2 of the shadows"),
         *((lambda t=t: loss_of(timesteps=t), "timesteps") for t in ([3], [])),
         (lambda: loss_of(draws=0), "draws"),
         (lambda: loss_of(n=0), "records"),

@@ -103,10 +103,3 @@ def test_a_record_is_not_judged_by_a_fit_to_itself() -> None:
     torch.testing.assert_close(before[40] - after[40], torch.full((2,), 100.0).double())
     assert not torch.equal(after[2], before[2])  # of another fold
     assert not torch.equal(after[1], before[1])  # of none
-
-
-@pytest.mark.parametrize("nonmembers", [torch.arange(8) < 1, torch.arange(9) < 3])
-def test_refused(nonmembers: Tensor) -> None:
-    x, y = losses(8, 6)
-    with pytest.raises(ValueError, match="nonmembers must"):
-        scores(y, x, nonmembers)

@@ -100,14 +100,3 @@ def test_its_auc_is_that_of_neyman_and_pearson(shift: float, online: bool) -> No
     assert low < neyman_pearson(shift, noise=1 / 32 if online else 1 / 16) < high
     assert high - low < 0.06
     assert judged(lira.with_mean(target), members).auc_interval[1] < low
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("population", torch.arange(9) < 1), ("population", torch.ones(8) > 0), ("inside", torch.zeros(6, 9) > 0)],
-)
-def test_refused(name: str, value: Tensor) -> None:
-    target, shadows, inside, population = table()
-    arguments = {"shadows": shadows, "inside": inside, "population": population, name: value}
-    with pytest.raises(ValueError, match=f"^{name} must"):
-        scores(target, **arguments)

@@ -223,19 +223,3 @@ def test_the_score_is_the_logarithm_of_two_densities(monkeypatch: pytest.MonkeyP
 
 
 # --- what is refused ---
-
-
-def test_bad_rows_get_one_sentence() -> None:
-    few = MEMBERS[:5]
-    with pytest.raises(ValueError, match="equally many, 2 at least, and made 1 at least, got 120, 5 and 120"):
-        closest.attack(STRANGERS, members=MEMBERS, nonmembers=few, spans=SPANS, rng=generator(0))
-    with pytest.raises(ValueError, match="members and nonmembers must be equally many, got 120 and 5"):
-        anonymeter.singling_out(STRANGERS, members=MEMBERS, nonmembers=few, rng=generator(0))
-    with pytest.raises(ValueError, match="linkability needs two columns at least, got 1"):
-        anonymeter.linkability(few[:, :1], members=few[:, :1], nonmembers=few[:, :1], spans=(0,), rng=generator(0))
-    with pytest.raises(ValueError, match="attempts must be equally many, 1 at least, got 0, 0, 0"):
-        anonymeter.risk(*[torch.zeros(0).bool()] * 3)
-    with pytest.raises(ValueError, match="made and reference must have rows, got 0 and 5"):
-        domias.scores(few, made=few[:0], reference=few, spans=SPANS)
-    with pytest.raises(ValueError, match="rows, records and spans must have the same columns, got 12, 12, 1"):
-        gower.distances(few, few, spans=(0,))

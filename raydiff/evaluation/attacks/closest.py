@@ -42,16 +42,8 @@ class Closest:
 
 
 def attack(made: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator) -> Closest:
-    """Measure codes (s, n) against (m, n) and (m, n), with `spans` of `gower.spans_of`.
-
-    Raises ValueError unless there are as many non-members as members, two at least, and a synthetic row.
-    """
+    """Measure codes (s, n) against as many members (m, n) as non-members, 2 at least, with `spans` of `gower`."""
     m = len(members)
-    if len(nonmembers) != m or m < 2 or not len(made):
-        raise ValueError(
-            "members and nonmembers must be equally many, 2 at least, and made 1 at least, "
-            f"got {m}, {len(nonmembers)} and {len(made)}"
-        )
     parts = [_distances(part, members, nonmembers, spans) for part in made.split(BATCH)]
     of_members, of_others, near, indices = (torch.cat(each) for each in zip(*parts, strict=True))
     fractions = _fractions(of_members, of_others)

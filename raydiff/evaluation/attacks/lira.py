@@ -93,11 +93,8 @@ def scores(target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = Fa
     column is the mean of the others.
 
     Args:
-        inside: (M, N), which records each shadow was trained on.
-
-    Raises ValueError for shapes that do not match, and for a record with fewer than 2 shadows with or without it.
+        inside: (M, N), which records each shadow was trained on: each of at least 2 shadows, and not of 2.
     """
-    check_together(target, shadows, inside)
     mean, deviation = _fitted(shadows, ~inside)
     z = (target - mean) / deviation
     if online:
@@ -127,12 +124,3 @@ def _fitted(shadows: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     if len(shadows) < MANY:
         spread = squares.sum(0, keepdim=True) / (count - 1).sum(0, keepdim=True)
     return mean, spread.sqrt().clamp_min(TINY)
-
-
-def check_together(target: Tensor, shadows: Tensor, inside: Tensor) -> None:
-    """Raise ValueError as `scores` says."""
-    if target.dim() != 2 or shadows.shape[1:] != target.shape or inside.shape != shadows.shape[:2]:
-        shapes = f"{tuple(target.shape)}, {tuple(shadows.shape)} and {tuple(inside.shape)}"
-        raise ValueError(f"target, shadows and inside must be (N, S), (M, N, S) and (M, N), got {shapes}")
-    if int(inside.sum(0).min()) < 2 or int((~inside).sum(0).min()) < 2:
-        raise ValueError("inside must put each record into at least 2 of the shadows, and leave it out of 2")

@@ -33,13 +33,8 @@ PER_COEFFICIENT = 10  # fitted records per coefficient, at least
 def scores(statistics: Tensor, images: Tensor, nonmembers: Tensor) -> Tensor:
     """Return statistics (N, S) minus q of pictures (N, C, H, W): (N, S + 1), low for members; the last is the mean.
 
-    `nonmembers` (N,) bool says which. Raises ValueError for shapes that do not match, and for fewer than 2.
+    `nonmembers` (N,) bool says on which to fit, at least 2.
     """
-    if statistics.dim() != 2 or len(images) != len(statistics) or nonmembers.shape != statistics.shape[:1]:
-        shapes = f"{tuple(statistics.shape)}, {tuple(images.shape)} and {tuple(nonmembers.shape)}"
-        raise ValueError(f"statistics, images and nonmembers must be (N, S), (N, C, H, W) and (N,), got {shapes}")
-    if int(nonmembers.sum()) < 2:
-        raise ValueError(f"nonmembers must name at least 2 records to fit to, got {int(nonmembers.sum())}")
     flat = images.double().flatten(1)
     rows = nonmembers.nonzero()[:, 0]
     predicted = quantiles(flat[rows], statistics[rows], flat, level=LEVEL)

@@ -39,17 +39,9 @@ def scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, 
     The last column is the mean of the others.
 
     Args:
-        inside: (M, N), which records each shadow was trained on.
-        population: (N,) bool, known non-members of the target.
-
-    Raises ValueError as `lira.scores`, and for a population of another shape or of fewer than 2 records.
+        inside: (M, N), as in `lira.scores`.
+        population: (N,) bool, known non-members of the target, at least 2.
     """
-    lira.check_together(target, shadows, inside)
-    if population.shape != target.shape[:1] or int(population.sum()) < 2:
-        raise ValueError(
-            f"population must name at least 2 of the {len(target)} records, "
-            f"got {int(population.sum())} in shape {tuple(population.shape)}"
-        )
     likelihood = (-shadows.exp()).exp()
     without = lira.mean_of(likelihood, ~inside)
     a = interpolation(shadows, inside)

@@ -36,9 +36,10 @@ class Coverage:
 def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, block: int = BLOCK) -> Coverage:
     """Measure samples (N, dim) against real records (M, dim).
 
-    Raises ValueError unless both have more than `neighbours` rows, the same width and finite values.
+    Both have more than `neighbours` rows. Raises ValueError for features that are not finite.
     """
-    _check(samples, real, neighbours)
+    if not (samples.isfinite().all() and real.isfinite().all()):
+        raise ValueError("features must be finite, got infinite or NaN values")
     samples, real = samples.double(), real.double()
     real_radius, sample_radius = _radii(real, neighbours, block), _radii(samples, neighbours, block)
     recalled = torch.zeros(len(real), dtype=torch.bool, device=real.device)
@@ -68,18 +69,3 @@ def _radii(x: Tensor, neighbours: int, block: int) -> Tensor:
 def _distances(a: Tensor, b: Tensor) -> Tensor:
     """(N, M), from differences: a matrix product would make equal distances unequal."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _check(samples: Tensor, real: Tensor, neighbours: int) -> None:
-    if neighbours < 1:
-        raise ValueError(f"neighbours must be at least 1, got {neighbours}")
-    if samples.dim() != 2 or real.dim() != 2 or samples.shape[1] != real.shape[1]:
-        shapes = f"{tuple(samples.shape)} and {tuple(real.shape)}"
-        raise ValueError(f"features must be two matrices of equal width, got {shapes}")
-    if min(len(samples), len(real)) <= neighbours:
-        raise ValueError(
-            f"{neighbours} neighbours need at least {neighbours + 1} rows in both sets, got {len(samples)} and "
-            f"{len(real)}"
-        )
-    if not (samples.isfinite().all() and real.isfinite().all()):
-        raise ValueError("features must be finite, got infinite or NaN values")

@@ -134,8 +134,6 @@ def distance_names(features: str) -> tuple[str, str]:
 
 def label_accuracy(logits: Tensor, classes: Tensor) -> float:
     """Return the fraction of images with the right class: logits (N, classes), classes (N,)."""
-    if len(logits) != len(classes) or len(logits) == 0:
-        raise ValueError(f"label_accuracy needs one class per image and an image, got {len(logits)} and {len(classes)}")
     return float((logits.argmax(1) == classes).double().mean())
 
 

@@ -52,12 +52,7 @@ def quality(
 
 
 def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Return total variation between (s, n) and (s', n): per column (n,), and per pair i < j (n (n - 1) / 2,), float64.
-
-    Raises ValueError for an empty table.
-    """
-    if not len(rows) or not len(others):
-        raise ValueError("total variation needs rows in both tables")
+    """Return total variation of (s, n) and (s', n): per column (n,), and per pair i < j (n (n - 1) / 2,), float64."""
     k = int(max(rows.max(), others.max())) + 1
     n = rows.shape[1]
     columns = torch.stack([_distance(rows[:, i], others[:, i], k) for i in range(n)])
