@@ -44,7 +44,7 @@ class Evaluation:
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
     that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy, their
-    own or `downstream`; tables: what is measured of rows in place of pictures, and of nothing else
+    own or `downstream`; tables: the metrics of rows in place of pictures
     (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
@@ -54,7 +54,7 @@ class Evaluation:
     """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples, and tested on real records at the
     end."""
     ceiling: bool = True
-    """Train each of them on the client's own records too, as many as it has: what it makes of real ones."""
+    """Train each of them on the client's own records too, as many as it has: the accuracy of real ones."""
     per_class: int | None = None
     """Samples of each class that they are trained on; none: those that the distances are measured of."""
     every: int = 0
@@ -119,7 +119,7 @@ class ClientReport:
     pictures: Tensor
     """(n, C, H, W): the first samples of each class, or of all where the model knows none; n is 0 for a classifier."""
     privacy: str
-    """`Deployed.privacy`: what is guaranteed for the client's own records when these pictures are published."""
+    """`Deployed.privacy`: the guarantee for the client's own records if these pictures are published."""
 
     def of_outsider(self) -> ClientReport:
         """Return the report of a client that sent nothing: its records are no members of the server's models."""

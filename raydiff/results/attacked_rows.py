@@ -27,13 +27,13 @@ LEAST = 4  # members and non-members that an attack needs: two of each to calibr
 class AttackedRows:
     """Codes (N, n) int64 of rows; the label is their last column where the model knows of it."""
 
-    made: Tensor  # what is attacked
+    made: Tensor  # the synthetic rows
     members: Tensor  # records that the model was trained on
     nonmembers: Tensor  # as many that nobody trained on
     reference: Tensor  # others that nobody trained on
     columns: tuple[str, ...]  # names of the n columns
     spans: tuple[int, ...]  # which of them have numbers (`gower.spans_of`)
-    seed: int  # of who is drawn, and of the made rows
+    seed: int  # of the sampled members and the synthetic rows
 
 
 def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:
@@ -84,7 +84,7 @@ def _apart(trained_on: Records, held: Records, seed: int) -> Sequence[Records]:
             f"rows are attacked beside {LEAST} records at least that nobody trained on, and others for reference: in "
             f"the members' mix of labels the calibration and test splits have {len(mixed)}, raise data.test"
         )
-    rng = seeding.generator(seed, "roles")  # Which of them calibrate is drawn by lot: `in_proportion` sorts by label.
+    rng = seeding.generator(seed, "roles")  # `in_proportion` sorts by label
     return _shuffled(members, rng), _shuffled(nonmembers, rng), reference
 
 

@@ -45,7 +45,7 @@ class Source:
     sample: Sample  # (labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)
     labels: Tensor  # (n, K): the label rows that samples are made for, in their proportions
     privacy: str  # "none", or the guarantee for the records behind it when its samples are published
-    about: str  # what the samples are, in words
+    about: str  # description of the samples
     draw: Draw = "as-data"  # where `labels` come from
     guarantee: Guarantee | None = None  # what `privacy` says; None: "none"
 

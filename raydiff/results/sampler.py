@@ -4,7 +4,7 @@ MLflow loads the folder through `_load_pyfunc` (a pyfunc model with this module 
 MLflow. The folder is a small `Store` and a card:
 
     sampler.json                          the method, and the keys of the card below: enough to deploy it again
-    server-00004.safetensors              the server's state, without what it holds back
+    server-00004.safetensors              the server's state, without its private part
     clients/00000-00004.safetensors       a client's personalised state; none where the source is "global"
     latent/                               the frozen latent diffusion model, where the method has one
     mapping.json                          of a table: what the codes of its columns mean
@@ -59,7 +59,7 @@ class Card:
     labels: Mapping[str, tuple[str, ...]]
     """The label columns, the class first, each with the names of its values 0, 1, ..."""
     shape: tuple[int, int, int]  # (C, H, W); of a table (1, 1, n)
-    about: str  # what it samples, in words
+    about: str  # description of the samples
     privacy: str = "none"
     """"none", or the guarantee under which its samples may be published; of clients' models `save` fills it in."""
     requires: tuple[str, ...] = ()  # distributions that it imports; filled in by `save`

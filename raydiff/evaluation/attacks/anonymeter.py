@@ -49,7 +49,7 @@ TRIES = 10  # predicates drawn for each one wanted: most are true of several syn
 class Risk:
     """Success rates of an attack, and the risk."""
 
-    members: float  # share of the attempts on members that succeed
+    members: float  # success rate of attempts on members
     nonmembers: float  # the same on records that nobody trained on: the control
     guesses: float  # the same of random guesses on members: the baseline
     attempts: int  # of each of the three

@@ -35,9 +35,9 @@ NEAREST = 64  # records kept per row; fewer than two of a side are among them in
 class Closest:
     """Fractions that are 0.5 without memorisation."""
 
-    dcr: float  # share of the made rows that are nearer to a member than to any non-member
-    dcr_interval: Interval  # 95 %, for members and non-members drawn anew, the made rows as they are
-    nndr: float  # share whose distance ratio is smaller among the members
+    dcr: float  # fraction of synthetic rows that are nearer to a member than to any non-member
+    dcr_interval: Interval  # 95 %, for resampled members and non-members and fixed synthetic rows
+    nndr: float  # fraction whose distance ratio is smaller among the members
     nndr_interval: Interval  # as `dcr_interval`
 
 

@@ -37,7 +37,7 @@ def needed(fpr: float) -> int:
 class Rate:
     """The true positive rate at a low false positive rate; the threshold is the calibration's."""
 
-    fpr: float  # false positive rate that was asked for: it holds on the calibration non-members
+    fpr: float  # target false positive rate, on the calibration non-members
     tpr: float  # fraction of the evaluation members called members at that threshold
     interval: Interval
     """For the true positive rate at exactly `fpr`: Wilson's for the fraction of members, combined (Newcombe 1998,

@@ -46,7 +46,7 @@ DISTANCE = "distance"  # the attack on uploads
 def check(names: Sequence[str]) -> None:
     """Raise ValueError for names that are no attack, or are those of derived ones."""
     if taken := {COMBINED, BEST, DISTANCE} & lookup.entries("attacks", attacks.ATTACKS, names).keys():
-        raise ValueError(f"attacks must not be called {min(taken)}, which is what is made of the others' scores")
+        raise ValueError(f"attacks must not be called {min(taken)}, the name of a derived attack")
 
 
 def scores(

@@ -23,10 +23,10 @@ NEIGHBOURS = 5  # Naeem et al.; Kynkaanniemi et al. have 3
 class Coverage:
     """For samples of the real law precision, recall and density are about 1, coverage about 1 - 2^-k."""
 
-    precision: float  # share of the samples inside some real record's ball
-    recall: float  # share of the real records inside some sample's ball
+    precision: float  # fraction of the samples inside some real record's ball
+    recall: float  # fraction of the real records inside some sample's ball
     density: float  # mean over the samples of the number of real balls that hold it, divided by k; may exceed 1
-    coverage: float  # share of the real records whose ball holds a sample
+    coverage: float  # fraction of the real records whose ball holds a sample
 
     def metrics(self, group: str) -> dict[str, float]:
         """Return flat numbers, `precision/<group>` and so on."""

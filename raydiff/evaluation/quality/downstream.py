@@ -151,19 +151,19 @@ class _Dropping:
     """A classifier with dropout before its last layer during training."""
 
     model: Classifier
-    share: float  # of what the last layer sees
+    dropout: float  # probability, of the inputs of the last layer
     width: int  # how much it sees
 
     def init(self, rng: torch.Generator) -> Params:
         return self.model.init(rng)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        if not self.share:
+        if not self.dropout:
             return {}
-        return {"keep": (torch.rand(count, self.width, generator=rng) >= self.share).float() / (1 - self.share)}
+        return {"keep": (torch.rand(count, self.width, generator=rng) >= self.dropout).float() / (1 - self.dropout)}
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        if not self.share:
+        if not self.dropout:
             return self.model.loss(params, batch, draws, extras)
         seen = self.model.features(params, batch, draws) * draws["keep"]
         return F.cross_entropy(F.linear(seen, params["head.weight"], params["head.bias"]), batch[1][:, 0])
