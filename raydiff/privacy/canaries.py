@@ -145,7 +145,7 @@ def stream(rng: torch.Generator, factor: float = 1.0) -> NoiseStream:
 
 @dataclass(frozen=True)
 class Weakened(NoiseStream):
-    """A noise stream that is deliberately too quiet: an audit must notice."""
+    """A noise stream that is too quiet, to test an audit."""
 
     factor: float  # scale of every normal draw
 

@@ -26,7 +26,9 @@ from typing import Any, Literal, get_args
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, gaussian, grid, renyi
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Unit, event_from_dict, event_to_dict
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Unit
+from raydiff.privacy.release import event_from_dict as from_dict
+from raydiff.privacy.release import event_to_dict as to_dict
 
 Order = float | None | Literal["first"]
 """Renyi order of a filter; None: Gaussian DP's filter; first: the one that the first trial determines."""
@@ -160,11 +162,8 @@ def _worst_of(exposures: Sequence[Sequence[Event]]) -> list[Event]:
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:
     """Return the exposure of the client that fares worst in any of these ledgers."""
     clients: dict[tuple[int, int], int] = {}
-    entries = [
-        Entry(0, clients.setdefault((i, e.client), len(clients)), e.event, 0)
-        for i, ledger in enumerate(ledgers)
-        for e in ledger.entries
-    ]
+    numbered = [(i, e) for i, ledger in enumerate(ledgers) for e in ledger.entries]
+    entries = [Entry(0, clients.setdefault((i, e.client), len(clients)), e.event, 0) for i, e in numbered]
     return tuple(e.event for e in compose([Ledger(tuple(entries))]).entries if not isinstance(e.event, Nothing))
 
 
@@ -184,9 +183,9 @@ def covers(planned: Event, sent: Event) -> bool:
 
 def written(events: Iterable[Event]) -> list[Any]:
     """Return a JSON-ready list of (event, count); `read` is the inverse."""
-    return [[event_to_dict(event), times] for event, times in Counter(events).items()]
+    return [[to_dict(event), times] for event, times in Counter(events).items()]
 
 
 def read(data: Iterable[Any]) -> tuple[Event, ...]:
     """Return the events that `written` was given."""
-    return tuple(event for fields, times in data for event in [event_from_dict(fields)] * times)
+    return tuple(event for fields, times in data for event in [from_dict(fields)] * times)

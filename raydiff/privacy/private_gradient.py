@@ -147,7 +147,7 @@ class PrivateGradient:
         return total, loss
 
     def _keys(self, rows: list[int]) -> list[tuple[str, int]]:
-        """The key of each record's draws: its hash and its number among equals (removal must not change others')."""
+        """The key of each record's draws: its hash and its number among equals, so no removal changes other draws."""
         if new := [row for row in rows if row not in self._hashes]:
             both = zip(tree.digests(self.images[new]), tree.digests(self.labels[new]), strict=True)
             self._hashes |= {row: image + label for row, (image, label) in zip(new, both, strict=True)}

@@ -117,12 +117,9 @@ def test_dropout_is_in_training_alone() -> None:
 
 
 def test_refusals() -> None:
-    with pytest.raises(
-        ValueError, match=r"^downstream must name classifiers among linear, mlp, cnn, resnet18, lenet, got 'x'"
-    ):
-        downstream.check(["mlp", "x"])
-    with pytest.raises(ValueError, match=r"^downstream must name each classifier once, got mlp mlp$"):
-        downstream.check(["mlp", "mlp"])
-    with pytest.raises(ValueError, match="at least 2 records, one of them held out, got 1"):
+    for names in (["mlp", "x"], ["mlp", "mlp"]):
+        with pytest.raises(ValueError, match="^downstream must name"):
+            downstream.check(names)
+    with pytest.raises(ValueError, match="at least 2 records"):
         train("linear", *stripes(1, "a"), classes=3, rng=generator(0))
     assert math.isfinite(train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).accuracy(*stripes(6, "t")))

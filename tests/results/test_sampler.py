@@ -75,19 +75,14 @@ def test_without_a_seed_they_are_new_ones(saved: Path) -> None:
     assert len({n.tobytes() for n in news}) == 4
 
 
-@pytest.mark.parametrize(
-    ("rows", "says"),
-    [
-        ({"label": [3, 10]}, "label must be in 0..9, got 10"),
-        ({"label": [-1]}, "label must be in 0..9, got -1"),
-        ({"client": [0]}, "the input has no column 'label'"),
-        ({"label": [1], "client": [2]}, "there is no client 2 in this sampler; it has 0, 1"),
-    ],
-)
-def test_rows_that_it_cannot_sample(saved: Path, rows: dict[str, list[int]], says: str) -> None:
-    with pytest.raises(ValueError) as e:
-        Sampler(saved).predict(table(**rows))
-    assert str(e.value) == says
+BAD = {"got 10": {"label": [3, 10]}, "got -1": {"label": [-1]}, "'label'": {"client": [0]}}
+BAD["no client 2"] = {"label": [1], "client": [2]}
+
+
+@pytest.mark.parametrize("says", BAD)
+def test_rows_that_it_cannot_sample(saved: Path, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Sampler(saved).predict(table(**BAD[says]))
 
 
 @pytest.mark.parametrize("name", ["pfdm", "fedavg"])
