@@ -108,9 +108,9 @@ def _releases(experiment: Experiment, options: argparse.Namespace) -> Iterator[F
             factor=_factor(options),
             confidence=options.confidence,
         )
-        low = found.epsilon_low(delta)
-        says = f"mu >= {down(found.mu_low, 3)}, epsilon >= {down(low, 3)} (FPR {found.fpr:.3f}, FNR {found.fnr:.3f})"
-        most = f"mu {down(found.mu_most, 3)}, epsilon {down(found.epsilon_most(delta), 3)}"
+        low, (fnr, fpr) = found.epsilon_low(delta), found.rates
+        says = f"mu >= {down(found.mu_low, 3)}, epsilon >= {down(low, 3)} (FPR {fpr:.3f}, FNR {fnr:.3f})"
+        most = f"mu {down(found.most.mu_low, 3)}, epsilon {down(found.most.epsilon_low(delta), 3)}"
         flagged, enough = (f.flags(events, losses.tpr_ceiling) for f in (found, found.most))
         yield Found(flagged, low, says, most, enough)
 
@@ -138,7 +138,7 @@ def _one_run(experiment: Experiment, options: argparse.Namespace) -> Iterator[Fo
             middle=0.0 if method.relation == "replace_one" else pulled / 2,
         )
         low = found.epsilon_of_noise(events)
-        about = f"of any mechanism {down(found.epsilon_low, 3)}; {found.right} of {found.guesses} guesses right"
+        about = f"{found.right} of {found.guesses} guesses right"
         most = f"epsilon {down(found.most.epsilon_of_noise(events), 3)}, all guesses right"
         says = f"epsilon >= {down(low, 3)} ({about})"
         yield Found(found.flags(events), low, says, most, found.most.flags(events))

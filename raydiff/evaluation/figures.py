@@ -1,5 +1,4 @@
-"""What the commands draw of what was measured, as PNGs: how records are dealt, distances over a training,
-ROC curves of attacks, clusters."""
+"""Figures of commands, as PNGs: records per client, distances over a training, ROC curves of attacks."""
 
 from __future__ import annotations
 
@@ -12,12 +11,11 @@ from torch import Tensor
 from raydiff.formats.plots import panels
 
 DISTANCES = {"kd_cnn": "kernel distance (kd_cnn)", "fd_cnn": "Fréchet distance (fd_cnn)"}
-CUT = 2.0
-"""A panel ends at so many times the distance at epoch 0: one rate that is far too large would flatten the others."""
+CUT = 2.0  # upper limit of a panel over the distance at epoch 0, so that a diverging rate does not flatten the others
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
-    """Write a panel for each distance that the rows have, with its floor (real half against real half).
+    """Write a panel for each distance that the rows have, with its noise floor (real half against real half).
 
     Each row has `learning_rate`, `epoch`, and the distances with `_floor`; kd_cnn with `_spread`, which is shaded.
     """
@@ -27,10 +25,10 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) 
     times = sorted({row["epoch"] for row in rows})
     for axes, name in zip(every, shown, strict=True):
         for i, rate in enumerate(sorted({row["learning_rate"] for row in rows})):
-            mine = sorted((row for row in rows if row["learning_rate"] == rate), key=lambda row: row["epoch"])
-            epochs, values = [row["epoch"] for row in mine], [row[name] for row in mine]
+            of_rate = sorted((row for row in rows if row["learning_rate"] == rate), key=lambda row: row["epoch"])
+            epochs, values = [row["epoch"] for row in of_rate], [row[name] for row in of_rate]
             axes.plot(epochs, values, marker="o", markersize=3, color=f"C{i}", label=f"{rate:g}")
-            if spread := [row[f"{name}_spread"] for row in mine if f"{name}_spread" in row]:
+            if spread := [row[f"{name}_spread"] for row in of_rate if f"{name}_spread" in row]:
                 low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-1, 1))
                 axes.fill_between(epochs, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
         axes.axhline(rows[0][f"{name}_floor"], color="grey", linestyle=":", label="floor")
@@ -49,7 +47,7 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) 
 
 
 def roc(members: Tensor, nonmembers: Tensor) -> tuple[Tensor, Tensor]:
-    """(false positive rates, true positive rates), ascending from (0, 0) to (1, 1), of scores (n,) low for members."""
+    """Return (false, true positive rates), ascending from (0, 0) to (1, 1), of scores (n,) that are low for members."""
     values = torch.cat([members, nonmembers]).double().unique()
     rates = [torch.searchsorted(s.double().sort().values, values, right=True) / len(s) for s in (nonmembers, members)]
     fpr, tpr = (torch.cat([torch.zeros(1), rate]) for rate in rates)
@@ -57,8 +55,7 @@ def roc(members: Tensor, nonmembers: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def draw_roc(scores: Mapping[str, tuple[Tensor, Tensor]], path: Path, *, title: str) -> None:
-    """Write a curve for each attack's (members, nonmembers), on logarithmic axes as Carlini et al. (arXiv 2112.03570)
-    draw them, which begin below one record of either."""
+    """Write a curve for each attack's (members, nonmembers), on logarithmic axes (Carlini et al., arXiv 2112.03570)."""
     figure, ((axes,),) = panels(1, 1, size=(5.0, 4.6))
     least = min(1 / (2 * len(s)) for pair in scores.values() for s in pair)
     for name, (members, nonmembers) in scores.items():
@@ -73,7 +70,7 @@ def draw_roc(scores: Mapping[str, tuple[Tensor, Tensor]], path: Path, *, title: 
 
 
 def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
-    """Write `counts` (M, K) as a PNG: a heat map, clients by classes, with numbers while they are legible."""
+    """Write `counts` (M, K) as a heat map, clients by classes, with numbers where legible."""
     from matplotlib.colors import PowerNorm
     from matplotlib.ticker import MaxNLocator
 
@@ -82,7 +79,7 @@ def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
     top, total = max(int(counts.max()), 1), int(counts.sum())
     width, height = min(0.5 * classes, 14), min(0.3 * clients, 9)  # inches
     figure, ((axes,),) = panels(1, 1, size=(max(4.0, 1.6 + width), max(2.0, 1.4 + height)))
-    norm = PowerNorm(0.5, vmin=0, vmax=top)  # on a linear scale a few records would look like none
+    norm = PowerNorm(0.5, vmin=0, vmax=top)  # a linear scale hides small counts
     line = 0.5 if few_clients and few_classes else 0
     cells = axes.pcolormesh(counts.numpy(), cmap="Blues", norm=norm, edgecolors="white", linewidth=line)
     axes.invert_yaxis()

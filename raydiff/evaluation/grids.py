@@ -1,4 +1,4 @@
-"""Sample grids as PNG files that say what is guaranteed for the records behind them."""
+"""Sample grids as PNG files with the guarantee for the records behind them in their metadata."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ SCALE = 4  # small pictures are enlarged by this
 def sample_grid(
     pictures: Sequence[Tensor], path: Path, *, privacy: str, most: int = ROWS, names: Sequence[str] = ()
 ) -> None:
-    """One row per client (the first `most`), one column per picture; pictures (n, C, H, W) on [-1, 1].
+    """Write one row per client (the first `most`), one column per picture; pictures (n, C, H, W) on [-1, 1].
 
-    `names` are written before the rows. `privacy` goes into the PNG's text, so that the file carries its guarantee
-    wherever it is copied.
+    `names` are written before the rows, `privacy` into the PNG's metadata.
     """
     from PIL import PngImagePlugin
     from PIL.Image import Resampling
@@ -42,7 +41,7 @@ def sample_grid(
 
 
 def _named(image: Image, names: Sequence[str]) -> Image:
-    """The picture, rows of equal height, with a margin on the left that has their names."""
+    """The picture with the rows' names in a left margin."""
     from PIL import Image as images
     from PIL import ImageDraw, ImageFont
 
@@ -56,12 +55,12 @@ def _named(image: Image, names: Sequence[str]) -> Image:
 
 
 def to_bytes(images: Tensor) -> Tensor:
-    """[-1, 1] -> 0..255, rounded: (..., C, H, W) float -> (..., H, W, C) uint8."""
+    """Map [-1, 1] to 0..255, rounded: (..., C, H, W) float -> (..., H, W, C) uint8."""
     return ((images.clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1)
 
 
 def picture(pixels: Tensor) -> Image:
-    """(H, W, C) uint8 as a PIL image. Raises ValueError unless C is 1 (grey) or 3 (RGB)."""
+    """Return pixels (H, W, C) uint8 as a PIL image. Raises ValueError unless C is 1 (grey) or 3 (RGB)."""
     from PIL import Image
 
     if pixels.shape[2] not in (1, 3):

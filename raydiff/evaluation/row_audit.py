@@ -1,4 +1,4 @@
-"""The settings of the per-instance audit (pDP) of a table's rows. What it computes is in `papers/discrete`."""
+"""Settings of the per-instance audit (pDP) of a table's rows; computed in `papers/discrete`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from raydiff.models.d3pm import DiscreteDiffusion
 
 Condition = Literal["theorem", "relaxed"]
-"""How the radius is found: see `papers.discrete.radius`."""
+"""Condition of the radius: see `papers.discrete.radius`."""
 AUDIT = "raydiff.papers.discrete.table_audit"
 
 
@@ -29,7 +29,7 @@ class RowAudit:
     samples: int = 1
     """m, rows that are released, of a conditional model each perhaps of the record's label; delta is linear in it."""
     condition: Condition = "relaxed"
-    """How the radius is found."""
+    """Condition of the radius."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.remove < 1:
@@ -41,11 +41,10 @@ class RowAudit:
         check_one_of("condition", self.condition, get_args(Condition))
 
     def bounds(self, records: Records, model: DiscreteDiffusion) -> Any:
-        """delta of each record, (N,) float64. Raises ValueError for fewer than two records."""
+        """Return delta of each record, (N,) float64. Raises ValueError for fewer than two records."""
         return imported(f"{AUDIT}:bounds")(self, records, model)
 
     def kept(self, records: Records, model: DiscreteDiffusion) -> Tensor:
-        """Positions (n,) of the records that are trained on, ascending. Raises ValueError where fewer than two are
-        left."""
+        """Return positions (n,) of the records to train on, ascending. Raises ValueError for fewer than two."""
         positions: Tensor = imported(f"{AUDIT}:kept")(self, records, model)
         return positions

@@ -1,8 +1,8 @@
-"""What one trial's evaluation is: the experimenter's instruments, put together.
+"""Evaluation of a trial: the experimenter's instruments, outside the protocol.
 
-All of it is outside the protocol. A client's part (`Instruments.of_client`) runs where the client's data lie; the
-summary over clients runs at the coordinator. Distances during training use the validation split, the final ones the
-test split; settings are chosen by trials whose final ones use the validation split too.
+A client's part (`Instruments.of_client`) runs where the client's data are; the summary over clients runs at the
+coordinator. Distances during training use the validation split, the final ones the test split; trials by which settings
+are chosen use the validation split throughout.
 """
 
 from __future__ import annotations
@@ -25,12 +25,10 @@ from raydiff.evaluation.quality.coverage import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
 from raydiff.tree import Params
 
-GRID_COLUMNS = 2
-"""Pictures of each class in a sample grid."""
+GRID_COLUMNS = 2  # pictures of each class in a sample grid
 WITHOUT_CNN = ("none", "tables")
 Split = Literal["test", "validation"]
-PICTURES = 10
-"""Pictures in a sample grid of a model that knows no classes."""
+PICTURES = 10  # pictures in a sample grid of an unconditional model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +44,7 @@ class Evaluation:
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
     that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy, their
-    own or `downstream`; tables: what is measured of rows in place of pictures, and of nothing else
+    own or `downstream`; tables: the metrics of rows in place of pictures
     (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
@@ -56,7 +54,7 @@ class Evaluation:
     """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples, and tested on real records at the
     end."""
     ceiling: bool = True
-    """Train each of them on the client's own records too, as many as it has: what it makes of real ones."""
+    """Train each of them on the client's own records too, as many as it has: the accuracy of real ones."""
     per_class: int | None = None
     """Samples of each class that they are trained on; none: those that the distances are measured of."""
     every: int = 0
@@ -101,12 +99,12 @@ class Evaluation:
 
     @property
     def least(self) -> int:
-        """Records that a half of a group's reference needs, for the group to be measured."""
+        """Records that half of a measured group's reference needs."""
         return 5 * self.dim if self.distance == "frechet" and self.features == "cnn" else 2
 
     @property
     def metric(self) -> str:
-        """What a sweep minimises unless something else is asked for."""
+        """The default metric of a sweep."""
         fd, kd = distances.distance_names(self.features)
         names = {"frechet": f"{fd}/all", "kernel": f"{kd}/all", "none": "utility_loss", "tables": "tv_pairs"}
         return f"eval/{names[self.distance]}"
@@ -114,57 +112,59 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class ClientReport:
-    """One client's readings."""
+    """One client's metrics, attack scores and sample pictures."""
 
     metrics: Metrics
-    scores: targets.Scores
-    """Of the membership attacks."""
+    scores: targets.Scores  # of the membership attacks
     pictures: Tensor
     """(n, C, H, W): the first samples of each class, or of all where the model knows none; n is 0 for a classifier."""
     privacy: str
-    """`Deployed.privacy`: what is guaranteed for the client's own records when these pictures are published."""
+    """`Deployed.privacy`: the guarantee for the client's own records if these pictures are published."""
 
     def of_outsider(self) -> ClientReport:
-        """The report of a client that sent nothing: its records are no members of what the server has."""
+        """Return the report of a client that sent nothing: its records are no members of the server's models."""
         return replace(self, scores={k: v for k, v in self.scores.items() if k not in targets.OF_SENDERS})
 
 
 @dataclass(frozen=True)
 class Instruments:
-    """The feature network and the splits that no client holds."""
+    """The feature network, and the splits that no client has."""
 
     config: Evaluation
     dataset: Dataset
     cnn: Params
 
     def of_client(self, split: str) -> Callable[[Deployed, Records, torch.Generator], ClientReport]:
-        """The client's part, as a function of (deployed, own records, rng), for any number of clients of one server."""
-        known: targets.Scores = {}
+        """Return the client's part, a function of (deployed, own records, rng), for the clients of one server."""
+        cache: targets.Scores = {}
 
-        def evaluate(deployed: Deployed, own: Records, rng: torch.Generator) -> ClientReport:
-            drawn, by_sampler, shown = self._drawn(deployed, split, own, rng)
-            found = metrics.measured(drawn)
-            for name, images in by_sampler.items() if len(by_sampler) > 1 else ():  # One alone is what is measured.
-                each = found if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
-                found = found | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
-            return ClientReport(found, self._attacked(deployed, split, own, known), shown, deployed.privacy)
+        def evaluate(deployed: Deployed, records: Records, rng: torch.Generator) -> ClientReport:
+            drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
+            values = metrics.measured(drawn)
+            for name, images in by_sampler.items() if len(by_sampler) > 1 else ():
+                each = values if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
+                values = values | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
+            return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.privacy)
 
         return evaluate
 
     def _drawn(
-        self, deployed: Deployed, split: str, own: Records, rng: torch.Generator
+        self, deployed: Deployed, split: str, records: Records, rng: torch.Generator
     ) -> tuple[Drawn, dict[str, Tensor], Tensor]:
-        """(what is measured, the pictures of each sampler, the pictures to be shown). Of a table as many rows as the
-        client has, with its labels; of pictures as many of each class as one half of the reference has."""
-        major, minor = groups(own)
-        of = {"all": (*major, *minor), "major": major, "minor": minor}
+        """(what is measured, the pictures of each sampler, the pictures to show).
+
+        As many rows of a table as the client has, with its labels; as many pictures of each class as one half of the
+        reference has.
+        """
+        major, minor = groups(records)
+        classes = {"all": (*major, *minor), "major": major, "minor": minor}
         if self.config.clusters:
-            of["cluster_a"], of["cluster_b"] = clusters(sorted(of["all"]))
-        reference = self.dataset.splits[split].of_classes(of["all"])
-        images, labels, shown = own.images[:0], own.labels[:0], own.images[:0]
+            classes["cluster_a"], classes["cluster_b"] = clusters(sorted(classes["all"]))
+        reference = self.dataset.splits[split].of_classes(classes["all"])
+        images, labels, shown = records.images[:0], records.labels[:0], records.images[:0]
         by_sampler: dict[str, Tensor] = {}
         if self.dataset.mapping is not None:
-            labels = own.labels
+            labels = records.labels
             images = deployed.sample(labels, rng)
         elif deployed.samplers and self.config.distance == "none" and not self.config.downstream:
             wanted = _labels_to_sample(reference)
@@ -178,8 +178,8 @@ class Instruments:
             images=images,
             labels=labels,
             reference=reference,
-            own=own,
-            groups=of if deployed.conditional else {"all": of["all"]},
+            own=records,
+            groups=classes if deployed.conditional else {"all": classes["all"]},
             deployed=deployed,
             dataset=self.dataset,
             split=split,
@@ -189,22 +189,22 @@ class Instruments:
         )
         return drawn, by_sampler, shown
 
-    def _attacked(self, deployed: Deployed, split: str, own: Records, known: targets.Scores) -> targets.Scores:
+    def _attacked(self, deployed: Deployed, split: str, records: Records, cache: targets.Scores) -> targets.Scores:
         if split != "test" or not self.config.attack:
             return {}
         return targets.scores(
             deployed,
-            own,
+            records,
             names=self.config.attacks,
             members=self.config.members,
             calibration=self.dataset.splits["calibration"],
             test=self.dataset.splits["test"],
-            known=known,
+            cache=cache,
         )
 
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
-    """Raises ValueError, before anything is trained, where the instruments could not be read."""
+    """Raise ValueError, before training, where the data do not suffice for the evaluation."""
     if (config.distance == "tables") != (dataset.mapping is not None):
         kind, wanted = ("a table", "tables") if dataset.mapping else ("no table", "one of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: evaluation.distance must be {wanted}")
@@ -218,12 +218,12 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         inception.check(config.weights)
     downstream.check_shape(config.downstream, dataset.shape)
     halves = distances.half_counts(dataset.splits[config.split].labels[:, 0])
-    for number, own in enumerate(clients):
+    for number, records in enumerate(clients):
         if denoisers:
-            _check_attacked(number, own, dataset)
-        if attack and not denoisers and len(own.labels[:, 0].unique()) < 2:
+            _check_attacked(number, records, dataset)
+        if attack and not denoisers and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
-        compared = sum(halves.get(c, 0) for group in groups(own) for c in group)
+        compared = sum(halves.get(c, 0) for group in groups(records) for c in group)
         if config.distance == "frechet" and config.features == "cnn":
             features.check_dim(config.dim, compared)
         elif not compared:
@@ -233,11 +233,11 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
             )
 
 
-def _check_attacked(number: int, own: Records, dataset: Dataset) -> None:
-    if len(own) < 4:
-        raise ValueError(f"client {number} has {len(own)} records: evaluation.attack needs at least 4 of each")
+def _check_attacked(number: int, records: Records, dataset: Dataset) -> None:
+    if len(records) < 4:
+        raise ValueError(f"client {number} has {len(records)} records: evaluation.attack needs at least 4 of each")
     for split in ("calibration", "test"):
-        count = len(targets.in_proportion(dataset.splits[split], own.labels[:, 0]))
+        count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
         if count < 2:
             raise ValueError(
                 f"the {split} split has {count} records of the classes of client {number}, and evaluation.attack needs "
@@ -246,8 +246,7 @@ def _check_attacked(number: int, own: Records, dataset: Dataset) -> None:
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
-    """Train the feature network on the public split, or take it from `cached` (for example `Store.cached`); none where
-    nothing is measured by it."""
+    """Train the feature network on the public split, or take it from `cached` (as `Store.cached`), if it is needed."""
     if config.distance in WITHOUT_CNN:
         return Instruments(config, dataset, {})
     classes = dataset.cardinalities[0]
@@ -258,7 +257,7 @@ def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callabl
 
 
 def summarise(reports: Sequence[ClientReport]) -> Metrics:
-    """Means over clients, and what the attacks achieve (`targets.summary`)."""
+    """Return means over clients, and the attacks' `targets.summary`."""
     values: dict[str, list[float]] = {}
     for report in reports:
         for k, v in report.metrics.items():
@@ -269,17 +268,14 @@ def summarise(reports: Sequence[ClientReport]) -> Metrics:
 
 def _labels_to_sample(reference: Records) -> Tensor:
     """As many label rows of each class as one half of the reference has, (n, K)."""
-    rows = []
-    for c, count in sorted(distances.half_counts(reference.labels[:, 0]).items()):
-        rows.append(reference.labels[reference.labels[:, 0] == c][:count])
-    return torch.cat(rows)
+    counts = sorted(distances.half_counts(reference.labels[:, 0]).items())
+    return torch.cat([reference.labels[reference.labels[:, 0] == c][:count] for c, count in counts])
 
 
 def _to_show(labels: Tensor, deployed: Deployed) -> Tensor:
-    """Positions of the first rows of each class; of a model that knows no classes, of the first rows."""
     return first_of_each(labels[:, 0]) if deployed.conditional else torch.arange(min(PICTURES, len(labels)))
 
 
 def first_of_each(classes: Tensor) -> Tensor:
-    """Positions of the first GRID_COLUMNS rows of each class."""
+    """Return positions of the first GRID_COLUMNS rows of each class."""
     return torch.cat([torch.nonzero(classes == c)[:GRID_COLUMNS, 0] for c in classes.unique()])

@@ -1,14 +1,14 @@
 """From privacy events to epsilon.
 
-An accountant is a function `(events, delta) -> epsilon` over the events that one record (or client) is
-exposed to. It composes events of one unit, relation and trust only, gives `math.inf` for a value sent without
-protection or with noise 0, 0.0 for nothing, and raises `Unsupported` where it has no theorem: it never
-guesses.
+An accountant is a function `(events, delta) -> epsilon` over the events that one record (or client) is exposed to. It
+composes events of one unit, relation and trust model only. It returns `math.inf` for a value sent without protection or
+with noise 0, and 0.0 for nothing. All functions here raise ValueError for events that do not compose and for a delta
+outside (0, 1), and `Unsupported` where they have no theorem.
 
 | name | bound | source |
 |---|---|---|
 | exact | the smallest epsilon of unsampled Gaussians | `gaussian`: Balle & Wang 2018 (arXiv 1805.06530), Theorem 8 |
-| pld | the same of sampled ones, on a grid of privacy losses | `pairs`, with the proof |
+| pld | the same of sampled ones, on a grid of privacy losses | `pld`, with the proof |
 | rdp | Renyi DP, best order, improved conversion | `renyi`: Canonne, Kamath & Steinke 2020 (arXiv 2004.00010) |
 | theorem | Renyi DP, closed form | PFDM (Patel et al., CVPR 2026, arXiv 2504.00952), Theorem 5.1 |
 
@@ -17,14 +17,11 @@ guesses.
 | add_remove, zero_out | all | pld, rdp |
 | replace_one | all | pld, where the unit adds a vector of norm at most half the sensitivity |
 
-Steps count as unsampled where the adversary sees who takes part (`hidden_rate`). Of sums of discrete Gaussians (trust
-aggregate) only their Renyi divergence is known: rdp and theorem cover them.
-
-All see unsampled Gaussians through mu = sensitivity / standard deviation, or tau = mu^2 / 2. Under
-composition mu^2 and tau add up, also where a value depends on those before it (Dong, Roth & Su 2019, arXiv
-1905.02383). exact = pld <= rdp <= theorem; of sampled ones pld <= rdp.
-
-To each bound is added what the noise that is drawn differs from real Gaussians (`grid.charged`): about 1e-5 to epsilon.
+Steps count as unsampled where the adversary sees who takes part (`hidden_rate`). Only Renyi divergences are known for
+sums of discrete Gaussians (secure aggregation): rdp and theorem cover them. Unsampled Gaussians enter as mu =
+sensitivity / standard deviation; mu^2 adds up under composition, also adaptively (Dong, Roth & Su 2019, arXiv
+1905.02383). exact = pld <= rdp <= theorem; with sampling pld <= rdp. Each bound includes the difference of the sampler
+from real Gaussians (`grid.charged`): about 1e-5 of epsilon.
 """
 
 from __future__ import annotations
@@ -36,15 +33,15 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
 from raydiff.privacy import gaussian, grid, renyi
-from raydiff.privacy import pld as pairs
 from raydiff.privacy.gaussian import check_delta
+from raydiff.privacy.pld import Steps, privacy_loss
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 
 Accountant = Literal["exact", "rdp", "theorem"]
-"""Of what is not sampled, where pld is exact."""
+"""Accountants of unsampled noise, where pld equals exact."""
 T = TypeVar("T")
 Group = tuple[str, str, str]
-"""(unit, relation, trust): what an epsilon speaks of."""
+"""(unit, relation, trust model): events of different groups do not compose."""
 
 
 class Unsupported(ValueError):
@@ -52,52 +49,43 @@ class Unsupported(ValueError):
 
 
 def exact(events: Sequence[Event], delta: float) -> float:
-    """The smallest epsilon at which the composed Gaussians are (epsilon, delta)-DP.
-
-    Raises ValueError for events that do not compose, Unsupported for sampled and discrete ones.
-    """
+    """Return the smallest epsilon at which the composed Gaussians are (epsilon, delta)-DP."""
     check_delta(delta)
     mu = gaussian_dp_mu(events)
     return _charged(events, lambda d: gaussian.epsilon_for(mu, d), delta)
 
 
 def pld(events: Sequence[Event], delta: float) -> float:
-    """The smallest epsilon, from the distribution of the privacy loss; covers Poisson sampling.
+    """Return epsilon from the privacy loss distribution; covers Poisson sampling.
 
-    Without sampling it is `exact`; else an upper bound, found to be above the truth by less than 0.001
-    max(1, epsilon): of a tiny epsilon that is several per cent. Raises ValueError for events that do not compose,
-    Unsupported for discrete ones.
+    Without sampling it equals `exact`, else it is an upper bound, less than 0.001 max(1, epsilon) above the truth.
     """
     check_delta(delta)
-    kinds = kinds_of(events)
-    return math.inf if kinds is None else _charged(events, lambda d: _pld(*kinds, d), delta)
+    steps = steps_of(events)
+    return math.inf if steps is None else _charged(events, lambda d: _pld(*steps, d), delta)
 
 
 def rdp(events: Sequence[Event], delta: float) -> float:
-    """Renyi DP at the best order; covers Poisson sampling under zero_out and add_remove.
-
-    Raises ValueError for events that do not compose, Unsupported for sampling under replace_one.
-    """
+    """Return epsilon by Renyi DP at the best order; covers Poisson sampling under zero_out and add_remove."""
     check_delta(delta)
     gaussians = _gaussians(events)
     if gaussians is not None and any(hidden_rate(g) < 1 for g in gaussians):
-        kinds, replaced = _kinds(gaussians)
+        steps, replaced = _steps(gaussians)
         if replaced:
             raise Unsupported("rdp has no theorem for Poisson sampling under replace_one: use the pld accountant")
-        return _charged(events, lambda d: renyi.epsilon_of_sampled(kinds, d), delta)
+        return _charged(events, lambda d: renyi.epsilon_of_sampled(steps, d), delta)
     mu = renyi_mu(events)
     return _charged(events, lambda d: renyi.epsilon_for(mu, d), delta)
 
 
 def theorem(events: Sequence[Event], delta: float) -> float:
-    """PFDM's Theorem 5.1: tau + 2 sqrt(tau ln(1 / delta)).
+    """Return PFDM's Theorem 5.1: tau + 2 sqrt(tau ln(1 / delta)).
 
     In the paper's letters 2 C^2 / s^2 + C sqrt(8 ln(1 / delta) / s^2) with s^2 = (1 - abar) / abar.
-    Raises ValueError for events that do not compose, Unsupported for sampled ones.
     """
     check_delta(delta)
     mu = renyi_mu(events)
-    tau = mu * mu / 2
+    tau = mu * mu / 2  # not mu**2, which overflows with an exception
     return _charged(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
 
 
@@ -107,70 +95,63 @@ ACCOUNTANTS: dict[str, Bound] = {"exact": exact, "pld": pld, "rdp": rdp, "theore
 
 
 def epsilon_of(events: Sequence[Event], delta: float, accountant: str) -> float:
-    """The epsilon of `events` by the accountant of that name. Raises ValueError for an unknown name."""
+    """Return epsilon by the accountant of that name. Raises ValueError for an unknown name."""
     if accountant not in ACCOUNTANTS:
         raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
     return ACCOUNTANTS[accountant](events, delta)
 
 
-def tightest(stated: Callable[[str], T]) -> T:
-    """What is stated by the tightest accountant that has a theorem, given its name. Raises Unsupported where none
-    has."""
-    refused = Unsupported("there is no accountant")
+def tightest(evaluate: Callable[[str], T]) -> T:
+    """Return `evaluate(name)` for the tightest accountant that has a theorem. Raises Unsupported where none has."""
+    refusal = Unsupported("there is no accountant")
     for name in ACCOUNTANTS:
         try:
-            return stated(name)
+            return evaluate(name)
         except Unsupported as e:
-            refused = e
-    raise refused
+            refusal = e
+    raise refusal
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """Raises ValueError unless epsilon > 0 and 0 < delta < 1."""
+    """Raise ValueError for a bad epsilon or delta."""
     if not epsilon > 0:
         raise ValueError(f"epsilon must be > 0, got {epsilon}")
     check_delta(delta)
 
 
 def group_of(event: Event) -> Group | None:
-    """(unit, relation, trust) of a Gaussian, None for the others."""
+    """Return (unit, relation, trust model) of a Gaussian, None for other events."""
     return (event.unit, event.relation, event.trust) if isinstance(event, Gaussian) else None
 
 
 def hidden_rate(event: Gaussian) -> float:
-    """The sampling rate that amplifies: 1 for clients whose server sees who sends, whatever the rate at which they are
-    drawn."""
+    """Return the sampling rate that amplifies: 1 for clients whose server sees who sends."""
     return 1.0 if event.unit == "client" and event.trust != "central" else event.sampling_rate
 
 
 def groups_of(exposures: Iterable[Sequence[Event]]) -> list[Group]:
-    """All that occur, in order."""
+    """Return the groups that occur, sorted."""
     return sorted({g for events in exposures for e in events if (g := group_of(e))})
 
 
 def of_group(events: Iterable[Event], group: tuple[str | None, str | None, str]) -> list[Gaussian]:
-    """The Gaussians of that group."""
+    """Return the Gaussians of that group."""
     return [e for e in events if isinstance(e, Gaussian) and group_of(e) == group]
 
 
 def declared_by(events: Iterable[Event]) -> tuple[str, ...]:
-    """What was sent beside Gaussians as public by declaration."""
+    """Return the fields that were sent beside Gaussians as public by declaration."""
     return tuple(dict.fromkeys(d for e in events if isinstance(e, Gaussian) for d in e.declared))
 
 
 def composable(events: Iterable[Event]) -> bool:
-    """Whether all agree in unit, relation and trust; `Nothing` has none of them, `NonPrivate` a trust."""
+    """Whether all agree in unit, relation and trust model. `Nothing` has none of them, `NonPrivate` a trust model."""
     sent = [e for e in events if not isinstance(e, Nothing)]
-    groups = {group_of(e) for e in sent if isinstance(e, Gaussian)}
-    return len(groups) <= 1 and len({e.trust for e in sent}) <= 1
+    return len(groups_of([sent])) <= 1 and len({e.trust for e in sent}) <= 1
 
 
 def gaussian_dp_mu(events: Sequence[Event]) -> float:
-    """mu of Gaussian DP for the composition of `events`: what bounds every attack on them.
-
-    0 for nothing, inf for no protection. Raises ValueError for events that do not compose, Unsupported for
-    sampled and for discrete ones.
-    """
+    """Return mu of Gaussian DP for the composition of `events`: 0 for nothing, inf without protection."""
     mu = renyi_mu(events)
     if mu < math.inf:
         _check_curve(events)
@@ -178,8 +159,7 @@ def gaussian_dp_mu(events: Sequence[Event]) -> float:
 
 
 def renyi_mu(events: Sequence[Event]) -> float:
-    """mu such that the Renyi divergence of every order a is at most a mu^2 / 2: `gaussian_dp_mu`, but of discrete
-    Gaussians too. Raises as that does."""
+    """Return mu such that the Renyi divergence of every order a is at most a mu^2 / 2; covers discrete Gaussians."""
     gaussians = _gaussians(events)
     if gaussians is None:
         return math.inf
@@ -188,78 +168,74 @@ def renyi_mu(events: Sequence[Event]) -> float:
     return math.hypot(*(math.sqrt(g.steps) / g.std_over_sensitivity for g in gaussians))
 
 
-def kinds_of(events: Sequence[Event]) -> tuple[tuple[pairs.Kind, ...], bool] | None:
-    """(the steps of each kind, whether they are under replace_one): what decides the privacy loss of `events`. None
-    where something is unprotected. Raises ValueError for events that do not compose, Unsupported for discrete ones."""
+def steps_of(events: Sequence[Event]) -> tuple[tuple[Steps, ...], bool] | None:
+    """Return (steps, whether under replace_one), which decide the privacy loss; None without protection."""
     gaussians = _gaussians(events)
     if gaussians is not None:
         _check_curve(gaussians)
-    return None if gaussians is None else _kinds(gaussians)
+    return None if gaussians is None else _steps(gaussians)
 
 
 @functools.lru_cache
 def mu_for(epsilon: float, delta: float, accountant: Literal["exact", "rdp"] = "exact") -> float:
-    """The largest mu, to within a relative 1e-9, at which that accountant's epsilon is at most epsilon."""
+    """Return the largest mu, to within a relative 1e-9, at which that accountant's epsilon is at most epsilon."""
     check_budget(epsilon, delta)
 
-    def spent(mu: float, delta: float) -> float:
+    def epsilon_at(mu: float) -> float:
         if accountant == "rdp":
             return renyi.epsilon_for(mu, delta)
         return grid.charged(lambda d: gaussian.epsilon_for(mu, d), delta)
 
     low, high = 0.0, 1.0
-    while spent(high, delta) <= epsilon:
+    while epsilon_at(high) <= epsilon:
         low, high = high, 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if spent(middle, delta) <= epsilon else (low, middle)
+        low, high = (middle, high) if epsilon_at(middle) <= epsilon else (low, middle)
     return low
 
 
-def knows_no_curve(events: Iterable[Event]) -> bool:
-    """Whether of some of these only Renyi divergences are known."""
+def has_discrete(events: Iterable[Event]) -> bool:
+    """Whether some are discrete Gaussians, of which only Renyi divergences are known."""
     return any(isinstance(e, DiscreteGaussian) for e in events)
 
 
 def _charged(events: Iterable[Event], bound: Callable[[float], float], delta: float) -> float:
-    """`bound(delta)`, and what the sampler of Gaussians costs (`grid`); sums of discrete Gaussians are exact."""
-    drawn = any(isinstance(e, Gaussian) and e.std_over_sensitivity < math.inf for e in events)
-    return grid.charged(bound, delta) if drawn and not knows_no_curve(events) else bound(delta)
+    """`bound(delta)`, plus the cost of the Gaussian sampler (`grid`); sums of discrete Gaussians are exact."""
+    sampled = any(isinstance(e, Gaussian) and e.std_over_sensitivity < math.inf for e in events)
+    return grid.charged(bound, delta) if sampled and not has_discrete(events) else bound(delta)
 
 
 def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
-    """The Gaussians among `events`, or None where something was sent without protection or with noise 0."""
+    """The Gaussians among `events`; None where something was sent without protection or with noise 0."""
     if not composable(events):
         raise ValueError("events of different unit, relation or trust do not compose into one epsilon")
     gaussians = [e for e in events if isinstance(e, Gaussian)]
     unprotected = any(isinstance(e, NonPrivate) for e in events)
-    if unprotected or any(g.std_over_sensitivity == 0 for g in gaussians):
-        return None
-    return gaussians
+    return None if unprotected or any(g.std_over_sensitivity == 0 for g in gaussians) else gaussians
 
 
 def _check_curve(events: Iterable[Event]) -> None:
-    """Raises Unsupported where `knows_no_curve`."""
-    if knows_no_curve(events):
+    if has_discrete(events):
         raise Unsupported("sums of discrete Gaussians have no trade-off curve here: use the rdp accountant")
 
 
-def _kinds(gaussians: Iterable[Gaussian]) -> tuple[tuple[pairs.Kind, ...], bool]:
+def _steps(gaussians: Iterable[Gaussian]) -> tuple[tuple[Steps, ...], bool]:
     times: Counter[tuple[float, float]] = Counter()
     replaced = False
     for g in gaussians:
         replaced = replaced or g.relation == "replace_one"
         if g.std_over_sensitivity < math.inf:
             times[hidden_rate(g), g.std_over_sensitivity] += g.steps
-    return tuple(sorted(pairs.Kind(rate, noise, n) for (rate, noise), n in times.items())), replaced
+    return tuple(sorted(Steps(rate, noise, n) for (rate, noise), n in times.items())), replaced
 
 
 @functools.lru_cache(maxsize=2**15)
-def _pld(kinds: tuple[pairs.Kind, ...], replaced: bool, delta: float) -> float:
-    unsampled = gaussian.epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in kinds)), delta)
-    if all(k.rate == 1 for k in kinds):
+def _pld(steps: tuple[Steps, ...], replaced: bool, delta: float) -> float:
+    unsampled = gaussian.epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
+    if all(k.rate == 1 for k in steps):
         return unsampled
-    found = pairs.losses(kinds, replaced=replaced).epsilon(delta)
-    if found == math.inf and not replaced:  # so small a delta is below the transforms' rounding
-        found = renyi.epsilon_of_sampled(kinds, delta)
-    return min(unsampled, found)  # sampling never hurts
+    epsilon = privacy_loss(steps, replaced=replaced).epsilon(delta)
+    if epsilon == math.inf and not replaced:  # delta is below the rounding of the Fourier transforms
+        epsilon = renyi.epsilon_of_sampled(steps, delta)
+    return min(unsampled, epsilon)  # sampling never hurts

@@ -1,12 +1,11 @@
-"""Distributed discrete Gaussian noise: the server learns the sum of a round's updates, and nothing else of them.
+"""Distributed discrete Gaussian mechanism for secure aggregation: the server learns the sum of a round's updates only.
 
-Each participant clips its whole update, scales it to whole numbers and adds its own share of noise. The noise of
-`shares` participants together is the full noise (Kairouz, Liu & Steinke 2021, "The Distributed Discrete Gaussian
-Mechanism", arXiv 2102.06387).
+Each participant clips its whole update, scales it to whole numbers and adds its share of noise. The noise of `shares`
+participants together is the full noise (Kairouz, Liu & Steinke 2021, arXiv 2102.06387).
 
-Trust model: secure aggregation (Bonawitz et al. 2017, arXiv 1611.04482). The server is taken to see only the sum modulo
-2^32, which is all that the epsilon covers. Key agreement and masking are not simulated: the server's process handles
-single uploads, and each of them lies in the storage folder with one share of noise.
+Trust model: secure aggregation (Bonawitz et al. 2017, arXiv 1611.04482). Epsilon covers the sum modulo 2^32. Key
+agreement and masking are not simulated: the server's process handles single uploads, and the storage folder holds each
+of them with one share of noise.
 
 Privacy. Let x be a client's d whole numbers, ||x|| <= B, and the entries of each share N_Z(0, sigma^2): P(z)
 proportional to exp(-z^2 / (2 sigma^2)). Replacing the client moves the sum by 2 B at most. With m shares its Renyi
@@ -31,45 +30,37 @@ import torch
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params, Tensors
 
-BITS = 32
-"""Numbers are added modulo two to this power: a message takes as many bytes as an update in float32."""
-LEAST = 16
-"""Standard deviation of a share, at least, in steps: what is not Gaussian about a sum of shares is then nothing."""
-LARGEST = 2**24
-"""And at most: the sampler's whole numbers fit 64 bits."""
-FINE = 4.0
-"""B is at least so many times the root of the number of entries, so that rounding costs the clip about 1 % of it."""
-SLACK = 1e-9
-"""Relative: more than tau and the rounding of these few numbers."""
-MOST = 2**20
-"""Participants whose mean of 32 bits gives back their sum, in float64."""
-WRAPS = 2.0**-40
-"""Probability that any entry of a round's sum wraps around, at most; it would cost no privacy, but the model."""
+BITS = 32  # sums are modulo 2**BITS: a message takes as many bytes as an update in float32
+LEAST = 16  # smallest standard deviation of a share, in steps: makes tau negligible
+LARGEST = 2**24  # and the largest: the sampler's whole numbers fit 64 bits
+FINE = 4.0  # B over the root of the number of entries, at least: rounding then costs about 1 % of the clip
+SLACK = 1e-9  # relative; exceeds tau and the rounding of these few numbers
+MOST = 2**20  # participants whose sum float64 recovers from their mean of 32 bits
+WRAPS = 2.0**-40  # largest probability that an entry of a round's sum wraps around, which would ruin the model
 
 Whole = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """Updates as whole numbers, and the noise of one share: of public numbers alone."""
+    """Encoding of updates as whole numbers, and the noise of one share; a function of public numbers."""
 
-    size: int
-    """d: entries of an update."""
-    shares: int
-    """m: participants whose noise together is the full noise."""
-    sigma: int
-    """Standard deviation of a share, in steps (of the discrete Gaussian's parameter, from which it does not differ)."""
-    longest: int
-    """B^2: no update's whole numbers have a larger sum of squares."""
-    scale: float
-    """Steps in 1."""
-    clip: float
-    """Norm to which updates are clipped."""
+    size: int  # d, entries of an update
+    shares: int  # m, participants whose noise together is the full noise
+    sigma: int  # standard deviation of a share, in steps
+    longest: int  # B^2, the largest sum of squares of an encoded update
+    scale: float  # steps in 1
+    clip: float  # norm to which updates are clipped
 
     @classmethod
     def of(cls, *, clip: float, ratio: float, size: int, shares: int) -> Encoding:
-        """The coarsest steps at which rounding costs next to nothing. `ratio` is the full noise's standard deviation
-        over what a replaced client moves. Raises ValueError where the numbers would not fit."""
+        """Return the coarsest encoding at which rounding costs about 1 % of the clip.
+
+        Args:
+            ratio: the full noise's standard deviation over the sensitivity.
+
+        Raises ValueError where the numbers would not fit.
+        """
         fine = max(64.0, FINE * math.sqrt(size))
         sigma = max(LEAST, math.ceil(2 * ratio * fine / math.sqrt(shares)))
         bound = sigma * math.sqrt(shares) / (2 * ratio) * (1 - SLACK)
@@ -83,7 +74,7 @@ class Encoding:
         return cls(size, shares, sigma, math.floor(bound**2), clipped / clip, clip)
 
     def check_room(self, participants: int) -> None:
-        """Raises ValueError where the sum of so many may wrap around."""
+        """Raise ValueError where the sum of so many uploads may wrap around."""
         tail = self.sigma * math.sqrt(2 * participants * math.log(2 * self.size / WRAPS))  # each share is subgaussian
         if participants > MOST or participants * math.sqrt(self.longest) + tail >= 2 ** (BITS - 1):
             raise ValueError(
@@ -92,7 +83,7 @@ class Encoding:
             )
 
     def rounded(self, x: Any, noise: NoiseStream) -> Whole:
-        """A clipped update (d,) in steps. Raises ValueError where it is not clipped."""
+        """Return a clipped update (d,) in steps, randomly rounded. Raises ValueError where it is not clipped."""
         exact = self.scale * np.asarray(x, np.float64)
         if not float(np.linalg.norm(exact)) <= self.scale * self.clip:
             raise ValueError(f"the update must be clipped to {self.clip:g} before it is rounded")
@@ -103,20 +94,19 @@ class Encoding:
                 return steps
 
     def share(self, noise: NoiseStream) -> Whole:
-        """(d,): one participant's noise."""
+        """Return one participant's noise, (d,)."""
         return discrete_gaussian(self.sigma, self.size, noise.generator("share"))
 
 
 def encode(update: Tensors, encoding: Encoding, noise: NoiseStream) -> Params:
-    """A participant's upload: its clipped update in steps plus its share of noise, modulo 2^32, as int32 leaves of the
-    same shapes."""
+    """Return a participant's upload: its clipped update in steps plus its share of noise, modulo 2^32, in int32."""
     x = torch.cat([update[k].detach().double().reshape(-1) for k in sorted(update)]).cpu().numpy()
     steps = encoding.rounded(x, noise) + encoding.share(noise)
     return _leaves(torch.from_numpy(steps.astype(np.int32)), update)
 
 
 def decode(mean: Tensors, encoding: Encoding, count: int) -> Params:
-    """The mean update, in float64, from the mean of `count` uploads.
+    """Return the mean update, in float64, from the mean of `count` uploads.
 
     Raises ValueError where `count` is below `shares`, whose noise the ledger states, or their sum may wrap around.
     """
@@ -131,33 +121,30 @@ def decode(mean: Tensors, encoding: Encoding, count: int) -> Params:
     return _leaves(steps / (encoding.scale * count), mean)
 
 
-def size_of(update: Tensors) -> int:
-    """d of an update."""
-    return sum(v.numel() for v in update.values())
-
-
 def _leaves(flat: torch.Tensor, like: Tensors) -> Params:
     parts = flat.split([like[k].numel() for k in sorted(like)])
     return {k: part.view(like[k].shape).clone() for k, part in zip(sorted(like), parts, strict=True)}
 
 
-# --- noise, by whole numbers alone: nothing of it is rounded ---
+# --- exact sampling, in integer arithmetic ---
 
 
 def discrete_gaussian(sigma: int, count: int, rng: np.random.Generator) -> Whole:
-    """(count,) draws of N_Z(0, sigma^2), exactly: algorithm D of Karney 2016 (arXiv 1303.6257) for a whole sigma."""
+    """Return (count,) exact draws of N_Z(0, sigma^2) for a whole sigma: Karney 2016 (arXiv 1303.6257), algorithm D."""
     if not 1 <= sigma <= LARGEST:
         raise ValueError(f"sigma must be in 1..{LARGEST}, got {sigma}")
-    found, missing = [np.zeros(0, np.int64)], count
+    draws, missing = [np.zeros(0, np.int64)], count
     while missing > 0:
-        found.append(_drawn(sigma, 2 * missing + 16, rng)[:missing])
-        missing -= len(found[-1])
-    return np.concatenate(found)
+        draws.append(_accepted(sigma, 2 * missing + 16, rng)[:missing])
+        missing -= len(draws[-1])
+    return np.concatenate(draws)
 
 
-def _drawn(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
-    """What is accepted of so many proposals +-(k sigma + j), j < sigma: with (k + j / sigma)^2 in place of k, it is
-    k / 2 first, then k (k - 1) / 2, then the rest of half that square that the exponent takes."""
+def _accepted(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
+    """The accepted ones of so many proposals +-(k sigma + j), j < sigma.
+
+    The exponent (k + j / sigma)^2 / 2 is applied in three parts: k / 2, k (k - 1) / 2, and the rest.
+    """
     k = np.zeros(tries, np.int64)
     going = np.arange(tries)
     while len(going):
@@ -168,12 +155,12 @@ def _drawn(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
     kept = _all_happen(j * (2 * k * sigma + j), 2 * sigma * sigma * (k + 1), k + 1, rng)
     sizes, negative = (k * sigma + j)[kept], rng.integers(0, 2, int(kept.sum())) == 1
     once = ~(negative & (sizes == 0))  # 0 has no sign
-    drawn: Whole = np.where(negative, -sizes, sizes)[once]
-    return drawn
+    signed: Whole = np.where(negative, -sizes, sizes)[once]
+    return signed
 
 
 def _all_happen(a: Whole, b: Whole, times: Whole, rng: np.random.Generator) -> Any:
-    """Which of the events of probability exp(-times a / b) happen: `times` independent ones of exp(-a / b)."""
+    """Whether events of probability exp(-times a / b) happen: `times` independent ones of exp(-a / b)."""
     going = np.arange(len(a))
     done, at = np.zeros(len(a), bool), 0
     while len(going):
@@ -185,8 +172,7 @@ def _all_happen(a: Whole, b: Whole, times: Whole, rng: np.random.Generator) -> A
 
 
 def _happens(a: Whole, b: Whole, rng: np.random.Generator) -> Any:
-    """Which of the events of probability exp(-a / b) happen, 0 <= a <= b (Canonne, Kamath & Steinke 2020, arXiv
-    2004.00010, Algorithm 1)."""
+    """Whether events of probability exp(-a / b), 0 <= a <= b, happen (arXiv 2004.00010, Algorithm 1)."""
     happens, going, n = np.zeros(len(a), bool), np.arange(len(a)), 1
     while len(going):
         more = rng.integers(0, n * b[going]) < a[going]

@@ -1,14 +1,14 @@
-"""Do the bytes of a release rule a record out? The floating-point attack on noise, as an audit.
+"""Audit of the floating-point attack: do the bytes of a release rule a record out?
 
-A float32 number that was made as signal + noise is not any number: the noise was a float32 itself, or a float32 normal
-draw times the standard deviation, and whoever knows two candidates for the record asks for each whether such a draw
-exists (Mironov, CCS 2012). No secret is needed. A way to draw noise (`explanations`) is believed where it explains
-every release by one of its candidates at least; then a candidate that it does not explain was not sent. Beside it the
-likelihood attack guesses the nearer signal, which is the best attack on Gaussian noise. Without the standard deviation
-only float32 sums are tried, which rule little out where a signal is far below its noise.
+A float32 release signal + noise is not any number: the noise is a float32, or a float32 normal draw times the standard
+deviation. Whoever knows two candidates for the record checks for each whether such a draw exists (Mironov, CCS 2012);
+no secret is needed. A way to draw noise (`explanations`) is considered where it explains every release by at least one
+candidate; then a candidate that it does not explain was not sent. A likelihood attack, the best one on Gaussian noise,
+guesses the nearer signal. Without the standard deviation only float32 sums are tried, which rule little out where a
+signal is far below its noise.
 
-Under mu-Gaussian DP no test tells the two apart with a rate of right answers more than 2 Phi(mu / 2) - 1 above that of
-wrong ones, so an audit is flagged where Clopper-Pearson limits of both rates are further apart.
+Under mu-Gaussian DP the rate of right answers exceeds that of wrong ones by 2 Phi(mu / 2) - 1 at most, so an audit is
+flagged where the Clopper-Pearson limits of both rates are further apart.
 """
 
 from __future__ import annotations
@@ -20,53 +20,44 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raydiff.privacy.canaries import Weakened, stream
+from raydiff.privacy.canaries import Weakened, stream, upper_limit
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Tensors
 
 Send = Callable[[Tensor, NoiseStream], Tensor]
-"""(which candidate of each pair is sent (n,) bool, noise) -> what leaves, (n, d)."""
-NEIGHBOURS = 3
-"""Float32 numbers on either side of the implied draw that are tried."""
+"""(which candidate of each pair is sent (n,) bool, noise) -> released numbers (n, d)."""
+NEIGHBOURS = 3  # float32 numbers tried on either side of the implied draw
 
 
 @dataclass(frozen=True, kw_only=True)
 class BitsAudit:
-    """What the attacks achieved on `count` releases, each of one of two candidates."""
+    """Results of the attacks on `count` releases, each of one of two candidates."""
 
     count: int
-    named: int
-    """Releases whose bytes rule out the candidate that was not sent, and not the other."""
-    misnamed: int
-    """Releases whose bytes rule out the candidate that was sent, and not the other."""
-    nearer: int
-    """Releases that are nearer to the signal of the candidate that was sent."""
-    confidence: float
-    """Of each limit."""
+    named: int  # releases whose bytes rule out the candidate that was not sent, and not the other
+    misnamed: int  # releases whose bytes rule out the candidate that was sent, and not the other
+    nearer: int  # releases that are nearer to the signal of the candidate that was sent
+    confidence: float  # confidence level of each interval, two-sided
 
     def flags(self, mu: float) -> bool:
-        """Whether one of the attacks does what mu-Gaussian DP rules out."""
-        allowed = math.erf(mu / math.sqrt(8))
-        return any(self._advantage(*rates) > allowed for rates in ((self.named, self.misnamed), (self.nearer, None)))
+        """Whether an attack exceeds what mu-Gaussian DP allows."""
+        rates = ((self.named, self.misnamed), (self.nearer, self.count - self.nearer))
+        return any(self._advantage(*pair) > math.erf(mu / math.sqrt(8)) for pair in rates)
 
-    def _advantage(self, right: int, wrong: int | None) -> float:
-        """Lower limit of the rate of right answers minus that of wrong ones; wrong None: all the others."""
-        from scipy.stats import binomtest
-
-        def limits(k: int) -> tuple[float, float]:
-            low, high = binomtest(k, self.count).proportion_ci(self.confidence)
-            return float(low), float(high)
-
-        return limits(right)[0] - (1 - limits(right)[0] if wrong is None else limits(wrong)[1])
+    def _advantage(self, right: int, wrong: int) -> float:
+        """Lower limit of the rate of right answers minus the upper limit of that of wrong ones."""
+        level = (1 + self.confidence) / 2
+        return 1 - upper_limit(self.count - right, self.count, level) - upper_limit(wrong, self.count, level)
 
 
 def audit(
     send: Send, *, count: int, rng: torch.Generator, std: float | None = None, confidence: float = 0.99
 ) -> BitsAudit:
-    """Attack `count` releases, each of a random one of two candidates, under a noise secret of its own.
+    """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own.
 
-    The candidates' signals are what `send` gives under noise of scale 0. With the noise's standard deviation the attack
-    also asks whether the noise is that times a float32 draw.
+    Args:
+        send: the release; with noise of scale 0 it gives the candidates' signals.
+        std: the noise's standard deviation; lets the attack try noise that is a float32 draw times it.
     """
     chosen = torch.rand(count, generator=rng) < 0.5
     secret = stream(rng)
@@ -87,7 +78,7 @@ def audit(
 
 
 def of_uploads(upload: Callable[[bool, NoiseStream], Tensors], pairs: int) -> Send:
-    """What leaves with a client's uploads: `upload(which, noise)` is one, with one of two neighbouring data sets."""
+    """Return the `Send` of `upload(which, noise)`, a client's upload with one of two neighbouring data sets."""
 
     def send(which: Tensor, noise: NoiseStream) -> Tensor:
         streams = [replace(noise, path=(*noise.path, i)) for i in range(pairs)]
@@ -98,10 +89,10 @@ def of_uploads(upload: Callable[[bool, NoiseStream], Tensors], pairs: int) -> Se
 
 
 def explanations(released: Tensor, signal: Tensor, std: float | None = None) -> list[Tensor]:
-    """For each way to draw noise, (n, d) bool: whether it can give the released number from the signal.
+    """Return for each way to draw noise (n, d) bool: whether it can turn the signal into the released number.
 
-    A float32 that is added; with `std` a float32 draw times std in float32, added; the same in float64, rounded at the
-    end.
+    A float32 that is added; with `std` also a float32 draw times std in float32, added, and the same in float64,
+    rounded at the end.
     """
     y, a = released.float(), signal.float()
     exact = released.double() - signal.double()
@@ -123,9 +114,9 @@ def explanations(released: Tensor, signal: Tensor, std: float | None = None) -> 
 def _near(exact: Tensor) -> list[Tensor]:
     """The float32 numbers next to float64 ones, nearest first."""
     near = [exact.float()]
-    for towards in (-math.inf, math.inf):
+    for direction in (-math.inf, math.inf):
         at = near[0]
         for _ in range(NEIGHBOURS):
-            at = torch.nextafter(at, torch.full_like(at, towards))
+            at = torch.nextafter(at, torch.full_like(at, direction))
             near.append(at)
     return near

@@ -1,19 +1,18 @@
-"""How much privacy does a Gaussian release leave at most? A lower bound on mu and epsilon, from attacks on canaries.
+"""Lower bound on mu and epsilon of a Gaussian release, from attacks on canaries.
 
-The adversary makes a canary x and its antipode -x, both at the clip norm or beyond it: no two records are further apart
+The adversary makes a canary x and its antipode -x, both at the clip norm or beyond: no two records are further apart
 after clipping. It sees the real release of one of them, scores it by its projection on x, and says which it was. Its
 false positive and false negative rates over many canaries bound mu from below (Dong, Roth & Su 2019, arXiv 1905.02383;
 Nasr et al. 2023, arXiv 2302.07956):
 
     mu >= Phi^-1(1 - FPR) - Phi^-1(FNR)
 
-with Clopper-Pearson limits in place of the two rates. The threshold is 0 and not chosen from the scores, so that every
-canary counts: a release that turns -x into minus what it makes of x, under noise that is symmetric, gives scores that
-are symmetric about 0, where FPR + FNR is least. (The bound holds at any threshold fixed beforehand; a release without
-that symmetry is only judged by a weaker one.) Where the bound lies above what the ledger says, the mechanism is not
-what its event claims. A bound below it proves nothing: it grows with the number of canaries.
+with Clopper-Pearson limits in place of the two rates. The threshold is fixed at 0, so that every canary counts: for a
+release that is odd in x, under symmetric noise, FPR + FNR is smallest there. (The bound holds at any threshold fixed
+beforehand; for other releases it is only weaker.) A bound above the ledger's mu shows that the mechanism is not what
+its event claims. A bound below it proves nothing: it grows with the number of canaries.
 
-Shapes: n canaries, of m vectors of d entries each: m is 1 but where a client sends several vectors.
+Shapes: n canaries, of m vectors of d entries each; m is 1 unless a client sends several vectors.
 """
 
 from __future__ import annotations
@@ -38,34 +37,23 @@ STRETCH = 10.0
 
 @dataclass(frozen=True, kw_only=True)
 class CanaryAudit:
-    """What the adversary achieved, at a threshold that no canary chose."""
+    """The adversary's errors at a fixed threshold."""
 
-    missed: int
-    """Canaries that it took for antipodes."""
-    taken: int
-    """Antipodes that it took for canaries."""
-    sizes: tuple[int, int]
-    """How many canaries and antipodes there were."""
-    confidence: float
-    """Of all bounds, one-sided."""
+    missed: int  # canaries that it took for antipodes
+    taken: int  # antipodes that it took for canaries
+    sizes: tuple[int, int]  # numbers of canaries and of antipodes
+    confidence: float  # confidence level of all bounds, one-sided
 
     @property
-    def fnr(self) -> float:
-        """False negative rate."""
-        return self.missed / self.sizes[0]
-
-    @property
-    def fpr(self) -> float:
-        """False positive rate."""
-        return self.taken / self.sizes[1]
+    def rates(self) -> tuple[float, float]:
+        """False negative and false positive rates."""
+        return self.missed / self.sizes[0], self.taken / self.sizes[1]
 
     @property
     def limits(self) -> tuple[float, float]:
-        """Upper limits of the false negative and false positive rates (Clopper & Pearson 1934); each misses with half
-        of what the confidence leaves, so that both hold together (Bonferroni)."""
-        level, errors = (1 + self.confidence) / 2, zip((self.missed, self.taken), self.sizes, strict=True)
-        fnr, fpr = (float(betaincinv(k + 1, n - k, level)) if k < n else 1.0 for k, n in errors)
-        return fnr, fpr
+        """Upper limits of the false negative and false positive rates that hold together (Bonferroni)."""
+        level = (1 + self.confidence) / 2
+        return upper_limit(self.missed, self.sizes[0], level), upper_limit(self.taken, self.sizes[1], level)
 
     @property
     def mu_low(self) -> float:
@@ -74,27 +62,25 @@ class CanaryAudit:
 
     @property
     def most(self) -> CanaryAudit:
-        """What so many canaries could show: every guess right."""
+        """The largest result of so many canaries: every guess right."""
         return replace(self, missed=0, taken=0)
 
-    @property
-    def mu_most(self) -> float:
-        """The largest `mu_low` that so many canaries could show."""
-        return self.most.mu_low
-
     def flags(self, ledger: Any, ceiling: Callable[[Any, float], float] = gaussian.tpr_ceiling) -> bool:
-        """Whether the attack lies above the largest true positive rate `ceiling(ledger, false positive rate)` that the
-        ledger allows: by default that of a mu, otherwise of events by `losses.tpr_ceiling`."""
+        """Whether the attack exceeds the largest true positive rate, `ceiling(ledger, false positive rate)`.
+
+        `ledger` is a mu for the default ceiling, and events for `tradeoff.tpr_ceiling`.
+        """
         fnr, fpr = self.limits
         return 1 - fnr > ceiling(ledger, fpr)
 
     def epsilon_low(self, delta: float) -> float:
-        """Lower confidence bound on epsilon at this delta, of a Gaussian mechanism, by the exact accountant."""
+        """Return the lower confidence bound on epsilon of a Gaussian mechanism at this delta."""
         return gaussian.epsilon_for(self.mu_low, delta)
 
-    def epsilon_most(self, delta: float) -> float:
-        """The largest `epsilon_low` that so many canaries could show."""
-        return self.most.epsilon_low(delta)
+
+def upper_limit(count: int, total: int, level: float) -> float:
+    """Return the one-sided upper limit of a rate at this confidence level (Clopper & Pearson 1934)."""
+    return float(betaincinv(count + 1, total - count, level)) if count < total else 1.0
 
 
 def audit(
@@ -108,11 +94,11 @@ def audit(
     factor: float = 1.0,
     confidence: float = 0.95,
 ) -> CanaryAudit:
-    """Attack `count` releases of canaries (m, d) = `shape`, half of them antipodes, under a noise secret of its own.
+    """Attack `count` releases of canaries (m, d) = `shape`, half of them antipodes, with a noise secret of their own.
 
-    Every vector of a canary has a random direction and the norm `STRETCH * clip`. All is asked for `asks` times, as
-    after a crash, and averaged: a repeated release tells nothing unless its noise is drawn anew. `factor` weakens the
-    noise on purpose. Raises ValueError as `bound` does.
+    Every vector of a canary has a random direction and the norm `STRETCH * clip`. Each release is requested `asks`
+    times, as after a crash, and averaged: that reveals more only if its noise is drawn anew. `factor` scales the noise,
+    to test the audit. Raises ValueError as `bound` does.
     """
     _check(count // 2, confidence)
     x = torch.randn(count, *shape, generator=rng, dtype=torch.float64)
@@ -127,10 +113,9 @@ def audit(
 
 
 def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
-    """The bound from independent scores: above 0 they are taken for a canary's, else for an antipode's.
+    """Return the audit of independent scores, which say "canary" above 0.
 
-    Raises ValueError for fewer than four scores of a kind, for scores that are not numbers and for a confidence that is
-    none.
+    Raises ValueError for fewer than four scores on a side, scores that are not finite, and confidence outside (0, 1).
     """
     _check(min(len(canaries), len(antipodes)), confidence)
     if not (canaries.isfinite().all() and antipodes.isfinite().all()):
@@ -144,26 +129,25 @@ def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> C
 
 
 def one_by_one(send: Callable[[Tensor, NoiseStream], Tensor]) -> Send:
-    """A release of one canary (m, d), made into one of n of them, each under noise of its own."""
+    """Return the release of n canaries from that of one (m, d), each with noise of its own."""
 
-    def every(canaries: Tensor, noise: NoiseStream) -> Tensor:
+    def send_all(canaries: Tensor, noise: NoiseStream) -> Tensor:
         return torch.stack([send(x, replace(noise, path=(*noise.path, i))) for i, x in enumerate(canaries)])
 
-    return every
+    return send_all
 
 
 def stream(rng: torch.Generator, factor: float = 1.0) -> NoiseStream:
-    """A noise stream for an audit, of which `factor` is left. Its secret can be drawn again: it protects nothing."""
+    """Return a noise stream for an audit, scaled by `factor`. Its secret comes from `rng` and protects nothing."""
     secret = bytes(torch.randint(256, (32,), generator=rng).tolist())
     return NoiseStream(secret, ("canaries",)) if factor == 1 else Weakened(secret, ("canaries",), factor)
 
 
 @dataclass(frozen=True)
 class Weakened(NoiseStream):
-    """A noise stream that is deliberately too quiet: an audit must notice."""
+    """A noise stream that is too quiet, to test an audit."""
 
-    factor: float
-    """What is left of every normal draw."""
+    factor: float  # scale of every normal draw
 
     def normal(self, records: Any, shape: Any) -> Tensor:
         """`NoiseStream.normal`, times the factor."""

@@ -1,10 +1,12 @@
 """Client-level privacy of averaged updates (DP-FedAvg, McMahan et al. 2018, arXiv 1710.06963).
 
-Unit: all records of one client, replaced by any others. Each client's update is clipped to a norm as a whole; then
-either the client adds the noise itself (local trust: it holds against the server), or the server, which is trusted with
-the clipped updates, adds it to their sum (central trust: it holds against everybody else, the other clients included),
-or every client adds a share of it, and the server is taken to see only the sum (aggregate trust, the trust model of
-secure aggregation: see `aggregate`; it holds as long as `shares` of the participants keep their noise to themselves).
+Unit: all records of one client, replaced by any others. Each client's update is clipped to a norm as a whole. Then,
+depending on the trust model, noise is added by
+
+- the client (local): the guarantee holds against the server;
+- the server, to the sum of clipped updates (central): it holds against everybody else, the other clients included;
+- every client, a share of it (aggregate: secure aggregation, see `aggregate`): the server sees only the sum, and the
+  guarantee holds as long as `shares` of the participants keep their noise secret.
 
 Deviations: no amplification by sampling clients, since a server sees who takes part and rounds have fixed counts; the
 relation is replace-one, for the number of clients is public. Under local and aggregate trust so is each client's number
@@ -36,14 +38,13 @@ from raydiff.privacy.release import (
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params, Tensors
 
-DELTA = 1e-5
-"""The delta at which a client-level epsilon is stated."""
+DELTA = 1e-5  # at which client-level epsilons are stated
 TRUSTED = "clipped updates, to a server trusted to add the noise"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientPrivacy:
-    """Clip the whole update of a client, and add noise."""
+    """Clips a client's whole update and adds noise."""
 
     epsilon: float = 10.0
     """Budget of one client's updates of all rounds together, at delta 1e-5; inf clips only."""
@@ -61,31 +62,32 @@ class ClientPrivacy:
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ValueError(f"clip must be a positive number, got {self.clip}")
         check_one_of("trust", self.trust, get_args(Trust))
-        if self.trust != "aggregate":
-            if self.shares is not None:
-                raise ValueError(f"shares must be none unless trust is aggregate, got {self.shares}")
-        elif self.shares is None or self.shares < 2:
+        if self.trust != "aggregate" and self.shares is not None:
+            raise ValueError(f"shares must be none unless trust is aggregate, got {self.shares}")
+        if self.trust == "aggregate" and (self.shares or 0) < 2:
             raise ValueError(
                 "shares must be at least 2 under trust = aggregate (so many of a round's participants have all of the "
                 f"noise), got {'none' if self.shares is None else self.shares}"
             )
-        elif self.epsilon == math.inf:
+        if self.trust == "aggregate" and self.epsilon == math.inf:
             raise ValueError("epsilon must be a number under trust = aggregate; got inf")
 
     def std(self, rounds: int) -> float:
-        """Standard deviation of each round's noise, on one update (local) or on their sum (central, and aggregate: of
-        `shares` clients' noise, but for what rounding costs), such that `rounds` rounds keep to the budget."""
+        """Return the standard deviation of each round's noise such that `rounds` rounds keep to the budget.
+
+        On one update (local) or on their sum (central, and aggregate: `shares` clients' noise, before rounding).
+        """
         if self.epsilon == math.inf:
             return 0.0
         return 2 * self.clip * math.sqrt(rounds) / accountants.mu_for(self.epsilon, DELTA, self.accountant)
 
     @property
     def accountant(self) -> Literal["exact", "rdp"]:
-        """The one that has a theorem of this noise: the tightest."""
+        """The tightest accountant that has a theorem for this noise."""
         return "rdp" if self.trust == "aggregate" else "exact"
 
     def release(self, update: Params, *, rounds: int, noise: NoiseStream) -> Release:
-        """What a client sends."""
+        """Return a client's upload for its update."""
         if self.trust == "aggregate":
             value = aggregate.encode(clipped_update(update, self.clip), self._encoding(update, rounds), noise)
             return already_private(value, self.upload_event(rounds), copy=False)
@@ -94,23 +96,23 @@ class ClientPrivacy:
         return disclose(clipped_update(update, self.clip), TRUSTED, copy=False)
 
     def upload_event(self, rounds: int) -> Event:
-        """The event of any release, which no update changes."""
+        """Return the event of a release, which does not depend on the update."""
         if self.trust == "central":
             return NonPrivate(TRUSTED)
         ratio, kind = self.std(rounds) / (2 * self.clip), DiscreteGaussian if self.trust == "aggregate" else Gaussian
         return kind(ratio, "client", "replace_one", self.trust, declared=("examples",))
 
     def decode(self, mean: Tensors, *, count: int, rounds: int) -> Params:
-        """The mean update under aggregate trust, in float64, from the mean of `count` uploads."""
+        """Return the mean update under aggregate trust, in float64, from the mean of `count` uploads."""
         return aggregate.decode(mean, self._encoding(mean, rounds), count)
 
     def _encoding(self, update: Tensors, rounds: int) -> Encoding:
-        assert self.shares is not None  # It is given under aggregate trust.
-        ratio, size = self.std(rounds) / (2 * self.clip), aggregate.size_of(update)
-        return Encoding.of(clip=self.clip, ratio=ratio, size=size, shares=self.shares)
+        assert self.shares is not None  # checked above for aggregate trust
+        size = sum(v.numel() for v in update.values())
+        return Encoding.of(clip=self.clip, ratio=self.std(rounds) / (2 * self.clip), size=size, shares=self.shares)
 
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
-        """The mean of `count` clipped updates as the server publishes it under central trust, and its event.
+        """Return the noised mean of `count` clipped updates, as published under central trust, and its event.
 
         A mean in float32 is rounded by up to 2^-24 of its norm, which is at most the clip norm, so that replacing a
         client moves `count` times the mean by (2 + 2 count 2^-24) clip: the noise is larger by that.

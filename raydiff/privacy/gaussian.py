@@ -1,4 +1,4 @@
-"""What mu-Gaussian DP comes to (Dong, Roth & Su 2019, arXiv 1905.02383): an epsilon, and what no attack surpasses.
+"""mu-Gaussian DP (Dong, Roth & Su 2019, arXiv 1905.02383): its epsilon, and the ceilings that it sets to attacks.
 
 mu is sensitivity / standard deviation of one Gaussian release, and the root of the sum of squares of several.
 """
@@ -10,8 +10,7 @@ import math
 
 
 def epsilon_for(mu: float, delta: float) -> float:
-    """The smallest epsilon at which mu-Gaussian DP is (epsilon, delta)-DP (Balle & Wang 2018, arXiv 1805.06530,
-    Theorem 8).
+    """Return the smallest epsilon of mu-Gaussian DP at delta (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
 
     Solves delta(epsilon) = delta, where delta(epsilon) = Phi(a) - e^epsilon Phi(b) with a = mu/2 - epsilon/mu and
     b = a - mu; in a, in which it rises, and stays below Phi(a): hence the lower end of the bracket.
@@ -31,13 +30,13 @@ def epsilon_for(mu: float, delta: float) -> float:
 
 
 def auc_ceiling(mu: float) -> float:
-    """The largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
+    """Return the largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
     check_mu(mu)
     return math.erfc(-mu / 2) / 2
 
 
 def tpr_ceiling(mu: float, fpr: float) -> float:
-    """The largest true positive rate of any such attack at this false positive rate, Phi(mu + Phi^-1(fpr))."""
+    """Return the largest true positive rate of any such attack at this false positive rate: Phi(mu + Phi^-1(fpr))."""
     from scipy.special import ndtr, ndtri
 
     check_mu(mu)
@@ -45,7 +44,7 @@ def tpr_ceiling(mu: float, fpr: float) -> float:
 
 
 def fpr_floor(mu: float, tpr: float) -> float:
-    """The smallest false positive rate of any such attack of this true positive rate, the inverse of `tpr_ceiling`."""
+    """Return the smallest false positive rate of any such attack at this true positive rate."""
     from scipy.special import ndtr, ndtri
 
     check_mu(mu)
@@ -53,13 +52,13 @@ def fpr_floor(mu: float, tpr: float) -> float:
 
 
 def check_delta(delta: float) -> None:
-    """Raises ValueError unless 0 < delta < 1."""
+    """Raise ValueError unless 0 < delta < 1."""
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}")
 
 
 def check_mu(mu: float) -> None:
-    """Raises ValueError unless mu >= 0."""
+    """Raise ValueError unless mu >= 0."""
     if not mu >= 0:
         raise ValueError(f"mu must be >= 0, got {mu}")
 

@@ -1,8 +1,8 @@
-"""The pair of distributions that is hardest to tell apart, and its privacy loss: what sampled Gaussians spend.
+"""Privacy loss distribution of Poisson-sampled Gaussians.
 
-An adversary who sees a step is to tell whether a record is x or its neighbour. Let the noise have standard deviation 1,
-and x contribute a vector g to the step's sum where it is drawn, with probability q, its neighbour g'. Whatever the
-other records are, the step is no easier to attack than one number from P or from Q:
+Dominating pairs. Let the noise have standard deviation 1. A record x contributes a vector g to a step's sum where it is
+drawn, with probability q, its neighbour g'. Whatever the other records are, the step is no easier to attack than one
+number from P or from Q:
 
 | relation | g, g' | P | Q |
 |---|---|---|---|
@@ -18,17 +18,17 @@ the origin. For any set A of outputs, with p = N(g)(A),
     P(A) - c Q(A) = q p + (1 - q)(1 - c) N(0)(A) - c q N(g')(A)
 
 and by Neyman and Pearson N(0)(A) >= Phi(Phi^-1(p) - r) and, in the second row, N(g')(A) >= Phi(Phi^-1(p) - 2 r), for
-the distances are at most r and 2 r. For the half line of mass p of the table's pair both are equalities, at once. Where
-their coefficients are not positive, no H_c is therefore above the pair's: that is c >= 1 in the second row. For c < 1
-there, H_c(P, Q) = 1 - c + c H_{1/c}(Q, P), in which g and g' change places, and the pair is its own mirror image. In
-the first row N(0) has the coefficient 1 - q - c altogether; where it is positive, the best A is everything.
+the distances are at most r and 2 r. The half line of mass p of the table's pair attains both at once. So no H_c exceeds
+the pair's where the coefficients of both are not positive: c >= 1 in the second row. For c < 1 there, H_c(P, Q) =
+1 - c + c H_{1/c}(Q, P), in which g and g' change places, and the pair is its own mirror image. In the first row N(0)
+has the coefficient 1 - q - c altogether; where it is positive, the best A is everything.
 
-A pair that dominates at every c does so in a composition of steps, each of which may depend on those before (Theorem 10
-there). The privacy loss ln P / Q of all steps is a sum, so its distribution a convolution.
+A pair that dominates at every c does so in an adaptive composition of steps (Theorem 10 there). The privacy loss
+ln P / Q of all steps is a sum, so its distribution is a convolution.
 
-Discretised so that no divergence falls ("connect the dots": Doroshenko et al., PoPETs 2022, arXiv 2207.04380): the mass
-of P and Q between two points of the grid goes to these two, so that both masses stay as they are. That spreads the
-likelihood ratio, and helps the attack. What lies beyond the grid, and the transforms' rounding, is given to it too.
+Discretisation ("connect the dots": Doroshenko et al., PoPETs 2022, arXiv 2207.04380): the mass of P and Q between two
+grid points goes to these two such that both masses are kept. That spreads the likelihood ratio, so no divergence falls.
+What lies beyond the grid, and the rounding of the transforms, is counted in favour of the attack.
 """
 
 from __future__ import annotations
@@ -40,68 +40,55 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-BEYOND = 1e-13
-"""Mass of losses beyond the grid that is aimed at; what it is in truth is bounded, and given to the attack."""
-WIDEST = 600.0
-"""Losses above this one count as infinite: float64 has no number for its exponential."""
-ROUNDING = 1e-15
-"""Given to the attack for each step and one more: ten times what transforms and powers were found to be off."""
-TILTS = np.geomspace(16, 512, 10)
-"""Exponents of the moments that bound the mass beyond the grid, times its width."""
-WIDTHS = np.geomspace(0.01, 1000, 60)
-"""Exponents of the moments by which its width is chosen."""
+BEYOND = 1e-13  # target for the mass of losses beyond the grid; the actual mass is bounded and counted
+WIDEST = 600.0  # losses above this count as infinite: float64 cannot hold their exponential
+ROUNDING = 1e-15  # per step and once more: ten times the measured error of transforms and powers
+TILTS = np.geomspace(16, 512, 10)  # exponents of the moments that bound the mass beyond the grid, times its width
+WIDTHS = np.geomspace(0.01, 1000, 60)  # exponents of the moments that choose the width
 
 
-class Kind(NamedTuple):
-    """Steps of one kind."""
+class Steps(NamedTuple):
+    """`times` steps with sampling rate q in (0, 1] and `noise` = standard deviation over the sensitivity."""
 
     rate: float
-    """q, in (0, 1]."""
     noise: float
-    """Standard deviation over the sensitivity."""
     times: int
-    """How many."""
 
 
 @dataclass(frozen=True, eq=False)
-class Losses:
-    """The privacy loss ln P / Q of all steps together, on a grid, and what is beyond it."""
+class PrivacyLoss:
+    """The privacy loss ln P / Q of all steps together, on a grid, and the masses beyond it."""
 
-    grid: Any
-    """(n,) losses, ascending, with 0 among them."""
-    inside: Any
-    """(n,) masses under P."""
-    outside: Any
-    """(n,) masses under Q: of every loss l, exp(-l) times that under P."""
-    above: float
-    """Mass of P that counts as of infinite loss."""
-    below: float
-    """Mass of Q that counts as of infinitely negative loss."""
+    grid: Any  # (n,) losses, ascending, including 0
+    inside: Any  # (n,) masses under P
+    outside: Any  # (n,) masses under Q: exp(-l) times the mass under P at loss l
+    above: float  # mass of P that counts as of infinite loss
+    below: float  # mass of Q that counts as of infinitely negative loss
 
     def epsilon(self, delta: float) -> float:
-        """The smallest epsilon >= 0 at which both divergences are at most delta; inf where none on the grid is."""
-        towards = self._solved(self.grid, self.inside, self.above, delta)
-        return max(towards, self._solved(-self.grid[::-1], self.outside[::-1], self.below, delta))
+        """Return the smallest epsilon >= 0 at which both divergences are at most delta; inf where the grid has none."""
+        forward = self._solved(self.grid, self.inside, self.above, delta)
+        return max(forward, self._solved(-self.grid[::-1], self.outside[::-1], self.below, delta))
 
     @functools.cached_property
     def deltas(self) -> tuple[Any, Any]:
-        """Epsilons >= 0, losses of the grid, and the larger of both divergences there."""
+        """Epsilons >= 0 of the grid, and the larger of both divergences there."""
         zero = len(self.grid) // 2
-        epsilons, both = self.grid[-zero:], []  # what has the loss epsilon itself counts for nothing at epsilon
-        for losses, of, beyond in (
-            (self.grid, self.inside, self.above),
-            (-self.grid[::-1], self.outside[::-1], self.below),
-        ):
-            _, mass, other = (values[-zero:] for values in self._sums(losses, of))
+        epsilons, both = self.grid[-zero:], []  # a loss equal to epsilon adds nothing at epsilon
+        sides = ((self.grid, self.inside, self.above), (-self.grid[::-1], self.outside[::-1], self.below))
+        for losses, masses, beyond in sides:
+            _, mass, other = (values[-zero:] for values in self._sums(losses, masses))
             both.append(beyond + mass - np.exp(epsilons) * other)
         return epsilons, np.maximum(*both).clip(0.0, 1.0)
 
     def least_fpr(self, tpr: float) -> float:
-        """The smallest false positive rate of a test of this true positive rate, whichever of P and Q is to be found:
-        from tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0."""
+        """Return the smallest false positive rate of any test of this true positive rate, with P or Q as the positive.
+
+        From tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0.
+        """
         epsilons, deltas = self.deltas
-        found = np.maximum((tpr - deltas) * np.exp(-epsilons), 1 - deltas - (1 - tpr) * np.exp(epsilons))
-        return max(0.0, float(found.max()))
+        bounds = np.maximum((tpr - deltas) * np.exp(-epsilons), 1 - deltas - (1 - tpr) * np.exp(epsilons))
+        return max(0.0, float(bounds.max()))
 
     @staticmethod
     def _sums(losses: Any, mass: Any) -> tuple[Any, Any, Any]:
@@ -123,8 +110,8 @@ class Losses:
 
 
 @functools.lru_cache(maxsize=16)
-def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
-    """The loss of all these steps; `replaced`: under replace_one."""
+def privacy_loss(steps: tuple[Steps, ...], *, replaced: bool) -> PrivacyLoss:
+    """Return the distribution of the loss of all these steps; `replaced`: under replace_one."""
     widest, points = _widest(steps, replaced), _points(sum(k.times for k in steps))
     grid = (np.arange(points) - points // 2) * (2 * widest / points)
     spectra, logs, lost = np.ones((2, points // 2 + 1), dtype=complex), np.zeros((2, len(TILTS))), np.zeros(2)
@@ -135,24 +122,23 @@ def losses(steps: tuple[Kind, ...], *, replaced: bool) -> Losses:
             lost[i] += kind.times * max(0.0, 1.0 - float(mass.sum()))
             spectra[i] *= _power(np.fft.rfft(np.fft.ifftshift(mass)), kind.times)
     inside, outside = np.fft.fftshift(np.fft.irfft(spectra, points), axes=1).clip(0.0)
-    # What the transform wraps around: losses above the grid under P, and below it under Q (Chernoff's bound).
+    # The transform wraps around losses above the grid under P, and below it under Q: bounded by Chernoff.
     wrapped = np.exp(np.minimum(0.0, (logs - TILTS).min(axis=1)))
     above, below = lost + wrapped + ROUNDING * (1 + sum(k.times for k in steps))
-    # Each mass is exact to the larger one's rounding, so the smaller one follows from it.
+    # The larger mass of each pair is accurate; the smaller one follows from it.
     positive = grid > 0
     tilt = np.exp(-np.abs(grid))
     both = np.where(positive, inside, outside * tilt), np.where(positive, inside * tilt, outside)
-    return Losses(grid, *both, float(above), float(below))
+    return PrivacyLoss(grid, *both, float(above), float(below))
 
 
 def _points(steps: int) -> int:
-    """Of the grid: each step spreads the loss by up to half a cell."""
+    """Size of the grid: each step spreads the loss by up to half a cell."""
     return 1 << (16 if steps <= 4_000 else 18 if steps <= 160_000 else 20)
 
 
-def _widest(steps: tuple[Kind, ...], replaced: bool) -> float:
-    """A loss that is hardly ever exceeded under P, nor its negative under Q: by Chernoff's bound, from moments that
-    need not be exact."""
+def _widest(steps: tuple[Steps, ...], replaced: bool) -> float:
+    """A loss that is rarely exceeded under P, nor its negative under Q: Chernoff's bound from approximate moments."""
     logs = sum((k.times * _log_moments(k.rate, k.noise, replaced) for k in steps), np.zeros((2, len(WIDTHS))))
     bounds = (logs - math.log(BEYOND)) / WIDTHS
     return float(np.clip(bounds.min(axis=1).max(), 1e-9, WIDEST))
@@ -160,9 +146,8 @@ def _widest(steps: tuple[Kind, ...], replaced: bool) -> float:
 
 @functools.lru_cache(maxsize=2**12)
 def _log_moments(rate: float, noise: float, replaced: bool) -> Any:
-    """(2, tilts): ln E e^(t loss) of one step under P, and of minus the loss under Q, at each of `WIDTHS`; the same in
-    every round, however many steps there were before."""
-    x, (p, q) = _densities(Kind(rate, noise, 1), replaced)
+    """(2, tilts): ln E e^(t loss) of one step under P, and of minus the loss under Q, at each of `WIDTHS`."""
+    x, (p, q) = _densities(Steps(rate, noise, 1), replaced)
     with np.errstate(divide="ignore", invalid="ignore"):
         loss = np.nan_to_num(np.log(p) - np.log(q), nan=0.0, posinf=WIDEST, neginf=-WIDEST)
     logs = []
@@ -174,36 +159,36 @@ def _log_moments(rate: float, noise: float, replaced: bool) -> Any:
     return np.stack(logs)
 
 
-def _densities(kind: Kind, replaced: bool) -> tuple[Any, tuple[Any, Any]]:
+def _densities(kind: Steps, replaced: bool) -> tuple[Any, tuple[Any, Any]]:
     """Noised values, and the densities of P and Q there."""
     r = _distance(kind, replaced)
     x = np.linspace(-12 - 2 * r, 12 + 2 * r, 8192)
-    none, there, instead = (np.exp(-((x - at) ** 2) / 2) / math.sqrt(2 * math.pi) for at in (0.0, r, -r))
-    q = (1 - kind.rate) * none + kind.rate * instead if replaced else none
-    return x, ((1 - kind.rate) * none + kind.rate * there, q)
+    absent, present, other = (np.exp(-((x - at) ** 2) / 2) / math.sqrt(2 * math.pi) for at in (0.0, r, -r))
+    q = (1 - kind.rate) * absent + kind.rate * other if replaced else absent
+    return x, ((1 - kind.rate) * absent + kind.rate * present, q)
 
 
-def _distance(kind: Kind, replaced: bool) -> float:
+def _distance(kind: Steps, replaced: bool) -> float:
     """r: how far a record moves the sum at most, over the noise's standard deviation."""
     return 1 / (2 * kind.noise) if replaced else 1 / kind.noise
 
 
-def _masses(grid: Any, kind: Kind, replaced: bool) -> tuple[Any, Any]:
-    """The masses of P and Q of one step on the grid. Of each cell both ends get the shares that keep both its masses.
+def _masses(grid: Any, kind: Steps, replaced: bool) -> tuple[Any, Any]:
+    """The masses of P and Q of one step on the grid, split between both ends of each cell such that both are kept.
 
     The loss rises in the noised value, so its cells are those of the value.
     """
     r, rate = _distance(kind, replaced), kind.rate
     ends = _at_replaced(grid, rate, r) if replaced else _at_in_or_out(grid, rate, r)
-    none = _cells(ends)
-    p = (1 - rate) * none + rate * _cells(ends - r)
-    q = (1 - rate) * none + rate * _cells(ends + r) if replaced else none
+    absent = _cells(ends)
+    p = (1 - rate) * absent + rate * _cells(ends - r)
+    q = (1 - rate) * absent + rate * _cells(ends + r) if replaced else absent
     width = grid[1] - grid[0]
     with np.errstate(invalid="ignore", divide="ignore"):
         above = np.nan_to_num(np.log(p) - np.log(q) - grid[:-1], nan=0.0).clip(0.0, width)  # where in the cell P / Q is
-    share = np.expm1(-above) / math.expm1(-width)  # of P's mass, which goes to the upper end
+    fraction = np.expm1(-above) / math.expm1(-width)  # of P's mass to the upper end
     spread = []
-    for mass, upper in ((p, share), (q, share * np.exp(above - width))):
+    for mass, upper in ((p, fraction), (q, fraction * np.exp(above - width))):
         at = np.append(mass * (1 - upper), 0.0)
         at[1:] += mass * upper
         spread.append(at)

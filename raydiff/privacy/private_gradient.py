@@ -1,21 +1,21 @@
 """DP-SGD (Abadi et al. 2016, arXiv 1607.00133) with DPDM's noise multiplicity (Dockhorn et al., TMLR 2023).
 
-In each step every record is drawn with probability q by itself (Poisson sampling). A record's gradient, its mean over
-K draws of what is random in the loss, is clipped to norm C over all parameters together. The sum over the records drawn
-gets noise of standard deviation sigma C and is divided by the expected batch, q n. All that is made of these gradients
-(Adam, averages) is post-processing.
+In each step every record is drawn independently with probability q (Poisson sampling). A record's gradient, averaged
+over K draws of the loss's randomness, is clipped to norm C over all parameters together. The sum over the drawn records
+gets noise of standard deviation sigma C and is divided by the expected batch, q n. What is computed from these
+gradients (Adam, averages) is post-processing.
 
-The number of records n, and with it q, is public and stays. Under zero-out a record counts, or nothing does in its
-place; under replace-one another record does. Whatever K is, a record adds a vector of norm C at most to the sum: the
-draws in its loss, which need not be secret, are keyed by the record itself, and its gradient depends on no other
-record. So the sum moves by C at most, or by 2 C. So it does where a record is taken out of the list; but q, which goes
-with n, says that, and add-remove is refused.
+The number of records n, and with it q, is public and fixed. Under zero-out a record counts, or nothing does in its
+place; under replace-one another record does. For every K a record adds a vector of norm C at most: the draws in its
+loss, which need not be secret, are keyed by the record itself, and its gradient depends on no other record. So the sum
+moves by C at most, or by 2 C. Removing a record from the list moves it by C too, but changes the public q, so
+add-remove is not offered.
 
-The amplification by sampling holds against those who do not see which records are drawn: the sample comes from the
-secret stream, as the noise does, each record for itself.
+Amplification by sampling holds against those who do not see which records are drawn: like the noise, the sample comes
+from the secret stream.
 
-None of it is Opacus': its hooks give wrong gradients for a UNet with attention, its norms are plain float32 sums (4e-4
-off for a million equal entries), and its noise comes from a torch generator, which on a CPU keeps 32 bits of its seed.
+Opacus is not used: its hooks give wrong gradients for a UNet with attention, its norms are plain float32 sums, and its
+noise comes from a torch generator, which on a CPU keeps 32 bits of its seed.
 
 Shapes: n records, B of them drawn in a step, K draws for each; images (n, C, H, W), labels (n, columns).
 """
@@ -34,9 +34,8 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.formats import rounding as bounds
-from raydiff.privacy import accountants, grid
-from raydiff.privacy import ghost_clipping as layers
+from raydiff.formats import rounding
+from raydiff.privacy import accountants, ghost_clipping, grid
 from raydiff.privacy.ghost_clipping import Outer, PerRecord
 from raydiff.privacy.release import ROUNDING, Gaussian
 from raydiff.seeding import NoiseStream
@@ -45,19 +44,19 @@ from raydiff.tree import Params
 Loss = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (images, labels), draws, extras): the mean over a batch, a pure function of tensors."""
 Draws = Callable[[int, torch.Generator], Params]
-"""(count, rng) -> what is random in the loss of `count` records: leaves (count, ...)."""
+"""(count, rng) -> the random part of the loss of `count` records: leaves (count, ...)."""
 
 Neighbours = Literal["zero_out", "replace_one"]
-"""The relations that hold of it."""
+"""Neighbouring relations with a guarantee."""
 
-FLOATS = 2**25  # entries of per-record gradients in memory at once: 128 MiB,
-ON_A_GPU = 8  # or the gradients of so many records there, which one by one would leave it idle
+FLOATS = 2**25  # entries of per-record gradients in memory at once: 128 MiB
+ON_A_GPU = 8  # records per piece on a GPU, at least: it would be idle with one
 EXAMPLES = 256  # records times draws in one forward pass
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mechanism:
-    """What is done to the gradients of a step."""
+    """Clipping and noise of a step."""
 
     noise_multiplier: float = 1.0
     """sigma: the noise's standard deviation over the clip norm; 0 is no noise, and epsilon is infinite."""
@@ -76,12 +75,15 @@ class Mechanism:
 
 
 class PrivateGradient:
-    """The noised gradient of a loss on one client's records, step after step, and what the steps cost together.
+    """The noised gradients of a loss on one client's records, and the privacy event of all steps so far.
 
-    `batch` is the expected number of records in a step. `rng` is for the loss's draws, which need not be secret;
-    `noise` for the sample and the noise; `relation` is what the event speaks of. `by_layers`: the loss is a mean over
-    records that mixes none of them, of a network that `layers` knows, which is then many times faster; with one draw a
-    record alone. Computed where `images` are. Raises ValueError for a batch larger than the data.
+    Args:
+        images: (n, C, H, W), with labels (n, columns); gradients are computed on their device.
+        batch: expected number of records in a step. Raises ValueError where it exceeds n.
+        rng: for the loss's draws, which need not be secret.
+        noise: for the sample and the noise.
+        by_layers: use ghost clipping where K = 1. The loss must be a mean over records that mixes none of them, of a
+            network that `ghost_clipping` supports.
     """
 
     def __init__(
@@ -100,18 +102,18 @@ class PrivateGradient:
     ) -> None:
         self.images, self.labels, self.draws, self.loss = images, labels, draws, loss
         self.mechanism, self.batch, self.noise, self.relation = mechanism, batch, noise, relation
-        self.by_layers = by_layers and mechanism.multiplicity == 1  # A sum over draws is no outer product.
+        self.by_layers = by_layers and mechanism.multiplicity == 1  # a sum over draws is no outer product
         self.rate = sampling_rate(batch, len(images))
         self.steps = 0
         self._seed = int(torch.randint(2**62, (1,), generator=rng))
         self._hashes: dict[int, str] = {}  # of the records drawn so far
 
     def __call__(self, theta: Params) -> tuple[Params, Tensor]:
-        """The next step's ((sum_i clipped g_i + sigma C z) / (q n), sum_i loss_i / (q n)), with leaves like theta's.
+        """Return the next step's ((sum_i clipped g_i + sigma C z) / (q n), sum_i loss_i / (q n)).
 
-        The loss is an instrument, outside the protocol: it is not private.
+        The loss is the experimenter's instrument: it is not private.
         """
-        theta = {k: theta[k].detach() for k in sorted(theta)}  # one order of the noise, however they were stored
+        theta = {k: theta[k].detach() for k in sorted(theta)}  # a fixed order of the noise
         drawn = self.noise.generator("sample", self.steps).random(len(self.images)) < self.rate
         total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
         z, std = self._normal(theta), self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
@@ -121,36 +123,31 @@ class PrivateGradient:
 
     @property
     def event(self) -> Gaussian:
-        """What all steps so far cost. Raises ValueError before the first."""
+        """The event of all steps so far. Raises ValueError before the first."""
         if not self.steps:
             raise ValueError("no step has been taken: there is no event")
         return event_of(self.mechanism.noise_multiplier, self.relation, rate=self.rate, steps=self.steps)
 
     def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
-        """(sum of clipped gradients, sum of losses) over these records, in pieces that bound the memory."""
+        """(sum of clipped gradients, sum of losses) over these records, in pieces."""
         total, loss = {k: torch.zeros_like(v) for k, v in theta.items()}, torch.zeros((), device=self.images.device)
         count = sum(v.numel() for v in theta.values())
         room, keys = max(ON_A_GPU if self.images.is_cuda else 1, FLOATS // count), self._keys(rows)
         piece = max(1, min(room, EXAMPLES // self.mechanism.multiplicity))
-        gradients_of: GradientsOf = per_record
         if self.by_layers:
-            piece, gradients_of = EXAMPLES, layers.per_record
+            piece = EXAMPLES
         for start in range(0, len(rows), piece):
             some = rows[start : start + piece]
             batch, draws = (self.images[some], self.labels[some]), self._drawn(keys[start : start + piece])
-            gradients, losses = gradients_of(self.loss, theta, batch, draws)
+            of_records = ghost_clipping.per_record if self.by_layers else per_record
+            gradients, losses = of_records(self.loss, theta, batch, draws)
             loss += losses.sum()
             for k, v in clipped_sum(gradients, self.mechanism.max_grad_norm).items():
                 total[k] += v
         return total, loss
 
     def _keys(self, rows: list[int]) -> list[tuple[str, int]]:
-        """What the draws of these records, which are drawn together, are keyed by: each one's hash, and its number
-        among its equals here.
-
-        Not its place: without one record, those behind it would have others' draws. Without one of several equal
-        records the last one's draws are missing, whichever it was.
-        """
+        """The key of each record's draws: its hash and its number among equals, so no removal changes other draws."""
         if new := [row for row in rows if row not in self._hashes]:
             both = zip(tree.digests(self.images[new]), tree.digests(self.labels[new]), strict=True)
             self._hashes |= {row: image + label for row, (image, label) in zip(new, both, strict=True)}
@@ -162,14 +159,12 @@ class PrivateGradient:
         return keys
 
     def _drawn(self, keys: Sequence[tuple[str, int]]) -> Params:
-        """(B, K, ...) each, every record's from a stream of its own: the sum would move by more than C if another
-        record's presence changed its draws, which are known."""
+        """(B, K, ...) each, every record from its own stream."""
         streams = (seeding.generator(self._seed, self.steps, *key) for key in keys)
         each = [self.draws(self.mechanism.multiplicity, stream) for stream in streams]
         return {k: torch.stack([d[k] for d in each]).to(self.images.device) for k in each[0]}
 
     def _normal(self, theta: Params) -> Params:
-        """Standard normal draws shaped like theta."""
         sizes = [v.numel() for v in theta.values()]
         z = self.noise.many_normal(sum(sizes), "noise", self.steps)
         parts = z.to(self.images.device).split(sizes)
@@ -177,30 +172,23 @@ class PrivateGradient:
 
 
 def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: Params) -> tuple[PerRecord, Tensor]:
-    """Gradients (B, ...) and losses (B,) of the records in a batch under draws (B, K, ...).
-
-    A record's loss is the mean over its K draws, so its gradient is too.
-    """
+    """Return gradients (B, ...) and losses (B,) of a batch's records, each the mean over its draws (B, K, ...)."""
 
     def of_one(theta: Params, record: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         count = len(next(iter(draws.values())))
         image, labels = (v.expand(count, *v.shape) for v in record)
         return loss(theta, (image, labels), draws, {})
 
-    with torch.no_grad():  # a network that is made on its first call must not be made inside vmap
+    with torch.no_grad():  # a network that is built on its first call must not be built inside vmap
         of_one(theta, (batch[0][0], batch[1][0]), {k: v[0] for k, v in draws.items()})
     gradients, losses = torch.func.vmap(torch.func.grad_and_value(of_one), in_dims=(None, 0, 0))(theta, batch, draws)
     return gradients, losses
 
 
-GradientsOf = Callable[[Loss, Params, tuple[Tensor, Tensor], Params], tuple[PerRecord, Tensor]]
-"""(loss, theta, batch, draws) -> what `clipped_sum` takes, and losses, whose sum is all records'."""
-
-
 def clipped_sum(gradients: PerRecord, clip: float) -> Params:
-    """sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together.
+    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together.
 
-    A gradient that is not finite counts as 0: clipping would not bound it.
+    A gradient that is not finite counts as 0, since clipping does not bound it.
     """
     each = {k: v.norms() if isinstance(v, Outer) else tree.norms(v) for k, v in gradients.items()}
     norms = torch.stack(list(each.values())).norm(dim=0)
@@ -216,62 +204,57 @@ def clipped_sum(gradients: PerRecord, clip: float) -> Params:
 
 
 def sampling_rate(batch: int, records: int) -> float:
-    """q = batch / n. Raises ValueError when a client has fewer records than it is to draw in a step."""
+    """Return q = batch / n. Raises ValueError for a batch larger than the client's number of records."""
     if not 1 <= batch <= records:
         raise ValueError(f"batch must be in 1..{records} (the client's number of records), got {batch}")
     return batch / records
 
 
 def event_of(sigma: float, relation: Neighbours, *, rate: float, steps: int) -> Gaussian:
-    """What so many steps cost: the sum's sensitivity is C under zero_out and 2 C under replace_one."""
+    """Return the event of so many steps: the sum's sensitivity is C under zero_out and 2 C under replace_one."""
     return Gaussian(sigma / 2 if relation == "replace_one" else sigma, "example", relation, "local", rate, steps)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Budget:
-    """What all steps together may cost."""
+    """Target epsilon of all steps together."""
 
-    epsilon: float | None
-    """None: no budget."""
-    delta: float
-    """The delta that goes with it."""
-    relation: Neighbours = "zero_out"
-    """What neighbours differ in."""
-    accountant: str = "pld"
-    """By which bound."""
+    epsilon: float | None  # none: no budget
+    delta: float  # the delta that goes with it
+    relation: Neighbours = "zero_out"  # what neighbours differ in
+    accountant: str = "pld"  # by which bound
 
     def spent(self, sigma: float, *, rate: float, steps: int) -> float:
-        """The epsilon of so many steps."""
+        """Return the epsilon of so many steps."""
         event = event_of(sigma, self.relation, rate=rate, steps=steps)
         return accountants.epsilon_of([event], self.delta, self.accountant)
 
 
-def noise_multiplier(given: float | None, budget: Budget, *, batch: int, records: int, steps: int) -> float:
-    """The sigma of a client with this many records: the given one, or the smallest that keeps to the budget.
+def noise_multiplier(sigma: float | None, budget: Budget, *, batch: int, records: int, steps: int) -> float:
+    """Return the sigma of a client with this many records: `sigma`, or the smallest that keeps to the budget.
 
-    Without a budget sigma is 0 unless given. Raises ValueError for a given sigma that breaks the budget, and for a
-    batch larger than the records.
+    Without either it is 0. Raises ValueError for a sigma that breaks the budget, and a batch larger than the records.
     """
     rate = sampling_rate(batch, records)
     if budget.epsilon is None:
-        return given or 0.0
-    if given is None:
+        return sigma or 0.0
+    if sigma is None:
         return noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
-    spent = budget.spent(given, rate=rate, steps=steps)
-    if spent > budget.epsilon:  # only then is it worth its search, which takes a second
+    epsilon = budget.spent(sigma, rate=rate, steps=steps)
+    if epsilon > budget.epsilon:
         needed = noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
         raise ValueError(
-            f"noise_multiplier = {given:g} spends epsilon {bounds.up(spent, 3)} > {budget.epsilon:g} on a client's "
+            f"noise_multiplier = {sigma:g} spends epsilon {rounding.up(epsilon, 3)} > {budget.epsilon:g} on a client's "
             f"{records} records: it must be at least {math.ceil(1000 * needed) / 1000:g}"
         )
-    return given
+    return sigma
 
 
 @functools.lru_cache(maxsize=2**12)
 def noise_multiplier_for(budget: Budget, *, sampling_rate: float, steps: int) -> float:
-    """The smallest sigma, to within a relative 1e-4, whose `steps` steps keep to the budget.
+    """Return the smallest sigma, to within a relative 1e-4, whose `steps` steps keep to the budget.
 
-    0 without a budget, or an infinite epsilon. Raises ValueError for a budget, rate or number of steps that is none.
+    It is 0 without a budget, or for an infinite epsilon. Raises ValueError for a bad budget, rate or number of steps.
     """
     from scipy.optimize import brentq
 

@@ -1,10 +1,11 @@
-"""The best attack that a ledger's Gaussians allow: its ROC curve, from the privacy loss of all steps together.
+"""Trade-off curve (ROC) of the best attack that recorded Gaussian events allow.
 
-By Neyman and Pearson no attack lies above the ROC curve of the likelihood ratio of the pair that is hardest to tell
-apart (`pairs`). A positive is a record that is in, where it is in or out (add_remove, and zero_out, where a record of
-gradient 0 takes the place of one that is out), or the one of both that was replaced. Unsampled Gaussians have a closed
-form under any relation. Of sums of discrete Gaussians no pair is known to be the hardest: their ceilings are those of
-Renyi divergences, which are higher.
+By Neyman and Pearson no attack lies above the ROC curve of the likelihood ratio of the dominating pair (`pld`).
+Positives are records that are in the data (add_remove, zero_out), or either record of a replaced pair. Unsampled
+Gaussians have a closed form under any relation. For sums of discrete Gaussians no dominating pair is known: their
+ceilings come from Renyi divergences, and are higher.
+
+All functions raise ValueError for events that do not compose.
 """
 
 from __future__ import annotations
@@ -17,21 +18,18 @@ from typing import Any
 import numpy as np
 
 from raydiff.privacy import accountants, gaussian, renyi
-from raydiff.privacy import pld as pairs
+from raydiff.privacy.pld import Steps, privacy_loss
 from raydiff.privacy.release import Event
 
-STEPS = 2**12
-"""Of false positive rates, where an area has no closed form: it is that much too large, at most."""
+STEPS = 2**12  # false positive rates of an area without closed form, which is too large by 1 / STEPS at most
 
 
 @dataclass(frozen=True, eq=False)
 class Roc:
     """A concave curve above which no attack's (false positive rate, true positive rate) lies."""
 
-    fpr: Any
-    """(n,) ascending from 0 to 1."""
-    tpr: Any
-    """(n,) at these."""
+    fpr: Any  # (n,) ascending from 0 to 1
+    tpr: Any  # (n,) at these
 
     @property
     def auc(self) -> float:
@@ -39,7 +37,7 @@ class Roc:
         return min(1.0, float(np.trapezoid(self.tpr, self.fpr)))
 
     def at(self, fpr: float) -> float:
-        """The largest true positive rate at this false positive rate."""
+        """Return the largest true positive rate at this false positive rate."""
         right = int(np.searchsorted(self.fpr, fpr, side="right"))
         if right == len(self.fpr):
             return 1.0
@@ -48,64 +46,58 @@ class Roc:
 
 
 def auc_ceiling(events: Sequence[Event]) -> float:
-    """The largest ROC AUC of any attack on what these events sent: in closed form where none is sampled.
-
-    Raises ValueError for events that do not compose.
-    """
-    if accountants.knows_no_curve(events):
+    """Return the largest ROC AUC of any attack on what these events sent."""
+    if accountants.has_discrete(events):
         return _renyi_auc(accountants.renyi_mu(events))
     try:
         return gaussian.auc_ceiling(accountants.gaussian_dp_mu(events))
     except accountants.Unsupported:
-        kinds = accountants.kinds_of(events)
-        return 1.0 if kinds is None else _auc(*kinds)
+        steps = accountants.steps_of(events)
+        return 1.0 if steps is None else _auc(*steps)
 
 
 def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
-    """The largest true positive rate of any attack at that false positive rate, as `auc_ceiling`."""
-    if accountants.knows_no_curve(events):
+    """Return the largest true positive rate of any such attack at that false positive rate."""
+    if accountants.has_discrete(events):
         return renyi.tpr_ceiling(accountants.renyi_mu(events), fpr)
     try:
         return gaussian.tpr_ceiling(accountants.gaussian_dp_mu(events), fpr)
     except accountants.Unsupported:
-        kinds = accountants.kinds_of(events)
-        return 1.0 if kinds is None else _tpr(*kinds, fpr)
+        steps = accountants.steps_of(events)
+        return 1.0 if steps is None else _tpr(*steps, fpr)
 
 
 def least_fpr(events: Sequence[Event]) -> Callable[[float], float]:
-    """true positive rate -> the smallest false positive rate of any test of it, whichever of the two neighbours is to
-    be found: the inverse of the trade-off curve, from below. Raises ValueError for events that do not compose."""
+    """Return the function true positive rate -> smallest false positive rate, with either neighbour as the positive."""
     try:
-        mu = accountants.gaussian_dp_mu(events)
+        return functools.partial(gaussian.fpr_floor, accountants.gaussian_dp_mu(events))
     except accountants.Unsupported:
-        kinds = accountants.kinds_of(events)
-        assert kinds is not None  # what is sampled is protected, or there were a mu
-        steps, replaced = kinds
-        return pairs.losses(steps, replaced=replaced).least_fpr
-    return functools.partial(gaussian.fpr_floor, mu)
+        steps = accountants.steps_of(events)
+        assert steps is not None  # sampled events are protected, or gaussian_dp_mu were inf
+        return privacy_loss(steps[0], replaced=steps[1]).least_fpr
 
 
 @functools.lru_cache(maxsize=1024)
 def _renyi_auc(mu: float) -> float:
-    """The area below `renyi.tpr_ceiling`, from above: it rises."""
+    """The area below `renyi.tpr_ceiling`, which rises, from above."""
     return sum(renyi.tpr_ceiling(mu, i / STEPS) for i in range(1, STEPS + 1)) / STEPS
 
 
 @functools.lru_cache(maxsize=1024)
-def _auc(kinds: tuple[pairs.Kind, ...], replaced: bool) -> float:
-    return _roc(kinds, replaced).auc
+def _auc(steps: tuple[Steps, ...], replaced: bool) -> float:
+    return _roc(steps, replaced).auc
 
 
 @functools.lru_cache(maxsize=1024)
-def _tpr(kinds: tuple[pairs.Kind, ...], replaced: bool, fpr: float) -> float:
-    return _roc(kinds, replaced).at(fpr)
+def _tpr(steps: tuple[Steps, ...], replaced: bool, fpr: float) -> float:
+    return _roc(steps, replaced).at(fpr)
 
 
 @functools.lru_cache(maxsize=2)
-def _roc(kinds: tuple[pairs.Kind, ...], replaced: bool) -> Roc:
-    if not kinds:
+def _roc(steps: tuple[Steps, ...], replaced: bool) -> Roc:
+    if not steps:
         return Roc(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
-    found = pairs.losses(kinds, replaced=replaced)
-    tpr = np.minimum(1.0, found.inside[::-1].cumsum() + found.above)
-    fpr = (found.outside[::-1].cumsum() - found.above - found.below).clip(0.0, 1.0)
+    loss = privacy_loss(steps, replaced=replaced)
+    tpr = np.minimum(1.0, loss.inside[::-1].cumsum() + loss.above)
+    fpr = (loss.outside[::-1].cumsum() - loss.above - loss.below).clip(0.0, 1.0)
     return Roc(np.concatenate([[0.0], fpr, [1.0]]), np.concatenate([tpr[:1], tpr, [1.0]]))

@@ -1,8 +1,7 @@
-"""What attacks on rows of a finished trial on a table are given: the rows that `generate` would write, the records that
-their model was trained on, and others of the same labels that nobody trained on (of the calibration and test splits).
+"""Inputs of attacks on a finished trial's synthetic rows: the rows, members, non-members and reference rows.
 
-Non-members are as many as members, with the same number of each label; where there are too few, a part of the members
-is left out. What is left of the splits are reference rows, which an attacker may have from elsewhere.
+Non-members come from the calibration and test splits, as many as members and with the same number of each label;
+members without a counterpart are left out. The rest of the splits are reference rows, which an attacker may have.
 """
 
 from __future__ import annotations
@@ -21,41 +20,33 @@ from raydiff.models.d3pm import codes_of
 from raydiff.results import generation as generate
 from raydiff.results.finished import Finished
 
-LEAST = 4
-"""Members and non-members that an attack needs: two of each to calibrate, two to evaluate."""
+LEAST = 4  # members and non-members that an attack needs: two of each to calibrate, two to evaluate
 
 
 @dataclass(frozen=True, eq=False)
 class AttackedRows:
     """Codes (N, n) int64 of rows; the label is their last column where the model knows of it."""
 
-    made: Tensor
-    """What is attacked."""
-    members: Tensor
-    """Records that the model was trained on."""
-    nonmembers: Tensor
-    """As many that nobody trained on."""
-    reference: Tensor
-    """Others that nobody trained on."""
-    columns: tuple[str, ...]
-    """Names of the n columns."""
-    spans: tuple[int, ...]
-    """Which of them have numbers (`gower.spans_of`)."""
-    seed: int
-    """Of who is drawn, and of the made rows."""
+    made: Tensor  # the synthetic rows
+    members: Tensor  # records that the model was trained on
+    nonmembers: Tensor  # as many that nobody trained on
+    reference: Tensor  # others that nobody trained on
+    columns: tuple[str, ...]  # names of the n columns
+    spans: tuple[int, ...]  # which of them have numbers (`gower.spans_of`)
+    seed: int  # of the sampled members and the synthetic rows
 
 
 def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:
-    """Of a client's own model or, with None, the server's: as many rows as there are records behind it, or `num`.
+    """Generate rows of a client's own model or, with None, the server's: `num`, or as many as it was trained on.
 
-    Raises ValueError, in one sentence, as `Finished.source` does, and where too few records were held out.
+    Raises ValueError as `Finished.source`, and where too few records were held out.
     """
     experiment, mapping = finished.trial.experiment, finished.dataset.mapping
     assert mapping is not None
     owners = range(experiment.clients) if client is None else [client]
-    own = joined([finished.client(i).data for i in owners])
-    members, nonmembers, reference = _apart(own, _held_out(finished, seed), seed)
-    source, request = finished.source(client), generate.Request(num=len(own) if num is None else num, seed=seed)
+    trained_on = joined([finished.client(i).data for i in owners])
+    members, nonmembers, reference = _apart(trained_on, _held_out(finished, seed), seed)
+    source, request = finished.source(client), generate.Request(num=len(trained_on) if num is None else num, seed=seed)
     plan = generate.plan(source, request)
     made = [generate.part_of(source, request, plan, part) for part in range(-(-plan.rows // generate.PART))]
     conditional = experiment.method.model.conditional
@@ -80,12 +71,12 @@ def _held_out(finished: Finished, seed: int) -> Records:
     return _shuffled(joined([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
 
 
-def _apart(own: Records, held: Records, seed: int) -> Sequence[Records]:
+def _apart(trained_on: Records, held: Records, seed: int) -> Sequence[Records]:
     """(members, non-members, reference rows), all of them in the members' mix of labels."""
-    mixed = in_proportion(held, own.labels[:, 0])
-    nonmembers = in_proportion(mixed, own.labels[:, 0], most=min(len(own), len(mixed) // 2))
+    mixed = in_proportion(held, trained_on.labels[:, 0])
+    nonmembers = in_proportion(mixed, trained_on.labels[:, 0], most=min(len(trained_on), len(mixed) // 2))
     members = in_proportion(
-        _shuffled(own, seeding.generator(seed, "members")), nonmembers.labels[:, 0], most=len(nonmembers)
+        _shuffled(trained_on, seeding.generator(seed, "members")), nonmembers.labels[:, 0], most=len(nonmembers)
     )
     reference = mixed.select(~torch.isin(mixed.numbers, nonmembers.numbers))
     if len(nonmembers) < LEAST or len(members) != len(nonmembers) or not len(reference):
@@ -93,7 +84,7 @@ def _apart(own: Records, held: Records, seed: int) -> Sequence[Records]:
             f"rows are attacked beside {LEAST} records at least that nobody trained on, and others for reference: in "
             f"the members' mix of labels the calibration and test splits have {len(mixed)}, raise data.test"
         )
-    rng = seeding.generator(seed, "roles")  # Which of them calibrate is drawn by lot: `in_proportion` sorts by label.
+    rng = seeding.generator(seed, "roles")  # `in_proportion` sorts by label
     return _shuffled(members, rng), _shuffled(nonmembers, rng), reference
 
 

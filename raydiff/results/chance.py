@@ -1,4 +1,4 @@
-"""Whether what a finished trial samples is worth looking at: said in a sentence where it is not."""
+"""A sentence for the user where a trial's samples are hardly better than noise."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ CURES = (
 
 
 def noise(folder: Path) -> str:
-    """Of a sweep's finished trials, those whose samples a classifier of real pictures can hardly tell from noise, and
-    what to change; "" where there is none."""
-    found = []
-    for at, outcome in outcomes(folder):
+    """Return which of a sweep's trials have samples that a classifier of real pictures takes for noise, or ""."""
+    noisy, count = [], 0
+    for path, outcome in outcomes(folder):
         final = outcome.get("final") or {}
-        made, real = (final.get(f"eval/label_accuracy/{of}") for of in ("all", "real"))
-        if made is None or real is None:
+        accuracy, ceiling = (final.get(f"eval/label_accuracy/{records}") for records in ("all", "real"))
+        if accuracy is None or ceiling is None:
             continue
-        experiment = config.read(at / "config.json")
+        count += 1
+        experiment = config.read(path / "config.json")
         chance = 1 / max(1, _classes(experiment))
-        found.append((made < chance + LEAST * (real - chance), made, real, chance, experiment))
-    noisy = [(made, real, chance, experiment) for is_noise, made, real, chance, experiment in found if is_noise]
+        if accuracy < chance + LEAST * (ceiling - chance):
+            noisy.append((accuracy, ceiling, chance, experiment))
     if not noisy:
         return ""
-    made, real, chance, experiment = min(noisy, key=lambda one: one[0])
-    whose = "the samples are" if len(found) == 1 else f"the samples of {len(noisy)} of {len(found)} trials are"
+    accuracy, ceiling, chance, experiment = min(noisy, key=lambda trial: trial[0])
+    subject = "the samples are" if count == 1 else f"the samples of {len(noisy)} of {count} trials are"
     return (
-        f"{whose} hardly better than noise: a classifier that is right about {real:.0%} of real pictures is right "
-        f"about {made:.0%} of these ({chance:.0%} by chance); raise {_cures(experiment)}, or let raydiff init choose"
+        f"{subject} hardly better than noise: a classifier that is right about {ceiling:.0%} of real pictures is "
+        f"right about {accuracy:.0%} of these ({chance:.0%} by chance); raise {_cures(experiment)}, or let raydiff "
+        "init choose"
     )
 
 

@@ -1,4 +1,4 @@
-"""A finished trial, opened again: found by a name that people have at hand, and ready to be sampled."""
+"""A finished trial, found by name and opened for sampling."""
 
 from __future__ import annotations
 
@@ -28,34 +28,26 @@ from raydiff.storage.storage import storage_at
 from raydiff.tree import Params
 
 Draw = Literal["uniform", "public", "as-data"]
-"""Where the labels of samples come from (`generation.Request.labels`)."""
+"""Source of the samples' labels (`generation.Request.labels`)."""
 DRAWN = {
     "uniform": "every combination of labels alike often, whatever the records have",
     "public": "in the proportions of the public records",
     "as-data": "in the proportions of the records behind the samples: no guarantee covers how many have which",
 }
-"""In words, for the card."""
 AS_DATA = "labels drawn as the private records have them"
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Something that makes pictures or rows, and what must be said with them."""
+    """A sampler of pictures or rows, with what its card must state."""
 
-    client: int | None
-    """Whose model; None: the server's alone."""
-    sample: Sample
-    """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)."""
-    labels: Tensor
-    """(n, K): the label rows that samples are made for, in their proportions."""
-    privacy: str
-    """"none", or the guarantee for the records behind it when its samples are published."""
-    about: str
-    """What the samples are, in words."""
-    draw: Draw = "as-data"
-    """Where `labels` come from."""
-    guarantee: Guarantee | None = None
-    """What `privacy` says; None: "none"."""
+    client: int | None  # whose model; None: the server's alone
+    sample: Sample  # (labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)
+    labels: Tensor  # (n, K): the label rows that samples are made for, in their proportions
+    privacy: str  # "none", or the guarantee for the records behind it when its samples are published
+    about: str  # description of the samples
+    draw: Draw = "as-data"  # where `labels` come from
+    guarantee: Guarantee | None = None  # what `privacy` says; None: "none"
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,22 +58,19 @@ class Finished:
     dataset: Dataset
     round: int
     server: Params
-    uploads: Guarantee
-    """Against the server."""
-    published: Guarantee
-    """Against outsiders: what holds for samples of the server's model."""
+    uploads: Guarantee  # against the server
+    published: Guarantee  # against outsiders: what holds for samples of the server's model
 
     @property
     def label_names(self) -> dict[str, tuple[str, ...]]:
-        """The label columns of what is made, each with the names of its values: the class is `label`, the others keep
-        their own names."""
-        own = self.dataset.label_columns
-        others = [n if n not in ("label", "image", "client") else f"label_{i}" for i, n in enumerate(own[1:], 1)]
+        """The label columns of samples, with the names of their values: the class is `label`, others keep theirs."""
+        columns = self.dataset.label_columns
+        others = [n if n not in ("label", "image", "client") else f"label_{i}" for i, n in enumerate(columns[1:], 1)]
         return dict(zip(("label", *others), self.dataset.label_names, strict=True))
 
     @property
     def categories(self) -> str | None:
-        """Of a table: where its categories come from, in words. None: the records are pictures."""
+        """Where a table's categories come from; None for pictures."""
         if self.dataset.mapping is None:
             return None
         if self.dataset.learned:
@@ -94,11 +83,10 @@ class Finished:
         return "edges of bins and names of groups are given, taken from no record"
 
     def source(self, client: int | None, draw: Draw | None = None) -> Source:
-        """A client's personalised model, or with None the server's own; with the labels that its samples are made for.
+        """Return the source of a client's personalised model, or with None of the server's.
 
-        Default `draw`: of a client, whose samples have no guarantee, as its data; of the server's model uniform.
-        Raises ValueError for a client that does not exist or whose model is gone, for a method that shares no model,
-        and without public records to draw as.
+        Default `draw`: as-data for a client, whose samples have no guarantee; uniform for the server's model. Raises
+        ValueError for a missing client or model, a method that shares no model, and without public records for public.
         """
         return self._shared(draw or "uniform") if client is None else self._personal(client, draw or "as-data")
 
@@ -121,11 +109,11 @@ class Finished:
 
     @property
     def _servers(self) -> Deployed:
-        """The server's model alone. Raises ValueError where it has none."""
+        """The server's model. Raises ValueError where it has none."""
         return self.trial.experiment.method.deploy(self.server)
 
     def _labels(self, draw: Draw) -> Tensor:
-        """(n, K) label rows that no client's record has a part in."""
+        """(n, K) label rows that do not depend on any client's records."""
         public = self.dataset.splits["public"].labels
         if draw == "public":
             if not len(public):
@@ -141,7 +129,7 @@ class Finished:
         return torch.stack([column.flatten() for column in grid], dim=1)
 
     def save_sampler(self, folder: Path, client: int | None = None, *, shared: bool = False) -> None:
-        """`sampler.save` of one client, of all (None), or of the server's model. Raises ValueError as `source` does."""
+        """Save the sampler of one client, of all (None), or of the server's model. Raises ValueError as `source`."""
         experiment = self.trial.experiment
         numbers = () if shared else range(experiment.clients) if client is None else (client,)
         clients = {number: self.client(number) for number in numbers}
@@ -162,16 +150,16 @@ class Finished:
 
     @property
     def secret(self) -> bytes:
-        """The sweep's secret, by which digests of records are keyed."""
+        """The sweep's secret, which keys digests of records."""
         return _secret(self.trial)
 
     @property
     def _keys(self) -> Keys:
-        """With the secret for the names of clients' models: nothing is uploaded, so there is no noise."""
+        """Keys with the secret for the names of clients' models; nothing is uploaded, so there is no noise."""
         return Keys(self.trial.experiment.seed, self.secret, self.trial.experiment.digest)
 
     def client(self, number: int) -> Client:
-        """A client as it was after the last round. Raises ValueError where there is none, or its model is gone."""
+        """Return a client as after the last round. Raises ValueError where it, or its model, is missing."""
         experiment = self.trial.experiment
         if not 0 <= number < experiment.clients:
             raise ValueError(f"there is no client {number}: this trial has clients 0 to {experiment.clients - 1}")
@@ -185,7 +173,7 @@ class Finished:
 
 
 def open_finished(folder: Path) -> Finished:
-    """The trial in this folder. Raises ValueError, in one sentence, unless it finished and all of it is still there."""
+    """Open the trial in this folder. Raises ValueError unless it finished and is complete."""
     if not (folder / "config.json").exists():
         raise ValueError(f"there is no trial in {folder}")
     experiment = config.read(folder / "config.json")
@@ -193,11 +181,11 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    trial.store.ledger()  # what the outcome says was spent by these commits
+    trial.store.ledger()  # the outcome's epsilon is that of these commits
     last = trial.store.last_commit()
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
-    compute(experiment)  # Threads are part of the name of a client's model
+    compute(experiment)  # threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
     if not config.is_of(experiment, dataset, _secret(trial)):
         raise ValueError(
@@ -235,7 +223,7 @@ def _guarantee(fields: Mapping[str, Any]) -> Guarantee:
 
 
 def words(guarantee: Guarantee) -> dict[str, Any]:
-    """All of a guarantee, for JSON: an infinite epsilon is "inf", which JSON has no number for."""
+    """Return a guarantee for JSON, which has no number for an infinite epsilon: "inf"."""
     epsilon = guarantee.epsilon if math.isfinite(guarantee.epsilon) else "inf"
     return {**vars(guarantee), "epsilon": epsilon, "says": str(guarantee)}
 
@@ -244,9 +232,9 @@ def words(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def find(run: str, sweeps: Path) -> Path:
-    """The folder of a trial, by its path, SWEEP/DIGEST, digest, or the name of a sweep that has but one.
+    """Return a trial's folder by its path, SWEEP/DIGEST, digest, or the name of a sweep with a single trial.
 
-    A digest may be cut short. Raises ValueError, in one sentence, where there is none, or more than one.
+    Digests may be shortened. Raises ValueError where there is none, or more than one.
     """
     path = Path(run).expanduser()
     if (path / "config.json").exists():
@@ -263,11 +251,11 @@ def find(run: str, sweeps: Path) -> Path:
     return _one(run, list(sweeps.glob(f"{sweep or '*'}/trials/{digest}*")), "give more digits, or SWEEP/DIGEST")
 
 
-def _one(run: str, found: list[Path], advice: str) -> Path:
-    if not found:
+def _one(run: str, matches: list[Path], advice: str) -> Path:
+    if not matches:
         raise ValueError(f"there is no trial {run}")
-    if len(found) > 1:
-        names = [f"{p.parents[1].name}/{p.name}" for p in sorted(found)]
+    if len(matches) > 1:
+        names = [f"{p.parents[1].name}/{p.name}" for p in sorted(matches)]
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
         raise ValueError(f"{run} may be {', '.join(names[:3])}{more}: {advice}")
-    return found[0].absolute()
+    return matches[0].absolute()

@@ -1,12 +1,11 @@
-"""Labelled samples of a finished trial, as a data set: pictures, parquet in the Hugging Face image layout, or the rows
-of a table, CSV; and a card.
+"""Labelled samples of a finished trial as a data set: parquet in the Hugging Face image layout, or CSV; and a card.
 
-    card.json                        what these samples are, and what they say about the records behind them
+    card.json                        description of the samples, and their guarantee
     train-00000-of-00010.parquet     PART pictures each: image (PNG), label, and the other label columns if any
-    rows.csv                         of a table all rows, the label last; while they are made, train-00000-of-00010.csv
+    rows.csv                         all rows of a table, the label last; parts while incomplete: train-*.csv
 
-The card is written first, then the parts, each whole or not at all and from streams of its own: a run that was killed
-continues with the parts that are missing, and its files are those of a run that was not, wherever they were made.
+The card is written first, then the parts, atomically and from streams of their own: a killed run continues with the
+missing parts, with the same files as an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -34,10 +33,8 @@ from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
 from raydiff.results.spent import composed
 from raydiff.storage.atomic_files import appearing, write_text
 
-PART = 1000
-"""Samples of a part."""
-PNG_BYTES = 150
-"""More than a PNG's headers and a row's place in parquet take, whatever its pixels."""
+PART = 1000  # samples of a part
+PNG_BYTES = 150  # upper bound of a PNG's headers and a row's overhead in parquet
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,29 +62,28 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """The label rows of all samples: those of the source, dealt out again and again in a random order."""
+    """The label rows of all samples: those of the source, repeated in a random order."""
 
-    pools: Sequence[Tensor]
-    """Row i takes from pool i mod P: all label rows, or one pool per class; (n_p, K) each."""
+    pools: Sequence[Tensor]  # row i takes from pool i mod P: all label rows, or one pool per class; (n_p, K) each
     rows: int
 
     def of(self, start: int, stop: int) -> Tensor:
-        """Rows start .. stop - 1: (stop - start, K)."""
+        """Return rows start .. stop - 1: (stop - start, K)."""
         count = len(self.pools)
         return torch.stack([self.pools[i % count][i // count % len(self.pools[i % count])] for i in range(start, stop)])
 
     def per_class(self, classes: int) -> list[int]:
-        """How many rows each value of column 0 has."""
+        """Return the number of rows of each value of column 0."""
         total = torch.zeros(classes, dtype=torch.long)
         for p, pool in enumerate(self.pools):
-            mine = (self.rows - p + len(self.pools) - 1) // len(self.pools)  # rows that take from this pool
-            whole, rest = divmod(mine, len(pool))
+            rows = (self.rows - p + len(self.pools) - 1) // len(self.pools)  # rows that take from this pool
+            whole, rest = divmod(rows, len(pool))
             total += whole * pool[:, 0].bincount(minlength=classes) + pool[:rest, 0].bincount(minlength=classes)
         return total.tolist()
 
 
 def plan(source: Source, request: Request) -> Labels:
-    """The labels of all samples. Every combination of label columns is one that the source's rows have."""
+    """Return the labels of all samples, in combinations that the source's rows have."""
     shuffled = torch.randperm(len(source.labels), generator=_generator(source, request, "labels"))
     labels = source.labels[shuffled]
     if not request.per_class:
@@ -97,14 +93,14 @@ def plan(source: Source, request: Request) -> Labels:
 
 
 def part_of(source: Source, request: Request, labels: Labels, part: int) -> tuple[Tensor, Tensor]:
-    """The label rows (N, K) of part 0, 1, ... and what is made for them."""
+    """Return label rows (N, K) of part 0, 1, ... and their samples."""
     rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
     return rows, source.sample(rows, _generator(source, request, part))
 
 
 @dataclass(frozen=True, eq=False)
 class Maker:
-    """Writes the parts of one folder, each by itself."""
+    """Writes the parts of one folder."""
 
     finished: Finished
     source: Source
@@ -113,7 +109,7 @@ class Maker:
     labels: Labels
 
     def write(self, part: int) -> None:
-        """Part 0, 1, ... of the folder, whole or not at all."""
+        """Write part 0, 1, ... atomically."""
         mapping = self.finished.dataset.mapping
         rows, made = part_of(self.source, self.request, self.labels, part)
         with appearing(self.out / _names(self.labels.rows, mapping)[part]) as temporary:
@@ -124,13 +120,13 @@ class Maker:
 
 
 def maker(finished: Finished, client: int | None, out: Path, request: Request) -> Maker:
-    """Raises ValueError as `Finished.source`."""
+    """Return the writer of samples. Raises ValueError as `Finished.source`."""
     source = finished.source(client, request.labels)
     return Maker(finished, source, out, request, plan(source, request))
 
 
 Spread = Callable[[Maker, Sequence[int]], Iterable[int]]
-"""Writes these parts, and gives the number of each once it is there."""
+"""Writes these parts, and yields the number of each when complete."""
 
 
 def one_by_one(make: Maker, parts: Sequence[int]) -> Iterator[int]:
@@ -150,24 +146,27 @@ def write(
     say: Callable[[int, int], None] = lambda done, rows: None,
     spread: Spread = one_by_one,
 ) -> str:
-    """Fill the folder `out`, or go on filling it, and give the samples' privacy in words.
+    """Write, or continue to write, the folder `out`; return the samples' privacy.
 
-    `say(rows there are, rows in all)` is called at the start and after each part; `code` tells in the card by what they
-    were made; `spread` says where. Raises ValueError, in one sentence, where the folder holds something else, or its
-    disk has too little room.
+    Args:
+        code: versions for the card.
+        say: called with (rows written, rows in all) at the start and after each part.
+        spread: where parts are made.
+
+    Raises ValueError where the folder has other contents, or its disk has too little space.
     """
     make, mapping = maker(finished, client, out, request), finished.dataset.mapping
     source, labels = make.source, make.labels
     card = _card(finished, source, labels, request, code)
     _claim(out, card)
     whole = mapping is not None and (out / rows_file.FILE).exists()
-    there = {path.name for path in out.glob("train-*")}
-    done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in there)
+    existing = {path.name for path in out.glob("train-*")}
+    done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in existing)
     _check_room(out, labels.rows - done, 0 if whole else _bytes(finished, labels.rows, done))
     write_text(out / "card.json", json.dumps(card, indent=1))
     say(done, labels.rows)
     names = [] if whole else _names(labels.rows, mapping)
-    for part in spread(make, [part for part, name in enumerate(names) if name not in there]):
+    for part in spread(make, [part for part, name in enumerate(names) if name not in existing]):
         done += _count(part, labels.rows)
         say(done, labels.rows)
     if mapping is not None:
@@ -176,7 +175,7 @@ def write(
 
 
 def _join(out: Path, names: Sequence[str]) -> None:
-    """The parts become one file; without names it is there already, and what a kill has left of the parts goes."""
+    """Join the parts into one file, unless it exists (no names), and delete them."""
     if names:
         with appearing(out / rows_file.FILE) as temporary:
             rows_file.join([out / name for name in names], temporary)
@@ -201,7 +200,7 @@ def _names(rows: int, mapping: object | None) -> list[str]:
 def _card(
     finished: Finished, source: Source, labels: Labels, request: Request, code: Mapping[str, str]
 ) -> dict[str, Any]:
-    """What is said of the samples. Nothing in it changes when they are made again."""
+    """The card, which does not change when samples are made again."""
     experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
     shared, uploads = source.client is None, str(finished.uploads)
     return {
@@ -232,17 +231,17 @@ def _card(
 
 
 def _chosen(sweep: Path) -> dict[str, Any]:
-    """From how many trials these samples' one was taken, and what all of them have spent, against the server."""
+    """The number of trials from which this one was chosen, and their composed guarantee against the server."""
     try:
-        spent = composed(sweep, keep=False)
+        composition = composed(sweep, keep=False)
     except ValueError as e:  # a damaged trial, or no theorem
-        spent = f"what all of them have spent is not known: {e}"
+        composition = f"what all of them have spent is not known: {e}"
     trials, says = len(list((sweep / "trials").glob("*"))), "no epsilon covers which of them was chosen"
-    return {"from_trials": trials, "spent_together": spent.splitlines(), "says": says}
+    return {"from_trials": trials, "spent_together": composition.splitlines(), "says": says}
 
 
 def _kind(finished: Finished, rows: int) -> dict[str, Any]:
-    """What only pictures, or only rows of a table, have on their card."""
+    """The card's fields of pictures, or of rows of a table."""
     if (mapping := finished.dataset.mapping) is None:
         return {
             "parts": -(-rows // PART),
@@ -254,7 +253,7 @@ def _kind(finished: Finished, rows: int) -> dict[str, Any]:
 
 
 def _claim(out: Path, card: Mapping[str, Any]) -> None:
-    """Raises ValueError unless the folder is new or was begun by the same request; clears what a kill has left."""
+    """Raise ValueError unless the folder is new or of the same request; delete temporary files of a killed run."""
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")
     files = ("train-*.parquet", "train-*.csv", rows_file.FILE, "card.json")
@@ -274,7 +273,7 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
 
 
 def _bytes(finished: Finished, rows: int, done: int) -> int:
-    """The most that is still to be written."""
+    """Upper bound of the bytes still to be written."""
     if (mapping := finished.dataset.mapping) is not None:  # each row twice: in a part, and in the file of all
         return (2 * rows - done) * rows_file.most_bytes(mapping) + 2 * rows_file.header_bytes(mapping)
     channels, height, width = finished.dataset.shape
@@ -282,8 +281,8 @@ def _bytes(finished: Finished, rows: int, done: int) -> int:
 
 
 def _check_room(out: Path, rows: int, needed: int) -> None:
-    there = next(p for p in (out, *out.absolute().parents) if p.exists())
-    free = shutil.disk_usage(there).free
+    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
+    free = shutil.disk_usage(existing).free
     if needed > free:
         raise ValueError(
             f"{rows:,} samples may take {needed / 2**30:.3g} GB, but there are {free / 2**30:.3g} GB left for {out}"

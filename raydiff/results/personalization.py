@@ -1,7 +1,7 @@
-"""A client that joins after the federation has ended: it makes a finished run's model its own, alone.
+"""Personalisation of a finished run's model for an unseen client.
 
-It takes the server's model, trains only what the method personalises, on its own records, and sends nothing. What it
-has trained is kept by itself (`save`) and needs the run to be used again (`reopen`).
+The client takes the server's model, trains what the method personalises on its own records, and sends nothing. `save`
+keeps the trained part alone; `reopen` needs the run.
 
     personal-0.001.safetensors     the personal part trained at learning rate 0.001
     personal-0.001.json            its card: of which run, on what, how
@@ -34,40 +34,33 @@ from raydiff.results.finished import Finished
 from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
 from raydiff.tree import Params
 
-Row = dict[str, float]
-"""A line of a table, by column."""
-HELD_OUT = "held out"
-"""The split by which a model is judged, among those of the instruments."""
+Row = dict[str, float]  # a line of a table, by column
+HELD_OUT = "held out"  # the name of the client's evaluation split
 DISTANCES = ("kd_cnn", "fd_cnn")
 READINGS = ("kd_cnn", "kd_cnn_spread", "kd_cnn_floor", "fd_cnn", "fd_cnn_floor", "own_classes", "label_accuracy")
-"""What is measured of a model, over all of its client's classes; without fd_cnn where records are too few for it."""
+"""Metrics over all of the client's classes; without fd_cnn where records are too few for it."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The personal part on its way."""
+    """The personal part during training."""
 
-    epoch: int
-    """0: as it is before training."""
-    steps: int
-    """Since the start."""
+    epoch: int  # 0: as it is before training
+    steps: int  # since the start
     state: Params
-    loss: float
-    """Mean over the steps since the stage before; NaN at epoch 0."""
-    seconds: float
-    """Of training, since the start."""
+    loss: float  # mean over the steps since the stage before; NaN at epoch 0
+    seconds: float  # of training, since the start
 
 
 @dataclass(frozen=True)
 class Joining:
-    """A new client of a finished run. Everything that is random here comes from `seed` and the experiment's."""
+    """An unseen client of a finished run. All randomness comes from `seed` and the experiment's seed."""
 
     finished: Finished
     client: Newcomer
     instruments: Instruments
     seed: int = 0
-    batch: int | None = None
-    """Records per step; None: as the method has it for a client that joins."""
+    batch: int | None = None  # records per step; None: as the method has it for a client that joins
 
     def __post_init__(self) -> None:
         method_of(self.finished)
@@ -81,23 +74,19 @@ class Joining:
         return [names[c] for c in self.client.records.labels[:, 0].unique().tolist()]
 
     def training(self, rate: float, epochs: int) -> Training:
-        """The method's own training for a client that joins, at this constant learning rate.
-
-        An epoch is as many steps as batches cover the records once.
-        """
+        """Return the method's training for an unseen client, at this constant learning rate."""
         joining = method_of(self.finished).joining
-        asked = replace(joining, epochs=epochs, batch=self.batch or joining.batch, learning_rate=rate, decay="constant")
-        return asked.of(len(self.client.records))
+        wanted = replace(
+            joining, epochs=epochs, batch=self.batch or joining.batch, learning_rate=rate, decay="constant"
+        )
+        return wanted.of(len(self.client.records))
 
     def stages(self, rate: float, epochs: Sequence[int]) -> Iterator[Stage]:
-        """One training, seen before it begins and after each of these numbers of epochs, ascending.
-
-        Raises Diverged when the loss is no longer finite.
-        """
-        method, own = method_of(self.finished), self.client.records
+        """Train; yield the state before and after these numbers of epochs. Raises Diverged for a non-finite loss."""
+        method, records = method_of(self.finished), self.client.records
         training, rng = self.training(rate, max(epochs)), self._rng("join")
         part, fixed = method.join(self.finished.server, rng)
-        own, kinds = method.kinds(own, rng) if isinstance(method, WithKinds) else (own, {})
+        records, kinds = method.kinds(records, rng) if isinstance(method, WithKinds) else (records, {})
         moments: Params = {}
         done, seconds = 0, 0.0
         yield Stage(0, 0, {**kinds, **part}, math.nan, 0.0)
@@ -107,7 +96,7 @@ class Joining:
                 method.trained_model,
                 part,
                 fixed,
-                (own.images, own.labels),
+                (records.images, records.labels),
                 training=training,
                 rng=rng,
                 steps=range(done, steps),
@@ -117,28 +106,25 @@ class Joining:
             yield Stage(epoch, done, {**kinds, **part}, loss, seconds)
 
     def rows(self, rate: float, epochs: Sequence[int]) -> Iterator[tuple[Row, Stage]]:
-        """`stages`, each with what is measured of it."""
+        """Yield `stages`, each with its metrics."""
         for stage in self.stages(rate, epochs):
             counted = {"learning_rate": rate, "epoch": stage.epoch, "steps": stage.steps, "loss": stage.loss}
             yield {**counted, **self.measure(stage.state), "seconds": stage.seconds}, stage
 
     def deploy(self, state: Params) -> Deployed:
-        """The client's model with this personal part."""
+        """Return the client's model with this personal part."""
         return self.finished.trial.experiment.method.deploy(self.finished.server, state)
 
     def measure(self, state: Params) -> Metrics:
-        """`READINGS` of the client's model with this personal part: its samples beside the held-out records.
-
-        All stages are sampled from the same noise.
-        """
+        """Return `READINGS` of the model with this personal part against held-out records, from the same noise."""
         held_out = self.client.held_out
         return self._read(self.deploy(state), self.client.records, held_out, self._rng("samples"))
 
     def old_clients(self, server: Params) -> dict[int, Metrics]:
-        """`READINGS` of each old client's model on the test records of its classes, were this the server's state.
+        """Return `READINGS` of each old client's model with this server state, on the test records of its classes.
 
-        Of the first clients only, where the run's evaluation says so. Raises ValueError for a client whose model is
-        gone, and for one with a class that has fewer than two test records.
+        Limited to the evaluation's `clients`. Raises ValueError for a client whose model is gone, and for one with a
+        class that has fewer than two test records.
         """
         finished, test = self.finished, self.finished.dataset.splits["test"]
         out = {}
@@ -154,11 +140,12 @@ class Joining:
         return out
 
     def forgetting(self, state: Params, before: Mapping[int, Metrics]) -> list[Row]:
-        """What each old client would see if the new one's model took the shared one's place: `DISTANCES` before, after.
+        """Return each old client's `DISTANCES` before and after the new model replaces the shared one (`replaced`).
 
-        After is with `replaced` as the server's state, which the old clients deploy as they deploy the server's own,
-        with their own private parts. Where a part alone is personalised the shared part is as it was: the old clients'
-        models are the same, and the change is 0. `before` is `old_clients` of the server's own state.
+        Where only a part is personalised, the shared part stays, and the change is 0.
+
+        Args:
+            before: `old_clients` of the server's state.
         """
         server = replaced(method_of(self.finished), self.finished.server, state)
         same = all(torch.equal(server[k], v) for k, v in self.finished.server.items())
@@ -166,31 +153,31 @@ class Joining:
         return [{"client": number, **_change(before[number], after[number])} for number in before]
 
     def touched(self) -> tuple[int, int]:
-        """(parameters that the client trains, parameters of its model)."""
+        """Return (parameters that the client trains, parameters of its model)."""
         personal, fixed = method_of(self.finished).join(self.finished.server, self._rng("join"))
-        mine, others = (sum(v.numel() for v in part.values()) for part in (personal, fixed))
-        return mine, mine + others
+        trained, others = (sum(v.numel() for v in part.values()) for part in (personal, fixed))
+        return trained, trained + others
 
     def key(self, epochs: Sequence[int], rates: Sequence[float]) -> str:
-        """16 hex digits over all that was asked for, keyed by the sweep's secret: the client's records are among it."""
-        own, held_out = (tree.digest(records.leaves) for records in (self.client.records, self.client.held_out))
-        asked = (self.finished.trial.experiment.digest, own, held_out, *epochs, *rates, self.seed, self.batch)
-        return seeding.keyed_digest(self.finished.secret, "newcomer", repr(asked))[:16]
+        """Return 16 hex digits of the request, keyed by the sweep's secret: they cover the client's records."""
+        records, held_out = (tree.digest(records.leaves) for records in (self.client.records, self.client.held_out))
+        wanted = (self.finished.trial.experiment.digest, records, held_out, *epochs, *rates, self.seed, self.batch)
+        return seeding.keyed_digest(self.finished.secret, "newcomer", repr(wanted))[:16]
 
-    def _read(self, deployed: Deployed, own: Records, reference: Records, rng: torch.Generator) -> Metrics:
-        """The run's own instrument, by the configured sampler alone and without attacks."""
+    def _read(self, deployed: Deployed, records: Records, reference: Records, rng: torch.Generator) -> Metrics:
+        """The run's evaluation, by the configured sampler and without attacks."""
         classes, counts = reference.labels[:, 0].unique(return_counts=True)
-        mine = torch.isin(classes, own.labels[:, 0])
-        large = int((counts[mine] // 2).sum()) >= 5 * self.instruments.config.dim
+        trained = torch.isin(classes, records.labels[:, 0])
+        large = int((counts[trained] // 2).sum()) >= 5 * self.instruments.config.dim
         instruments = replace(
             self.instruments,
             config=replace(self.instruments.config, distance="frechet" if large else "kernel", clusters=False),
             dataset=replace(self.instruments.dataset, splits={**self.instruments.dataset.splits, HELD_OUT: reference}),
         )
         name, sample = next(iter(deployed.samplers.items()))
-        report = instruments.of_client(HELD_OUT)(replace(deployed, samplers={name: sample}), own, rng)
-        found = {k.replace("/all", ""): v for k, v in report.metrics.items()}
-        return {k: found[k] for k in READINGS if k in found}
+        report = instruments.of_client(HELD_OUT)(replace(deployed, samplers={name: sample}), records, rng)
+        metrics = {k.replace("/all", ""): v for k, v in report.metrics.items()}
+        return {k: metrics[k] for k in READINGS if k in metrics}
 
     def _rng(self, *path: str | int) -> torch.Generator:
         experiment = self.finished.trial.experiment
@@ -207,7 +194,7 @@ def _change(before: Metrics, after: Metrics) -> Row:
 
 
 def method_of(finished: Finished) -> WithNewClients:
-    """The run's method. Raises ValueError where it has nothing that a new client could personalise."""
+    """Return the run's method. Raises ValueError where an unseen client has nothing to personalise."""
     method = finished.trial.experiment.method
     if isinstance(method.model, Classifier):
         raise ValueError("a classifier makes no pictures, by which a new client's model is judged")
@@ -219,10 +206,9 @@ def method_of(finished: Finished) -> WithNewClients:
 
 
 def replaced(method: WithNewClients, server: Params, state: Params) -> Params:
-    """The server's state with the model of a new client, whose trained personal part is `state`, as the shared one.
+    """Return the server's state with the personalised model `state` as the shared one.
 
-    A method that personalises a part of the model leaves the shared part, the other one, as the server sent it: then
-    this is the server's state as it is.
+    Where a method personalises only a part, the shared part, and so the server's state, stays as it is.
     """
     personal, fixed = method.join(server, seeding.generator(0))
     if fixed:
@@ -234,10 +220,7 @@ def replaced(method: WithNewClients, server: Params, state: Params) -> Params:
 
 
 def prepare(finished: Finished) -> Instruments:
-    """The run's own instruments, by the cnn: from the run's cache, or trained again on its public split.
-
-    Raises ValueError without public records.
-    """
+    """Return the run's instruments with the cnn, cached or trained again. Raises ValueError without public records."""
     if not len(finished.dataset.splits["public"]):
         raise ValueError("the distances need a feature network, and that public records: the run's data.public is 0")
     setup = replace(finished.trial.experiment.evaluation or Evaluation(), features="cnn")
@@ -245,7 +228,7 @@ def prepare(finished: Finished) -> Instruments:
 
 
 def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Mapping[str, Any]) -> Path:
-    """Write the personal part alone, and its card with `more` in it; gives the part's file."""
+    """Write the personal part, and its card with `more` in it; return the part's file."""
     finished = joining.finished
     training = joining.training(rate, stage.epoch)
     touched, whole = joining.touched()
@@ -273,10 +256,7 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
 
 
 def reopen(finished: Finished, path: Path) -> Deployed:
-    """The model of a client that joined, from what `save` wrote.
-
-    Raises ValueError, in one sentence, where that is missing, damaged, or of another run.
-    """
+    """Return the model from what `save` wrote. Raises ValueError where that is missing, damaged, or of another run."""
     card_path = path.with_suffix(".json")
     if not path.exists() or not card_path.exists():
         raise ValueError(f"there is no personal part {path} with its card {card_path.name} beside it")

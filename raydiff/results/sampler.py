@@ -1,10 +1,10 @@
-"""The sampler of a finished run as a folder that needs neither the run's storage nor its data.
+"""The sampler of a finished run as a self-contained folder, without the run's storage and data.
 
 MLflow loads the folder through `_load_pyfunc` (a pyfunc model with this module as its loader); nothing here imports
 MLflow. The folder is a small `Store` and a card:
 
     sampler.json                          the method, and the keys of the card below: enough to deploy it again
-    server-00004.safetensors              the server's state, without what it holds back
+    server-00004.safetensors              the server's state, without its private part
     clients/00000-00004.safetensors       a client's personalised state; none where the source is "global"
     latent/                               the frozen latent diffusion model, where the method has one
     mapping.json                          of a table: what the codes of its columns mean
@@ -41,8 +41,7 @@ if TYPE_CHECKING:
 
 Sample = Callable[[Tensor, torch.Generator], Tensor]
 """(labels (N, K), rng) -> images (N, C, H, W) on [-1, 1], or codes of rows (N, 1, 1, n)."""
-LARGEST = 512 * 2**20
-"""Bytes of all the weights of one saved sampler, at most."""
+LARGEST = 512 * 2**20  # bytes of a saved sampler's weights, at most
 IMPORTED = ("torch", "numpy", "scipy", "pandas", "safetensors")
 """Distributions that a saved sampler imports; a UNet and a latent diffusion model import diffusers as well."""
 LATENT = "latent"
@@ -51,26 +50,19 @@ MAPPING = "mapping.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """What a saved sampler is."""
+    """Description of a saved sampler."""
 
-    trial: str
-    """The trial's digest."""
-    seed: int
-    """The experiment's seed."""
-    round: int
-    """The round after which the states hold."""
-    clients: tuple[int, ...]
-    """Whose samplers these are; empty: the server's model alone."""
+    trial: str  # the trial's digest
+    seed: int  # the experiment's seed
+    round: int  # the round after which the states hold
+    clients: tuple[int, ...]  # whose samplers these are; empty: the server's model alone
     labels: Mapping[str, tuple[str, ...]]
     """The label columns, the class first, each with the names of its values 0, 1, ..."""
-    shape: tuple[int, int, int]
-    """(C, H, W); of a table (1, 1, n)."""
-    about: str
-    """What it samples, in words."""
+    shape: tuple[int, int, int]  # (C, H, W); of a table (1, 1, n)
+    about: str  # description of the samples
     privacy: str = "none"
     """"none", or the guarantee under which its samples may be published; of clients' models `save` fills it in."""
-    requires: tuple[str, ...] = ()
-    """Distributions that it imports; filled in by `save`."""
+    requires: tuple[str, ...] = ()  # distributions that it imports; filled in by `save`
 
 
 def save(
@@ -82,16 +74,20 @@ def save(
     states: Mapping[int, Params],
     mapping: encode.Mapping | None = None,
 ) -> None:
-    """Write the folder: `states` are the clients' personalised ones, `mapping` is a table's. Raises ValueError for
-    weights larger than `LARGEST`, and for a model that makes no pictures."""
+    """Write the folder. Raises ValueError for weights larger than `LARGEST`, and for a classifier.
+
+    Args:
+        states: the clients' personalised states.
+        mapping: that of a table.
+    """
     models = [method.deploy(server, state) for state in states.values()] or [method.deploy(server)]
     if not all(model.samplers for model in models):
         raise ValueError("a classifier makes no pictures")
     latent = method.model.folder if hasattr(method.model, "folder") else None
     size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
-    if latent is not None and size + (own := _bytes_below(latent)) > LARGEST:
+    if latent is not None and size + (latent_bytes := _bytes_below(latent)) > LARGEST:
         raise ValueError(
-            f"the latent diffusion model takes {own / 2**20:.0f} MB, and a saved sampler may take "
+            f"the latent diffusion model takes {latent_bytes / 2**20:.0f} MB, and a saved sampler may take "
             f"{LARGEST / 2**20:.0f} MB: sample the run itself"
         )
     if size > LARGEST:
@@ -105,8 +101,8 @@ def save(
         store.save_client(client, card.round, state)
     store.flush()
     if states:
-        said = {model.privacy for model in models}
-        card = replace(card, privacy=said.pop() if len(said) == 1 else "none")
+        guarantees = {model.privacy for model in models}
+        card = replace(card, privacy=guarantees.pop() if len(guarantees) == 1 else "none")
     if latent is not None:
         shutil.copytree(latent, folder / LATENT)
     if mapping is not None:
@@ -139,8 +135,7 @@ class Sampler:
         self._made: dict[int | None, Sample] = {}
 
     def of(self, client: int | None) -> Sample:
-        """A client's sampler, or with None that of the server's model. Raises ValueError for a client that is not
-        here."""
+        """Return a client's sampler, or with None the server's. Raises ValueError for a missing client."""
         if client not in self._made:
             self._made[client] = self._shared() if client is None else self._personal(client)
         return self._made[client]
@@ -168,13 +163,13 @@ class Sampler:
         seed = (params or {}).get("seed")
         seed = secrets.randbits(63) if seed is None else int(seed)
         labels = self._labels(model_input)
-        whose: Sequence[int | None] = [None] * len(labels)
+        clients: Sequence[int | None] = [None] * len(labels)
         if self.card.clients:
             column = model_input.get("client")
-            whose = [self.card.clients[0]] * len(labels) if column is None else [int(c) for c in column]
+            clients = [self.card.clients[0]] * len(labels) if column is None else [int(c) for c in column]
         out = torch.empty(len(labels), *self.card.shape)
-        for client in dict.fromkeys(whose):
-            rows = torch.tensor([i for i, c in enumerate(whose) if c == client])
+        for client in dict.fromkeys(clients):
+            rows = torch.tensor([i for i, c in enumerate(clients) if c == client])
             rng = seeding.generator(seed, "predict", "global" if client is None else client)
             out[rows] = self.of(client)(labels[rows], rng)
         if self.mapping is None:
@@ -182,7 +177,7 @@ class Sampler:
         return self.mapping.decode(codes_of(out).numpy(), labels[:, 0].numpy())
 
     def _labels(self, model_input: pd.DataFrame) -> Tensor:
-        """(N, K). Raises ValueError for a column that is missing and for a label that the model does not know."""
+        """(N, K). Raises ValueError for a missing column and an unknown label."""
         columns = list(self.card.labels)
         if missing := [c for c in columns if c not in model_input]:
             raise ValueError(f"the input has no column {missing[0]!r}")
@@ -200,5 +195,5 @@ def _listed(clients: Sequence[int]) -> str:
 
 
 def _load_pyfunc(path: str) -> Sampler:
-    """What MLflow calls."""
+    """MLflow's loader."""
     return Sampler(Path(path))

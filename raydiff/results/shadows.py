@@ -1,12 +1,12 @@
-"""Shadow models of a finished trial: trained as its model was, on random halves of what is attacked.
+"""Shadow models of a finished trial, trained like its model on random halves of the candidate records.
 
-The records in question are those of the attacked model's clients (members) and others of the same classes from the
-calibration and test splits (non-members), at most as many. Of a model that a client has trained by itself a shadow is
-that training alone; else it is the whole protocol: of a client's own model with the other clients' records as they
-were, of the shared model with every client's records halved, and each non-member dealt to a client that has its class.
+Candidates are the records of the attacked model's clients (members) and at most as many of the same classes from the
+calibration and test splits (non-members). If the model depends on its client's records only, a shadow repeats that
+training; else the whole protocol. For a client's own model the other clients keep their records; for the shared model
+every client's records are halved, and each non-member is assigned to a client that has its class.
 
-A shadow is kept in the sweep's cache, and so are its statistics, by the digest of all that they depend on: whoever
-trains it, here or on a cluster, and when. It is trained on records of clients, so nothing of it is private.
+Shadows and their statistics are cached in the sweep by the digest of all inputs. They are trained on clients' records,
+so they are not private.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from raydiff.storage.shared_results import result_key
 from raydiff.tree import Params
 
 Source = Literal["client", "global"]
-ROLES = ("calibration_members", "members", "calibration_nonmembers", "nonmembers")
-"""The arguments of `membership.attack`."""
+ROLES = ("calibration_members", "members", "calibration_nonmembers", "nonmembers")  # as in `membership.attack`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,20 +59,15 @@ class Request:
 
 @dataclass(frozen=True, eq=False)
 class Attacked:
-    """A request with everything that it needs."""
+    """A request with its model and records."""
 
     request: Request
     finished: Finished
-    deployed: Deployed
-    """The attacked client's model."""
-    records: Records
-    """The N records in question, members first."""
-    role: Tensor
-    """(N,) int64: position in `ROLES`."""
-    owner: Tensor
-    """(N,) int64: the client that has the record, or in a shadow may have it."""
-    inside: Tensor
-    """(shadows, N) bool: which records each shadow is trained on."""
+    deployed: Deployed  # the attacked client's model
+    records: Records  # the N records in question, members first
+    role: Tensor  # (N,) int64: position in `ROLES`
+    owner: Tensor  # (N,) int64: the client that has the record, or in a shadow may have it
+    inside: Tensor  # (shadows, N) bool: which records each shadow is trained on
 
     @property
     def timesteps(self) -> tuple[int, ...]:
@@ -85,8 +79,7 @@ class Attacked:
         return self._statistics(self.deployed)
 
     def losses(self, number: int) -> Tensor:
-        """Those of shadow `number`, (N, S), which is trained unless it is in the cache. Raises ValueError where its
-        training fails."""
+        """Return shadow `number`'s statistics, (N, S), training it if needed. Raises ValueError where that fails."""
         results, key = self.finished.trial.store.results, self._key(number)
         parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
         name = self._name("shadow-log-losses", parts)
@@ -95,9 +88,9 @@ class Attacked:
     def _losses(self, number: int, key: str) -> Tensor:
         trained = self.finished.trial.store.results.cached(key, lambda: self._train(number))
         server = self.finished.server if self.alone else tree.under("server", trained)
-        mine, rng = self._records_in(number, self.request.client), seeding.generator(self._seed(number), "deploy")
+        selected, rng = self._records_in(number, self.request.client), seeding.generator(self._seed(number), "deploy")
         method = self.finished.trial.experiment.method
-        state = method.personalize(server, tree.under("state", trained), mine, rng)
+        state = method.personalize(server, tree.under("state", trained), selected, rng)
         return self._statistics(method.deploy(server, state))
 
     def _statistics(self, deployed: Deployed) -> Tensor:
@@ -113,16 +106,15 @@ class Attacked:
 
     @cached_property
     def alone(self) -> bool:
-        """Whether the attacked model comes from its client's records and nothing else: trained before the first round,
-        changed by none."""
+        """Whether the attacked model depends on its client's records only, and no round changes it."""
         experiment, store = self.finished.trial.experiment, self.finished.trial.store
         kept = store.load_client(self.request.client, before=experiment.method.rounds)
         return self.request.source == "client" and experiment.method.init_key is not None and kept is None
 
     def _train(self, number: int) -> Params:
-        """What `personalize` takes: state/ of the client and, unless it is `alone`, server/ of the server."""
+        """The input of `personalize`: state/ of the client and, unless `alone`, server/ of the server."""
         experiment, one = self.finished.trial.experiment, self.request.client
-        # Other keys than the trial's, whose noise must not be drawn twice.
+        # not the trial's keys, whose noise must not be drawn twice
         keys = Keys(self._seed(number), b"shadow", f"shadow {number}")
         public = self._public
         ids = [one] if self.alone else list(range(experiment.clients))
@@ -150,21 +142,20 @@ class Attacked:
         return {**tree.prefixed("server", server), **tree.prefixed("state", state)}
 
     def _records_in(self, number: int, client: int) -> Records:
-        """A client's records in a shadow's world: of those in question its half, else its own."""
+        """A client's records in a shadow: its half of the candidates, else its own."""
         if self.request.source == "client" and client != self.request.client:
             return self.finished.client(client).data
         return self.records.select(self.inside[number] & (self.owner == client))
 
     def _seed(self, number: int) -> int:
-        """Of the shadow's training: initial weights, batches."""
         rng = seeding.generator(self.request.seed, "shadow", number)
         return int(torch.randint(2**62, (), generator=rng))
 
     def _key(self, number: int) -> str:
-        """What the shadow depends on, as its name in the cache."""
-        experiment, mine = self.finished.trial.experiment, self.inside[number]
+        """The shadow's name in the cache, from all its inputs."""
+        experiment, selected = self.finished.trial.experiment, self.inside[number]
         records = {"owner": self.owner, **self.records.leaves}
-        digests = [tree.digest({k: v[mine] for k, v in records.items()}), tree.digest(self._public.leaves)]
+        digests = [tree.digest({k: v[selected] for k, v in records.items()}), tree.digest(self._public.leaves)]
         method = experiment.method.init_key if self.alone else experiment.digest
         parts = (method, self.request.source, self.request.client, self._seed(number), *digests)
         return self._name("shadow", (*parts, torch.get_num_threads()))
@@ -178,45 +169,47 @@ class Attacked:
 
 
 def open_attacked(request: Request, finished: Finished | None = None) -> Attacked:
-    """Gather what a request needs; `finished`: its trial, if that is open already. Raises ValueError, in one sentence,
-    where there is nothing to attack or too little to attack it with."""
+    """Gather the model and records of a request. `finished`: its trial, if open already.
+
+    Raises ValueError where there is no such model, and where records are too few.
+    """
     finished = finished or open_finished(request.trial)
     deployed = finished.client(request.client).deploy(finished.server, finished.round)
     if request.source not in deployed.targets:
         method = type(finished.trial.experiment.method).__name__
-        known = " or ".join(source for source in get_args(Source) if source in deployed.targets)
+        available = " or ".join(source for source in get_args(Source) if source in deployed.targets)
         raise ValueError(
             f"{method} ends with no {request.source} denoiser of pictures to attack"
-            + (f"; it has {known}" if known else "")
+            + (f"; it has {available}" if available else "")
         )
     owners = [request.client] if request.source == "client" else range(finished.trial.experiment.clients)
     held = [finished.client(i).data for i in owners]
     members = joined(held)
     others, calibrating = _nonmembers(finished.dataset.splits, members.labels[:, 0])
     records = joined([members, others])
-    own = torch.cat([torch.full((len(r),), i) for i, r in zip(owners, held, strict=True)])
+    member_owner = torch.cat([torch.full((len(r),), i) for i, r in zip(owners, held, strict=True)])
     order = torch.randperm(len(members), generator=seeding.generator(request.seed, "calibration members"))
     role = torch.tensor([1] * len(members) + [2] * calibrating + [3] * (len(others) - calibrating))
     role[order[: len(members) // 2]] = 0
     few = [name for i, name in enumerate(ROLES) if int((role == i).sum()) < 2]
     if few:
         raise ValueError(f"an attack needs at least 2 records of each role, and there are fewer {few[0]}")
-    owner = torch.cat([own, _dealt(others, members, own, seeding.generator(request.seed, "owners"))])
+    owner = torch.cat([member_owner, _dealt(others, members, member_owner, seeding.generator(request.seed, "owners"))])
     inside = lira.halves(len(records), request.shadows, seeding.generator(request.seed, "halves"))
     return Attacked(request, finished, deployed, records, role, owner, inside)
 
 
 def _nonmembers(splits: Mapping[str, Records], classes: Tensor) -> tuple[Records, int]:
-    """(non-members in the class mix of the members, those that calibrate first; how many these are)."""
+    """(non-members in the class mix of the members, calibration first; the number of calibration records)."""
     calibration = in_proportion(splits["calibration"], classes, most=len(classes) // 2)
     test = in_proportion(splits["test"], classes, most=len(classes) - len(calibration))
     return joined([calibration, test]), len(calibration)
 
 
 def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generator) -> Tensor:
-    """For each of the others the owner of a random member of its class."""
+    """For each non-member the owner of a random member of its class."""
     dealt = torch.empty(len(others), dtype=torch.int64)
     for c in others.labels[:, 0].unique():
-        mine, known = others.labels[:, 0] == c, owner[members.labels[:, 0] == c]
-        dealt[mine] = known[torch.randint(len(known), (int(mine.sum()),), generator=rng)]
+        selected, owners = others.labels[:, 0] == c, owner[members.labels[:, 0] == c]
+        dealt[selected] = owners[torch.randint(len(owners), (int(selected.sum()),), generator=rng)]
     return dealt

@@ -16,11 +16,6 @@ from raydiff.seeding import generator
 ABAR = torch.cos(torch.linspace(0, 1.4, 21, dtype=torch.float64)) ** 2
 
 
-def linear(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-    """z(x, t) = 2 x + t / 10 + class."""
-    return 2 * x + (t / 10 + labels[:, 0]).view(-1, 1, 1, 1)
-
-
 def bent(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
     """No closed form, and no two pixels alike."""
     place = torch.arange(x[0].numel(), dtype=x.dtype).view(x[0].shape)
@@ -75,24 +70,6 @@ def test_every_attack_is_its_papers_formula(name: str) -> None:
     found = scored(name)
     assert found.shape == (5, 2) and found.dtype == torch.float64
     torch.testing.assert_close(found, one_by_one(name), rtol=1e-4, atol=1e-6)
-
-
-def test_of_a_linear_denoiser_by_hand() -> None:
-    """x0 = 0.5 four times, class 1, abar_1 = 0.9, abar_2 = 0.64: z(x0, 1) = 2.1, z(x0, 2) = 2.2."""
-    one = Records(torch.full((1, 1, 2, 2), 0.5), torch.ones(1, 1, dtype=torch.int64), torch.zeros(1).long())
-    abar = torch.tensor([1.0, 0.9, 0.64, 0.5], dtype=torch.float64)
-
-    def of(name: str) -> float:
-        found = scores(ATTACKS[name], linear, one, alphas_bar=abar, timesteps=[2], rng=generator(0))
-        return float(found)
-
-    assert of("pia") == pytest.approx(4 * 2.42**4, rel=1e-5)  # x_2 = 0.8 * 0.5 + 0.6 * 2.1 = 1.66, z = 4.52
-    e = math.sqrt(2 / math.pi)  # all four pixels of e0 are alike
-    assert of("pian") == pytest.approx(4 * (e - (2 * (0.4 + 0.6 * e) + 1.2)) ** 4, rel=1e-5)
-    assert of("sima") == pytest.approx(4 * 2.2**4, rel=1e-5)
-    noise = torch.randn(DRAWS, 4, generator=generator(0)).double()
-    by_hand = (noise - (2 * (0.4 + 0.6 * noise) + 1.2)).square().sum(1).mean()
-    assert of("loss") == pytest.approx(float(by_hand), rel=1e-5)
 
 
 def test_a_denoiser_that_is_right_about_everything_has_no_loss_and_no_step_error() -> None:

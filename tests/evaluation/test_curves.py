@@ -35,12 +35,3 @@ def test_a_line_for_each_rate_in_the_order_of_epochs(tmp_path: Path, monkeypatch
     assert axes.get_ylim()[1] == 6.0  # twice the distance at epoch 0: not as far as 90
     assert [t.get_text() for t in axes.get_xticklabels()] == ["0", "1", "2"]
     assert Image.open(tmp_path / "curves.png").info["privacy"] == "none"
-
-
-def test_the_frechet_distance_has_a_panel_where_it_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    both = [{**r, "fd_cnn": r["kd_cnn"] + 1, "fd_cnn_floor": 0.75} for r in ROWS[3:]]
-    left, right = drawn(both, tmp_path / "curves.png", monkeypatch)
-    assert list(left.lines[0].get_ydata()) == [3.0, 2.5] and list(right.lines[0].get_ydata()) == [4.0, 3.5]
-    assert "kd_cnn" in left.get_ylabel() and "fd_cnn" in right.get_ylabel()

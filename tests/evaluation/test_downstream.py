@@ -47,19 +47,6 @@ def test_a_classifier_is_as_wrong_as_what_it_learned_from() -> None:
     assert found["downstream/linear/all"] < 0.1 < 0.9 < found["downstream/linear/real"]
 
 
-def test_majority_and_minority_apart() -> None:
-    """Synthetic records of class 2 show class 0: it is never told, the others always."""
-    images, of = stripes(120, "a", noise=0.05)
-    other, _ = stripes(120, "c", noise=0.05, turn=0)
-    images[of == 2] = other[of == 0][: int((of == 2).sum())]
-    keep = (of == 1) | (torch.arange(120) % 9 == 2) | (of == 0)  # few of class 2, so that 0 wins where 2 looks alike
-    found = readings(
-        ["linear"], (images[keep], of[keep]), stripes(90, "b"), stripes(60, "t", noise=0.05), groups=GROUPS, classes=3
-    )
-    assert found["downstream/linear/major"] == 1.0 and found["downstream/linear/minor"] < 0.1
-    assert found["downstream/linear/all"] == pytest.approx((1.0 * 40 + found["downstream/linear/minor"] * 20) / 60)
-
-
 def test_the_epoch_is_the_one_that_held_out_synthetic_records_like_best(monkeypatch: pytest.MonkeyPatch) -> None:
     """Recomputed from the parameters after every epoch."""
     seen: list[Any] = []
@@ -102,23 +89,6 @@ def test_the_real_test_records_choose_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert honest != poisoned
 
 
-def test_held_out_records_are_never_trained_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    given: list[Tensor] = []
-    original = downstream.fit
-
-    def recorded(model: Any, params: Any, images: Tensor, labels: Tensor, **more: Any) -> Any:
-        given.append(images)
-        return original(model, params, images, labels, **more)
-
-    monkeypatch.setattr(downstream, "fit", recorded)
-    images, of = stripes(53, "a")
-    train("linear", images, of, classes=3, rng=generator(0))
-    trained, held = downstream._cut(of, generator(0))
-    assert sorted([*trained.tolist(), *held.tolist()]) == list(range(53))
-    assert all(torch.equal(x, images[trained]) for x in given)
-    assert of[held].bincount().tolist() in ([3, 4, 3], [4, 3, 3], [3, 3, 4])
-
-
 def test_each_class_is_trained_on_and_held_out() -> None:
     of = torch.arange(200) % 10
     trained, held = downstream._cut(of, generator(0))
@@ -146,21 +116,10 @@ def test_dropout_is_in_training_alone() -> None:
     assert not torch.allclose(student.loss(params, batch, student.draws(8, rng), {}), whole)
 
 
-def test_the_papers_sizes() -> None:
-    sizes = {}
-    for name in ("linear", "mlp"):
-        model = downstream.Classifier(network=NETWORKS[name]).for_data((1, 28, 28), (10,))
-        sizes[name] = sum(v.numel() for v in model.init(generator(0)).values())
-    assert sizes == {"linear": 784 * 10 + 10, "mlp": 784 * 100 + 100 + 100 * 10 + 10}
-
-
 def test_refusals() -> None:
-    with pytest.raises(
-        ValueError, match=r"^downstream must name classifiers among linear, mlp, cnn, resnet18, lenet, got 'x'"
-    ):
-        downstream.check(["mlp", "x"])
-    with pytest.raises(ValueError, match=r"^downstream must name each classifier once, got mlp mlp$"):
-        downstream.check(["mlp", "mlp"])
-    with pytest.raises(ValueError, match="at least 2 records, one of them held out, got 1"):
+    for names in (["mlp", "x"], ["mlp", "mlp"]):
+        with pytest.raises(ValueError, match="downstream must name"):
+            downstream.check(names)
+    with pytest.raises(ValueError, match="at least 2 records"):
         train("linear", *stripes(1, "a"), classes=3, rng=generator(0))
     assert math.isfinite(train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).accuracy(*stripes(6, "t")))

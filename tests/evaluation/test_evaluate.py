@@ -11,7 +11,7 @@ from torch import Tensor
 
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
-from raydiff.evaluation.suite import GRID_COLUMNS, PICTURES, Evaluation, Instruments, check, prepare, summarise
+from raydiff.evaluation.suite import GRID_COLUMNS, Evaluation, Instruments, check, prepare, summarise
 from raydiff.federated.method import Deployed
 from raydiff.seeding import generator
 
@@ -86,14 +86,6 @@ def test_without_a_distance_only_the_grids_pictures_are_made() -> None:
     assert labels[:, 0].tolist() == [0] * GRID_COLUMNS + [2] * GRID_COLUMNS and not second.asked
     assert torch.equal(report.pictures[:, 0, 0, 0], labels[:, 0].float())
     assert report.metrics == {"accuracy": 1.0, "utility_loss": 0.0} and report.scores == {}
-
-
-def test_without_classes_the_grid_is_of_the_first_pictures() -> None:
-    """Halves of the split have 3 + 4 + 3 + 1 records of the four classes."""
-    sampler = Sampler()
-    report = read(Deployed({"ddim": sampler}, conditional=False), own=split(0, 1, 2, 3))
-    assert len(sampler.asked[0]) == len(report.pictures) == PICTURES < 3 + 4 + 3 + 1
-    assert report.metrics == {}
 
 
 def test_a_classifier_that_takes_larger_pictures_is_refused_before_anything_is_trained() -> None:

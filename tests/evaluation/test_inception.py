@@ -104,12 +104,6 @@ def test_a_download_is_kept_where_clean_fid_looks(tmp_path: Path, monkeypatch: p
     assert (tmp_path / inception.FILE).read_bytes() == file.read_bytes() and len(list(tmp_path.iterdir())) == 1
 
 
-def test_its_own_weights_need_no_network(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("urllib.request.urlopen", no_network)
-    config = Evaluation(features="inception", weights=str(file), attack=False)
-    suite.check(config, dataset(), [records(0, 1)])
-
-
 def test_another_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"^evaluation.weights must be the file inception-2015-12-05.pt or its folder"):
         inception.check(str(tmp_path / "gone.pt"))

@@ -38,19 +38,6 @@ def test_repeated_training_images_count_once() -> None:
     assert memorized_fraction(points((0, 0), (0.5, 0), (4, 0), (3, 0)), training) == 0.5
 
 
-def test_blocks_do_not_matter() -> None:
-    training = noise(40, "training")
-    samples = torch.cat([training[:7], noise(13, "fresh")])
-    for block in (1, 3, 20, 64):
-        assert memorized_fraction(samples, training, block=block) == 7 / 20
-
-
 def test_refuses_sets_without_a_second_neighbour() -> None:
     with pytest.raises(ValueError, match="at least 2 distinct images for the ratio test, got 1"):
         memorized_fraction(points((0, 0)), points((1, 1), (1, 1)))
-
-
-@pytest.mark.parametrize("samples", [torch.zeros(0, 1, 1, 2), torch.zeros(3, 1, 2, 2)])
-def test_refuses_samples_it_cannot_compare(samples: Tensor) -> None:
-    with pytest.raises(ValueError, match="samples must be one or more images"):
-        memorized_fraction(samples, points((0, 0), (1, 1)))

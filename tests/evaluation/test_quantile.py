@@ -44,12 +44,6 @@ def test_no_line_through_two_records_is_better(level: float) -> None:
     assert found == pytest.approx(min(lines), rel=1e-9)
 
 
-def test_of_few_records_it_is_their_quantile() -> None:
-    x, y = losses(9, 0)
-    (found,) = quantiles(x.flatten(1), y, x[:1].flatten(1), level=0.3).tolist()
-    assert found == pytest.approx([sorted(y[:, 0].tolist())[2]])  # 2.7 of 9 lie below
-
-
 @pytest.mark.parametrize("level", [0.1, 0.5])
 @pytest.mark.parametrize("spread", [0.0, 1.0])
 def test_it_covers_what_it_says(level: float, spread: float) -> None:
@@ -109,22 +103,3 @@ def test_a_record_is_not_judged_by_a_fit_to_itself() -> None:
     torch.testing.assert_close(before[40] - after[40], torch.full((2,), 100.0).double())
     assert not torch.equal(after[2], before[2])  # of another fold
     assert not torch.equal(after[1], before[1])  # of none
-
-
-def test_pictures_that_do_not_differ_have_one_threshold() -> None:
-    _, y = losses(200, 5)
-    found = scores(y, torch.ones(200, 1, 2, 2), torch.arange(200) < 100)
-    assert len((y - found)[100:, 0].unique().round(decimals=9).unique()) == 1
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"known": torch.arange(8) < 1}, "known must name at least 2 records to fit to, got 1"),
-        ({"known": torch.arange(9) < 3}, r"must be \(N, S\), \(N, C, H, W\) and \(N,\), got \(8, 1\), .* and \(9,\)"),
-    ],
-)
-def test_refused(change, says: str) -> None:
-    x, y = losses(8, 6)
-    with pytest.raises(ValueError, match=says):
-        scores(y, x, **{"known": torch.arange(8) < 4, **change})

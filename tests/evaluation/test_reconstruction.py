@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
 import pytest
@@ -48,11 +47,6 @@ def test_a_perfect_denoiser_gives_the_originals_back(t0: int) -> None:
     assert found.mse_wrong > 0.3 and found.ssim_wrong < 0.5
 
 
-def test_at_a_tiny_depth_the_upload_is_the_original_whoever_denoises() -> None:
-    found = compare(*attacked(1, knows=False))
-    assert found.closest == 1.0 and found.mse < 5e-3 < 0.3 < found.mse_wrong
-
-
 def test_of_pure_noise_only_chance_is_right() -> None:
     originals, classes = records(400)
     found = compare(torch.randn(originals.shape, generator=generator(5)).clamp(-1, 1), originals, classes)
@@ -93,20 +87,6 @@ def test_a_repeat_of_a_record_is_as_right_as_the_record() -> None:
     twice = torch.cat([originals, originals])
     found = compare(twice, twice, torch.cat([classes, classes]))
     assert found.closest == 1.0 and found.mse_wrong == found.mse == 0.0
-
-
-def test_reconstructions_are_pictures() -> None:
-    made = reconstruct(lambda x, labels: x * 5, torch.ones(2, 1, 3, 3), torch.zeros(2, 1, dtype=torch.int64))
-    assert torch.equal(made, torch.ones(2, 1, 3, 3))
-
-
-def test_the_metrics_carry_the_attacker() -> None:
-    originals, classes = records(4)
-    found = compare(originals, originals, classes)
-    assert {"reconstruction/global/mse", "reconstruction/global/mse_wrong", "reconstruction/global/closest"} <= set(
-        metrics := found.metrics("reconstruction/global")
-    )
-    assert list(metrics.values()) == list(dataclasses.asdict(found).values())
 
 
 @pytest.mark.parametrize(

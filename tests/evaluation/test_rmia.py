@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 import torch
@@ -101,31 +100,3 @@ def test_its_auc_is_that_of_neyman_and_pearson(shift: float, online: bool) -> No
     assert low < neyman_pearson(shift, noise=1 / 32 if online else 1 / 16) < high
     assert high - low < 0.06
     assert judged(lira.with_mean(target), members).auc_interval[1] < low
-
-
-def test_the_population_leaves_the_order_as_it_is() -> None:
-    """It may make records equal, and turns none around."""
-    target, shadows, inside, population = table()
-    fewer = population & (torch.arange(9) != 4)
-    one, other = (scores(target, shadows, inside, p, online=True)[:, 0] for p in (population, fewer))
-    strangers = ~population
-    ordered = other[strangers][one[strangers].argsort(stable=True)]
-    assert all(x <= y for x, y in pairwise(ordered.tolist()))
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        (
-            {"population": torch.arange(9) < 1},
-            r"population must name at least 2 of the 9 records, got 1 in shape \(9,\)",
-        ),
-        ({"population": torch.ones(8) > 0}, r"population must name at least 2 of the 9 records, got 8 in shape \(8,\)"),
-        ({"inside": torch.zeros(6, 9) > 0}, "inside must put each record into at least 2 of the shadows"),
-    ],
-)
-def test_refused(change, says: str) -> None:
-    target, shadows, inside, population = table()
-    given = {"shadows": shadows, "inside": inside, "population": population, **change}
-    with pytest.raises(ValueError, match=says):
-        scores(target, **given)

@@ -18,7 +18,7 @@ from raydiff.data.partition import ByClass, Iid
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
-from raydiff.experiment import config, overrides, trial
+from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
 from raydiff.methods.dpsgd import DPSGD
@@ -61,11 +61,6 @@ def test_total_variation_of_columns_and_pairs_is_that_of_counts() -> None:
     assert pairs.tolist() == [1]
     columns, _ = tables.total_variation(one, torch.tensor([[0, 1], [0, 2], [0, 2], [1, 0]]))
     assert columns.tolist() == [0.25, 0.5]
-
-
-def test_a_table_without_rows_has_no_distance() -> None:
-    with pytest.raises(ValueError, match="needs rows in both tables"):
-        tables.total_variation(torch.zeros(0, 2).long(), torch.zeros(3, 2).long())
 
 
 def test_a_classifier_learns_from_rows_what_they_say_of_labels() -> None:
@@ -138,12 +133,6 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
     assert "bins and categories were taken from 50 public rows" in dataset.notes
 
 
-def test_adult_has_test_rows_of_its_own(data_root: Path) -> None:
-    dataset = load(Data(name="adult", root=str(data_root), public=0, validation=0, calibration=0, test=15_315))
-    assert len(dataset.splits["train"]) == 30_718
-    assert int(dataset.splits["test"].numbers.min()) == 30_718
-
-
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
@@ -159,11 +148,6 @@ def test_adult_has_test_rows_of_its_own(data_root: Path) -> None:
 def test_what_is_for_pictures_is_refused_of_tables(experiment: Experiment, fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says.replace(".", r"\.")):
         load(replace(experiment.data, **fields))
-
-
-def test_public_records_are_rows_of_the_same_table() -> None:
-    with pytest.raises(ValueError, match="public_from must be none where a data set is a table"):
-        Data(name="adult", public_from="digits")
 
 
 @pytest.mark.parametrize(
@@ -193,21 +177,6 @@ def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:
     trial.resolve(apart)
     with pytest.raises(ValueError, match="client 0 has rows of one label only: evaluation"):
         trial.resolve(replace(apart, evaluation=Evaluation(distance="tables")))
-
-
-def test_clipped_mixtures_are_refused() -> None:
-    with pytest.raises(ValueError, match="clip must be none for rows of a table"):
-        LocalOnly(model=MODEL, clip=1.0)
-
-
-def test_the_command_line_switches_to_discrete_diffusion() -> None:
-    switched = overrides.override(
-        Experiment(), overrides.parse_overrides(Experiment(), ["--method=fedavg", "--method.model=discretediffusion"])
-    )
-    assert switched.method.model == DiscreteDiffusion(labels=(10,))
-    cosine = overrides.parse_overrides(switched, ["--method.model.schedule", "cosine"])
-    back = config.from_dict(overrides.to_dict(overrides.override(switched, cosine)))
-    assert type(back.method.model.schedule).__name__ == "Cosine"
 
 
 # --- trials ---
@@ -267,10 +236,3 @@ def test_the_attack_on_rows_says_what_guessing_achieves(experiment: Experiment, 
     ends = final["eval/blackbox/accuracy_low"], final["eval/blackbox/accuracy_high"]
     assert ends[0] < final["eval/blackbox/accuracy"] < ends[1]
     assert ends[0] < 0.5 < ends[1]  # of a model that has hardly learned anything
-
-
-def test_a_finished_trial_makes_rows(experiment: Experiment, tmp_path: Path) -> None:
-    opened, _ = finished(replace(experiment, method=METHODS["fedavg"]), tmp_path)
-    sampled = open_finished(opened.folder).source(None)
-    assert sampled.about == "rows of the shared model"
-    assert sampled.sample(sampled.labels, generator(0)).shape == (2, 1, 1, 3)

@@ -51,7 +51,7 @@ def test_non_members_of_a_shared_model_are_scored_for_the_first_client_alone(mon
     method, own = PFDM(model=SMALL, clip=3.0, **BRIEF), [pictures(10, i) for i in range(3)]
     each, asked, scores = evaluated(method, own), [], attacks.scores
     monkeypatch.setattr(attacks, "scores", lambda *given, **more: asked.append(0) or scores(*given, **more))
-    together = evaluated(method, own, known={})
+    together = evaluated(method, own, cache={})
     assert len(asked) == 2 * (3 * 4 + 2 * (4 + 2 * 2))
     for one, other in zip(each, together, strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=0)

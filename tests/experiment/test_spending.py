@@ -34,8 +34,7 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants
 from raydiff.privacy import filters as privacy
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.composed import compose
-from raydiff.privacy.filters import Budget
+from raydiff.privacy.filters import Budget, compose
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 from raydiff.results.spent import composed

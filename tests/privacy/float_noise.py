@@ -20,11 +20,6 @@ def float32_records(x: Tensor, *, clip: float, scale: float, std: float, noise: 
     return scale * clip_records(x, clip * (1 - ROUNDING)) + std * z
 
 
-def float32_sum(value: Tensor, *, std: float, noise: NoiseStream) -> Tensor:
-    """`gaussian_sum` as it was: draws in float32, the rest in float64."""
-    return (value.double() + std * noise.normal(range(len(value)), value.shape[1:]).float().double()).float()
-
-
 def opacus(value: Tensor, *, std: float, seed: int, secure: bool, silent: bool) -> Tensor:
     """A summed gradient as Opacus' optimisers noise it, by their own function."""
     from opacus.optimizers.optimizer import _generate_noise

@@ -92,13 +92,6 @@ def test_rdp_is_opacus_over_dense_orders(mu: float, delta: float) -> None:
     assert rdp([of_mu(mu)], delta) == pytest.approx(max(0.0, wanted), rel=1e-7, abs=1e-12)
 
 
-def test_rdp_where_both_ends_of_its_bracket_are_solutions_up_to_rounding() -> None:
-    for delta in np.geomspace(1e-100, 0.5, 500):
-        half = -math.log(delta) / 2
-        mu = math.sqrt(2 * half) / math.expm1(half)
-        assert exact([of_mu(mu)], delta) <= rdp([of_mu(mu)], delta) <= theorem([of_mu(mu)], delta)
-
-
 @pytest.mark.parametrize("rate, noise, steps", [(0.01, 1.0, 1000), (0.2, 2.0, 30), (0.5, 0.8, 1)])
 def test_sampled_rdp_is_opacus(rate: float, noise: float, steps: int) -> None:
     opacus = RDPAccountant()
@@ -165,30 +158,6 @@ def test_less_noise_more_steps_and_a_smaller_delta_cost_more(
     assert once <= epsilon([of_mu(mu, steps=steps)])
     assert once <= epsilon([of_mu(mu), of_mu(mu / factor)])
     assert once <= epsilon([of_mu(mu)], delta / factor)
-
-
-@pytest.mark.parametrize("delta", [1e-7, 1e-2])
-@pytest.mark.parametrize("noise", [0.3, 1.1, 20.0])
-@pytest.mark.parametrize("rate", [1e-3, 0.1, 0.9])
-def test_orders_that_are_passed_over_would_not_have_been_the_best(rate: float, noise: float, delta: float) -> None:
-    asked: list[float] = []
-
-    def divergence(order: float) -> float:
-        asked.append(order)
-        return 50 * renyi.sampled_divergence(rate, noise, order)
-
-    found = renyi._best_order(divergence, delta)
-    assert len(asked) == len(set(asked)) < len(renyi.ORDERS) / 2
-    assert found == min(renyi.converted(divergence(o), o - 1, delta) for o in renyi.ORDERS)
-
-
-@settings(max_examples=8, deadline=None)
-@given(noise=st.floats(0.3, 20), rate=st.floats(1e-4, 0.99), factor=st.floats(1.01, 5), steps=st.integers(1, 500))
-def test_sampled_rdp_is_monotone(noise: float, rate: float, factor: float, steps: int) -> None:
-    epsilon = rdp([sampled(noise, rate, steps)], 1e-5)
-    assert epsilon <= rdp([sampled(noise / factor, rate, steps)], 1e-5) * (1 + 1e-9)
-    assert epsilon <= rdp([sampled(noise, min(1.0, rate * factor), steps)], 1e-5) * (1 + 1e-9)
-    assert epsilon <= rdp([sampled(noise, rate, steps + 1)], 1e-5) * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -290,29 +259,9 @@ def test_ceilings_at_the_ends() -> None:
 
 # --- PFDM's depth ------------------------------------------------------------------------------------------
 
-DEPTHS = {  # (clip, epsilon) -> depth by theorem, rdp, exact; linear schedule, T = 1000, delta = 1e-5
-    (5, 1): (877, 856, 846), (5, 5): (683, 668, 658), (5, 10): (588, 576, 567),
-    (5, 20): (487, 479, 470), (5, 50): (351, 347, 339), (5, 100): (257, 255, 249),
-    (10, 1): (952, 932, 924), (10, 5): (777, 763, 755), (10, 10): (693, 683, 675),
-    (10, 20): (606, 599, 591), (10, 50): (487, 483, 476), (10, 100): (395, 392, 387),
-    (15, 1): (994, 974, 966), (15, 5): (827, 814, 806), (15, 10): (749, 740, 732),
-    (15, 20): (668, 662, 655), (15, 50): (559, 555, 549), (15, 100): (474, 471, 466),
-    (28, 5): (898, 887, 880), (28, 10): (827, 819, 812), (28, 20): (755, 749, 743),
-    (28, 50): (658, 655, 649), (28, 100): (583, 581, 577),
-    (35, 5): (923, 912, 904), (35, 10): (854, 845, 839), (35, 20): (784, 778, 772),
-    (35, 50): (690, 687, 682), (35, 100): (619, 617, 613),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("clip, epsilon", DEPTHS)
-def test_depths_of_the_linear_schedule(clip: int, epsilon: int) -> None:
-    budget = {"epsilon": epsilon, "delta": 1e-5, "clip": clip, "alphas_bar": LINEAR}
-    assert tuple(depth_for(**budget, accountant=name) for name in NAMES) == DEPTHS[clip, epsilon]
-
 
 @pytest.mark.parametrize(
-    "clip, t0, wanted",
-    [(15, 740, (10.76, 9.92, 9.24)), (10, 690, (10.24, 9.42, 8.77)), (35, 850, (10.30, 9.48, 8.83))],
+    "clip, t0, wanted", [(15, 740, (10.76, 9.92, 9.24)), (10, 690, (10.24, 9.42, 8.77)), (35, 850, (10.30, 9.48, 8.83))]
 )
 def test_what_the_published_depths_spend(clip: int, t0: int, wanted: tuple[float, ...]) -> None:
     event = release_event(clip, float(LINEAR[t0]))
@@ -346,29 +295,20 @@ def test_a_depth_is_minimal_and_within_the_budget(
 BUDGET = {"epsilon": 10.0, "delta": 1e-5, "clip": 15.0, "alphas_bar": LINEAR, "accountant": "exact"}
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"epsilon": 0.0}, "epsilon must be"),
-        ({"delta": 1.0}, "delta must be"),
-        ({"clip": 0.0}, "clip must be"),
-        ({"clip": math.inf}, "clip must be"),
-        ({"clip": math.nan}, "clip must be"),
-        ({"accountant": "moments"}, "accountant must be one of exact, pld, rdp, theorem, got 'moments'"),
-        ({"alphas_bar": LINEAR[1:]}, "must start at 1"),
-        ({"alphas_bar": LINEAR[:1]}, "at least two entries"),
-        ({"alphas_bar": torch.tensor([1.0, 0.5, 0.6])}, "fall within"),
-        ({"alphas_bar": torch.tensor([1.0, 0.5, -0.1])}, "fall within"),
-        ({"alphas_bar": torch.tensor([1.0, math.nan])}, "fall within"),
-    ],
-)
-def test_depth_refuses_bad_input(change: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        depth_for(**{**BUDGET, **change})
+SCHEDULES = (LINEAR[1:], LINEAR[:1], *(torch.tensor([1.0, *x]) for x in ([0.5, 0.6], [0.5, -0.1], [math.nan])))
+BAD = {
+    "epsilon": (0.0,),
+    "delta": (1.0,),
+    "clip": (0.0, math.inf, math.nan),
+    "accountant": ("moments",),
+    "alphas_bar": SCHEDULES,
+}
 
 
-def test_a_schedule_that_ends_in_pure_noise_reveals_nothing() -> None:
-    assert depth_for(**{**BUDGET, "alphas_bar": torch.tensor([1.0, 0.9, 0.0])}) == 2
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
+def test_depth_refuses_bad_input(field: str, value: object) -> None:
+    with pytest.raises(ValueError, match=field):
+        depth_for(**{**BUDGET, field: value})
 
 
 # --- who is seen is not hidden by sampling -------------------------------------------------------------------

@@ -137,14 +137,6 @@ def test_no_release_on_the_grid_is_named(mechanism: Callable[[Tensor, int, Noise
         assert found.named == found.misnamed == 0 and not found.flags(MU)
 
 
-def test_a_sum_with_float32_draws_is_named() -> None:
-    def send(v: Tensor, _: int, noise: NoiseStream) -> Tensor:
-        return float_noise.float32_sum(v[None], std=2 / MU, noise=noise)[0]
-
-    found = bits.audit(of_vectors(send, 40), count=40, rng=generator(0), std=2 / MU)
-    assert found.named == 40 and found.flags(MU)
-
-
 @pytest.mark.parametrize("secure", [False, True])
 def test_opacus_noise_is_named(secure: bool) -> None:
     """Also that of its secure mode, which adds up four float32 draws."""

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from raydiff.privacy import accountants, grid
 from raydiff.privacy import pld as pairs
 from raydiff.privacy.filters import Budget, cost
-from raydiff.privacy.pld import Kind
+from raydiff.privacy.pld import Steps
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 from raydiff.privacy.renyi import ORDERS
 
@@ -22,27 +22,27 @@ SECOND = ((1.0, 1), (0.001, 50), (0.01, 100), (0.1, 10), (0.02, 1))
 """(rate, steps) of the trials among which the adversary chooses; their noise is the least that is admitted."""
 
 
-def event(kind: Kind, **more: Any) -> Gaussian:
+def event(kind: Steps, **more: Any) -> Gaussian:
     about = {"unit": "example", "relation": "zero_out", "trust": "local", **more}
     return Gaussian(kind.noise, sampling_rate=kind.rate, steps=kind.times, **about)
 
 
-def least(epsilon_of: Callable[[Kind], float], epsilon: float) -> list[Kind]:
+def least(epsilon_of: Callable[[Steps], float], epsilon: float) -> list[Steps]:
     """The trials of `SECOND` with the least noise, in [0.06, 1e4], at which that epsilon is within the budget."""
     found = []
     for rate, times in SECOND:
         low, high = math.log(0.06), math.log(1e4)
-        if epsilon_of(Kind(rate, math.exp(high), times)) > epsilon:
+        if epsilon_of(Steps(rate, math.exp(high), times)) > epsilon:
             continue
         while high - low > 1e-4:
             middle = (low + high) / 2
-            admitted = epsilon_of(Kind(rate, math.exp(middle), times)) <= epsilon
+            admitted = epsilon_of(Steps(rate, math.exp(middle), times)) <= epsilon
             low, high = (low, middle) if admitted else (middle, high)
-        found.append(Kind(rate, math.exp(high), times))
+        found.append(Steps(rate, math.exp(high), times))
     return found
 
 
-def adaptive(first: Kind, second: list[Kind], epsilon: float) -> float:
+def adaptive(first: Steps, second: list[Steps], epsilon: float) -> float:
     """The larger hockey-stick divergence at epsilon of the first trial followed by the best of `second`, for each of
     its losses: E max_i H_(epsilon - loss)(i)."""
     both = []
@@ -53,8 +53,8 @@ def adaptive(first: Kind, second: list[Kind], epsilon: float) -> float:
     return max(both)
 
 
-def _losses(kind: Kind, turned: bool) -> tuple[Any, Any, Any]:
-    x = pairs.losses((kind,), replaced=False)
+def _losses(kind: Steps, turned: bool) -> tuple[Any, Any, Any]:
+    x = pairs.privacy_loss((kind,), replaced=False)
     return (-x.grid[::-1], x.outside[::-1], x.inside[::-1]) if turned else (x.grid, x.inside, x.outside)
 
 
@@ -66,20 +66,20 @@ def _delta(grid: Any, p: Any, q: Any, at: Any) -> Any:
 
 
 BUDGETS = [
-    (2, 1e-5, Kind(1.0, 4.0, 1)),
-    (2, 1e-5, Kind(0.01, 0.8, 200)),
-    (4, 1e-5, Kind(0.01, 0.8, 200)),
-    (3, 1e-5, Kind(0.5, 2.0, 4)),
-    (4, 1e-3, Kind(0.3, 1.2, 3)),
+    (2, 1e-5, Steps(1.0, 4.0, 1)),
+    (2, 1e-5, Steps(0.01, 0.8, 200)),
+    (4, 1e-5, Steps(0.01, 0.8, 200)),
+    (3, 1e-5, Steps(0.5, 2.0, 4)),
+    (4, 1e-3, Steps(0.3, 1.2, 3)),
 ]
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "first"), BUDGETS)
-def test_no_choice_of_the_second_trial_exceeds_delta(epsilon: float, delta: float, first: Kind) -> None:
+def test_no_choice_of_the_second_trial_exceeds_delta(epsilon: float, delta: float, first: Steps) -> None:
     budget = Budget(epsilon=epsilon, delta=delta, relation="zero_out")
     assert budget.spent([[event(first)]]).epsilon <= epsilon
     admitted = least(lambda kind: budget.spent([[event(first)], [event(kind)]]).epsilon, epsilon)
-    alone = adaptive(first, [Kind(1.0, 1e4, 1)], epsilon)
+    alone = adaptive(first, [Steps(1.0, 1e4, 1)], epsilon)
     assert alone <= delta
     if admitted:
         assert adaptive(first, admitted, epsilon) <= delta
@@ -89,18 +89,18 @@ def test_no_choice_of_the_second_trial_exceeds_delta(epsilon: float, delta: floa
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "first"), BUDGETS[:2])
-def test_by_the_accountant_of_fixed_settings_delta_is_exceeded(epsilon: float, delta: float, first: Kind) -> None:
+def test_by_the_accountant_of_fixed_settings_delta_is_exceeded(epsilon: float, delta: float, first: Steps) -> None:
     """So the test above can fail."""
     admitted = least(lambda kind: accountants.pld([event(first), event(kind)], delta), epsilon)
     assert adaptive(first, admitted, epsilon) > 1.5 * delta
 
 
-CHARGES = st.builds(Kind, st.sampled_from([0.01, 0.1, 1.0]), st.sampled_from([0.8, 2.0, 5.0]), st.integers(1, 50))
+CHARGES = st.builds(Steps, st.sampled_from([0.01, 0.1, 1.0]), st.sampled_from([0.8, 2.0, 5.0]), st.integers(1, 50))
 BUDGET = Budget(epsilon=5, relation="zero_out")
 
 
 @given(first=CHARGES, rest=st.lists(CHARGES, min_size=1, max_size=4))
-def test_all_trials_add_up_by_the_rule_that_the_first_one_set(first: Kind, rest: list[Kind]) -> None:
+def test_all_trials_add_up_by_the_rule_that_the_first_one_set(first: Steps, rest: list[Steps]) -> None:
     """Not by the best of several, which is seen only afterwards."""
     from opacus.accountants.analysis.rdp import compute_rdp
 
@@ -123,7 +123,7 @@ ABOUT = ("example", "zero_out", "local")
 
 
 @given(first=CHARGES, rest=st.lists(CHARGES, max_size=3), last=CHARGES)
-def test_what_is_spent_never_shrinks(first: Kind, rest: list[Kind], last: Kind) -> None:
+def test_what_is_spent_never_shrinks(first: Steps, rest: list[Steps], last: Steps) -> None:
     charges = [[event(kind)] for kind in (first, *rest)]
     assert BUDGET.spent([*charges, [event(last)]]).epsilon >= BUDGET.spent(charges).epsilon
     assert BUDGET.spent([*charges, [Nothing()], []]) == BUDGET.spent(charges)
@@ -132,7 +132,7 @@ def test_what_is_spent_never_shrinks(first: Kind, rest: list[Kind], last: Kind) 
 def test_after_sampling_without_a_renyi_theorem_sampled_noise_counts_as_unsampled() -> None:
     """Under replace_one; the first alone is judged by its privacy loss."""
     budget = Budget(epsilon=5)
-    first = event(Kind(0.1, 2.0, 10), relation="replace_one")
+    first = event(Steps(0.1, 2.0, 10), relation="replace_one")
     assert budget.order([first]) is None
     assert budget.spent([[first]]).epsilon == accountants.pld([first], 1e-5)
     twice = budget.spent([[first], [first]])
@@ -151,5 +151,5 @@ def test_discrete_noise_adds_up_by_divergences_and_never_by_curves() -> None:
 
 @pytest.mark.parametrize("bare", [NonPrivate("weights"), Gaussian(0.0, *ABOUT)])
 def test_what_is_unprotected_is_infinite_wherever_it_stands(bare: Event) -> None:
-    for charges in ([[bare], [event(Kind(0.1, 2.0, 1))]], [[event(Kind(0.1, 2.0, 1))], [bare]]):
+    for charges in ([[bare], [event(Steps(0.1, 2.0, 1))]], [[event(Steps(0.1, 2.0, 1))], [bare]]):
         assert BUDGET.spent(charges).epsilon == math.inf

@@ -9,17 +9,12 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_ledger import BARE, CENTRAL, DELTA, UPLOAD, ledger_of
+from test_ledger import BARE, DELTA, UPLOAD, ledger_of
 
 from raydiff.privacy.accountants import exact, rdp
-from raydiff.privacy.composed import compose
-from raydiff.privacy.ledger import PUBLISHED, Ledger
-from raydiff.privacy.release import Gaussian, Nothing
-
-
-def test_trials_that_sent_nothing_compose_to_nothing() -> None:
-    for ledger in (Ledger(), ledger_of({0: Nothing(), 1: Nothing()})):
-        assert compose([ledger, ledger]).epsilon(DELTA, "exact") == 0.0
+from raydiff.privacy.filters import compose
+from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.release import Gaussian
 
 
 @settings(deadline=None)
@@ -70,25 +65,7 @@ def test_sampled_trials_compose_to_an_upper_bound(change: dict[str, float]) -> N
         assert together >= rdp([e for events in path for e in events], DELTA)
 
 
-def test_equal_sampled_clients_compose_without_loss() -> None:
-    trial = ledger_of({0: SAMPLED, 1: SAMPLED})
-    assert compose([trial, trial]).epsilon(DELTA, "rdp") == rdp([SAMPLED, SAMPLED], DELTA)
-
-
 def test_one_unprotected_trial_makes_the_sweep_infinite() -> None:
     together = compose([ledger_of({0: UPLOAD}), ledger_of({0: UPLOAD, 1: BARE})])
     assert together.epsilon(DELTA, "exact") == math.inf
     assert "weights sent as they are" in str(together.guarantees(DELTA, "exact")[0])
-
-
-def test_trials_of_different_kinds_have_no_single_epsilon() -> None:
-    together = compose([ledger_of({0: UPLOAD}), ledger_of({0: replace(UPLOAD, unit="client")})])
-    assert together.epsilon(DELTA, "exact") == math.inf
-    assert len(together.guarantees(DELTA, "exact")) == 2
-
-
-def test_a_view_of_each_trial_can_be_composed() -> None:
-    trial = ledger_of({0: BARE, 1: BARE, PUBLISHED: CENTRAL})
-    outside = compose(t.outsiders for t in (trial, trial))
-    assert outside.epsilon(DELTA, "exact") == exact([CENTRAL] * 2, DELTA)
-    assert compose(t.server for t in (trial, trial)).epsilon(DELTA, "exact") == math.inf

@@ -523,16 +523,6 @@ def test_a_gradient_whose_square_is_beyond_float32_is_clipped(large: float, clip
 # --- the sample --------------------------------------------------------------------------------------------
 
 
-def test_samples_are_as_poisson_samples_are() -> None:
-    gradient = make(n=300, batch=30)
-    samples = torch.stack([pulls(gradient, width=300, batch=30) > 0.5 for _ in range(100)])
-    sizes = samples.sum(1).double()
-    assert len(set(sizes.tolist())) > 8
-    assert abs(float(sizes.mean()) - 30) < 5 * math.sqrt(27 / 100)
-    assert 0.4 < float(sizes.var()) / 27 < 1.9  # 5 standard deviations of the ratio: 0.7
-    assert samples.any(0).all()  # every record at some time: one is missed with 0.9^100
-
-
 def test_an_empty_batch_is_noise_alone() -> None:
     gradient = make(n=3, batch=1, noise_multiplier=SIGMA)
     quiet = make(n=3, batch=1)
@@ -541,12 +531,6 @@ def test_an_empty_batch_is_noise_alone() -> None:
     assert empty and len(empty) < 10
     assert all(kstest(noisy.double() / (SIGMA * CLIP), "norm").pvalue > IMPROBABLE for noisy in empty)
     assert gradient.event.steps == 10  # it cost what the others cost
-
-
-def test_every_record_has_draws_of_its_own_in_every_step() -> None:
-    gradient = make(n=20, batch=20, draws=strengths())
-    drawn = [pulls(gradient, width=20, batch=20) for _ in range(3)]
-    assert len(set(torch.cat(drawn).tolist())) == 60
 
 
 def test_without_any_one_record_the_sum_moves_by_the_clip_norm_at_most() -> None:
@@ -627,17 +611,6 @@ def test_the_event_is_of_the_steps_taken_and_costs_what_opacus_says(sigma: float
     assert ours == pytest.approx(theirs.get_epsilon(1e-5, alphas=renyi.ORDERS), rel=1e-3)
 
 
-def test_the_event_before_the_first_step_is_refused() -> None:
-    with pytest.raises(ValueError, match="no step has been taken"):
-        _ = make().event
-
-
-def test_without_noise_epsilon_is_infinite() -> None:
-    gradient = make(noise_multiplier=0.0, batch=20)
-    pulls(gradient)
-    assert accountants.rdp([gradient.event], 1e-5) == math.inf
-
-
 SETTINGS = [(1.0, 0.01, 1000), (10.0, 0.1, 500), (3.0, 0.32, 40), (2.0, 1.0, 10), (200.0, 0.1, 9)]
 
 
@@ -664,47 +637,16 @@ def test_by_renyi_it_is_opacus_and_by_losses_less(epsilon: float, rate: float, s
     assert 0.85 * renyi < tight < renyi
 
 
-def test_the_noise_of_a_thousand_steps() -> None:
-    """64 of 424 records in a step, epsilon 10: 2.66 by Renyi DP."""
-    budget = Budget(epsilon=10.0, delta=1e-5)
-    sigma = noise_multiplier_for(budget, sampling_rate=64 / 424, steps=1000)
-    assert 2.505 < sigma <= 2.51
-    assert budget.spent(sigma / 2, rate=64 / 424, steps=1000) > 20
-
-
 def test_replacing_moves_a_sum_twice_as_far() -> None:
     replaced = event_of(3.0, "replace_one", rate=0.1, steps=4)
     assert replaced == Gaussian(1.5, "example", "replace_one", "local", 0.1, 4)
     assert event_of(3.0, "zero_out", rate=0.1, steps=4) == Gaussian(3.0, "example", "zero_out", "local", 0.1, 4)
 
 
-@pytest.mark.parametrize("accountant", ["rdp", "pld"])
-def test_no_noise_multiplier_is_a_little_too_small(accountant: str) -> None:
-    for epsilon in np.geomspace(0.3, 30, 40).tolist():
-        budget = Budget(epsilon=epsilon, delta=1e-5, accountant=accountant)
-        sigma = noise_multiplier_for(budget, sampling_rate=1.0, steps=7)
-        assert budget.spent(sigma, rate=1.0, steps=7) <= epsilon
+BAD = {"noise_multiplier": (-1.0, math.inf, math.nan), "max_grad_norm": (0.0, math.inf), "multiplicity": (0,)}
 
 
-def test_budgets_at_the_ends() -> None:
-    options: Any = {"sampling_rate": 0.1, "steps": 10}
-    assert noise_multiplier_for(Budget(epsilon=math.inf, delta=1e-5), **options) == 0.0
-    assert noise_multiplier_for(Budget(epsilon=1e-3, delta=1e-5), **options) > 100
-    with pytest.raises(ValueError, match="epsilon must be > 0, got 0"):
-        noise_multiplier_for(Budget(epsilon=0, delta=1e-5), **options)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"noise_multiplier": -1.0}, r"^noise_multiplier must be a number >= 0, got -1\.0$"),
-        ({"noise_multiplier": math.inf}, r"^noise_multiplier must be a number >= 0, got inf$"),
-        ({"noise_multiplier": math.nan}, r"^noise_multiplier must be a number >= 0, got nan$"),
-        ({"max_grad_norm": 0.0}, r"^max_grad_norm must be a positive number, got 0\.0$"),
-        ({"max_grad_norm": math.inf}, r"^max_grad_norm must be a positive number, got inf$"),
-        ({"multiplicity": 0}, r"^multiplicity must be at least 1, got 0$"),
-    ],
-)
-def test_bad_fields_are_refused(change: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Mechanism(**change)
+@pytest.mark.parametrize(("field", "value"), [(field, value) for field, values in BAD.items() for value in values])
+def test_bad_fields_are_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        Mechanism(**{field: value})

@@ -55,14 +55,6 @@ def test_a_release_is_the_exact_sum_rounded_once(signal: float, std: float, z: f
         assert abs(steps - exact) <= Fraction(1, 2) + Fraction(1, 2**40)
 
 
-def test_no_noise_changes_nothing_and_arguments_are_left_alone() -> None:
-    signal, z = torch.randn(5), torch.randn(5, dtype=torch.float64)
-    before = signal.clone(), z.clone()
-    assert torch.equal(grid.noised(signal, z, std=0.0), signal.double())
-    grid.noised(signal, z, std=1.0)
-    assert torch.equal(signal, before[0]) and torch.equal(z, before[1])
-
-
 # --- the draws ---------------------------------------------------------------------------------------------
 
 
@@ -180,10 +172,3 @@ def gaussian_mu(epsilon: float, delta: float) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if gaussian.epsilon_for(middle, delta) <= epsilon else (low, middle)
     return high
-
-
-@pytest.mark.parametrize("accountant", accountants.ACCOUNTANTS)
-def test_what_is_sent_without_noise_or_not_at_all_costs_what_it_did(accountant: str) -> None:
-    assert accountants.epsilon_of([], 1e-5, accountant) == 0
-    assert accountants.epsilon_of([Gaussian(math.inf, "example", "zero_out", "local")], 1e-5, accountant) == 0
-    assert accountants.epsilon_of([Gaussian(0.0, "example", "zero_out", "local")], 1e-5, accountant) == math.inf

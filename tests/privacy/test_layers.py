@@ -129,11 +129,6 @@ def test_a_private_step_is_the_same_either_way(sigma: float, pieces: int, monkey
     assert built.event == own.event
 
 
-def test_several_draws_of_a_record_are_built() -> None:
-    """Their mean's gradient is no outer product."""
-    assert not small(True, multiplicity=2)[1].by_layers
-
-
 def test_what_is_no_such_layer_is_refused_by_name() -> None:
     model = DDPM(network=UNet(widths=(8, 8), attention=False), timesteps=20, shape=(1, 8, 8), labels=(3,))
     params, batch, draws = given(model, 3)

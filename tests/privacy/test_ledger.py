@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from raydiff.papers.pfdm import depth
 from raydiff.privacy import accountants
 from raydiff.privacy.accountants import Unsupported, exact, rdp
-from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Guarantee, Ledger, PrivacyOdometer
+from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Ledger, PrivacyOdometer
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 DELTA = 1e-5
@@ -81,22 +81,6 @@ def test_different_kinds_are_never_composed() -> None:
         ledger.mu(0)
 
 
-def test_different_kinds_at_different_clients_stand_side_by_side() -> None:
-    ledger = ledger_of({0: UPLOAD, 1: replace(UPLOAD, unit="client", std_over_sensitivity=0.5)})
-    found = ledger.guarantees(DELTA, "rdp")
-    assert [(g.unit, g.clients) for g in found] == [("client", 1), ("example", 1)]
-    assert [g.epsilon for g in found] == [rdp([replace(UPLOAD, std_over_sensitivity=s)], DELTA) for s in (0.5, 1.0)]
-    assert ledger.epsilon(DELTA, "rdp") == math.inf  # the larger one says nothing of the other's unit
-
-
-def test_one_unprotected_value_makes_its_client_infinite() -> None:
-    ledger = ledger_of({0: UPLOAD, 1: UPLOAD}, {1: BARE})
-    (guarantee,) = ledger.guarantees(DELTA, "exact")
-    assert guarantee.epsilon == ledger.epsilon(DELTA, "exact") == ledger.mu(1) == math.inf
-    assert guarantee.unprotected == (BARE.what,) and guarantee.clients == 2
-    assert ledger.mu(0) == 1.0
-
-
 @settings(deadline=None)
 @given(ledger=ledgers)
 def test_every_guarantee_is_the_accountant_s_own(ledger: Ledger) -> None:
@@ -116,13 +100,6 @@ def test_every_guarantee_is_the_accountant_s_own(ledger: Ledger) -> None:
     assert found == pytest.approx(wanted)
     assert guarantees  # never blank
     assert len(guarantees) == len({(g.unit, g.relation, g.trust) for g in guarantees})
-
-
-@settings(deadline=None)
-@given(ledger=ledgers)
-def test_the_worst_epsilon_is_never_below_a_guarantee_of_a_view(ledger: Ledger) -> None:
-    for view in (ledger.server, ledger.outsiders):
-        assert ledger.epsilon(DELTA, "exact") >= max(g.epsilon for g in view.guarantees(DELTA, "exact"))
 
 
 def test_nothing_sent_is_zero_and_says_so() -> None:
@@ -155,18 +132,6 @@ def test_outsiders_see_the_published_result_in_place_of_the_uploads() -> None:
     assert (local.unit, local.epsilon, central.epsilon) == (None, math.inf, outside.epsilon)
 
 
-def test_without_central_events_outsiders_see_the_uploads() -> None:
-    ledger = ledger_of({0: UPLOAD})
-    assert ledger.outsiders == ledger.server == ledger
-
-
-def test_rounds_with_and_without_central_events_give_outsiders_no_single_epsilon() -> None:
-    ledger = ledger_of({0: UPLOAD}, {0: UPLOAD, PUBLISHED: replace(UPLOAD, trust="central")})
-    assert [g.trust for g in ledger.outsiders.guarantees(DELTA, "exact")] == ["central", "local"]
-    assert ledger.outsiders.epsilon(DELTA, "exact") == ledger.epsilon(DELTA, "exact") == math.inf
-    assert ledger.server.epsilon(DELTA, "exact") == exact([UPLOAD] * 2, DELTA)
-
-
 def test_the_one_number_of_a_view_is_infinite_where_kinds_do_not_compose_and_states_each() -> None:
     ledger = ledger_of({0: UPLOAD}, {0: UPLOAD, PUBLISHED: replace(UPLOAD, unit="client", trust="central")})
     one, each = ledger.outsiders.guarantee(DELTA, "exact"), ledger.outsiders.guarantees(DELTA, "exact")
@@ -176,13 +141,6 @@ def test_the_one_number_of_a_view_is_infinite_where_kinds_do_not_compose_and_sta
     assert all(str(g) in one.unprotected[0] and str(g) in str(one) for g in each)
     (only,) = ledger.server.guarantees(DELTA, "exact")
     assert ledger.server.guarantee(DELTA, "exact") == only and only.epsilon == exact([UPLOAD] * 2, DELTA)
-
-
-@given(ledger=ledgers)
-def test_views_of_views_change_nothing(ledger: Ledger) -> None:
-    assert ledger.server.server == ledger.server
-    assert ledger.outsiders.outsiders == ledger.outsiders
-    assert ledger.outsiders.bytes_up == ledger.server.bytes_up == ledger.bytes_up
 
 
 # --- a ledger that grows ---
@@ -264,15 +222,6 @@ def test_a_round_is_recorded_once() -> None:
     assert published.with_published(1, []) == published
 
 
-def test_a_round_is_recorded_whole() -> None:
-    one_by_one = Ledger().with_upload(0, 3, UPLOAD, 5).with_upload(1, 3, BARE, 7).with_upload(1, 4, UPLOAD, 9)
-    ledger = Ledger().with_uploads(0, [(3, UPLOAD, 5)]).with_uploads(1, [(3, BARE, 7), (4, UPLOAD, 9)])
-    assert ledger == one_by_one
-    assert [e.round for e in ledger.entries] == [0, 1, 1]
-    with pytest.raises(ValueError, match="client 3 already has an upload in round 2"):
-        ledger.with_uploads(2, [(3, UPLOAD, 5), (4, UPLOAD, 5), (3, UPLOAD, 5)])
-
-
 def test_trust_is_checked_at_the_gate() -> None:
     with pytest.raises(ValueError, match="must have local or aggregate trust"):
         Ledger().with_upload(0, 0, CENTRAL, 1)
@@ -290,18 +239,6 @@ def test_bytes_are_counted_by_client() -> None:
     ledger = ledger.with_upload(1, 0, Nothing(), 0).with_upload(2, 0, UPLOAD, 11)
     assert ledger.bytes_up == 23
     assert ledger.bytes_by_client == {0: 16, 1: 7}
-
-
-@given(ledger=ledgers)
-def test_the_worst_mu_is_that_of_the_client_that_fares_worst(ledger: Ledger) -> None:
-    server = ledger.server
-    try:
-        worst = max((server.mu(client) for client in {e.client for e in server.entries}), default=0.0)
-    except ValueError:  # one client's events have no mu
-        with pytest.raises(ValueError, match=r"compose|sampling"):
-            server.mu()
-    else:
-        assert server.mu() == worst
 
 
 @given(ledger=ledgers)
@@ -364,17 +301,6 @@ def test_no_guarantee_says_why() -> None:
     assert [str(g) for g in silent] == ["epsilon inf (no guarantee: noise of scale 0)"]
 
 
-def test_a_small_epsilon_is_not_printed_as_none() -> None:
-    about = {
-        "delta": DELTA,
-        "accountant": "exact",
-        "unit": "client",
-        "relation": "add_remove",
-        "trust": "local",
-    }
-    assert str(Guarantee(epsilon=0.00123, clients=1, **about)).startswith("epsilon 0.0013 (")
-
-
 def test_the_table_has_a_row_per_client_and_every_accountant() -> None:
     sampled = Gaussian(1.0, "example", "add_remove", "local", 0.1, 5)
     ledger = ledger_of({0: UPLOAD, 1: sampled, 2: Nothing(), PUBLISHED: CENTRAL}, {0: UPLOAD, 2: BARE})
@@ -391,11 +317,6 @@ def test_the_table_has_a_row_per_client_and_every_accountant() -> None:
     assert "Poisson sampling 0.1, 5 steps" in rows[1]["events"]
     assert rows[2]["events"] == "1 x weights sent as they are"
     assert len({tuple(row) for row in rows.values()}) == 1
-
-
-def test_a_mixed_client_is_infinite_in_the_table() -> None:
-    (row,) = ledger_of({0: UPLOAD}, {0: replace(UPLOAD, unit="client")}).table(DELTA)
-    assert row["epsilon_exact"] == math.inf
 
 
 def test_an_accountant_without_a_theorem_is_refused_not_guessed() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference import any_mechanism
 from scipy.optimize import linprog
 from scipy.stats import binom
 from torch import Tensor
@@ -19,7 +20,7 @@ from raydiff.privacy import accountants, canaries, one_run, private_gradient
 from raydiff.privacy import ghost_clipping as layers
 from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ghost_clipping import Outer
-from raydiff.privacy.one_run import Bits, Pulls
+from raydiff.privacy.one_run import OneRunAudit, Pulls
 from raydiff.privacy.private_gradient import Budget, Mechanism, PrivateGradient, noise_multiplier_for
 from raydiff.privacy.release import Event, Gaussian
 from raydiff.seeding import generator
@@ -32,30 +33,7 @@ EPSILON, DELTA, CLIP, CANARIES = 2.0, 1e-5, 1.5, 1000
 
 def test_the_papers_own_number() -> None:
     """Appendix D: m = 1000, 75 of 100 guesses right, delta 1e-4."""
-    assert one_run.epsilon_low(1000, 100, 75, delta=1e-4) == pytest.approx(0.673, abs=5e-4)
-
-
-def test_all_right_and_no_delta_is_the_closed_form() -> None:
-    """e^eps / (1 + e^eps) = (1 - confidence)^(1/r)."""
-    accuracy = 0.05 ** (1 / 60)
-    assert one_run.epsilon_low(80, 60, 60, delta=0.0) == pytest.approx(math.log(accuracy / (1 - accuracy)), abs=2e-6)
-    assert one_run.epsilon_low(80, 60, 60, delta=1e-3) < one_run.epsilon_low(80, 60, 60, delta=0.0)
-    assert one_run.epsilon_low(80, 60, 30, delta=0.0) == 0.0
-
-
-@pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 0.0), (2.0, 0.0), (1.0, 1e-4)])
-def test_randomised_response_exceeds_its_epsilon_in_at_most_the_stated_share(epsilon: float, delta: float) -> None:
-    """Each coin is told truly with probability e^eps / (1 + e^eps), with probability delta in any case."""
-    m, seeds = 400, 2000
-    rng = np.random.default_rng(0)
-    told = (1 - delta) / (1 + math.exp(-epsilon)) + delta
-    counts = rng.binomial(m, told, size=seeds)
-    bounds = {v: one_run.epsilon_low(m, m, int(v), delta=delta) for v in set(counts.tolist())}
-    lows = np.array([bounds[v] for v in counts.tolist()])
-    assert (lows > epsilon).mean() <= 0.05 + 3 * math.sqrt(0.05 * 0.95 / seeds)
-    if delta == 0:  # and not for want of trying: this mechanism is the theorem's worst case
-        assert (lows > epsilon).mean() > 0.02
-    assert np.median(lows) > 0.5 * epsilon
+    assert any_mechanism.epsilon_low(1000, 100, 75, delta=1e-4) == pytest.approx(0.673, abs=5e-4)
 
 
 # --- the theorem of trade-off curves -----------------------------------------------------------------------
@@ -82,16 +60,19 @@ def largest(m: int, r: int, v: int, least_fpr: Callable[[float], float]) -> floa
 
 def test_of_a_gaussian_it_says_more_than_of_any_mechanism() -> None:
     """m = 1000, r = 100, all right, delta 1e-5."""
-    bits = Bits(canaries=1000, guesses=100, right=100, delta=DELTA, confidence=0.95)
-    assert bits.epsilon_low == pytest.approx(3.465, abs=1e-3)
-    assert bits.epsilon_of_noise(gaussian(0.3)) == pytest.approx(5.549, rel=2e-3)
-    assert bits.epsilon_of_noise(gaussian(30.0)) == pytest.approx(5.549, rel=2e-3)  # whatever noise it begins with
+    audit = OneRunAudit(canaries=1000, guesses=100, right=100, delta=DELTA, confidence=0.95)
+    for mu in (0.3, 30.0):  # the noise that the search starts from
+        assert audit.epsilon_of_noise(gaussian(mu)) == pytest.approx(5.549, rel=2e-3)
     for right in (70, 80, 95):
-        some = replace(bits, right=right)
+        some = replace(audit, right=right)
         low = some.epsilon_of_noise(gaussian(1.0))
         mu = accountants.mu_for(low, DELTA)
-        assert low > 1.2 * some.epsilon_low and some.flags(gaussian(0.99 * mu)) and not some.flags(gaussian(1.01 * mu))
-    assert replace(bits, right=50).epsilon_of_noise(gaussian(1.0)) == 0.0
+        assert (
+            low > 1.2 * any_mechanism.epsilon_low(1000, 100, right, delta=DELTA)
+            and some.flags(gaussian(0.99 * mu))
+            and not some.flags(gaussian(1.01 * mu))
+        )
+    assert replace(audit, right=50).epsilon_of_noise(gaussian(1.0)) == 0.0
 
 
 @pytest.mark.parametrize(("m", "r", "v"), [(12, 12, 9), (30, 10, 8), (30, 10, 10), (25, 8, 5), (12, 12, 7)])
@@ -131,7 +112,7 @@ def test_a_gaussian_is_ruled_out_in_at_most_the_stated_share_and_half_its_noise_
         )
         right = (~out).sum(1) + inside.sum(1)
         refutes = {
-            v: Bits(canaries=m, guesses=guesses, right=v, delta=DELTA, confidence=0.95).flags(gaussian(mu))
+            v: OneRunAudit(canaries=m, guesses=guesses, right=v, delta=DELTA, confidence=0.95).flags(gaussian(mu))
             for v in set(right.tolist())
         }
         return float(np.mean([refutes[v] for v in right.tolist()]))
@@ -148,7 +129,7 @@ def test_of_sampled_steps_it_is_their_own_curve() -> None:
             exact, found = (losses.least_fpr(events)(tpr) for events in (gaussian(mu), nearly))
             assert exact * (1 - 1e-4) - 1e-9 < found <= exact
     sampled = [Gaussian(0.7, "example", "zero_out", "local", 0.3)]
-    kinds = accountants.kinds_of(sampled)
+    kinds = accountants.steps_of(sampled)
     assert kinds is not None
     curve_ = losses._roc(*kinds)
     for tpr in (0.01, 0.3, 0.9):
@@ -157,14 +138,10 @@ def test_of_sampled_steps_it_is_their_own_curve() -> None:
         assert losses.least_fpr(sampled)(tpr) == pytest.approx(min(towards, back), rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("numbers", "says"), [((10, 20, 5), "must be ordered"), ((10, 5, 6), "must be ordered"), ((5, 0, 0), "ordered")]
-)
-def test_bad_counts_are_refused(numbers: tuple[int, int, int], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        one_run.epsilon_low(*numbers, delta=1e-5)
-    with pytest.raises(ValueError, match=r"delta must be in \[0, 1\) and confidence"):
-        one_run.epsilon_low(10, 5, 5, delta=1.0)
+@pytest.mark.parametrize("counts", [(10, 20, 5), (10, 5, 6), (5, 0, 0)])
+def test_bad_counts_are_refused(counts: tuple[int, int, int]) -> None:
+    with pytest.raises(ValueError, match="guesses <= canaries"):
+        one_run.refuted(*counts, curve(1.0, 0.0))
 
 
 # --- the guesses -------------------------------------------------------------------------------------------
@@ -193,7 +170,7 @@ def test_a_number_of_guesses_that_is_none_is_refused(guesses: int) -> None:
 
 def run(
     seed: int, *, steps: int = 1, rate: float = 1.0, factor: float = 1.0, by_layers: bool = True, m: int = CANARIES
-) -> tuple[Bits, list[Event]]:
+) -> tuple[OneRunAudit, list[Event]]:
     """(what was guessed, the events) of one run whose records are the canaries."""
     rng = generator(seed, "one run")
     pulls, coins = Pulls(m), one_run.coins(m, rng)
@@ -224,7 +201,7 @@ def test_right_noise_is_not_flagged_and_half_of_it_is(steps: int, rate: float, b
         assert EPSILON - 0.01 < accountants.pld(events, DELTA) <= EPSILON and not right.flags(events)
         assert right.epsilon_of_noise(events) < EPSILON < right.most.epsilon_of_noise(events)
         halved, events = run(seed, steps=steps, rate=rate, factor=0.5, by_layers=by_layers, m=2000)
-        assert halved.flags(events) and halved.epsilon_of_noise(events) > EPSILON > halved.epsilon_low
+        assert halved.flags(events) and halved.epsilon_of_noise(events) > EPSILON
 
 
 def test_noise_at_seven_tenths_is_flagged_by_the_canaries_as_runs_of_their_own() -> None:
@@ -233,7 +210,7 @@ def test_noise_at_seven_tenths_is_flagged_by_the_canaries_as_runs_of_their_own()
     weak = [run(seed, m=4000, factor=0.7) for seed in range(10)]
     assert sum(found.flags(events) for found, events in right) == 0
     assert sum(found.flags(events) for found, events in weak) >= 8
-    assert sum(replace(found, alone=()).flags(events) for found, events in weak) <= 5
+    assert sum(replace(found, separate=()).flags(events) for found, events in weak) <= 5
 
 
 def fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -296,9 +273,9 @@ def test_a_forgotten_clip_is_flagged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_too_few_canaries_cannot_show_it() -> None:
-    few = Bits(canaries=6, guesses=6, right=6, delta=DELTA, confidence=0.95)
+    few = OneRunAudit(canaries=6, guesses=6, right=6, delta=DELTA, confidence=0.95)
     events = gaussian(accountants.mu_for(5.0, DELTA))
-    assert few == few.most and not few.flags(events) and few.epsilon_low < few.epsilon_of_noise(events) < 5.0
+    assert few == few.most and not few.flags(events) and 0 < few.epsilon_of_noise(events) < 5.0
 
 
 def test_a_canary_that_is_left_out_does_not_change_the_sampling_rate() -> None:

@@ -164,25 +164,6 @@ def test_it_is_opacus_within_its_error_and_below_renyi(rate: float, noise: float
 # --- what is computed once -----------------------------------------------------------------------------------
 
 
-def test_another_number_of_the_same_steps_needs_no_new_moments_of_a_step() -> None:
-    pairs._log_moments.cache_clear()
-    pairs.losses.cache_clear()
-    for n in (5, 6, 700):
-        pairs.losses((pairs.Kind(0.31, 1.7, n),), replaced=False)
-    assert pairs._log_moments.cache_info().misses == 1
-
-
-def test_moments_on_the_grid_and_powers_are_what_they_are_by_definition() -> None:
-    rng = NoiseStream(b"moments", ()).generator("masses")
-    p, q = (values / values.sum() for values in rng.random((2, 64)))
-    u = (np.arange(64) - 32) / 32  # the loss over the width
-    expected = [[math.log((mass * np.exp(t * way * u)).sum()) for t in pairs.TILTS] for mass, way in ((p, 1), (q, -1))]
-    assert np.allclose(pairs._log_tilts(p, q), expected, rtol=1e-12, atol=0)
-    logs = rng.random(50) * (-1 + 3j)
-    for n in (1, 2, 37, 1000):
-        assert np.allclose(pairs._power(np.exp(logs / n), n), np.exp(logs), rtol=1e-12, atol=0)
-
-
 # --- the ends ----------------------------------------------------------------------------------------------
 
 
@@ -206,12 +187,12 @@ def test_less_noise_more_steps_and_a_higher_rate_cost_more(relation: str) -> Non
 
 def test_either_of_a_pair_may_be_the_one_without_the_record() -> None:
     """Where P and Q change places, each divergence is the other's, and the larger one the same."""
-    found = pairs.losses((pairs.Kind(0.3, 0.7, 5),), replaced=False)
+    found = pairs.privacy_loss((pairs.Steps(0.3, 0.7, 5),), replaced=False)
     grid, inside, outside = (
         values[1:] for values in (found.grid, found.inside, found.outside)
     )  # as far to either side
-    there = pairs.Losses(grid, inside, outside, found.above, found.below)
-    back = pairs.Losses(grid, outside[::-1], inside[::-1], found.below, found.above)
+    there = pairs.PrivacyLoss(grid, inside, outside, found.above, found.below)
+    back = pairs.PrivacyLoss(grid, outside[::-1], inside[::-1], found.below, found.above)
     assert there.epsilon(1e-4) == pytest.approx(found.epsilon(1e-4), rel=1e-9)
     assert back.epsilon(1e-4) == there.epsilon(1e-4) > 1
     for tpr in (1e-3, 0.3, 0.999):
@@ -238,7 +219,7 @@ def test_a_delta_below_the_rounding_is_renyi_s() -> None:
 def test_the_ceilings_are_those_of_the_same_loss(relation: str) -> None:
     """The curve touches each (epsilon, delta)'s line, and no attack of the simulation is above it."""
     events = steps(0.2, 0.7, 8, relation)
-    kinds = accountants.kinds_of(events)
+    kinds = accountants.steps_of(events)
     assert kinds is not None
     curve = losses._roc(*kinds)
     for delta in (1e-4, 1e-2):

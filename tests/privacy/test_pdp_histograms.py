@@ -67,13 +67,3 @@ def test_tables_with_more_cells_than_whole_numbers() -> None:
     assert data.weights.sum() == 45
     expected, _ = by_pairs(np.concatenate([table, table[:5]]), data.rows[7])
     np.testing.assert_array_equal(histograms(data, np.array([7])).near[0], expected)
-
-
-@pytest.mark.parametrize("way", [dense, blocked])
-def test_progress_ends_at_one(way: object, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pdp_histograms, "BLOCK", 100.0)
-    data, shares = distinct(skewed(50, 4, 3, p=0.5)), []
-    way(data, np.arange(len(data.rows)), shares.append)
-    assert shares == sorted(shares)
-    assert len(shares) > 1
-    assert shares[-1] == 1

@@ -31,11 +31,6 @@ def test_one_trial_at_chance(tmp_path: Path) -> None:
     assert "--method.local.steps (now 1000) or --method.server.steps (now 1000)" in said
 
 
-def test_where_no_network_is_wanted_the_noise_may_be_the_cause(tmp_path: Path) -> None:
-    said = noise(sweep(tmp_path, 0.11, method="dpmerf"))
-    assert "raise --method.training.steps (now 2000) or --method.epsilon (now 10), or let" in said
-
-
 def test_of_several_trials_it_counts_those_and_shows_the_worst(tmp_path: Path) -> None:
     said = noise(sweep(tmp_path, 0.2, 0.6, 0.12, None))
     assert said.startswith("the samples of 2 of 3 trials are") and "about 12% of these" in said

@@ -21,7 +21,7 @@ from raydiff.data.partition import Iid
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.methods.fedavg import FedAvg
-from raydiff.privacy.composed import compose
+from raydiff.privacy.filters import compose
 from raydiff.results import generation as generate
 from raydiff.results.finished import Finished, Source, open_finished
 from raydiff.results.generation import Request, plan, write
@@ -65,12 +65,6 @@ def test_labels_are_dealt_out_in_the_proportions_of_the_records() -> None:
     assert labels.per_class(3) == [6, 2, 0]
 
 
-def test_only_combinations_that_occur() -> None:
-    own = [[0, 1], [1, 0], [1, 2]]
-    labels = plan(source_of(own), Request(num=30)).of(0, 30)
-    assert sorted(set(map(tuple, labels.tolist()))) == [(0, 1), (1, 0), (1, 2)]
-
-
 def test_so_many_of_each_class() -> None:
     own = [[0, 1]] * 5 + [[2, 0], [2, 3]]
     labels = plan(source_of(own), Request(num=4, per_class=True))
@@ -87,19 +81,10 @@ def test_the_card_counts_what_is_dealt(request_: Request) -> None:
     assert torch.equal(torch.cat([labels.of(0, 1), labels.of(1, labels.rows)]) if labels.rows > 1 else whole, whole)
 
 
-def test_a_seed_is_another_order() -> None:
-    source = source_of([[c] for c in range(50)])
-    assert not torch.equal(plan(source, Request(seed=0)).of(0, 50), plan(source, Request(seed=1)).of(0, 50))
-
-
-def test_at_least_one() -> None:
-    with pytest.raises(ValueError, match=r"^num must be at least 1, got 0$"):
-        Request(num=0)
-
-
-def test_labels_come_from_somewhere_known() -> None:
-    with pytest.raises(ValueError, match=r"^labels must be one of uniform, public, as-data, got 'private'$"):
-        Request(labels="private")  # type: ignore[arg-type]
+@pytest.mark.parametrize(("field", "value"), [("num", 0), ("labels", "private")])
+def test_requests_that_cannot_be(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        Request(**{field: value})
 
 
 def test_labels_of_the_servers_samples_are_nobodys(finished: Finished) -> None:
@@ -155,18 +140,6 @@ def test_a_part_says_what_it_is(finished: Finished, tmp_path: Path) -> None:
     features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
     assert features["label"]["names"] == [str(c) for c in range(10)]
     assert json.loads(schema.metadata[b"raydiff"])["privacy"].startswith("epsilon 5.97")
-
-
-def test_a_second_label_column_has_its_own_names(finished: Finished, tmp_path: Path) -> None:
-    path = tmp_path / "part.parquet"
-    pixels = torch.arange(16, dtype=torch.uint8).view(2, 2, 4, 1)
-    labels = torch.tensor([[1, 0], [0, 2]])
-    generate._write_part(path, pixels, labels, {"label": ("a", "b"), "hue": ("x", "y", "z")}, source_of([[0, 0]]))
-    table = pq.read_table(path)
-    assert table.column_names == ["image", "label", "hue"]
-    assert (table["label"].to_pylist(), table["hue"].to_pylist()) == ([1, 0], [0, 2])
-    features = json.loads(table.schema.metadata[b"huggingface"])["info"]["features"]
-    assert features["hue"]["names"] == ["x", "y", "z"]
 
 
 def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_path: Path) -> None:
@@ -267,12 +240,6 @@ def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
 
 
-def test_killed_before_its_card_was_there(finished: Finished, tmp_path: Path) -> None:
-    (tmp_path / ".card.json.0a1b2c3d").write_text("{")
-    write(finished, 0, tmp_path, Request(num=3), code=CODE)
-    assert sorted(files(tmp_path)) == ["card.json", "train-00000-of-00001.parquet"]
-
-
 def refusal(*arguments: Any, **more: Any) -> str:
     with pytest.raises(ValueError) as e:
         write(*arguments, **{"code": CODE, **more})
@@ -311,11 +278,3 @@ def test_more_than_the_disk_has_room_for(finished: Finished, tmp_path: Path, mon
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 222))
     write(finished, 0, out, Request(num=5), code=CODE)  # 64 pixels, 8 lines and PNG_BYTES a row
     assert "6 samples may take" in refusal(finished, 0, tmp_path / "other", Request(num=6))
-
-
-def test_a_row_takes_no_more_than_estimated(finished: Finished, tmp_path: Path) -> None:
-    """Noise is what PNG cannot compress."""
-    noise = torch.randint(256, (1000, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
-    labels = torch.zeros(1000, 1, dtype=torch.long)
-    generate._write_part(tmp_path / "part", noise, labels, {"label": ("a",)}, source_of([[0]]))
-    assert (tmp_path / "part").stat().st_size <= 1000 * (64 + 8 + generate.PNG_BYTES)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,8 +15,6 @@ from storages import Storage
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
-from raydiff.data.tables import rows_file
-from raydiff.data.tables.encode import Column, Mapping
 from raydiff.data.tables.read import Table, read
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
@@ -73,12 +69,7 @@ def tables(people: Path, tmp_path_factory: pytest.TempPathFactory) -> Storage:
     data = Data(name=str(people), labels=("buys",), bins=4, public=10, validation=0, calibration=0, test=10)
     for name, method in METHODS.items():
         experiment = Experiment(
-            method=method,
-            data=data,
-            clients=2,
-            partition=Iid(),
-            evaluation=None,
-            runtime=Runtime(pool="local"),
+            method=method, data=data, clients=2, partition=Iid(), evaluation=None, runtime=Runtime(pool="local")
         )
         made.finish(name, experiment)
     return made
@@ -164,13 +155,6 @@ def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> N
     cut = {"test": 9, "public": 9, "validation": 9, "calibration": 9}
     again = load(Data(name=str(tmp_path / "rows.csv"), labels=("buys",), bins=4, **cut))
     assert again.shape == (1, 1, 3) and again.label_names == (("no", "yes", "(other)"),)
-
-
-def test_the_same_again_and_another_seed(finished: Finished, tmp_path: Path) -> None:
-    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        write(finished, 0, tmp_path / name, Request(num=40, seed=seed), code=CODE)
-    assert files(tmp_path / "a") == files(tmp_path / "b")
-    assert files(tmp_path / "a")["rows.csv"] != files(tmp_path / "c")["rows.csv"]
 
 
 # --- what no guarantee covers ---
@@ -268,75 +252,6 @@ def test_a_trial_cut_short_in_its_first_round_has_spent_what_was_learned(tmp_pat
 
 
 # --- resuming ---
-
-
-class Killed(BaseException):
-    """A kill, as no code catches it."""
-
-
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("when", ["a part", "the file of all", "the parts' end"])
-def test_killed_and_called_again_it_gives_the_same_files(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
-) -> None:
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    write(finished, 0, whole, Request(num=30), code=CODE)
-    true, said = rows_file.write_part, []
-
-    def part(path: Path, *arguments: Any, header: bool) -> None:
-        if len(list(cut.glob("train-*.csv"))) == 2:
-            raise Killed
-        true(path, *arguments, header=header)
-
-    def killed(*_: Any, **__: Any) -> None:
-        raise Killed
-
-    with monkeypatch.context() as patched, pytest.raises(Killed):
-        if when == "a part":
-            patched.setattr(rows_file, "write_part", part)
-        elif when == "the file of all":
-            patched.setattr(rows_file, "join", killed)
-        else:
-            true_unlink = Path.unlink
-            patched.setattr(
-                Path, "unlink", lambda p, **k: killed() if p.name.startswith("train-00001") else true_unlink(p, **k)
-            )
-        write(finished, 0, cut, Request(num=30), code=CODE)
-    assert (cut / "rows.csv").exists() == (when == "the parts' end")
-    left = len(list(cut.glob("train-*.csv")))
-    assert left == {"a part": 2, "the file of all": 5}[when] if when != "the parts' end" else left > 0
-    (cut / ".train-00002-of-00005.csv.0a1b2c3d").write_bytes(b"half a pa")  # what a kill leaves
-    (cut / ".rows.csv.0a1b2c3d").write_bytes(b"half")
-    monkeypatch.setattr(rows_file, "write_part", lambda *a, **k: (said.append(a[0].name), true(*a, **k)))
-    write(finished, 0, cut, Request(num=30), code=CODE)
-    assert files(cut) == files(whole)
-    assert len(said) == (3 if when == "a part" else 0)
-
-
-def test_finished_it_makes_nothing_again(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write(finished, 0, tmp_path, Request(num=5), code=CODE)
-    before, seen = (tmp_path / "rows.csv").stat().st_mtime_ns, []
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=0))
-    write(finished, 0, tmp_path, Request(num=5), code=CODE, say=lambda *x: seen.append(x))
-    assert (tmp_path / "rows.csv").stat().st_mtime_ns == before and seen == [(5, 5)]
-    with pytest.raises(ValueError, match="holds other samples"):
-        write(finished, 0, tmp_path, Request(num=6), code=CODE)
-
-
-def test_more_than_the_disk_has_room_for(finished: Finished, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"^1,000,000,000,000,000 samples may take .* GB, but there are"):
-        write(finished, 0, tmp_path / "out", Request(num=10**15), code=CODE)
-    assert not (tmp_path / "out").exists()
-
-
-def test_a_row_takes_no_more_than_estimated(tmp_path: Path) -> None:
-    """Quotes are doubled, and a name in quotes is what takes most."""
-    columns = tuple(Column(name, ('"""', "a")) for name in ('"x"', "y"))
-    mapping = Mapping(columns, Column("l", ("é,",)))
-    codes, labels = np.zeros((50, 2), dtype=np.int64), np.zeros(50, dtype=np.int64)
-    rows_file.write_part(tmp_path / "part", codes, labels, mapping, header=True)
-    size = (tmp_path / "part").stat().st_size
-    assert size <= 50 * rows_file.most_bytes(mapping) + rows_file.header_bytes(mapping)
 
 
 # --- the sampler ---

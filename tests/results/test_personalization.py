@@ -15,7 +15,7 @@ import torch
 from raydiff import tree
 from raydiff.data.unseen_client import Choice, newcomer
 from raydiff.evaluation import suite
-from raydiff.evaluation.quality import distances, features
+from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import WithNewClients
@@ -23,7 +23,6 @@ from raydiff.methods import METHODS
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.training import Training, fit, fit_personal
 from raydiff.papers.spire.method import SPIRE
-from raydiff.results import personalization as personalize
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.personalization import Joining, Stage, prepare, reopen, replaced, save
 from raydiff.seeding import generator
@@ -199,48 +198,6 @@ def test_a_method_with_nothing_to_personalise(storage, instruments: Instruments,
 # --- measuring ---
 
 
-def test_its_samples_are_measured_beside_the_held_out_records(joining, instruments: Instruments) -> None:
-    """The kernel distance by hand: of each class as many samples as half of its records."""
-    joined = joining("fedavg")
-    state, test = last(joined, 1).state, joined.finished.dataset.splits["test"]
-    held_out = test.select(torch.isin(test.labels[:, 0], torch.tensor([2, 7])))
-    twos, sevens = (held_out.labels.flatten().bincount() // 2)[[2, 7]].tolist()
-    labels = torch.tensor([[2]] * twos + [[7]] * sevens)
-    rng = generator(joined.finished.trial.experiment.seed, "newcomer", 0, "samples")
-    images = joined.deploy(state).sample(labels, rng)
-    wanted = distances.class_distances(
-        features.cnn_features(instruments.cnn, images),
-        labels[:, 0],
-        features.cnn_features(instruments.cnn, held_out.images),
-        held_out.labels[:, 0],
-        groups={"all": (2, 7)},
-        features="cnn",
-        rng=generator(0, "reference halves"),
-        gaussian=False,
-    )
-    found = joined.measure(state)
-    assert {k: found[k] for k in ("kd_cnn", "kd_cnn_floor", "kd_cnn_spread")} == {
-        k.replace("/all", ""): v for k, v in wanted.items()
-    }
-    assert "fd_cnn" not in found  # two halves of 10 are too few for 4 features
-
-
-def test_a_frechet_distance_where_there_are_enough_records(joining) -> None:
-    joined = joining("fedavg", classes=(), records=50)
-    found = joined.measure(next(joined.stages(RATE, (1,))).state)
-    assert set(found) == set(personalize.READINGS)
-    few = joining("fedavg", classes=("0", "1", "2"), records=30)
-    assert "fd_cnn" not in few.measure(next(few.stages(RATE, (1,))).state)  # halves of 15, and 20 are needed
-
-
-def test_every_stage_is_sampled_from_the_same_noise(joining) -> None:
-    joined = joining("spire")
-    rows = [row for rate in (RATE, 1e-12) for row, _ in joined.rows(rate, (0, 1))]
-    assert [(r["learning_rate"], r["epoch"]) for r in rows] == [(RATE, 0), (RATE, 1), (1e-12, 0), (1e-12, 1)]
-    assert rows[0]["kd_cnn"] == rows[2]["kd_cnn"] == pytest.approx(rows[3]["kd_cnn"], rel=1e-4)
-    assert rows[1]["kd_cnn"] != rows[0]["kd_cnn"]
-
-
 def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = open_finished(copied.folder("fedavg"))
     setup = Evaluation(dim=4)
@@ -253,13 +210,6 @@ def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.Monkey
     trained: list[int] = []
     monkeypatch.setattr(features, "train_cnn", lambda public, **k: trained.append(len(public)) or cnn)
     assert prepare(finished).config == Evaluation() and trained == [80]  # a run without instruments
-
-
-def test_without_public_records_there_is_no_feature_network(storage) -> None:
-    finished = open_finished(storage.folder("fedavg"))
-    splits = finished.dataset.splits | {"public": finished.dataset.splits["public"].select(torch.arange(0))}
-    says = refusal(prepare, replace(finished, dataset=replace(finished.dataset, splits=splits)))
-    assert says.endswith("the run's data.public is 0")
 
 
 # --- forgetting ---

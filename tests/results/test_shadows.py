@@ -133,22 +133,17 @@ def test_pfdms_client_model_needs_no_protocol(copied) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "says"),
+    ("name", "request_", "says"),
     [
-        ("fedavg", {}, "FedAvg ends with no client denoiser of pictures to attack; it has global"),
-        (
-            "localonly",
-            {"source": "global"},
-            "LocalOnly ends with no global denoiser of pictures to attack; it has client",
-        ),
-        ("localonly", {"client": 2}, "there is no client 2: this trial has clients 0 to 1"),
-        ("localonly", {"shadows": 5}, "shadows must be 0 or an even number of at least 4, got 5"),
+        ("fedavg", {}, "no client denoiser .* has global"),
+        ("localonly", {"source": "global"}, "no global denoiser .* has client"),
+        ("localonly", {"client": 2}, "no client 2"),
+        ("localonly", {"shadows": 5}, "^shadows must be .* got 5"),
     ],
 )
-def test_refused(storage, name: str, more: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError) as e:
-        attacked(storage, name, **more)
-    assert str(e.value) == says
+def test_refused(storage, name: str, request_: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        attacked(storage, name, **request_)
 
 
 def test_too_few_records_to_calibrate_are_refused(copied, tiny) -> None:

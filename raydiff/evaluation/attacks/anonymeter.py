@@ -1,31 +1,30 @@
 """Singling out, linkability and attribute inference from synthetic rows: the three risks of the Article 29 Working
 Party's Opinion 05/2014 on anonymisation, attacked as in Anonymeter (Giomi et al., PoPETs 2023, arXiv 2211.10459).
 
-The attacker has the made rows, all of them, and nothing else:
+The attacker has all synthetic rows, and nothing else:
 
-- `singling_out`: some columns' values that one made row alone has are guessed to be one record's alone;
-- `linkability`: of a record in two halves the nearest made row to each half is the same row;
-- `inference`: a record's value in one column is guessed to be that of the made row nearest to it in all others.
+- `singling_out`: values of some columns that only one synthetic row has are guessed to be only one record's;
+- `linkability`: of a record in two halves the nearest synthetic row to each half is the same row;
+- `inference`: a record's value in one column is guessed to be that of the synthetic row nearest in all others.
 
-What succeeds with members because the rows tell how people are in general succeeds with records that nobody trained on
-just as often. So the same attack is tried on both, and the risk is what members have beyond: (r_members -
-r_nonmembers) / (1 - r_nonmembers), 0 where nothing is remembered. An attack that finds no more members than random
-guesses do says nothing in either direction.
+What the rows tell about the population succeeds equally often with non-members. So the risk is the excess of members:
+(r_members - r_nonmembers) / (1 - r_nonmembers), 0 where nothing is memorised. An attack that finds no more members than
+random guesses do says nothing in either direction.
 
 | Anonymeter | here |
 |---|---|
-| predicates of 3 columns; of numbers: at most, at least | of as many columns as is drawn by lot; a bin is a category |
-| a guess of each value uniform among those that there are | as often as made rows have it |
-| the user names the linked columns | every record has halves of its own, drawn by lot |
-| nearest neighbour, the first of equals | one of equals by lot |
+| predicates of 3 columns; of numbers: at most, at least | of a random number of columns; a bin is a category |
+| a guess of each value uniform among the possible ones | as often as synthetic rows have it |
+| the user names the linked columns | random halves for every record |
+| nearest neighbour, the first of equals | a random one of equals |
 | a number is inferred if within 5 % | if its bin is |
 | risks and intervals are cut at 0 and 1 | not at 0: else none could lie around it |
 
-**What it does not say.** A risk near 0 is that of this attacker with these rows, on average over records: a cleverer
-one may find more, one record may be exposed where most are not, and none of it is a guarantee. Intervals take attempts
-as independent, which those that single out the same record are not: for singling out they are a little too narrow.
+A risk near 0 is that of this attacker, averaged over records, and no guarantee: another attacker may find more, and
+single records may be exposed. Intervals treat attempts as independent, so for singling out they are slightly too
+narrow.
 
-Shapes: s made rows, m members, m non-members, n columns.
+Shapes: s synthetic rows, m members, m non-members, n columns.
 """
 
 from __future__ import annotations
@@ -41,30 +40,21 @@ from torch.nn import functional as F
 from raydiff.evaluation.attacks.gower import distances, nearest
 from raydiff.evaluation.attacks.membership import Interval, wilson
 
-ATTEMPTS = 2000
-"""Records of either kind that are attacked, and predicates that are guessed, at most; of these no more than records."""
+ATTEMPTS = 2000  # records of each side that are attacked, and predicates that are guessed, at most
 BATCH = 512
-TRIES = 10
-"""So many predicates are drawn for each that is wanted: most are true of several made rows."""
+TRIES = 10  # predicates drawn for each one wanted: most are true of several synthetic rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Risk:
-    """What an attack achieves."""
+    """Success rates of an attack, and the risk."""
 
-    members: float
-    """Share of the attempts on members that succeed."""
-    nonmembers: float
-    """The same on records that nobody trained on: the control."""
-    guesses: float
-    """The same of random guesses on members: the baseline."""
-    attempts: int
-    """Of each of the three."""
-    risk: float
-    """(r_members - r_nonmembers) / (1 - r_nonmembers), of the centres of the rates' Wilson intervals, as in Anonymeter:
-    these never reach 1."""
-    risk_interval: Interval
-    """95 %: both rates' Wilson intervals, propagated to first order as in Anonymeter."""
+    members: float  # success rate of attempts on members
+    nonmembers: float  # the same on records that nobody trained on: the control
+    guesses: float  # the same of random guesses on members: the baseline
+    attempts: int  # of each of the three
+    risk: float  # as above, from the centres of the rates' Wilson intervals as in Anonymeter: these never reach 1
+    risk_interval: Interval  # 95 %: both rates' Wilson intervals, propagated to first order as in Anonymeter
 
     @property
     def intervals(self) -> dict[str, Interval]:
@@ -74,10 +64,8 @@ class Risk:
 
 
 def risk(members: Tensor, nonmembers: Tensor, guesses: Tensor) -> Risk:
-    """Of which attempts succeeded: each (a,) bool. Raises ValueError without any, or where there are not as many."""
+    """Return the risk from successes of equally many attempts, (a,) bool each."""
     a = len(members)
-    if not a or not a == len(nonmembers) == len(guesses):
-        raise ValueError(f"attempts must be equally many, 1 at least, got {a}, {len(nonmembers)}, {len(guesses)}")
     (inside, spread), (outside, spread_out) = (_centre(int(hits.sum()), a) for hits in (members, nonmembers))
     value = (inside - outside) / (1 - outside)
     half = math.hypot(spread / (1 - outside), (1 - inside) * spread_out / (1 - outside) ** 2)
@@ -87,35 +75,32 @@ def risk(members: Tensor, nonmembers: Tensor, guesses: Tensor) -> Risk:
 
 
 def singling_out(made: Tensor, *, members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> Risk | None:
-    """Predicates that are true of one made row, on tables of codes (m, n) each: does it hold of one record alone?
+    """Attack tables of codes (m, n) by predicates that hold for one synthetic row: does one hold for one record only?
 
-    None where no such predicate is found. Raises ValueError unless there are as many non-members as members: how often
-    something is unique depends on how many there are.
+    Returns None without such a predicate. Needs as many non-members as members, since uniqueness depends on that.
     """
-    if len(members) != len(nonmembers):
-        raise ValueError(f"members and nonmembers must be equally many, got {len(members)} and {len(nonmembers)}")
     wanted = min(ATTEMPTS, len(made), len(members))
     which = _columns(TRIES * wanted, made.shape[1], rng)
     row = torch.randint(len(made), (len(which),), generator=rng)
-    drawn = torch.where(which, made[row], -1).unique(dim=0)  # -1: the column is not asked about
+    drawn = torch.where(which, made[row], -1).unique(dim=0)  # -1: not in the predicate
     drawn = drawn[torch.randperm(len(drawn), generator=rng)]
-    asked = drawn[_matches(drawn, made) == 1][:wanted]
-    if not len(asked):
+    chosen = drawn[_matches(drawn, made) == 1][:wanted]
+    if not len(chosen):
         return None
-    row = torch.randint(len(made), asked.shape, generator=rng)
-    guessed = torch.where(asked >= 0, made.gather(0, row), -1)  # each value by itself is one that there is
-    attempts = ((asked, members), (asked, nonmembers), (guessed, members))
+    row = torch.randint(len(made), chosen.shape, generator=rng)
+    guessed = torch.where(chosen >= 0, made.gather(0, row), -1)  # each value is that of some synthetic row
+    attempts = ((chosen, members), (chosen, nonmembers), (guessed, members))
     return risk(*(_matches(predicates, records) == 1 for predicates, records in attempts))
 
 
 def linkability(
     made: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Risk:
-    """Two halves of the columns of each record, drawn by lot: is one made row the nearest to both? Of random guesses
-    one in s is. Raises ValueError on fewer than two columns."""
+    """Attack random halves of each record's columns: is one synthetic row the nearest to both?
+
+    A random guess succeeds once in s. Needs two columns at least.
+    """
     n = made.shape[1]
-    if n < 2:
-        raise ValueError(f"linkability needs two columns at least, got {n}")
     members, nonmembers = _equally_many(members, nonmembers, rng)
     half = torch.rand(len(members), n, generator=rng).argsort(1) < n // 2
 
@@ -130,8 +115,10 @@ def linkability(
 def inference(
     made: Tensor, secret: int, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Risk:
-    """Is a record's code in column `secret` that of the made row nearest to it in the other columns? A random guess is
-    that of any made row."""
+    """Attack the code in column `secret`: is it that of the synthetic row nearest in the other columns?
+
+    A random guess is that of any synthetic row.
+    """
     members, nonmembers = _equally_many(members, nonmembers, rng)
     others = (torch.arange(made.shape[1]) != secret).expand_as(members)
 
@@ -150,22 +137,22 @@ def _centre(hits: int, n: int) -> tuple[float, float]:
 
 
 def _columns(count: int, n: int, rng: torch.Generator) -> Tensor:
-    """(count, n) bool: any number of columns from 1 to n, all as likely, and any so many."""
+    """(count, n) bool: random columns, uniform in their number from 1 to n."""
     size = torch.randint(1, n + 1, (count, 1), generator=rng)
     return torch.rand(count, n, generator=rng).argsort(1) < size
 
 
 def _matches(predicates: Tensor, records: Tensor) -> Tensor:
-    """Of how many records (N, n) each predicate (p, n) is true, (p,)."""
+    """Number of records (N, n) for which each predicate (p, n) holds, (p,)."""
     k = int(max(predicates.max(), records.max())) + 1
-    there, found = F.one_hot(records, k).flatten(1).float().T, []
+    encoded, counts = F.one_hot(records, k).flatten(1).float().T, []
     for part in predicates.split(BATCH):
-        asked = F.one_hot(part + 1, k + 1)[..., 1:].flatten(1).float()  # all 0 where a column is not asked about
-        found.append((asked @ there == (part >= 0).sum(1, keepdim=True)).sum(1))
-    return torch.cat(found)
+        wanted = F.one_hot(part + 1, k + 1)[..., 1:].flatten(1).float()  # all 0 where a column is not in the predicate
+        counts.append((wanted @ encoded == (part >= 0).sum(1, keepdim=True)).sum(1))
+    return torch.cat(counts)
 
 
 def _equally_many(members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> list[Tensor]:
-    """As many of either, `ATTEMPTS` at most, drawn by lot."""
+    """Random samples of equal size, `ATTEMPTS` at most."""
     count = min(len(members), len(nonmembers), ATTEMPTS)
     return [records[torch.randperm(len(records), generator=rng)[:count]] for records in (members, nonmembers)]

@@ -1,8 +1,7 @@
-"""How far apart rows of a table are: Gower's distance (Biometrics 27, 1971, 857), as a sum over columns.
+"""Gower's distance between rows of a table (Biometrics 27, 1971, 857), as a sum over columns.
 
-A column of texts adds 1 where the rows differ (Hamming's distance), a column of numbers by how many of its bins they
-are apart, as a share of the most that there can be; a missing value is as far from a number as can be. Distances are
-rounded to 1e-9, so that equal ones are equal to the bit.
+A text column adds 1 where the rows differ, a column of numbers the difference in bins over the largest possible one; a
+missing value has distance 1 from any number. Distances are rounded to 1e-9, so that equal ones are equal to the bit.
 
 Shapes: s rows, N records, n columns, k categories at most.
 """
@@ -21,20 +20,15 @@ DECIMALS = 9
 
 
 def spans_of(columns: Sequence[Column]) -> tuple[int, ...]:
-    """For each column the largest code of a number, or 0 where it has texts."""
+    """Return the largest code of each column of numbers, and 0 for text columns."""
     return tuple(len(column.edges or ()) for column in columns)
 
 
 def distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: Tensor | None = None) -> Tensor:
-    """From each of rows (s, n) to each of records (N, n): (s, N) float64.
+    """Return distances from rows (s, n) to records (N, n): (s, N) float64.
 
-    `spans` as from `spans_of`; `columns` (s, n) bool: which columns count for each row, None: all. Raises ValueError on
-    numbers of columns that do not go together.
+    `columns` (s, n) bool selects the columns that count for each row.
     """
-    if not rows.shape[1] == records.shape[1] == len(spans):
-        raise ValueError(
-            f"rows, records and spans must have the same columns, got {rows.shape[1]}, {records.shape[1]}, {len(spans)}"
-        )
     k = int(max(rows.max(), records.max())) + 1
     each = torch.stack([_between_codes(span, k) for span in spans])  # (n, k, k)
     from_codes = each[torch.arange(len(spans)), rows]  # (s, n, k): to each code of each column
@@ -45,13 +39,12 @@ def distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: T
 
 
 def nearest(apart: Tensor, rng: torch.Generator) -> Tensor:
-    """Of distances (s, N) each row's nearest record, (s,), one of several at random."""
+    """Return each row's nearest record (s,) from distances (s, N), a random one of ties."""
     tied = apart == apart.amin(1, keepdim=True)
     return torch.where(tied, torch.rand(apart.shape, generator=rng), -1.0).argmax(1)
 
 
 def _between_codes(span: int, k: int) -> Tensor:
-    """Of one column, (k, k)."""
     apart = 1 - torch.eye(k, dtype=torch.float64)
     if span:
         codes = torch.arange(min(span + 1, k), dtype=torch.float64)

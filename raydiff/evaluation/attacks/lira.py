@@ -1,20 +1,18 @@
-"""Membership inference by likelihood ratios from shadow models.
+"""LiRA: membership inference by likelihood ratios from shadow models (Carlini et al., IEEE S&P 2022, arXiv 2112.03570).
 
-LiRA: Carlini et al., IEEE S&P 2022 (arXiv 2112.03570), with a diffusion loss in place of a classifier's confidence.
-Shadow models are trained as the attacked one was, each on a random half of the records in question. They tell what a
-record's loss is when it was not trained on (and when it was), so that a record that is easy for every model is not
-taken for a member. `membership.attack` judges the scores, which are low for members.
+Uses a diffusion loss in place of a classifier's confidence. Shadow models are trained like the attacked one, each on a
+random half of the candidate records. They estimate a record's loss when it was not trained on (and when it was), so
+that a record that is easy for every model is not taken for a member. Scores are low for members.
 
 | paper | here |
 |---|---|
 | phi(f(x), y), logit-scaled confidence | `statistics`: log of the loss at fixed timesteps over fixed draws |
 | Algorithm 1, online | `scores(..., online=True)`: log N(out) - log N(in) |
 | section VI, offline: 1 - Pr[N(mu_out, sigma_out^2) > conf] | `scores`: the standard normal quantile of that number |
-| one variance for all records where shadows are few | `variance`: of the deviations from each record's own mean |
+| one variance for all records where shadows are few | of the deviations from each record's mean, below `MANY` shadows |
 
 Deviations: shadows come as complementary pairs, so each has exactly half of the records and each record is in exactly
-half of the shadows. The variance of all records is that of the deviations from each record's own mean, without the
-spread between records. Several timesteps are judged one by one and by their mean, not by a joint covariance.
+half of the shadows. Timesteps are judged one by one and by their mean, not by a joint covariance.
 
 Shapes: N records, M shadows, S timesteps.
 """
@@ -22,7 +20,6 @@ Shapes: N records, M shadows, S timesteps.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -30,19 +27,16 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks.scores import check_asked, noised
 from raydiff.federated.method import Denoiser
-from raydiff.lookup import check_one_of
 
-Variance = Literal["auto", "shared", "record"]
-MANY = 64
-"""Shadows from which on a record's own variance is worth estimating (section VI)."""
+MANY = 64  # shadows from which on a variance per record is worth estimating (section VI)
 BATCH = 1024
-TINY = 1e-30  # losses and deviations are taken for at least so much
+TINY = 1e-30  # lower bound of losses and deviations
 
 
 def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
-    """Which records each shadow is trained on: (M, N) bool. Shadows 2i and 2i + 1 have complementary halves.
+    """Return which records each shadow is trained on: (M, N) bool. Shadows 2i and 2i + 1 are complementary.
 
-    Raises ValueError on an odd number of shadows or 1 to 3, and on fewer than 2 records.
+    Raises ValueError for an odd number of shadows or 1 to 3, and for fewer than 2 records.
     """
     if shadows and (shadows < 4 or shadows % 2):
         raise ValueError(f"shadows must be 0 or an even number of at least 4, got {shadows}")
@@ -65,11 +59,14 @@ def statistics(
     draws: int,
     rng: torch.Generator,
 ) -> Tensor:
-    """Logarithm of the mean over `draws` of || eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t) ||^2 per pixel:
-    (N, S) float64.
+    """Return the log of the mean over `draws` of || eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t) ||^2 per pixel.
 
-    The same records, timesteps, draws and state of `rng` give every model the same eps. `alphas_bar` is (T + 1,) with
-    abar_0 = 1. Raises ValueError on a timestep outside 1 .. T, and without a timestep, draw or record.
+    The same records, timesteps, draws and state of `rng` give every model the same eps.
+
+    Args:
+        alphas_bar: (T + 1,) with abar_0 = 1.
+
+    Returns: (N, S) float64. Raises ValueError for a timestep outside 1 .. T, and without a timestep, draw or record.
     """
     check_asked(records, alphas_bar, timesteps)
     if draws < 1:
@@ -88,54 +85,42 @@ def statistics(
     return torch.cat(rows)
 
 
-def scores(
-    target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = False, variance: Variance = "auto"
-) -> Tensor:
-    """Of the target's statistics (N, S) against the shadows' (M, N, S): (N, S + 1), low for members.
+def scores(target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = False) -> Tensor:
+    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1), low for members.
 
-    `inside` (M, N) says which records each shadow was trained on. Offline: (target - mean) / deviation of the shadows
-    without the record, whose normal probability is the paper's one-sided likelihood; online: the log likelihood of a
-    model without the record minus that of one with it. The last column is the mean of the others. `variance`: shared by
-    all records, each record's own, or auto: its own from 64 shadows on. Raises ValueError on shapes that do not go
-    together, and where a record has fewer than 2 shadows with or without it.
+    Offline: (target - mean) / deviation of the shadows without the record, whose normal probability is the paper's
+    one-sided likelihood. Online: the log likelihood of a model without the record minus that of one with it. The last
+    column is the mean of the others.
+
+    Args:
+        inside: (M, N), which records each shadow was trained on: each of at least 2 shadows, and not of 2.
     """
-    check_together(target, shadows, inside)
-    check_one_of("variance", variance, get_args(Variance))
-    own = variance == "record" or (variance == "auto" and len(shadows) >= MANY)
-    mean, deviation = _fitted(shadows, ~inside, own=own)
+    mean, deviation = _fitted(shadows, ~inside)
     z = (target - mean) / deviation
     if online:
-        mean, deviation_in = _fitted(shadows, inside, own=own)
+        mean, deviation_in = _fitted(shadows, inside)
         z_in = (target - mean) / deviation_in
         z = (z_in.square() - z.square()) / 2 + (deviation_in / deviation).log()
     return with_mean(z)
 
 
 def with_mean(columns: Tensor) -> Tensor:
-    """(N, S) -> (N, S + 1): the mean over the timesteps is one column more."""
+    """Append the mean over timesteps: (N, S) -> (N, S + 1)."""
     return torch.cat([columns, columns.mean(1, keepdim=True)], dim=1)
 
 
 def mean_of(shadows: Tensor, which: Tensor) -> Tensor:
-    """Mean (N, S) over those shadows (M, N) of each record, of what they have, (M, N, S)."""
+    """Return the mean (N, S) of values (M, N, S) over the shadows selected for each record, (M, N)."""
     weight = which[:, :, None].double()
     return (weight * shadows).sum(0) / weight.sum(0)
 
 
-def _fitted(shadows: Tensor, which: Tensor, *, own: bool) -> tuple[Tensor, Tensor]:
-    """Mean (N, S), and standard deviation (N, S) or (1, S), of those shadows (M, N) of each record."""
+def _fitted(shadows: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean (N, S), and standard deviation (N, S) or (1, S), over the shadows selected for each record."""
     mean, weight = mean_of(shadows, which), which[:, :, None].double()
     count = weight.sum(0)
     squares = (weight * (shadows - mean).square()).sum(0)
-    spread = squares / (count - 1) if own else squares.sum(0, keepdim=True) / (count - 1).sum(0, keepdim=True)
+    spread = squares / (count - 1)
+    if len(shadows) < MANY:
+        spread = squares.sum(0, keepdim=True) / (count - 1).sum(0, keepdim=True)
     return mean, spread.sqrt().clamp_min(TINY)
-
-
-def check_together(target: Tensor, shadows: Tensor, inside: Tensor) -> None:
-    """Raises ValueError on shapes that do not go together, and where a record has fewer than 2 shadows with or without
-    it."""
-    if target.dim() != 2 or shadows.shape[1:] != target.shape or inside.shape != shadows.shape[:2]:
-        shapes = f"{tuple(target.shape)}, {tuple(shadows.shape)} and {tuple(inside.shape)}"
-        raise ValueError(f"target, shadows and inside must be (N, S), (M, N, S) and (M, N), got {shapes}")
-    if int(inside.sum(0).min()) < 2 or int((~inside).sum(0).min()) < 2:
-        raise ValueError("inside must put each record into at least 2 of the shadows, and leave it out of 2")

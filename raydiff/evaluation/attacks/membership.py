@@ -1,13 +1,10 @@
-"""What a membership attack's scores achieve, with everything chosen on a calibration split.
+"""Performance of a membership attack's scores, with everything chosen on a calibration split.
 
-`attack` judges one column of scores; `combined` makes one of many.
+Published numbers often choose the best timestep and threshold on the rows they report; here both come from other rows,
+so that an attack on a model without leak has an AUC of 0.5 on average.
 
-Published numbers often take the best timestep and threshold on the rows they report; here both come from
-other rows, so that an attack on a model that leaks nothing reads 0.5 on average and not more.
-
-Intervals are at 95 % and analytic: on few rows, and near an AUC of 1, a bootstrap of the rows covers too seldom (at 20
-members and 20 non-members and an AUC of 0.98 its percentiles cover in 78 % of samples, DeLong's interval in 73 %, the
-one here in all), and where members and non-members separate its width is 0.
+Intervals are at 95 % and analytic. A bootstrap covers too seldom on few rows and near an AUC of 1: at 20 members, 20
+non-members and an AUC of 0.98 its percentiles cover in 78 % of samples, DeLong's interval in 73 %, the one here in all.
 
 Scores are low for members. Shapes: S columns, one for each timestep, or timestep and attack, that was tried.
 """
@@ -21,24 +18,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Z95 = 1.959963984540054
-"""Two-sided 95 % point of the standard normal law."""
+Z95 = 1.959963984540054  # two-sided 95 % point of the standard normal law
 Interval = tuple[float, float]
-LOW_FPRS = (0.01, 0.001)
-"""False positive rates at which the true positive rate is read."""
-
-
+LOW_FPRS = (0.01, 0.001)  # false positive rates at which the true positive rate is reported
 ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")
 """The arguments of `attack`, in their order."""
-ENOUGH = 20
-"""Calibration rows of either kind that it takes to combine scores."""
+ENOUGH = 20  # calibration rows of each side that combining scores takes
 FOLDS = 5
-PENALTY = 0.1
-"""scikit-learn's C of the combination: the inverse weight of the squared coefficients."""
+PENALTY = 0.1  # scikit-learn's C of the combination: the inverse weight of the squared coefficients
 
 
 def needed(fpr: float) -> int:
-    """Non-members that it takes to set, and again to verify, a threshold of this false positive rate: five above it."""
+    """Return the non-members that it takes to set, and to verify, a threshold of this false positive rate."""
     return round(5 / fpr)
 
 
@@ -46,47 +37,35 @@ def needed(fpr: float) -> int:
 class Rate:
     """The true positive rate at a low false positive rate; the threshold is the calibration's."""
 
-    fpr: float
-    """False positive rate that was asked for: it holds on the calibration non-members."""
-    tpr: float
-    """Share of the evaluation members that are called members at that threshold."""
+    fpr: float  # target false positive rate, on the calibration non-members
+    tpr: float  # fraction of the evaluation members called members at that threshold
     interval: Interval
-    """For the true positive rate at exactly `fpr`: Wilson's for the share of members and, for the threshold, the same
-    share at both ends of Wilson's interval for its false positive rate, put together as in Newcombe 1998, method 10."""
-    fpr_reached: float
-    """False positive rate on the evaluation non-members at that threshold."""
+    """For the true positive rate at exactly `fpr`: Wilson's for the fraction of members, combined (Newcombe 1998,
+    method 10) with that fraction at both ends of Wilson's interval of the threshold's false positive rate."""
+    fpr_reached: float  # false positive rate on the evaluation non-members at that threshold
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attack:
-    """What an attack achieves on rows that took no part in setting it up."""
+    """Performance on rows that took no part in setting the attack up."""
 
-    timestep_index: int
-    """Column of the score matrices that the calibration rows chose."""
-    threshold: float
-    """A record with a score at or below it is called a member; chosen on the calibration rows."""
-    auc: float
-    """P(a member scores lower than a non-member), ties counting half."""
+    timestep_index: int  # column of the score matrices that the calibration rows chose
+    threshold: float  # A record with a score at or below it is called a member; chosen on the calibration rows
+    auc: float  # p(a member scores lower than a non-member), ties counting half
     auc_interval: Interval
-    """The hull of Newcombe's (2006, method 5) and DeLong's (1988): the one holds on few rows and near 1, the other
-    where members and non-members differ much in spread."""
-    balanced_accuracy: float
-    """(true positive rate + true negative rate) / 2 at `threshold`."""
+    """The hull of Newcombe's (2006, method 5), for few rows and near 1, and DeLong's (1988), for unequal spreads."""
+    balanced_accuracy: float  # (true positive rate + true negative rate) / 2 at `threshold`
     balanced_accuracy_interval: Interval
     """Newcombe 1998, method 10: that of the difference TPR - FPR, moved to (1 + TPR - FPR) / 2."""
     low_fpr: tuple[Rate, ...]
-    """At each of `LOW_FPRS` for which both the calibration and the evaluation have the `needed` non-members."""
-    n_members: int
-    """Members among the evaluation rows."""
-    n_nonmembers: int
-    """Non-members among the evaluation rows."""
+    """At each of `LOW_FPRS` for which calibration and evaluation have the `needed` non-members."""
+    n_members: int  # members among the evaluation rows
+    n_nonmembers: int  # non-members among the evaluation rows
 
     def metrics(self, prefix: str) -> dict[str, float]:
-        """Flat numbers under `prefix/`; an interval gives two, `_low` and `_high`."""
-        single = ("timestep_index", "threshold", "n_members", "n_nonmembers")
-        out = {name: float(getattr(self, name)) for name in single}
-        spread = [("auc", self.auc, self.auc_interval)]
-        spread.append(("balanced_accuracy", self.balanced_accuracy, self.balanced_accuracy_interval))
+        """Return flat numbers under `prefix/`, with `_low` and `_high` of intervals."""
+        out = {k: float(getattr(self, k)) for k in ("timestep_index", "threshold", "n_members", "n_nonmembers")}
+        spread = [(k, getattr(self, k), getattr(self, f"{k}_interval")) for k in ("auc", "balanced_accuracy")]
         for rate in self.low_fpr:
             at = f"{100 * rate.fpr:g}pct"
             spread.append((f"tpr_at_{at}_fpr", rate.tpr, rate.interval))
@@ -101,9 +80,9 @@ def attack(
 ) -> Attack:
     """Set the attack up on the calibration rows, then measure it on the others.
 
-    Each argument is a matrix of scores (n, S), low for members, the same S columns in all. The column
-    with the highest AUC and the threshold with the best balanced accuracy are the calibration rows' alone.
-    Raises ValueError on fewer than 2 rows, different columns, or NaN scores.
+    Each argument is a matrix of scores (n, S), low for members. The calibration rows choose the column with the highest
+    AUC and the threshold with the best balanced accuracy. Raises ValueError for fewer than 2 rows, different columns,
+    or NaN scores.
     """
     _check(calibration_members, calibration_nonmembers, members, nonmembers)
     column = best_column(calibration_members, calibration_nonmembers)
@@ -131,12 +110,11 @@ def attack(
 def combined(
     *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
 ) -> dict[str, Tensor] | None:
-    """One column (n, 1) from many, by role: the log odds that a record is no member, from all its scores together.
+    """Return one column (n, 1) from many, by role: the log odds that a record is no member.
 
-    A logistic regression, both kinds weighing the same, is fitted to the calibration rows alone; a score enters as its
-    rank among theirs, turned into the normal quantile, whatever its scale is. A calibration row's own log odds come
-    from a fit to the other folds: from its own they would look better than those of new rows, and give a bad threshold.
-    None where a kind has fewer than `ENOUGH` calibration rows, or there is one column only. Raises as `attack` does.
+    A balanced logistic regression is fitted to the calibration rows, on normal quantiles of the scores' ranks. A
+    calibration row's log odds come from a fit to the other folds: from its own they would be too good, and set a bad
+    threshold. None with fewer than `ENOUGH` calibration rows of a side, or with one column. Raises as `attack` does.
     """
     roles = (calibration_members, calibration_nonmembers, members, nonmembers)
     _check(*roles)
@@ -154,45 +132,44 @@ def combined(
 
 
 def combining_helps(members: Tensor, nonmembers: Tensor, combination: tuple[Tensor, Tensor]) -> bool:
-    """Whether `combined` has a higher AUC on calibration rows that it has not seen than the best of their own columns.
+    """Whether `combined` has a higher AUC on the calibration rows, by cross-validation, than their best column.
 
     The scores (n, S) and `combination`, the two columns of `combined`, are of the calibration rows. In each fold the
-    best column is that of the others: chosen among many on the rows it is judged by, it would look better than it is.
+    best column is chosen on the others.
     """
     gain, n = 0.0, len(members)
     for held in _folds(n, len(nonmembers)):
         inside, outside = held[:n], held[n:]
         column = best_column(members[~inside], nonmembers[~outside])
-        alone, together = (
+        single, together = (
             _auc(a[inside].double(), b[outside].double())[0]
             for a, b in ((members[:, column], nonmembers[:, column]), (combination[0][:, 0], combination[1][:, 0]))
         )
-        gain += together - alone
+        gain += together - single
     return gain >= 0
 
 
 def _folds(members: int, nonmembers: int) -> Iterator[Tensor]:
-    """Masks (n + m,) of `FOLDS` parts of the rows, members first, with the same share of either kind in each."""
+    """Masks (n + m,) of `FOLDS` stratified parts of the rows, members first."""
     fold = torch.cat([torch.arange(members), torch.arange(nonmembers)]) % FOLDS
     return (fold == k for k in range(FOLDS))
 
 
 def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
-    """Of `new` rows to be outside, by a fit to `rows`."""
     from sklearn.linear_model import LogisticRegression  # a second to import: only where it is used
 
     ranked = [_normal_ranks(rows[:, s], rows[:, s]) for s in range(rows.shape[1])]
-    asked = [_normal_ranks(new[:, s], rows[:, s]) for s in range(rows.shape[1])]
+    ranked_new = [_normal_ranks(new[:, s], rows[:, s]) for s in range(rows.shape[1])]
     model = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=1000)
     model.fit(torch.stack(ranked, dim=1).numpy(), outside.numpy())
-    found: Tensor = torch.from_numpy(model.decision_function(torch.stack(asked, dim=1).numpy()))
-    return found
+    odds: Tensor = torch.from_numpy(model.decision_function(torch.stack(ranked_new, dim=1).numpy()))
+    return odds
 
 
 def _normal_ranks(values: Tensor, among: Tensor) -> Tensor:
-    """The normal quantile of each value's rank among others, which never reaches 0 or 1."""
+    """The normal quantile of each value's rank among others."""
     n = len(among)
-    quantiles: Tensor = torch.special.ndtri((_share_below(values, among) * n + 0.5) / (n + 1))
+    quantiles: Tensor = torch.special.ndtri((_fraction_below(values, among) * n + 0.5) / (n + 1))
     return quantiles
 
 
@@ -210,7 +187,7 @@ def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) 
 
 
 def best_column(members: Tensor, nonmembers: Tensor) -> int:
-    """The column with the highest AUC, the first of equals."""
+    """Return the column with the highest AUC, the first of equals."""
     aucs = [_auc(members[:, s].double(), nonmembers[:, s].double())[0] for s in range(members.shape[1])]
     return aucs.index(max(aucs))
 
@@ -226,8 +203,8 @@ def _best_threshold(members: Tensor, nonmembers: Tensor) -> float:
 
 def _auc(members: Tensor, nonmembers: Tensor) -> tuple[float, Interval]:
     """AUC and its interval, in O(n log n) by DeLong's placements."""
-    placed_members = 1 - _share_below(members, nonmembers)  # share of non-members above each member
-    placed_nonmembers = _share_below(nonmembers, members)  # share of members below each non-member
+    placed_members = 1 - _fraction_below(members, nonmembers)  # fraction of non-members above
+    placed_nonmembers = _fraction_below(nonmembers, members)  # fraction of members below
     auc = float(placed_members.mean())
     variance = placed_members.var() / len(members) + placed_nonmembers.var() / len(nonmembers)
     half = Z95 * math.sqrt(float(variance))
@@ -236,8 +213,8 @@ def _auc(members: Tensor, nonmembers: Tensor) -> tuple[float, Interval]:
 
 
 def _newcombe(auc: float, m: int, n: int) -> Interval:
-    """Newcombe, Statistics in Medicine 25 (2006) 559, method 5: all theta whose own standard error, that of exponential
-    scores, `auc` is not more than `Z95` away from."""
+    """Newcombe, Statistics in Medicine 25 (2006) 559, method 5: all theta within `Z95` of their own standard errors,
+    those of exponential scores, of `auc`."""
     balanced = (m + n) / 2 - 1
 
     def holds(theta: float) -> bool:
@@ -255,15 +232,15 @@ def _furthest(holds: Callable[[float], bool], inside: float, outside: float) -> 
     return inside
 
 
-def _share_below(values: Tensor, others: Tensor) -> Tensor:
-    """For each value the share of `others` below it, equals counting half."""
+def _fraction_below(values: Tensor, others: Tensor) -> Tensor:
+    """Fraction of `others` below each value, ties counting half."""
     ranked, values = others.sort().values.contiguous(), values.contiguous()
     below, up_to = torch.searchsorted(ranked, values), torch.searchsorted(ranked, values, right=True)
     return (below + up_to).double() / (2 * len(others))
 
 
 def wilson(successes: int, n: int) -> Interval:
-    """Wilson's score interval for a proportion."""
+    """Return Wilson's 95 % score interval for a proportion."""
     p, z2 = successes / n, Z95**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
@@ -271,7 +248,7 @@ def wilson(successes: int, n: int) -> Interval:
 
 
 def _mean_of_two(first: tuple[int, int], second: tuple[int, int]) -> Interval:
-    """Interval for the mean of two independent proportions (successes, n), from Wilson's arms."""
+    """Interval for the mean of two independent proportions (successes, n)."""
     p, q = first[0] / first[1], second[0] / second[1]
     (p_low, p_high), (q_low, q_high) = wilson(*first), wilson(*second)
     low = p + q - math.hypot(p - p_low, q - q_low)

@@ -1,23 +1,18 @@
-"""Membership inference by quantile regression: no shadow model.
+"""Membership inference by quantile regression, without shadow models (Bertran et al., NeurIPS 2023, arXiv 2307.03694;
+for diffusion models Tang et al., arXiv 2312.05140).
 
-Bertran et al., NeurIPS 2023 (arXiv 2307.03694), on diffusion models Tang et al. (arXiv 2312.05140). What a record's
-loss would be if nobody had trained on it is predicted from the record alone, by a regression on records of which this
-is known: of the conditional quantile q(x), which minimises the mean of the pinball loss
+A regression on non-members predicts a low quantile q(x) of a record's loss, which minimises the mean pinball loss
 
     level (s - q(x))          where s >= q(x)
     (1 - level) (q(x) - s)    elsewhere
 
-A record whose loss s lies far below its own q(x) is called a member.
+A record whose loss s lies far below its q(x) is called a member.
 
-Deviations: the papers' regressors are networks, fitted to many times as many records; a client's calibration records
-are hundreds, so that this one is linear, in as many of the pictures' principal components as there are records to
-determine (`PER_COEFFICIENT`), and in what these leave of a picture. Where there are too few it is a constant: a
-threshold for all records. One level is predicted and the others are parallel to it, in place of a regression for each
-false positive rate: the threshold comes from calibration records as every attack's does. s is the logarithm of the
-loss over fixed draws (`lira.statistics`), not SecMI's error. No bag of bootstrapped regressors. A record that was
-fitted to is scored by a regression on other folds.
-
-It is no attack of `scores.ATTACKS`, which sees a denoiser and records and does not know who is no member.
+Deviations: the papers' regressors are networks. A client has hundreds of calibration records only, so this one is
+linear in as many principal components of the pictures as these determine (`PER_COEFFICIENT`) and in the log residual;
+with too few records it is a constant. One level is predicted, and thresholds for other false positive rates are
+parallel to it. s is the log loss over fixed draws (`lira.statistics`), not SecMI's error. There is no bootstrap. A
+fitted record is scored by a regression on other folds.
 
 Shapes: N records, n of them to fit to, S timesteps, p coefficients.
 """
@@ -30,27 +25,18 @@ from torch import Tensor
 from raydiff.evaluation.attacks.lira import TINY, with_mean
 from raydiff.evaluation.attacks.membership import FOLDS
 
-LEVEL = 0.1
-"""Share of the non-members whose loss lies below the quantile: low, for the lower tail decides at few false alarms, and
-not so low that a few hundred records could not tell where it begins."""
-COMPONENTS = 16
-"""Principal components at most."""
-PER_COEFFICIENT = 10
-"""Records to fit to for each coefficient, at least."""
+LEVEL = 0.1  # of the quantile: the lower tail matters, and a few hundred records must determine it
+COMPONENTS = 16  # principal components at most
+PER_COEFFICIENT = 10  # fitted records per coefficient, at least
 
 
-def scores(statistics: Tensor, images: Tensor, known: Tensor) -> Tensor:
-    """Of the target's statistics (N, S) of pictures (N, C, H, W): statistic - q(picture), (N, S + 1), low for members.
+def scores(statistics: Tensor, images: Tensor, nonmembers: Tensor) -> Tensor:
+    """Return statistics (N, S) minus q of pictures (N, C, H, W): (N, S + 1), low for members; the last is the mean.
 
-    `known` (N,) bool: the n records that nobody trained on. The last column is the mean of the others. Raises
-    ValueError on shapes that do not go together, and fewer than 2 records to fit to."""
-    if statistics.dim() != 2 or len(images) != len(statistics) or known.shape != statistics.shape[:1]:
-        shapes = f"{tuple(statistics.shape)}, {tuple(images.shape)} and {tuple(known.shape)}"
-        raise ValueError(f"statistics, images and known must be (N, S), (N, C, H, W) and (N,), got {shapes}")
-    if int(known.sum()) < 2:
-        raise ValueError(f"known must name at least 2 records to fit to, got {int(known.sum())}")
+    `nonmembers` (N,) bool says on which to fit, at least 2.
+    """
     flat = images.double().flatten(1)
-    rows = known.nonzero()[:, 0]
+    rows = nonmembers.nonzero()[:, 0]
     predicted = quantiles(flat[rows], statistics[rows], flat, level=LEVEL)
     fold = torch.arange(len(rows)) % FOLDS
     for k in range(min(FOLDS, len(rows))):
@@ -60,20 +46,19 @@ def scores(statistics: Tensor, images: Tensor, known: Tensor) -> Tensor:
 
 
 def quantiles(records: Tensor, statistics: Tensor, new: Tensor, *, level: float) -> Tensor:
-    """Of `new` records (m, d) the predicted quantiles (m, S), by a fit to records (n, d) with statistics (n, S)."""
+    """Return the quantiles (m, S) of `new` records (m, d), by a fit to records (n, d) with statistics (n, S)."""
     from sklearn.linear_model import QuantileRegressor  # a second to import: only where it is used
 
-    design, asked = _designs(records, new)
+    design, design_new = _designs(records, new)
     columns = []
     for s in statistics.double().T:
         model = QuantileRegressor(quantile=level, alpha=0.0, fit_intercept=False)
-        columns.append(torch.from_numpy(model.fit(design.numpy(), s.numpy()).predict(asked.numpy())))
+        columns.append(torch.from_numpy(model.fit(design.numpy(), s.numpy()).predict(design_new.numpy())))
     return torch.stack(columns, dim=1)
 
 
 def _designs(records: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
-    """What the quantiles are linear in, (n, p) and (m, p): 1, the first principal components of the records in units of
-    their deviation, and the logarithm of what these leave, if anything."""
+    """Regressors (n, p) and (m, p): 1, the first principal components, standardised, and the log residual, if any."""
     n, mean = len(records), records.mean(0)
     _, sizes, directions = torch.linalg.svd(records - mean, full_matrices=False)
     rank = int((sizes > 1e-6 * sizes[0]).sum())

@@ -1,7 +1,7 @@
-"""Membership inference by likelihood ratios against a population: RMIA.
+"""RMIA: membership by likelihood ratios against a population (Zarifzadeh et al., ICML 2024, arXiv 2312.03262).
 
-Zarifzadeh, Liu & Shokri, ICML 2024 (arXiv 2312.03262), from the shadow models that LiRA has (`lira`): nothing more is
-trained. A record is a member where it gained more by the attacked model than records z that nobody trained on.
+Uses LiRA's shadow models (`lira`). A record is a member if it gained more from the attacked model than population
+records z that nobody trained on.
 
 | paper | here |
 |---|---|
@@ -10,18 +10,14 @@ trained. A record is a member where it gained more by the attacked model than re
 | Pr(x), offline: ((1 + a) out + 1 - a) / 2 | the same with in = a out + 1 - a |
 | a, by attacking one of the reference models | `interpolation`: by attacking shadow 0, timestep by timestep |
 | LR(x, z) = (Pr(x given theta) / Pr(x)) / (Pr(z given theta) / Pr(z)) | the ratio of two records' ratios |
-| score: Pr over z of LR(x, z) >= gamma | `scores`: the share of z with LR(x, z) < gamma, which is low for members |
+| score: Pr over z of LR(x, z) >= gamma | `scores`: the fraction of z with LR(x, z) < gamma, low for members |
 
-Deviations: the paper's likelihood is a classifier's confidence in the true label, and what it is of a diffusion model
-it does not say. exp(-L) is, but for a constant, the geometric mean over pixels of the normal density of the added
-noise around the predicted one, with variance 1/2; it is 1, as a sure classifier's is, for a model that makes no
-error, which the offline form takes for the limit of a member. The population is the records that `population` names,
-each of them trained on by half of the shadows as all records are, in place of records that no model has. A record of
-the population is compared with the others of it.
-
-The ratio of the population is one for all records, so a timestep's score orders records as Pr(x given theta) / Pr(x)
-does, whatever gamma is (1, the least that the paper allows): a larger one makes more of them equal. What z adds is a
-scale on which timesteps can be averaged.
+Deviations: the paper's likelihood is a classifier's confidence. exp(-L) is, up to a constant, the geometric mean over
+pixels of the normal density of the added noise around the predicted one, with variance 1/2; like a confidence it is 1
+for a model without error. Half of the shadows were trained on each population record, in place of none. A population
+record is compared with the others. gamma is 1, the smallest in the paper: a larger one only makes more records equal,
+since at one timestep the score orders records as Pr(x given theta) / Pr(x) does. z provides a scale on which timesteps
+can be averaged.
 
 Shapes: N records, M shadows, S timesteps.
 """
@@ -34,30 +30,18 @@ from torch import Tensor
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.membership import best_column
 
-GRID = tuple(i / 10 for i in range(11))
-"""Values of a that are tried."""
+GRID = tuple(i / 10 for i in range(11))  # values of a
 
 
-def scores(
-    target: Tensor,
-    shadows: Tensor,
-    inside: Tensor,
-    population: Tensor,
-    *,
-    online: bool = False,
-) -> Tensor:
-    """Of the target's statistics (N, S) against the shadows' (M, N, S): (N, S + 1) in [0, 1], low for members.
+def scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, *, online: bool = False) -> Tensor:
+    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1) in [0, 1], low for members.
 
-    `inside` (M, N) says which records each shadow was trained on, `population` (N,) bool which records are known to be
-    no members of the target. The last column is the mean of the others. Raises ValueError as `lira.scores` does, and
-    on a population of another shape or of fewer than 2 records.
+    The last column is the mean of the others.
+
+    Args:
+        inside: (M, N), as in `lira.scores`.
+        population: (N,) bool, known non-members of the target, at least 2.
     """
-    lira.check_together(target, shadows, inside)
-    if population.shape != target.shape[:1] or int(population.sum()) < 2:
-        raise ValueError(
-            f"population must name at least 2 of the {len(target)} records, "
-            f"got {int(population.sum())} in shape {tuple(population.shape)}"
-        )
     likelihood = (-shadows.exp()).exp()
     without = lira.mean_of(likelihood, ~inside)
     a = interpolation(shadows, inside)
@@ -67,13 +51,12 @@ def scores(
 
 
 def interpolation(shadows: Tensor, inside: Tensor) -> Tensor:
-    """a at each timestep, (S,): that of `GRID` by which the other shadows' offline ratios tell best, by the AUC, which
-    records shadow 0 was trained on; the first of equals."""
+    """Return a at each timestep, (S,): the value in `GRID` with the best AUC of an attack on shadow 0."""
     likelihood = (-shadows[1:].exp()).exp()
     without = lira.mean_of(likelihood, ~inside[1:])
     tried = torch.stack([-_log_ratio(shadows[0], without, a * without + 1 - a) for a in GRID], dim=-1)  # (N, S, grid)
-    found = [best_column(tried[inside[0], s], tried[~inside[0], s]) for s in range(tried.shape[1])]
-    return torch.tensor([GRID[i] for i in found], dtype=torch.float64)
+    best = [best_column(tried[inside[0], s], tried[~inside[0], s]) for s in range(tried.shape[1])]
+    return torch.tensor([GRID[i] for i in best], dtype=torch.float64)
 
 
 def _log_ratio(statistics: Tensor, without: Tensor, within: Tensor) -> Tensor:
@@ -82,7 +65,7 @@ def _log_ratio(statistics: Tensor, without: Tensor, within: Tensor) -> Tensor:
 
 
 def _beaten_by(ratio: Tensor, population: Tensor) -> Tensor:
-    """For each log ratio (N,) the share of the population, but for the record itself, that it is smaller than."""
+    """Fraction of the population, without the record itself, whose log ratio exceeds the record's (N,)."""
     ranked = ratio[population].sort().values
     beaten = torch.searchsorted(ranked, ratio, right=True) - population.long()  # itself, whose ratio is 1
     return 1 - beaten.double() / (len(ranked) - population.long())

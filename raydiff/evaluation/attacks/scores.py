@@ -1,6 +1,4 @@
-"""Membership attacks on a denoiser: scores of records, low for those that it was trained on.
-
-An attack is a function of a denoiser and records alone; what its scores are worth is measured by `membership`.
+"""Membership attacks on a denoiser: scores of records, low for members. `membership` measures them.
 
 | name | score at timestep t, e0 = z(x0, 1) | source |
 |---|---|---|
@@ -10,10 +8,10 @@ An attack is a function of a denoiser and records alone; what its scores are wor
 | secmi | (x_t - what DDIM makes of x_t one step further and back)^2, x_t from x0 by DDIM | Duan et al., ICML 2023 |
 | sima | z(x0, t)^4 | Rao et al., arXiv 2509.25003 |
 
-Each is summed over channels and pixels. The papers' timesteps start at 0 and ours at 1, so their "t = 0" is our 1; a
-clean record has abar_0 = 1. SecMI is its statistic (SecMI_stat), whose steps are T / 100 long, 10 at T = 1000.
+Each is summed over channels and pixels. The papers' timesteps start at 0 and ours at 1; a clean record has abar_0 = 1.
+SecMI is its statistic (SecMI_stat), whose steps are T / 100 long.
 
-Shapes: N records in all, n of a batch, S timesteps tried, D draws of the loss.
+Shapes: N records in all, n of a batch, S timesteps, D draws of the loss.
 """
 
 from __future__ import annotations
@@ -29,8 +27,7 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.federated.method import Denoiser
 
-DRAWS = 4
-"""Noises by which the loss of a record is measured."""
+DRAWS = 4  # noise draws per loss
 Query = Callable[[Tensor, int], Tensor]
 """(x_t (n, C, H, W), t) -> predicted noise (n, C, H, W), the records' labels given."""
 
@@ -43,48 +40,47 @@ class Attack(Protocol):
 
 
 def loss(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
-    """The training loss at t, by the same noises for all records and timesteps."""
+    """Return the training loss at t, with the same noise for all records and timesteps."""
     return [torch.stack([_power(eps - z(noised(x0, eps, abar, t), t), 2) for eps in noise]).mean(0) for t in timesteps]
 
 
 def pia(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
-    """Proximal initialisation: the loss, with what the model itself predicts for the clean record as the noise."""
+    """Return the loss with the model's prediction for the clean record as the noise (proximal initialisation)."""
     return _proximal(z, x0, z(x0, 1), abar, timesteps)
 
 
 def pian(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
-    """PIA with the predicted noise normalised record by record. Where it is 0 it stays 0."""
+    """Return PIA with the predicted noise normalised per record; 0 stays 0."""
     e0 = z(x0, 1)
     size = e0.abs().mean(dim=(1, 2, 3), keepdim=True).clamp_min(torch.finfo(e0.dtype).tiny)
     return _proximal(z, x0, e0 / size * math.sqrt(2 / math.pi), abar, timesteps)
 
 
 def secmi(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
-    """The step error of DDIM at t. A chain passes through all timesteps tried, so some of its steps are shorter."""
+    """Return DDIM's step error at t. One chain passes through all timesteps, so some of its steps are shorter."""
     steps = len(abar) - 1
     k = max(1, round(steps / 100))
     if max(timesteps) >= steps:
         raise ValueError(f"secmi goes one step beyond t: timesteps must be below {steps}, got {max(timesteps)}")
     levels = sorted({*range(0, max(timesteps), k), *timesteps, 0})
-    x, found = x0, {}
+    x, errors = x0, {}
     for t, after in itertools.zip_longest(levels, levels[1:]):
         eps = z(x, max(t, 1))
         if t in timesteps:
             beyond = min(t + k, steps)
             further = _ddim(x, eps, abar, t, beyond)
-            found[t] = _power(x - _ddim(further, z(further, beyond), abar, beyond, t), 2)
+            errors[t] = _power(x - _ddim(further, z(further, beyond), abar, beyond, t), 2)
         if after is not None:
             x = _ddim(x, eps, abar, t, after)
-    return [found[t] for t in timesteps]
+    return [errors[t] for t in timesteps]
 
 
 def sima(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
-    """What the model takes for noise in the clean record: one query a timestep."""
+    """Return the noise that the model predicts in the clean record."""
     return [_power(z(x0, t), 4) for t in timesteps]
 
 
 ATTACKS: dict[str, Attack] = {"loss": loss, "pia": pia, "pian": pian, "secmi": secmi, "sima": sima}
-"""By name."""
 
 
 @torch.no_grad()
@@ -98,22 +94,22 @@ def scores(
     rng: torch.Generator,
     batch: int = 256,
 ) -> Tensor:
-    """The scores of all records, (N, S) float64, low for members.
+    """Return the scores of all records, (N, S) float64, low for members.
 
-    `alphas_bar` is (T + 1,) with abar_0 = 1. The noise comes from `rng`, the same for all records: scores that are to
-    be compared need generators that are equal. Raises ValueError on a timestep outside 1 .. T and without records.
+    `alphas_bar` is (T + 1,) with abar_0 = 1. All records get the same noise from `rng`: comparable scores need equal
+    generators. Raises ValueError for a timestep outside 1 .. T and without records.
     """
     check_asked(records, alphas_bar, timesteps)
     noise = torch.randn(DRAWS, *records.images.shape[1:], generator=rng)
     rows = []
     for x0, labels in zip(records.images.split(batch), records.labels.split(batch), strict=True):
-        columns = attack(_asked(denoiser, labels), x0, abar=alphas_bar, timesteps=timesteps, noise=noise)
+        columns = attack(_query(denoiser, labels), x0, abar=alphas_bar, timesteps=timesteps, noise=noise)
         rows.append(torch.stack(columns, dim=1))
     return torch.cat(rows)
 
 
 def check_asked(records: Records, alphas_bar: Tensor, timesteps: Sequence[int]) -> None:
-    """Raises ValueError on a timestep outside 1 .. T, without a timestep and without records."""
+    """Raise ValueError for a timestep outside 1 .. T, without a timestep and without records."""
     steps = len(alphas_bar) - 1
     if not timesteps or any(not 1 <= t <= steps for t in timesteps):
         raise ValueError(f"timesteps must be one or more numbers in 1 .. {steps}, got {list(timesteps)}")
@@ -122,15 +118,14 @@ def check_asked(records: Records, alphas_bar: Tensor, timesteps: Sequence[int]) 
 
 
 def grid(timesteps: int) -> list[int]:
-    """Timesteps to try for a model with T = `timesteps`: 1, T/100, T/50, T/25, ..., 0.4 T, without repeats.
+    """Return the timesteps to try for a model with T = `timesteps`: 1, T/100, T/50, T/25, ..., 0.4 T, without repeats.
 
-    Densest where members are told from others best, next to the data. At T = 1000 they contain t = 200, which PFDM's
-    attack uses, and SecMI's t = 100.
+    Densest next to the data, where attacks are strongest; at T = 1000 with PFDM's t = 200 and SecMI's t = 100.
     """
-    return sorted({1, *(max(1, round(timesteps * share / 100)) for share in (1, 2, 4, 6, 10, 14, 20, 28, 40))})
+    return sorted({1, *(max(1, round(timesteps * percent / 100)) for percent in (1, 2, 4, 6, 10, 14, 20, 28, 40))})
 
 
-def _asked(denoiser: Denoiser, labels: Tensor) -> Query:
+def _query(denoiser: Denoiser, labels: Tensor) -> Query:
     return lambda x, t: denoiser(x, torch.full((len(x),), t, dtype=torch.int64), labels)
 
 
@@ -139,7 +134,7 @@ def _proximal(z: Query, x0: Tensor, e0: Tensor, abar: Tensor, timesteps: Sequenc
 
 
 def noised(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:
-    """x_t of records (n, C, H, W) and their noise."""
+    """Return x_t of records (n, C, H, W) and their noise."""
     a = float(abar[t])
     return math.sqrt(a) * x0 + math.sqrt(1 - a) * eps
 

@@ -1,11 +1,9 @@
-"""How much of the real records samples reach, and how much of the samples is real: what one distance cannot tell apart.
+"""Improved precision and recall (Kynkaanniemi et al., NeurIPS 2019, arXiv 1904.06991), density and coverage (Naeem et
+al., ICML 2020, arXiv 2002.09797).
 
-Improved precision and recall (Kynkaanniemi et al., NeurIPS 2019, arXiv 1904.06991), density and coverage (Naeem et al.,
-ICML 2020, arXiv 2002.09797). Around each record lies a ball that reaches to its k-th nearest neighbour in its own set;
-the balls of a set are its manifold, borders included.
-
-All four depend on the number of records and on the features, so they compare at equal counts in the same features only.
-Computed exactly, in blocks of rows: memory is O(block * N) for N records.
+The closed ball of a record reaches to its k-th nearest neighbour in its own set. All four numbers depend on the number
+of records and on the features, so compare at equal counts in the same features only. Computed in blocks of rows: memory
+is O(block * N) for N records.
 
 Shapes: features (N, dim).
 """
@@ -23,29 +21,25 @@ NEIGHBOURS = 5  # Naeem et al.; Kynkaanniemi et al. have 3
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """What `coverage` finds. For samples of the real law all are high: precision, recall and density about 1, coverage
-    about 1 - 2^-k."""
+    """For samples of the real law precision, recall and density are about 1, coverage about 1 - 2^-k."""
 
-    precision: float
-    """Share of the samples inside some real record's ball."""
-    recall: float
-    """Share of the real records inside some sample's ball."""
-    density: float
-    """Mean over the samples of the number of real balls that hold it, divided by k; may exceed 1."""
-    coverage: float
-    """Share of the real records whose ball holds a sample."""
+    precision: float  # fraction of the samples inside some real record's ball
+    recall: float  # fraction of the real records inside some sample's ball
+    density: float  # mean over the samples of the number of real balls that hold it, divided by k; may exceed 1
+    coverage: float  # fraction of the real records whose ball holds a sample
 
     def metrics(self, group: str) -> dict[str, float]:
-        """Flat numbers, `precision/<group>` and so on."""
+        """Return flat numbers, `precision/<group>` and so on."""
         return {f"{name}/{group}": value for name, value in asdict(self).items()}
 
 
 def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, block: int = BLOCK) -> Coverage:
-    """Of samples (N, dim) and real records (M, dim).
+    """Measure samples (N, dim) against real records (M, dim).
 
-    Raises ValueError unless both have more than `neighbours` rows, the same width and finite values.
+    Both have more than `neighbours` rows. Raises ValueError for features that are not finite.
     """
-    _check(samples, real, neighbours)
+    if not (samples.isfinite().all() and real.isfinite().all()):
+        raise ValueError("features must be finite, got infinite or NaN values")
     samples, real = samples.double(), real.double()
     real_radius, sample_radius = _radii(real, neighbours, block), _radii(samples, neighbours, block)
     recalled = torch.zeros(len(real), dtype=torch.bool, device=real.device)
@@ -68,25 +62,10 @@ def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, blo
 
 def _radii(x: Tensor, neighbours: int, block: int) -> Tensor:
     """Distance from each row to its k-th nearest other row, (N,)."""
-    # A row is its own nearest, at 0, so the k-th other is the (k + 1)-th of all.
+    # each row is its own nearest neighbour, at 0
     return torch.cat([_distances(rows, x).kthvalue(neighbours + 1, dim=1).values for rows in x.split(block)])
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """(N, M), from differences: by a matrix product, equal distances would come out unequal."""
+    """(N, M), from differences: a matrix product would make equal distances unequal."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def _check(samples: Tensor, real: Tensor, neighbours: int) -> None:
-    if neighbours < 1:
-        raise ValueError(f"neighbours must be at least 1, got {neighbours}")
-    if samples.dim() != 2 or real.dim() != 2 or samples.shape[1] != real.shape[1]:
-        shapes = f"{tuple(samples.shape)} and {tuple(real.shape)}"
-        raise ValueError(f"features must be two matrices of equal width, got {shapes}")
-    if min(len(samples), len(real)) <= neighbours:
-        raise ValueError(
-            f"{neighbours} neighbours need at least {neighbours + 1} rows in both sets, got {len(samples)} and "
-            f"{len(real)}"
-        )
-    if not (samples.isfinite().all() and real.isfinite().all()):
-        raise ValueError("features must be finite, got infinite or NaN values")

@@ -1,12 +1,12 @@
-"""How far samples are from real records, in a feature space, beside how far real records are from themselves.
+"""Frechet and kernel distance of samples to real records in a feature space, with their noise floors.
 
-A distance between finite sets is biased upwards by an amount that depends on their sizes, so every distance
-here compares sets of EQUAL counts per class, and comes with its floor: the real records' own halves against
-each other. A value at its floor means "as close as real data"; below it, no smaller is better.
+A distance between finite sets is biased upwards, depending on their sizes. So every distance compares sets of EQUAL
+counts per class, and comes with its noise floor (floor): real half against real half. A value at its floor means "as
+close as real data"; below it, smaller is not better.
 
 Frechet distance (Heusel et al., NeurIPS 2017) and unbiased kernel distance with k(x, y) = (x.y / dim + 1)^3 (Binkowski
-et al., ICLR 2018), as clean-fid computes them (Parmar et al., CVPR 2022). They are called FID and KID only on its
-Inception's features; on any others their names carry the network's.
+et al., ICLR 2018), as clean-fid computes them (Parmar et al., CVPR 2022). They are called FID and KID on Inception's
+features only; else their names carry the network's.
 
 Shapes: features (N, dim), classes (N,) int64.
 """
@@ -20,17 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-SUBSET = 1000
-"""Largest number of rows in one estimate of the kernel distance."""
+SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
-    """Frechet distance of Gaussians fitted to features a (N, dim) and b (M, dim), in squared feature units.
+    """Return the Frechet distance of Gaussians fitted to a (N, dim) and b (M, dim), in squared feature units.
 
-    With roots R of both covariances, R^T R, the trace of the root of their product is the sum of the singular values of
-    R_a R_b^T: exact where they are singular too.
-
-    Raises ValueError on fewer than 2 rows, different widths, or values that are not finite.
+    With covariances R^T R, the trace of the root of their product is the sum of the singular values of R_a R_b^T, also
+    where they are singular. Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
     """
     x, y = _checked(a, b)
     root, other = (np.linalg.qr((z - z.mean(0)).numpy()).R / math.sqrt(len(z) - 1) for z in (x, y))
@@ -40,11 +37,11 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
 
 def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
-    """(estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim).
+    """Return (estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim).
 
-    The estimate is unbiased, so it may fall below 0: the mean over 100 random subsets of min(N, M, 1000) rows. The
-    spread is the standard deviation over them; where both sets are the subset, the jackknife's standard error over
-    pairs of rows. Raises ValueError as `frechet` does.
+    The estimate is unbiased, so it may be negative: the mean over 100 random subsets of min(N, M, 1000) rows. The
+    spread is their standard deviation; where both sets are the subset, the jackknife's standard error over pairs of
+    rows. Raises ValueError as `frechet`.
     """
     x, y = _checked(a, b)
     if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
@@ -59,17 +56,14 @@ def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
 
 
 def half_counts(reference_classes: Tensor) -> dict[int, int]:
-    """Records per class in one half of the reference: how many samples of each class `class_distances` wants.
-
-    An odd record is left over; a class with a single record has no half and is left out.
-    """
+    """Return records per class in one half of the reference, without classes that have a single record."""
     values, counts = torch.unique(reference_classes, return_counts=True)
     halves = {int(c): int(n) // 2 for c, n in zip(values, counts, strict=True)}
     return {c: n for c, n in halves.items() if n > 0}
 
 
 def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Positions of two disjoint halves of classes (N,), with `half_counts` records of each class."""
+    """Return positions of two disjoint halves of classes (N,), with `half_counts` records of each class."""
     a, b = [], []
     for c, n in half_counts(classes).items():
         rows = torch.nonzero(classes == c).flatten()
@@ -89,7 +83,7 @@ def beside_halves(
     groups: Mapping[str, Sequence[int]],
     rng: torch.Generator,
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """(name, samples, half A, half B) of each group of classes that has a half; the cut is `halves`."""
+    """Yield (name, samples, half A, half B) of each group of classes that has a half."""
     both = halves(reference_classes, rng)
     for name, members in groups.items():
         wanted = torch.tensor(list(members), dtype=torch.int64)
@@ -109,58 +103,55 @@ def class_distances(
     rng: torch.Generator,
     gaussian: bool = True,
 ) -> dict[str, float]:
-    """Distances of samples to real records for each group of classes, with their floors.
+    """Return distances of samples to real records for each group of classes, with their floors.
 
     The reference is split at random into halves A and B, `half_counts` records of each class in both. For group g,
     `fd_<features>/<g>` is the mean of the distances samples-A and samples-B, `fd_<features>/<g>_floor` the distance
-    A-B; `kd_...` are the same for the kernel distance, and `kd_<features>/<g>_spread` its spread; of Inception's
-    features they are called `fid/<g>` and `kid/<g>` (`distance_names`). Without `gaussian`
-    there is no Frechet distance. The split depends on `rng` and the reference's classes only, so equal generators
-    give all methods the same floor. A group without a half is left out. Raises ValueError unless the samples hold
-    exactly `half_counts` of each class in a group, and where a half has fewer than 2 records.
+    A-B; `kd_...` the same for the kernel distance, with `kd_<features>/<g>_spread`; see `distance_names`. Without
+    `gaussian` there is no Frechet distance. The split depends on `rng` and the reference's classes only, so equal
+    generators give all methods the same floor. A group without a half is left out.
+
+    Raises ValueError unless the samples hold `half_counts` of each class, and where a half has fewer than 2 records.
     """
     _check_counts(sample_classes, half_counts(reference_classes), set().union(*groups.values()))
     out: dict[str, float] = {}
     every = (samples, sample_classes, reference, reference_classes)
-    for name, own, a, b in beside_halves(*every, groups=groups, rng=rng):
+    for name, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
         fd, kd = (f"{distance}/{name}" for distance in distance_names(features))
         if gaussian:
-            out[fd] = (frechet(own, a) + frechet(own, b)) / 2
+            out[fd] = (frechet(of_group, a) + frechet(of_group, b)) / 2
             out[f"{fd}_floor"] = frechet(a, b)
-        readings = [kernel(own, half, rng) for half in (a, b)]
+        readings = [kernel(of_group, half, rng) for half in (a, b)]
         out[kd], out[f"{kd}_spread"] = (sum(r) / 2 for r in zip(*readings, strict=True))
         out[f"{kd}_floor"], _ = kernel(a, b, rng)
     return out
 
 
 def distance_names(features: str) -> tuple[str, str]:
-    """What the Frechet and the kernel distance are called in these features: FID and KID in Inception's alone."""
+    """Return the names of the Frechet and the kernel distance in these features."""
     return ("fid", "kid") if features == "inception" else (f"fd_{features}", f"kd_{features}")
 
 
 def label_accuracy(logits: Tensor, classes: Tensor) -> float:
-    """Share of images that the classifier puts in the class asked for: logits (N, classes), classes (N,)."""
-    if len(logits) != len(classes) or len(logits) == 0:
-        raise ValueError(f"label_accuracy needs one class per image and an image, got {len(logits)} and {len(classes)}")
+    """Return the fraction of images with the right class: logits (N, classes), classes (N,)."""
     return float((logits.argmax(1) == classes).double().mean())
 
 
 def _kernels(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Both (n, n), of x and y (n, dim): the sum of the kernels within each without the diagonal, and that across."""
+    """(n, n) each: the sum of the kernels within x and y (n, dim) without the diagonal, and the kernel across."""
     within, across = ((u @ v.T / x.shape[1] + 1) ** 3 for u, v in ((x, x), (x, y)))
     within = within + (y @ y.T / x.shape[1] + 1) ** 3
     return within.fill_diagonal_(0.0), across
 
 
 def _discrepancy(x: Tensor, y: Tensor) -> float:
-    """The unbiased estimate on x and y (n, dim)."""
     n = len(x)
     within, across = _kernels(x, y)
     return float(within.sum() / (n * (n - 1)) - 2 * across.sum() / n**2)
 
 
 def _jackknife(x: Tensor, y: Tensor) -> float:
-    """Standard error of the unbiased estimate on x and y (n, dim), each leaving out row i of both; NaN below n = 3."""
+    """Standard error of the unbiased estimate on x and y (n, dim), leaving out row i of both; NaN below n = 3."""
     n = len(x)
     if n < 3:
         return math.nan
@@ -173,10 +164,9 @@ def _jackknife(x: Tensor, y: Tensor) -> float:
 
 def _check_counts(sample_classes: Tensor, wanted: Mapping[int, int], classes: set[int]) -> None:
     for c in sorted(classes):
-        have = int((sample_classes == c).sum())
-        need = wanted.get(c, 0)
-        if have != need:
-            raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {have}")
+        count, need = int((sample_classes == c).sum()), wanted.get(c, 0)
+        if count != need:
+            raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {count}")
 
 
 def _checked(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

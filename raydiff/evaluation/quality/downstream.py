@@ -1,11 +1,11 @@
-"""What classifiers that have seen synthetic records alone make of real ones: train on synthetic, test on real.
+"""Downstream accuracy: classifiers trained on synthetic records, tested on real ones.
 
 The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929): logistic regression, a perceptron with
 100 hidden units, three convolutions of 32, 64 and 128 channels with dropout 0.5, Adam at 3e-4; the ResNet-18 of PFDM
-(Patel et al., CVPR 2026), which has no batch normalisation here; and LeNet, a tenth of the work of the convolutions.
+(Patel et al., CVPR 2026) without batch normalisation; and LeNet, ten times cheaper than the convolutions.
 
-A classifier is read at the epoch that is best on synthetic records held out of its training. The real test records
-choose nothing: an epoch chosen on them overstates the accuracy (DPImageBench, arXiv 2503.14681).
+The epoch is the best one on held-out synthetic records. The real test records choose nothing: an epoch chosen on them
+overstates the accuracy (DPImageBench, arXiv 2503.14681).
 
 Shapes: images (N, C, H, W) on [-1, 1], classes (N,) int64.
 """
@@ -33,13 +33,12 @@ NETWORKS: Mapping[str, CNN | LeNet | Perceptron | ResNet18] = {
     "resnet18": ResNet18(),
     "lenet": LeNet(),
 }
-"""The classifiers by name."""
 DROPOUT = {"cnn": 0.5}
 EPOCHS = 50
-LEAST_STEPS = 20  # An epoch has so many: 50 passes over few records would end before a classifier has learned.
+LEAST_STEPS = 20  # per epoch: 50 passes over few records are too few steps
 BATCH = 64
 RATE = 3e-4
-HELD_OUT = 5  # one record of so many
+HELD_OUT = 5  # one record in five
 
 
 @dataclass(frozen=True)
@@ -48,55 +47,58 @@ class TrainedClassifier:
 
     model: Classifier
     params: Params
-    epoch: int
-    """1 .. EPOCHS."""
+    epoch: int  # 1 .. EPOCHS.
 
     def accuracy(self, images: Tensor, classes: Tensor) -> float:
-        """Share of the images that it puts in their class."""
+        """Return the fraction of images with the right class."""
         return float((self.model.classify(self.params)(images).argmax(1) == classes).double().mean())
 
 
 def readings(
     names: Sequence[str],
-    made: tuple[Tensor, Tensor],
-    own: tuple[Tensor, Tensor] | None,
+    synthetic: tuple[Tensor, Tensor],
+    local: tuple[Tensor, Tensor] | None,
     test: tuple[Tensor, Tensor],
     *,
     groups: Mapping[str, Sequence[int]],
     classes: int,
 ) -> Metrics:
-    """Accuracies on real test records, each argument (images, classes).
+    """Return accuracies on real test records; each argument is (images, classes).
 
-    `downstream/<name>/<group>` is that of the classifier trained on the made records, on the test records of the
-    group's classes; `downstream/<name>/real` is the ceiling, the same classifier trained on the client's own records,
-    on all of them; without `own` there is none. A group without a test record is left out. Raises ValueError for an
-    unknown name, and for fewer than 2 records to train on.
+    `downstream/<name>/<group>` is that of the classifier trained on synthetic records, on the test records of the
+    group's classes; `downstream/<name>/real` is the ceiling: the same classifier trained on the client's own records,
+    if given. A group without a test record is left out. Raises ValueError for an unknown name, and for fewer than 2
+    records to train on.
     """
     out: Metrics = {}
-    images, of = test
-    members = {k: torch.isin(of, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
+    images, labels = test
+    members = {k: torch.isin(labels, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
+
+    def trained(name: str, images: Tensor, labels: Tensor) -> TrainedClassifier:
+        rng = seeding.generator(0, "evaluation", "downstream", name)  # the same weights and batches for all clients
+        return train(name, images, labels, classes=classes, rng=rng)
+
     for name in names:
-        # All clients and trials have the same first weights and batches.
-        synthetic = train(name, *made, classes=classes, rng=_rng(name))
+        classifier = trained(name, *synthetic)
         for group, mask in members.items():
             if mask.any():
-                out[f"downstream/{name}/{group}"] = synthetic.accuracy(images[mask], of[mask])
-        if own is not None:
-            out[f"downstream/{name}/real"] = train(name, *own, classes=classes, rng=_rng(name)).accuracy(images, of)
+                out[f"downstream/{name}/{group}"] = classifier.accuracy(images[mask], labels[mask])
+        if local is not None:
+            out[f"downstream/{name}/real"] = trained(name, *local).accuracy(images, labels)
     return out
 
 
-def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Generator) -> TrainedClassifier:
-    """The classifier of this name, trained on four fifths of the records and read where the others like it best: at
-    the epoch with the least cross-entropy on them, the first of equals.
+def train(name: str, images: Tensor, labels: Tensor, *, classes: int, rng: torch.Generator) -> TrainedClassifier:
+    """Train the classifier of this name on four fifths of the records, up to the epoch with the least loss on the rest.
 
     Raises ValueError for an unknown name, and for fewer than 2 records.
     """
     check([name])
     if len(images) < 2:
         raise ValueError(f"a classifier needs at least 2 records, one of them held out, got {len(images)}")
-    model = Classifier(network=NETWORKS[name]).for_data(_shape(images), (classes,))
-    trained, held = _cut(of, rng)
+    channels, height, width = images.shape[1:]
+    model = Classifier(network=NETWORKS[name]).for_data((channels, height, width), (classes,))
+    trained, held = _cut(labels, rng)
     batch = min(BATCH, len(trained))
     steps = max(LEAST_STEPS, math.ceil(len(trained) / batch))
     training = Training(steps=EPOCHS * steps, batch=batch, learning_rate=RATE, decay="constant")
@@ -109,25 +111,25 @@ def train(name: str, images: Tensor, of: Tensor, *, classes: int, rng: torch.Gen
             student,
             params,
             images[trained],
-            of[trained, None],
+            labels[trained, None],
             training=training,
             rng=rng,
             steps=training.part(epoch, EPOCHS),
             moments=moments,
         )
-        loss = float(F.cross_entropy(model.classify(params)(images[held]), of[held]))
-        best = min(best, (loss, epoch + 1, params), key=lambda found: found[0])
+        loss = float(F.cross_entropy(model.classify(params)(images[held]), labels[held]))
+        best = min(best, (loss, epoch + 1, params), key=lambda candidate: candidate[0])
     return TrainedClassifier(model, best[2], best[1])
 
 
 def labels_per_class(labels: Tensor, count: int) -> Tensor:
-    """`count` rows of labels (N, K) of each class, dealt out again and again: (classes * count, K)."""
+    """Return `count` rows of labels (N, K) of each class, repeated as needed: (classes * count, K)."""
     rows = (labels[labels[:, 0] == c] for c in labels[:, 0].unique())
     return torch.cat([of_class[torch.arange(count) % len(of_class)] for of_class in rows])
 
 
 def check(names: Sequence[str]) -> None:
-    """Raises ValueError unless these are classifiers, each named once."""
+    """Raise ValueError unless these are classifiers, each named once."""
     if unknown := [name for name in names if name not in NETWORKS]:
         raise ValueError(f"downstream must name classifiers among {', '.join(NETWORKS)}, got {unknown[0]!r}")
     if len(set(names)) < len(names):
@@ -135,7 +137,7 @@ def check(names: Sequence[str]) -> None:
 
 
 def check_shape(names: Sequence[str], shape: tuple[int, int, int]) -> None:
-    """Raises ValueError where pictures (C, H, W) are too small for one of these classifiers."""
+    """Raise ValueError where pictures (C, H, W) are too small for one of these classifiers."""
     for name in names:
         try:
             with torch.device("meta"):  # no numbers are drawn
@@ -146,52 +148,35 @@ def check_shape(names: Sequence[str], shape: tuple[int, int, int]) -> None:
 
 @dataclass(frozen=True)
 class _Dropping:
-    """A classifier that is trained with dropout before its last layer, and used without."""
+    """A classifier with dropout before its last layer during training."""
 
     model: Classifier
-    share: float
-    """Of what the last layer sees."""
-    width: int
-    """How much it sees."""
+    dropout: float  # probability, of the inputs of the last layer
+    width: int  # how much it sees
 
     def init(self, rng: torch.Generator) -> Params:
         return self.model.init(rng)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        if not self.share:
+        if not self.dropout:
             return {}
-        return {"keep": (torch.rand(count, self.width, generator=rng) >= self.share).float() / (1 - self.share)}
+        return {"keep": (torch.rand(count, self.width, generator=rng) >= self.dropout).float() / (1 - self.dropout)}
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        if not self.share:
+        if not self.dropout:
             return self.model.loss(params, batch, draws, extras)
         seen = self.model.features(params, batch, draws) * draws["keep"]
         return F.cross_entropy(F.linear(seen, params["head.weight"], params["head.bias"]), batch[1][:, 0])
 
 
-def _cut(of: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Rows to train on and rows held out, each class in its share."""
-    order = _stratified(of, rng)
-    # In stratified order every run of neighbours has each class in its share; every fifth record has not.
+def _cut(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Stratified rows to train on, and rows held out.
+
+    The i-th of the n rows of a class, in random order, is sorted to the relative place (i + 1/2) / n.
+    """
+    shuffled = torch.randperm(len(classes), generator=rng)  # also breaks ties between classes
+    labels = classes[shuffled]
+    rank = F.one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0]
+    order = shuffled[torch.argsort((rank - 0.5).double() / labels.bincount()[labels], stable=True)]
     held = max(1, len(order) // HELD_OUT)
     return order[held:], order[:held]
-
-
-def _stratified(classes: Tensor, rng: torch.Generator) -> Tensor:
-    """All rows in a random order in which every run of neighbours holds each class in its share.
-
-    The i-th of the n rows of a class stands at the relative place (i + 1/2) / n.
-    """
-    shuffled = torch.randperm(len(classes), generator=rng)  # It breaks ties, too: no class may win all of them.
-    of = classes[shuffled]
-    rank = F.one_hot(of).cumsum(0).gather(1, of[:, None])[:, 0]
-    return shuffled[torch.argsort((rank - 0.5).double() / of.bincount()[of], stable=True)]
-
-
-def _shape(images: Tensor) -> tuple[int, int, int]:
-    channels, height, width = images.shape[1:]
-    return channels, height, width
-
-
-def _rng(name: str) -> torch.Generator:
-    return seeding.generator(0, "evaluation", "downstream", name)

@@ -1,8 +1,7 @@
-"""clean-fid's Inception: the only features whose distances are called FID and KID.
+"""clean-fid's Inception (Parmar et al., CVPR 2022), whose distances are called FID and KID.
 
-clean-fid (Parmar et al., CVPR 2022) reads the weights from a file of one name, and downloads it to /tmp where it is not
-there. Pictures are rounded to 8 bits, as they would be in a file, and resized as clean-fid's mode "clean" has it; grey
-ones get three equal channels.
+Pictures are rounded to 8 bits, as in a file, and resized in clean-fid's mode "clean"; grey ones get three equal
+channels.
 """
 
 from __future__ import annotations
@@ -22,23 +21,22 @@ from raydiff.evaluation.grids import to_bytes
 from raydiff.models.ddpm import device, with_progress
 
 FILE = "inception-2015-12-05.pt"
-USUAL = Path("/tmp")  # where clean-fid keeps it
-PATIENCE_S = 20.0  # for a server that does not answer
+USUAL = Path("/tmp")  # clean-fid's folder
+PATIENCE_S = 20.0  # timeout of the download
 BATCH = 64
 
 
 def weights(path: str | None) -> Path:
-    """The file of weights: at `path`, which may be its folder, or where clean-fid keeps it, downloaded if need be.
+    """Return the file of weights: `path` or in this folder, else in clean-fid's folder, downloaded if missing.
 
-    Raises ValueError, in one sentence, where there is none and it cannot be downloaded, and where somebody else has put
-    it there: it is TorchScript, which is code.
+    Raises ValueError where it cannot be downloaded, and where another user owns it: TorchScript is code.
     """
     if path is not None:
-        given = Path(path).expanduser()
-        found = given / FILE if given.is_dir() else given
-        if not found.is_file():
+        file = Path(path).expanduser()
+        file = file / FILE if file.is_dir() else file
+        if not file.is_file():
             raise ValueError(f"evaluation.weights must be the file {FILE} or its folder, got {path}")
-        return found
+        return file
     if not (USUAL / FILE).is_file():
         try:
             _download()
@@ -57,15 +55,12 @@ def weights(path: str | None) -> Path:
 
 
 def check(path: str | None) -> None:
-    """Raises ValueError, in one sentence, where `load` would not find the weights. The accelerator is left alone."""
+    """Raise ValueError where `load` would; does not use the accelerator."""
     _opened(weights(path))
 
 
 def load(path: str | None) -> Callable[[Tensor], Tensor]:
-    """Images (N, 1 or 3, H, W) on [-1, 1] -> features (N, 2048) float32.
-
-    Raises ValueError as `check` does.
-    """
+    """Return the function images (N, 1 or 3, H, W) on [-1, 1] -> features (N, 2048) float32. Raises as `weights`."""
     return _load(weights(path).absolute())
 
 
@@ -93,17 +88,17 @@ def _opened(path: Path) -> torch.nn.Module:
     """clean-fid's wrapper of the network, on the CPU."""
     from cleanfid.inception_torchscript import InceptionV3W
 
-    with tempfile.TemporaryDirectory() as folder:  # clean-fid takes a folder, and a file of this name in it
+    with tempfile.TemporaryDirectory() as folder:  # clean-fid takes a folder
         (Path(folder) / FILE).symlink_to(path.absolute())
         try:
             network: torch.nn.Module = InceptionV3W(folder, download=False).eval()
-        except (RuntimeError, AttributeError) as e:  # This is no TorchScript, or that of another network.
+        except (RuntimeError, AttributeError) as e:  # no TorchScript, or another network
             raise ValueError(f"{path} does not hold clean-fid's Inception ({type(e).__name__})") from None
     return network
 
 
 def _download() -> None:
-    """Whole or not at all, unlike clean-fid's own. Raises OSError."""
+    """Download atomically, unlike clean-fid. Raises OSError."""
     from cleanfid.downloads_helper import check_download_inception
 
     before = socket.getdefaulttimeout()

@@ -1,9 +1,7 @@
-"""Do samples copy training images? The nearest-neighbour ratio test.
+"""Memorisation by the nearest-neighbour ratio test (Yoon et al. 2023), as in PFDM (Patel et al., CVPR 2026).
 
-PFDM (Patel et al., CVPR 2026, arXiv 2504.00952) reports it; the criterion is Yoon et al.'s (2023).
-
-A sample w is called memorised when ||w - x_1|| / ||w - x_2|| < 1/3, x_1 and x_2 its nearest and second
-nearest training images in pixel space (l2): one image is then far closer than any other.
+A sample w is memorised where ||w - x_1|| / ||w - x_2|| < 1/3, with x_1 and x_2 its nearest and second nearest training
+images in pixel space (l2).
 """
 
 from __future__ import annotations
@@ -16,21 +14,17 @@ FED_BACK = 256
 
 
 def memorized_fraction(samples: Tensor, training: Tensor, *, block: int = 64) -> float:
-    """Share of samples (N, C, H, W) that the ratio test calls copies of a training image (M, C, H, W).
+    """Return the fraction of samples (N, C, H, W) that are memorised training images (M, C, H, W).
 
-    Exact repeats among the training images are counted once: the copy of a doubled image has ratio 1 and
-    would pass. Memory is O(block * M). Raises ValueError on no samples, other shapes, or fewer than 2
-    distinct training images.
+    Repeated training images count once: the copy of a doubled image has ratio 1. Memory is O(block * M). Raises
+    ValueError for fewer than 2 distinct training images.
     """
-    if samples.shape[1:] != training.shape[1:] or len(samples) == 0:
-        shapes = f"{tuple(samples.shape)} and {tuple(training.shape)}"
-        raise ValueError(f"samples must be one or more images of the training images' shape, got {shapes}")
     distinct = torch.unique(training.flatten(1), dim=0)
     if len(distinct) < 2:
         raise ValueError(f"training must hold at least 2 distinct images for the ratio test, got {len(distinct)}")
     copies = 0
     for w in torch.split(samples.flatten(1), block):
-        # Differences, not the expansion by a matrix product, whose rounding hides distances near 0.
+        # from differences: the rounding of a matrix product hides distances near 0
         distances = torch.cdist(w, distinct, compute_mode="donot_use_mm_for_euclid_dist")
         nearest = distances.topk(2, dim=1, largest=False).values
         copies += int((nearest[:, 0] < RATIO * nearest[:, 1]).sum())
@@ -38,5 +32,5 @@ def memorized_fraction(samples: Tensor, training: Tensor, *, block: int = 64) ->
 
 
 def sanity(training: Tensor) -> float:
-    """`memorized_fraction` of the first training images themselves: 1, or the test sees nothing."""
+    """Return `memorized_fraction` of the first training images themselves, which must be 1."""
     return memorized_fraction(training[:FED_BACK], training)

@@ -1,5 +1,4 @@
-"""How good synthetic rows of a table are: total variation of columns and of pairs of columns, and what a classifier
-that has only seen them makes of real rows.
+"""Fidelity of synthetic rows of a table: total variation of columns and pairs of columns, and downstream accuracy.
 
 Shapes: s rows, n columns, k categories at most.
 """
@@ -33,11 +32,11 @@ def quality(
     real_labels: Tensor,
     classes: int,
 ) -> Metrics:
-    """Synthetic rows (s, n) with labels (s,), and a client's own ones, each against real rows that nobody trained on.
+    """Measure synthetic rows (s, n) with labels (s,), and the client's own, against real rows that nobody trained on.
 
-    `tv_columns` and `tv_pairs` are means over columns and over pairs of them, the label counting as one; the floor is
-    what the own rows have. `accuracy` is that of a classifier trained on the synthetic rows and tested on the real
-    ones, `accuracy/real` of one trained on the own, `accuracy/majority` of always telling the own rows' first class.
+    `tv_columns` and `tv_pairs` are means over columns and over pairs, including the label; `_floor` is that of the own
+    rows. `accuracy` is that of a classifier trained on the synthetic rows and tested on the real ones, `accuracy/real`
+    of one trained on the own rows, `accuracy/majority` that of the own rows' majority class.
     """
     reference = torch.cat([real, real_labels[:, None]], dim=1)
     metrics: Metrics = {}
@@ -53,12 +52,7 @@ def quality(
 
 
 def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
-    """Between two tables (s, n) and (s', n): of each column (n,), and of each pair i < j (n (n - 1) / 2,), float64.
-
-    Raises ValueError for an empty table.
-    """
-    if not len(rows) or not len(others):
-        raise ValueError("total variation needs rows in both tables")
+    """Return total variation of (s, n) and (s', n): per column (n,), and per pair i < j (n (n - 1) / 2,), float64."""
     k = int(max(rows.max(), others.max())) + 1
     n = rows.shape[1]
     columns = torch.stack([_distance(rows[:, i], others[:, i], k) for i in range(n)])
@@ -70,26 +64,23 @@ def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def downstream_accuracy(rows: Tensor, labels: Tensor, real: Tensor, real_labels: Tensor) -> float:
-    """The accuracy on real rows (s', n) of scikit-learn's MLP, trained on rows (s, n), both one-hot.
-
-    One class among the labels is what is then always told.
-    """
+    """Return the accuracy on real rows (s', n) of scikit-learn's MLP, trained on rows (s, n), both one-hot."""
     if len(labels.unique()) < 2:
         return float((real_labels == labels[0]).double().mean())
     k = int(max(rows.max(), real.max())) + 1
-    how = {"hidden_layer_sizes": HIDDEN, "max_iter": MOST_ITERATIONS, "n_iter_no_change": 5}
-    network = classifier_of(rows, labels, k, seed=0, **how)
+    options = {"hidden_layer_sizes": HIDDEN, "max_iter": MOST_ITERATIONS, "n_iter_no_change": 5}
+    network = classifier_of(rows, labels, k, seed=0, **options)
     return float(np.mean(network.predict(one_hot(real, k)) == real_labels.numpy()))
 
 
-def classifier_of(rows: Tensor, labels: Tensor, k: int, *, seed: int, **how: Any) -> MLPClassifier:
-    """scikit-learn's MLP of these options, trained on one-hot rows (s, n) of codes below k with labels (s,)."""
+def classifier_of(rows: Tensor, labels: Tensor, k: int, *, seed: int, **options: Any) -> MLPClassifier:
+    """Return scikit-learn's MLP with these options, trained on one-hot rows (s, n) of codes below k, labels (s,)."""
     from sklearn.exceptions import ConvergenceWarning  # a second to import: only where it is used
     from sklearn.neural_network import MLPClassifier
 
-    network = MLPClassifier(random_state=seed, **how)
+    network = MLPClassifier(random_state=seed, **options)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", ConvergenceWarning)  # So many iterations are enough.
+        warnings.simplefilter("ignore", ConvergenceWarning)  # MOST_ITERATIONS are enough
         network.fit(one_hot(rows, k), labels.numpy())
     return network
 
@@ -100,5 +91,5 @@ def _distance(codes: Tensor, others: Tensor, size: int) -> Tensor:
 
 
 def one_hot(rows: Tensor, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:
-    """(s, n) codes below k as (s, n k)."""
+    """Return codes (s, n) below k as (s, n k)."""
     return torch.nn.functional.one_hot(rows, k).flatten(1).float().numpy()

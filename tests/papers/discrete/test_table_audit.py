@@ -27,6 +27,7 @@ from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
 from raydiff.papers.discrete.kernel import Kernel
+from raydiff.papers.discrete.table_audit import measured
 from raydiff.papers.discrete.theory.exact import exact
 from raydiff.seeding import generator
 
@@ -96,9 +97,25 @@ def test_the_most_exposed_are_left_out(own: Records) -> None:
     assert RowAudit().kept(own, MODEL).tolist() == list(range(40))
 
 
-def test_two_records_are_left_at_least(own: Records) -> None:
-    with pytest.raises(ValueError, match=r"audit.remove 0.98 leaves 1 of 40 records"):
-        RowAudit(remove=0.98).kept(own, MODEL)
+def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
+    other = skewed(60, 1)
+    apart = measured(RowAudit(), [own, other], MODEL, together=False)
+    assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
+    assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
+    assert (apart["pdp/own/records"], apart["pdp/own/groups"]) == (100, 1)
+    both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
+    one = measured(RowAudit(), [own, other], MODEL, together=True)
+    assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
+    assert one["pdp/union/vacuous_share"] == np.mean(np.array(told(both)) >= 1)
+
+
+BAD = [("remove", 1.0), ("remove", -0.1), ("epsilon", 0.0), ("samples", 0), ("condition", "both")]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD)
+def test_what_an_audit_cannot_be(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"^{field} must be"):
+        RowAudit(**{field: value})
 
 
 # --- trials ---
