@@ -23,6 +23,7 @@ from raydiff.evaluation.metrics import METRICS, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.coverage import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
+from raydiff.formats.metric_names import Metric
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2
@@ -146,7 +147,7 @@ class Instruments:
             found = metrics.measured(drawn)
             for name, images in by_sampler.items() if len(by_sampler) > 1 else ():  # One alone is what is measured.
                 each = found if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
-                found = found | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
+                found = found | {f"{name}/{k}": v for k, v in each.items() if Metric.parse(k).of_samples}
             return ClientReport(found, self._attacked(deployed, split, own, known), shown, deployed.privacy)
 
         return evaluate

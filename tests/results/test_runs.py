@@ -25,8 +25,7 @@ from raydiff.results import sampler
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.generation import Request, write
 from raydiff.results.sampler import Sampler
-from raydiff.tracking import metric_names as told
-from raydiff.tracking import mlflow_models
+from raydiff.tracking import mlflow_models, writer
 from raydiff.tracking.writer import Mlflow
 
 ROWS = pd.DataFrame({"label": [0, 1, 6], "client": [1, 0, 1]})
@@ -83,7 +82,7 @@ class Runs:
 
 @pytest.fixture
 def mine(copied, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    monkeypatch.setattr(told, "PERIOD_S", 0.01)
+    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
     return Runs(copied, migrated)
 
 

@@ -32,9 +32,7 @@ from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Sigmoid
 from raydiff.seeding import generator
-from raydiff.tracking import metric_names as told
-from raydiff.tracking import mlflow_store
-from raydiff.tracking import writer as tracking
+from raydiff.tracking import mlflow_store, trial_run, writer
 from raydiff.tracking.writer import Mlflow
 
 # --- JSON lines ---
@@ -139,7 +137,7 @@ class Sweep:
 
 @pytest.fixture
 def sweep(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    monkeypatch.setattr(told, "PERIOD_S", 0.01)
+    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
     return Sweep(tmp_path, migrated)
 
 
@@ -172,13 +170,13 @@ OF_ANOTHER_KIND = {
     ],
 )
 def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
-    name = told.run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = trial_run.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}, seed 0")
 
 
 def test_a_schedule_with_a_rate_has_a_name(experiment: Experiment) -> None:
     method = FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0)))
-    name = told.run_name(overrides.to_dict(replace(experiment, method=method)))
+    name = trial_run.run_name(overrides.to_dict(replace(experiment, method=method)))
     assert name == "FedAvg, 2 clients, Sigmoid, seed 0"
 
 
@@ -455,10 +453,10 @@ def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: 
     follower._find_runs()
     for reason in ("twice", "three times"):
         (folder / "outcome.json").unlink()
-        follower._look()
+        follower._update()
         assert now()[0] == "RUNNING"
         finish(folder, outcome, reason=reason)
-        follower._look()
+        follower._update()
         assert now() == (outcome.upper(), reason)
     finish(folder, outcome, reason="unseen")
     sweep.follow()
@@ -469,13 +467,14 @@ def test_closing_waits_as_long_as_trials_are_told_of(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A store that takes a second for a trial has fallen behind by as many as ran faster."""
-    left = ["a", "b", "c"]
+    left, ended = ["a", "b", "c"], list[str]()
     follower = sweep.follower()
     monkeypatch.setattr(follower, "is_alive", lambda: bool(left))
-    monkeypatch.setattr(follower, "join", lambda _: follower._ended.update({left.pop(): 1}))
+    monkeypatch.setattr(follower, "join", lambda _: ended.append(left.pop()))
+    monkeypatch.setattr(follower, "_ended", lambda: len(ended))
     follower.close()
     assert not left and follower.error is None
-    said = [f"MLflow has been told of {n} trials, and is told of the others" for n in (1, 2)]
+    said = [f"MLflow has {n} finished trials, the others follow" for n in (1, 2)]
     assert capsys.readouterr().out.splitlines() == said
     left.append("d")
     monkeypatch.setattr(follower, "join", lambda _: None)
@@ -519,7 +518,7 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
         follower._find_runs()
         calls_left[:] = [deaths]
         try:
-            follower._follow(folder)
+            follower._update_trial(folder)
             died = False
         except Killed:
             deaths += 1
@@ -606,7 +605,7 @@ def test_a_store_that_cannot_be_written_is_said_at_once(sweep: Sweep) -> None:
     follower = sweep.follower()
     follower.start()
     with pytest.raises(
-        ValueError, match=r"^the MLflow store http://127\.0\.0\.1:9 cannot be written: nothing answers there; [^\n]+$"
+        ValueError, match=r"^the MLflow store http://127\.0\.0\.1:9 cannot be written: no server answers there; [^\n]+$"
     ):
         follower.wait_ready()
     follower.close()
@@ -624,7 +623,7 @@ def test_on_a_disk_that_cannot_be_written_no_run_is_left_running(
 
     finish(sweep.trial(experiment))
     with monkeypatch.context() as patch:
-        patch.setattr(tracking.Mlflow, "_attach_artifacts", attach)
+        patch.setattr(trial_run, "attach_artifacts", attach)
         reason = sweep.follow(OSError).end("FINISHED")
     assert reason is not None and reason.startswith("MLflow is behind the files (OSError)")
     assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["KILLED", "KILLED"]
@@ -680,7 +679,7 @@ def test_a_store_that_cannot_be_opened_is_named_without_its_password(sweep: Swee
     def refuse(uri: str) -> Any:
         raise OSError(f"no connection to {uri}")
 
-    monkeypatch.setattr(tracking, "connect", refuse)
+    monkeypatch.setattr(writer, "connect", refuse)
     follower = Mlflow("postgresql://me:hunter2@db/x", experiment="e", sweep=sweep.folder, tags={}, artifacts=None)
     follower.start()
     with pytest.raises(ValueError, match=r"me:[*]{3}@db") as e:
