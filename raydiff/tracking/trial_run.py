@@ -113,8 +113,8 @@ class TrialRun:
             self.step = step
 
     def _log_loss_within_round(self) -> None:
-        """The mean loss in a round that takes long. Its MLflow step is 100 for each round, and in twentieths how much of
-        the running one is done."""
+        """The mean loss of a round that takes long. Its MLflow step is 100 for each round, plus the percentage of the
+        running one that is done, in steps of 5."""
         number = self.step + 1
         beats = [beat for beat in heartbeat.read(self.folder) if beat.round == number and beat.loss is not None]
         if not beats:

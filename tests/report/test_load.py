@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from written import GAUSSIAN, finished, line, write_trial
+from trial_folders import GAUSSIAN, finished, line, write_trial
 
 from raydiff.report import load
 
@@ -109,7 +109,7 @@ def test_what_was_sent_after_the_last_line_leaves_nothing_guaranteed(tmp_path: P
     (releases / file).touch()
     row = only(load.runs(tmp_path))
     assert row["server/epsilon"] == (5.0 if known else math.inf)
-    assert known or row["server/unprotected"] == load.UNTOLD
+    assert known or row["server/unprotected"] == load.UNRECORDED
 
 
 def test_failed_trial_has_its_reason(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from written import finished, line, write_trial
+from trial_folders import finished, line, write_trial
 
 from raydiff.papers.feddistr import report as feddistr
 from raydiff.report import load
