@@ -3,7 +3,7 @@
     raydiff referees SWEEP [SWEEP ...] [--out DIR]      prints, and writes referees.csv and .md
 
 A row is a published cell (a row of published.tsv): source, data, method, accuracy in % with its deviation; ours, the
-mean over seeds; and ours minus theirs in points with the 95 % Student interval over our seeds, bold where it excludes 0.
+mean over seeds; and ours minus theirs in points with the 95 % Student interval over seeds, bold where it excludes 0.
 Cells without a finished trial are left out. Where theirs has rounds, trials of fewer rounds with as many local epochs
 in each (`--method.rounds 10 --method.local.epochs 100`) have a row with their number of rounds.
 """

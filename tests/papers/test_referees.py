@@ -67,7 +67,7 @@ def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(
 
 def test_another_setting_stands_beside_nothing(tmp_path: Path) -> None:
     write(tmp_path, 0, 0, 0.99, clients=5)
-    with pytest.raises(ValueError, match=r": no finished trial of a cell that others have published$"):
+    with pytest.raises(ValueError, match="no finished trial of a published cell"):
         referees.main([str(tmp_path)])
 
 

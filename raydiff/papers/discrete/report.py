@@ -1,13 +1,10 @@
-"""Per-instance privacy (pDP) of tables: what a sweep over tables says, or what the bound does on random tables.
+"""Per-instance privacy (pDP) of tables: the paper's Figures 6 and 7 from a sweep over tables.
 
-    raydiff pdp SWEEP [--out DIR]       of a sweep over tables: what it has of the paper's Figures 6 and 7
-    raydiff pdp FOLDER [--out DIR]      of `raydiff theory pdp --out FOLDER`: Figures 3, 4, 5, 8 and 11
+    raydiff pdp SWEEP [--out DIR]
 
-Prints tables with the paper's numbers beside ours and writes pdp.md, pdp-removal and pdp-attack as CSV and pictures, or
-pdp-bound.png. The paper: Wei et al., TMLR 2024 (arXiv 2310.15524). Intervals are Student's at 95 % over seeds and
-splits. These bounds are no differential privacy: none stands beside an epsilon of the ledger.
-
-Trials of one data set, arm and varied field differ by seed and split of the data. Differences are paired by both.
+Prints tables with the paper's numbers beside ours and writes pdp.md, pdp-removal.csv and .png and pdp-attack.csv. The
+paper: Wei et al., TMLR 2024 (arXiv 2310.15524). Intervals are Student's at 95 % over seeds and splits, by which
+differences are paired. These bounds are no differential privacy: none stands beside an epsilon of the ledger.
 """
 
 from __future__ import annotations
@@ -25,10 +22,9 @@ from raydiff.formats.tables import Table, publish, span
 from raydiff.report import load
 from raydiff.report.load import column, finished, groups
 
-BOUND = "pdp-bound.csv"
 CAVEAT = (
-    "pDP bounds hold for a perfectly trained model, without training error; they depend on the data, are confidential to "
-    "the curator, and do not replace DP. After removal they are conditional on the removed set."
+    "pDP bounds hold for a perfectly trained model, without training error; they depend on the data, are confidential "
+    "to the curator, and do not replace DP. After removal they are conditional on the removed set."
 )
 REMOVE, SPLIT = "audit.remove", ["seed", "data.split_seed"]
 EVAL = "final/eval/"
@@ -73,9 +69,8 @@ def attacks(runs: pd.DataFrame) -> pd.DataFrame:
     if ATTACK not in runs:
         return pd.DataFrame()
     rows = []
-    for arm, own in groups(
-        finished(runs).dropna(subset=ATTACK), [*ARM, STEPS, *(k for k in (SCHEDULE, RATE) if k in runs)]
-    ):
+    keys = [*ARM, STEPS, *(k for k in (SCHEDULE, RATE) if k in runs)]
+    for arm, own in groups(finished(runs).dropna(subset=ATTACK), keys):
         row = {**arm, "n": len(own), **interval(own[ATTACK], "attack", "attack_")}
         rows.append(row | interval(own[f"{EVAL}tv_pairs"], "tv_pairs", "tv_pairs_") | _means(own))
     return pd.DataFrame(rows)
@@ -108,7 +103,7 @@ def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
             arm = [row["method"], f"{row['clients']:g}", f"{row[STEPS]:g}", row[SCHEDULE], rate]
             lines.append([*arm, _shown(row, "attack"), f"{row['random']:.3f}", _paper(row), f"{row['tv_pairs']:.3f}"])
         note = (
-            "Attack: fraction of the records called members that are. Pairs: total variation of pairs of columns of the "
+            "Attack: fraction of the records called members that are. Pairs: total variation of pairs of columns of "
             f"generated rows, {own['tv_pairs_floor'].mean():.3f} between real ones. n = {span(own['n'])}."
         )
         header = ["method", "clients", "T", "schedule", "rate", "attack", "random", "the paper's", "pairs"]
@@ -130,14 +125,7 @@ def _shown(row: Mapping[Any, Any], name: str, form: str = ".3f") -> str:
 def main(argv: Sequence[str]) -> None:
     """Print the tables and write the files."""
     options = load.arguments(__doc__, argv)
-    folder, out = options.sweep, options.out
-    if (folder / BOUND).is_file():
-        picture = (out if options.has_out else folder) / "pdp-bound.png"
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        draw_bound(pd.read_csv(folder / BOUND, keep_default_na=False, dtype={"figure": str}), picture)
-        print(picture)
-    else:
-        write(load.runs(folder), out, what=str(folder))
+    write(load.runs(options.sweep), options.out, what=str(options.sweep))
 
 
 def write(runs: pd.DataFrame, out: Path, *, what: str) -> None:

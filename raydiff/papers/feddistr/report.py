@@ -232,10 +232,10 @@ def _convergence_table(table: pd.DataFrame) -> Table:
         lines.append([*first, _number(row["parameters"]), _number(row["per_message"]), *paper])
     header = ["xi", "K", "method", "rounds", "of", "curve", "parameters", "per client and round", "paper: rounds"]
     note = (
-        "Rounds: the first of the curve whose utility loss is at most 0.01 above its last. Parameters: of all clients\n"
+        "Rounds: the first of the curve whose utility loss is at most 0.01 above its last. Parameters: of all clients "
+        "until then. The paper's 11.7M is one model, to be compared with `per client and round`; its 30K may be of one "
+        "client or of all."
     )
-    note += "until then. The paper's 11.7M is one model, to be compared with `per client and round`; its 30K may be of one\n"
-    note += "client or of all."
     return Table([*header, "paper: parameters"], lines, "Rounds and parameters until convergence (Table 2)", note)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats import plots
-from raydiff.formats.intervals import decided, interval, shown
+from raydiff.formats.intervals import interval, shown
 from raydiff.formats.tables import Table, publish
 from raydiff.report import load
 from raydiff.report.frontier.rows import network_of
@@ -141,7 +141,7 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
     cells = (pd.MultiIndex.from_frame(table[CELL].assign(arm=arm)) for arm in (table["arm"], against))
     mine, theirs = (w2.reindex(cell).to_numpy() for cell in cells)
     known = table.assign(oracle=mine - theirs)
-    clear = [decided(low, high) for low, high in zip(known["low"], known["high"], strict=True)]
+    clear = (known["low"] > 0) | (known["high"] < 0)
     agrees = (known["oracle"] * known["mean"] > 0).astype(object)
     return known.assign(agrees=agrees.where(clear & known["oracle"].notna()))
 

@@ -92,7 +92,7 @@ def test_the_attack_has_a_row_for_each_rate_and_the_papers_number_where_it_has_o
         ("Linear", "0.5", ""),
     ]
     assert pdp.CAVEAT in says
-    assert {path.name for path in tmp_path.iterdir()} == {"pdp.md", "pdp-attack.csv", "pdp-attack.png"}
+    assert {path.name for path in tmp_path.iterdir()} == {"pdp.md", "pdp-attack.csv"}
 
 
 def test_removal_is_drawn_and_written(removed: pd.DataFrame, tmp_path: Path) -> None:

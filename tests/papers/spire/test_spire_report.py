@@ -13,7 +13,6 @@ from PIL import Image
 
 from raydiff.papers.spire import report as newcomers
 
-ROOT = Path(__file__).resolve().parents[2]
 NEW = {"SPIRE": (0.5, 0.7, 0.6), "FedAvg": (0.9, 1.0, 1.1)}
 
 
@@ -78,7 +77,7 @@ def test_what_is_printed_says_which_differences_count(sweep: Path) -> None:
     found = newcomers.readings(sweep)
     text = str(newcomers.shown_table(found, newcomers.table(found, "SPIRE")))
     assert "**-0.400 [-0.648, -0.152]**" in text and "10 (25.000%)" in text and "| all |" in text
-    assert text.endswith("n = 1 to 3 seeds; floors (real against real): clients 0.010; newcomers 0.010")
+    assert text.endswith("n = 1 to 3 seeds; noise floors (real against real): clients 0.010; newcomers 0.010")
 
 
 def test_the_job_writes_its_files(sweep: Path, command) -> None:
@@ -110,4 +109,7 @@ def test_a_sweep_that_is_not_over_is_shown_as_far_as_it_goes(sweep: Path, capsys
     newcomers.main([str(sweep), "--out", str(sweep / "out")])
     lines = {line.split(" | ")[0].strip("| "): line for line in capsys.readouterr().out.splitlines()}
     assert " | 0.500 | - | " in lines["PerFedAvg"] and " | 0.300 | +0.200 | " in lines["LocalOnly"]
-    assert any(line.startswith("n = 1 to 3 seeds; floors") for line in lines) and (sweep / "out/newcomers.png").exists()
+    assert (
+        any(line.startswith("n = 1 to 3 seeds; noise floors") for line in lines)
+        and (sweep / "out/newcomers.png").exists()
+    )
