@@ -14,8 +14,7 @@ from raydiff.runtime.sweep_folder import resume_command
 
 
 def write(folder: Path, composed: str) -> str:
-    """Write table, picture and page, and print where they are; returns the table. The trials are done and recorded, so
-    nothing here can fail the sweep."""
+    """Write table, picture and page, and print where they are; returns the table. An error here fails no sweep."""
     table, out = "", folder / "report"
     for message in load.cut_short(folder):
         print(message)
@@ -38,7 +37,7 @@ def describe(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
         view = open_sweep(folder)
         first, *lines = sentences(view)
         conclusion, numbers = "\n".join([first, "", *(f"- {line}" for line in lines)]), means(view)
-    except Exception as e:  # Nothing here can fail a sweep that is done and recorded.
+    except Exception as e:  # Its trials are done and recorded.
         conclusion, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
     return "\n\n".join([conclusion, *[f"```\n{table}\n```"] * bool(table), command]), numbers
 

@@ -29,15 +29,13 @@ NOTE = (
 def gains(sweep: SweepView) -> pd.DataFrame:
     """A row for each cell, privacy definition and setting with a finite epsilon.
 
-    Its arm is the method and what differs among its arms but the target epsilon; `target` the target epsilon (the
+    `arm` is the method and what differs among its arms but the target epsilon; `target` the target epsilon (the
     ledger's where none was swept), `epsilon` the ledger's largest; `base` the best setting of the cell that sends
-    nothing, and `difference` the mean difference from it with its interval. Cells without such a setting have no row.
-    Raises ValueError without a measure.
+    nothing, without which the cell has no row. Raises ValueError without a measure.
     """
     trials = compared(sweep)
     names = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
-    targets = [name for name in names if is_target_epsilon(name)]
-    others = [name for name in names if name not in targets]
+    targets, others = ([n for n in names if is_target_epsilon(n) == wanted] for wanted in (True, False))
     needed = {method: telling(records(own), others) for method, own in trials.groupby("method")}
     rows: list[Row] = []
     for cell, in_cell in trials.groupby("cell", sort=False):

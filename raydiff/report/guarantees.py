@@ -22,12 +22,8 @@ class PrivacyDefinition:
     delta: float | None
 
     def __str__(self) -> str:
-        return f"{self.name}, delta {'not recorded' if self.delta is None else f'{self.delta:g}'}"
-
-    @property
-    def name(self) -> str:
-        """Without delta."""
-        return f"per {self.unit}, {self.relation.replace('_', '-')}, {self.trust} trust"
+        delta = "not recorded" if self.delta is None else f"{self.delta:g}"
+        return f"per {self.unit}, {self.relation.replace('_', '-')}, {self.trust} trust, delta {delta}"
 
     @property
     def against(self) -> str:
@@ -91,26 +87,16 @@ def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
     return out.assign(guarantee_outsiders=pd.Series(outsiders, runs.index, dtype=object))
 
 
-def definitions(rows: pd.DataFrame) -> dict[PrivacyDefinition, str]:
-    """The definitions of the finite epsilons of a table with the columns of `guarantees`, each with its name; with
-    delta where two share the name."""
+def definitions(rows: pd.DataFrame) -> list[PrivacyDefinition]:
+    """The definitions of the finite epsilons of a table with the columns of `guarantees`."""
     every = {g.definition for name in ("guarantee", "guarantee_outsiders") for g in rows[name]}
-    known = sorted((definition for definition in every if definition is not None), key=str)
-    names = [d.name for d in known]
-    return {d: str(d) if names.count(d.name) > 1 else d.name for d in known}
+    return sorted((definition for definition in every if definition is not None), key=str)
 
 
 def described(rows: pd.DataFrame, definition: PrivacyDefinition) -> str:
-    """The definition with accountant and what is public by declaration: of all rows, or method by method."""
-    methods: dict[str, list[str]] = {}
-    for row in records(rows):
-        for guarantee in dict.fromkeys((row["guarantee"], row["guarantee_outsiders"])):
-            if guarantee.definition == definition:
-                methods.setdefault(guarantee.details, []).append(row["method"])
-    if len(methods) < 2:
-        return ", ".join(filter(None, (str(definition), *methods)))
-    each = (f"{', '.join(dict.fromkeys(names))}: {details}" for details, names in methods.items())
-    return "; ".join([str(definition), *each])
+    """The definition with the accountants and what is public by declaration in these rows."""
+    every = [g for name in ("guarantee", "guarantee_outsiders") for g in rows[name] if g.definition == definition]
+    return ", ".join(filter(None, (str(definition), " or ".join(sorted({g.details for g in every})))))
 
 
 def epsilons(rows: pd.DataFrame, definition: PrivacyDefinition) -> pd.Series:
@@ -131,13 +117,13 @@ def flat(rows: pd.DataFrame) -> pd.DataFrame:
     """The table for a file: guarantees as text, and a column for each definition in place of `epsilon` and
     `epsilon_outsiders` where there are several."""
     out = rows.assign(**{name: rows[name].map(str) for name in ("guarantee", "guarantee_outsiders")})
-    names = definitions(rows)
-    if len(names) < 2:
+    known = definitions(rows)
+    if len(known) < 2:
         return out
     place = list(out).index("epsilon")
     out = out.drop(columns=["epsilon", "epsilon_outsiders"])
-    for i, (definition, name) in enumerate(names.items()):
-        out.insert(place + i, f"epsilon [{name}]", epsilons(rows, definition))
+    for i, definition in enumerate(known):
+        out.insert(place + i, f"epsilon [{definition}]", epsilons(rows, definition))
     return out
 
 

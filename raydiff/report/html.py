@@ -30,6 +30,14 @@ def sheet(table: Table, name: str) -> Iterator[str]:
         yield html.paragraph(table.note, note=True)
 
 
+def unfolded(
+    header: Sequence[str], rows: Sequence[Sequence[str]], name: str, *, most: int, marked: Sequence[int] = ()
+) -> list[str]:
+    """A table, shown on request where it has more than `most` rows."""
+    table = html.table(header, rows, name=name, marked=marked)
+    return [table if len(rows) <= most else html.folded(f"{len(rows)} rows", [table])]
+
+
 def _sides(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> list[str]:
     """The CSS class of each column: numbers, or wide."""
     return [_side([re.sub("<.*?>", "", str(row[i])) for row in rows]) for i in range(len(header))]

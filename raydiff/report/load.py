@@ -4,7 +4,7 @@
 
 Columns of `runs`:
 
-    digest, outcome, reason      outcome: finished, stopped, failed, killed; unfinished where none is recorded
+    digest, outcome, reason      outcome: finished, stopped, failed, killed or unfinished
     method, method.epsilon, ...  the config: the class name of each part, then its fields; lists as JSON
     server/epsilon, ...          the guarantee against the server; outsiders/... against everyone else
     final/...                    the final numbers; without them, the privacy and bytes of the last recorded round
@@ -106,9 +106,6 @@ def main(argv: Sequence[str]) -> None:
     print("\n".join(str(out / name) for name in ("runs.parquet", "rounds.parquet", "runs.csv")))
 
 
-# -------------------------------------------------------------------------------------------------- one trial
-
-
 def _trials(sweep: Path) -> list[Path]:
     if not sweep.is_dir():
         raise ValueError(f"there is no folder {sweep}")
@@ -136,10 +133,8 @@ def _run(folder: Path) -> Row:
 
 def _totals(lines: Sequence[Row]) -> Row:
     """Privacy, bytes and seconds by the last recorded round; empty before the first."""
-    if not lines:
-        return {}
-    last = {k: lines[-1][k] for k in CUMULATIVE if k in lines[-1]}
-    return {**last, "time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)}
+    last = {k: v for line in lines[-1:] for k, v in line.items() if k in CUMULATIVE}
+    return last | ({"time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)} if lines else {})
 
 
 def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
@@ -153,13 +148,10 @@ def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: b
     return fields | ({"epsilon": math.inf, "unprotected": [UNRECORDED]} if behind else {})
 
 
-# -------------------------------------------------------------------------------------------------- the files
-
-
 def cut_short(sweep: Path) -> list[str]:
     """A sentence for each trial whose metrics have unreadable lines, which both tables leave out, or lack rounds."""
     messages = []
-    for path in sorted((sweep / "trials").glob("*/metrics.jsonl")):
+    for path in sorted(path.with_name("metrics.jsonl") for path in (sweep / "trials").glob("*/config.json")):
         if numbers := files.cut_short(path):
             messages.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
         elif numbers := _unrecorded(path.parent):

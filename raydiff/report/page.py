@@ -3,8 +3,7 @@
     raydiff report SWEEP [--out DIR]     writes report.html and the tables into DIR (default: SWEEP/report)
     raydiff report SWEEP SWEEP ... --out DIR     several on one page, where the sweep is one of a trial's settings
 
-A section whose data a sweep lacks (an attack, a second seed) is left out. A sweep that is still running is reported as
-far as it is.
+A section without data (an attack, a second seed) is left out. A sweep may still be running.
 """
 
 from __future__ import annotations

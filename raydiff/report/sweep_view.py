@@ -71,19 +71,16 @@ class SweepView:
         """Where the numbers come from, as markdown: command, finished trials, their time, day, version and code."""
         git = self.about.get("git") or ""
         digest = hashlib.sha256(json.dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()
-        changed = " and uncommitted changes" if git.endswith("-dirty") else ""
+        changed = " and uncommitted changes" * git.endswith("-dirty")
         code = f"commit {git[:12]}{changed}" if git else f"code {digest[:8]}"
-        words = self.words
-        published = " ".join(["raydiff sweep", *_without_local_options(words or [])])
-        command = "Not by `raydiff sweep`" if words is None else f"`{published}`"
+        published = " ".join(["raydiff sweep", *_without_local_options(self.words or [])])
+        command = "Not by `raydiff sweep`" if self.words is None else f"`{published}`"
         minutes = load.column(self.finished, "final/time/seconds").sum() / 60
-        trials = map(self.trial, map(str, self.runs["digest"]))
-        times = [line["time"] for trial in trials for line in read_lines(trial / "metrics.jsonl")[-1:]]
+        paths = [self.trial(str(digest)) / "metrics.jsonl" for digest in self.runs["digest"]]
+        times = [line["time"] for path in paths for line in read_lines(path)[-1:]]
         day = time.strftime("%Y-%m-%d", time.gmtime(max(times))) if times else "an unknown day"
-        return (
-            f"{command}: {len(self.finished)} of {len(self.runs)} trials finished, {minutes:.0f} minutes in all, on "
-            f"{day}, by raydiff {self.about.get('version', '(unknown)')}, {code}."
-        )
+        count = f"{len(self.finished)} of {len(self.runs)} trials finished, {minutes:.0f} minutes in all"
+        return f"{command}: {count}, on {day}, by raydiff {self.about.get('version', '(unknown)')}, {code}."
 
     @cached_property
     def fields(self) -> dict[str, str]:
@@ -123,7 +120,7 @@ class SweepView:
 
     @property
     def finished(self) -> pd.DataFrame:
-        """The rows of `runs` that finished."""
+        """The finished rows of `runs`."""
         return load.finished(self.runs)
 
     @cached_property
@@ -140,7 +137,7 @@ class Section:
     blocks: Sequence[str]
     """HTML, in order; the page leaves out a section without any."""
     tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    """File name without its ending -> what is also written as CSV and parquet."""
+    """File name without its ending -> what is written as CSV and parquet."""
 
 
 def open_sweep(folder: Path) -> SweepView:

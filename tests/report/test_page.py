@@ -166,7 +166,7 @@ def test_only_what_varies_is_in_the_first_table_and_the_rest_is_folded(page: Pag
     assert varies.row(field="method.epsilon")["trials that have it"] == "16"
     common = one(own.tables, "field", "value")
     assert common.row(field="clients")["value"] == "2" and "method.epsilon" not in common.column("field")
-    assert "22 trials: 18 finished" in own.text and "8 of 30 planned trials have not begun" in own.text
+    assert "22 of 30 trials: 18 finished" in own.text
     assert "raydiff sweep digits" in own.text
     links = [a["href"] for tag, a in page.tags if tag == "a" and a["href"].startswith("http")]
     assert links == [MLFLOW]
@@ -191,9 +191,8 @@ def test_a_clear_difference_has_a_rank_and_an_unclear_one_is_a_tie(page: Page) -
     assert table.column("minus leader")[2].startswith("+1 [+1, +1")
 
 
-def test_attacks_are_drawn_beside_their_ceilings_and_marked_above_those_of_the_uploads(page: Page) -> None:
+def test_attacks_are_marked_above_the_ceilings_of_the_uploads(page: Page) -> None:
     own = page.sections["Attacks against their ceilings"]
-    assert len(own.pictures) == 1
     table = one(own.tables, "target", "attack", "AUC")
     assert [table.rows[i][table.header.index("target")] for i in table.marked] == ["global"]
     row = table.row(target="global")
@@ -208,7 +207,7 @@ def test_ledgers_join_clients_that_are_alike(page: Page) -> None:
     table = one(page.sections["Ledgers"].tables, "clients", "events", "bytes")
     own = [dict(zip(table.header, r, strict=True)) for r in table.rows if r[0] == "a0"]
     known = [(r["clients"], r["bytes"], r["epsilon, exact"]) for r in own]
-    assert known == [("0 to 1", "2 kB", "9.77"), ("2", "0 B", "0")]
+    assert known == [("2", "2 kB", "9.77"), ("1", "0 B", "0")]
     assert own[0]["epsilon, theorem"] == "no theorem" and "replace-one, local trust" in own[0]["events"]
 
 
@@ -223,7 +222,7 @@ def test_ends_and_reasons(page: Page) -> None:
     assert len(table.rows) == 22
     assert table.row(trial="x0")["reason"] == "ValueError: <script>alert(1)</script> & co"
     assert table.row(trial="s0")["outcome"] == "stopped" and table.row(trial="s0")["epsilon, server"] == "9.00"
-    assert "killed" in own.text and "still running" in own.text
+    assert table.row(trial="x1")["reason"] == "time budget" and "still running" in table.row(trial="y0")["reason"]
 
 
 def test_samples_show_one_of_each_setting_and_fold_the_other_seeds(page: Page) -> None:
@@ -339,7 +338,7 @@ def test_trials_that_all_failed_or_still_run_leave_sentences(tmp_path: Path, out
     found = texts(tmp_path)
     assert "could not be made" not in "".join(found.values())
     assert "No trial finished" in found["Frontier"] and "no private setting" in found["What came out"]
-    assert ("out of memory" if outcome else "still running") in found["Cost, failures and resumes"]
+    assert outcome is None or "out of memory" in found["Frontier"]
 
 
 def test_damaged_files_of_a_trial_are_named_and_the_rest_stands(tmp_path: Path) -> None:
@@ -423,7 +422,11 @@ def test_several_sweeps_on_one_page_are_settings_of_it(
     page = Page(Path(capsys.readouterr().out.strip()))
     assert not [title for title, part in page.sections.items() if "could not be made" in part.text]
     text = page.sections["What was run"].text
-    assert "16 trials: 16 finished" in text and "before. `raydiff sweep digits`" in text and "after. `raydiff" in text
+    assert (
+        "16 of 16 trials: 16 finished" in text
+        and "before. `raydiff sweep digits`" in text
+        and "after. `raydiff" in text
+    )
     assert not list(two[0].glob("report")) and len(pd.read_csv(tmp_path / "out" / "runs.csv")) == 16
 
 

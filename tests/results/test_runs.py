@@ -217,7 +217,7 @@ def test_what_is_said_of_a_sampler(mine: Runs) -> None:
     assert [(m.key, m.value, m.step) for m in logged.metrics] == [("final/eval/fd_cnn/all", 1.5, 4)]
     assert len(client.get_metric_history(run, "final/eval/fd_cnn/all")) == 1
     assert {m.dataset_digest for m in logged.metrics} == {given.dataset.digest for given in its.inputs.dataset_inputs}
-    assert logged.params == {k: its.data.params[k] for k in mlflow_models.TELLING if k in its.data.params}
+    assert logged.params == {k: its.data.params[k] for k in mlflow_models.MODEL_PARAMS if k in its.data.params}
     folder = Path(logged.artifact_location.removeprefix("file://"))
     model = Model.load(str(folder))
     columns = [(c.name, c.type.name, c.required) for c in model.signature.inputs]

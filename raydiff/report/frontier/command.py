@@ -3,9 +3,8 @@
     raydiff frontier SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv; with several seeds
                                            also what private settings gain over local training: alone.md, .csv, .png
 
-A row is one trial, or the trials that differ only in their seed and the split of their data. Epsilons compare within
-one privacy definition (unit, neighbouring relation, trust model, delta) only; where there are several, the table has a
-column for each and the plot a series. Under central trust the epsilon is the one against outsiders.
+A row is a setting, over its seeds and splits. Epsilons compare within one privacy definition (unit, neighbouring
+relation, trust model, delta) only, each with its column. Under central trust the epsilon is that against outsiders.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ DONE = ("finished", "stopped")
 """Outcomes that have a row; the other trials are listed below the table."""
 GROUPS = ("minor", "major", "all")
 NOT_SETTINGS = ("seed", "data.split_seed", "data.root", "runtime")
-"""Config columns in which the repetitions of one setting may differ."""
+"""Config columns in which the trials of one setting may differ."""
 FROM_DATA = ("data_digest", "method.model.shape", "method.model.labels")
 """Config columns that follow from the data, of no interest where the data are swept."""
 ACCOUNTANT = "method.accountant"
@@ -35,22 +35,18 @@ NUMBERS = {
 IN_REPORT = set(FAMILIES) - {"fid", "kid"}
 """Families of readings that only the report has in full."""
 RANKING = ("fid/all", "kid/all", "tv_pairs", "utility_loss")
-"""What ranks trials without a Fréchet distance of features, beside kernel distances."""
+"""These and kernel distances rank trials that have no Fréchet distance of a feature network."""
 
 
 def frontier(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per setting and outcome, from `load.runs`, sorted by method and what was swept.
 
-    Returns:
-        method; what was swept, under short names (text "none" where the field is empty, NaN where there is no such
-        field); n (seeds, splits), outcome, reason, pareto; the columns of `guarantees.guarantees`;
-        `fd_<network>/<group>` with `_std` and `_floor` or, without such distances, `measures`; the columns of NUMBERS,
-        those of attacks with `_low` and `_high` (95 %, of a single seed); digests; metrics of other packages. Epsilon
-        and auc_ceiling are the largest over seeds, other numbers means with `_std`. Distances of a stopped trial are
-        from the validation split.
-
-    Raises:
-        ValueError: trials used several feature networks.
+    Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no such
+    field); n (seeds, splits), outcome, reason, pareto; those of `guarantees.guarantees`; `fd_<network>/<group>` with
+    `_std` and `_floor` or, without such distances, `measures`; NUMBERS, attacks with `_low` and `_high` (95 %, of a
+    single seed); digests; metrics of other packages. Epsilon and auc_ceiling are the largest over seeds, other numbers
+    means with `_std`. A stopped trial's distances are from the validation split. Raises ValueError where trials used
+    several feature networks.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]
@@ -69,7 +65,7 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     Of a part that is there or not, its fields tell which.
     """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
-    varying = [c for c in config if runs[c].nunique(dropna=False) > 1]  # The cheap check first: most do not vary.
+    varying = [c for c in config if runs[c].nunique(dropna=False) > 1]
     if ACCOUNTANT in varying and (runs.groupby("method")[ACCOUNTANT].nunique() <= 1).all():
         varying.remove(ACCOUNTANT)
     varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
@@ -97,8 +93,7 @@ def _short_name(path: str, others: Sequence[str]) -> str:
 
 def added(names: Iterable[str]) -> list[str]:
     """Of the columns of runs, the values of metrics that raydiff itself does not have."""
-    every = [n for n in names if n.startswith(EVAL)]
-    metrics = (Metric.parse(name) for name in every)
+    metrics = [Metric.parse(name) for name in names if name.startswith(EVAL)]
     others = [m for m in metrics if m.family not in IN_REPORT and m.role == "value" and not (m.sampler or m.part)]
     return [str(metric).removeprefix("eval/") for metric in others]
 
@@ -174,7 +169,7 @@ def ranked_by(rows: pd.DataFrame) -> str | None:
 
 
 def measures(names: Iterable[str]) -> list[str]:
-    """Of these columns, those that rank trials without a Fréchet distance of features; the first one counts."""
+    """Of these columns, those of RANKING; the first one counts."""
     return sorted(n for n in names if n in RANKING or (n.startswith("kd_") and n.partition("/")[2] == "all"))
 
 

@@ -13,7 +13,7 @@ from raydiff.formats.plots import COLOURS, LINES, MARKERS, legend, logarithmic, 
 from raydiff.formats.tables import short
 from raydiff.lookup import telling
 from raydiff.report.frontier.rows import DONE, is_target_epsilon, network_of, noise_floor, ranked_by, swept
-from raydiff.report.guarantees import Guarantee, definitions, described
+from raydiff.report.guarantees import definitions, described
 from raydiff.report.load import records
 
 WIDTH = 34  # characters of a line in the legend
@@ -62,24 +62,18 @@ def _placed(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _styled(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with label, x, colour, marker and line."""
-    names, known = definitions(rows), records(rows)
-
-    def series(row: dict[str, Any]) -> str:
-        guarantee: Guarantee = row["guarantee"]
-        if len(names) < 2:
-            return str(row["method"])
-        without = "nothing sent" if guarantee.nothing_sent else "no guarantee"
-        return f"{row['method']}, {names[guarantee.definition] if guarantee.definition else without}"
-
+    known, series = records(rows), rows["method"].tolist()
+    if len(definitions(rows)) > 1:
+        names = [str(g.definition or ("nothing sent" if g.nothing_sent else "no guarantee")) for g in rows["guarantee"]]
+        series = [f"{method}, {name}" for method, name in zip(series, names, strict=True)]
     # The axis has the target epsilon, and the series privacy and trust.
     fields = [f for f in swept(rows) if not is_target_epsilon(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
     needed = {method: telling(records(own), fields) for method, own in rows.groupby("method")}
     settings = [", ".join(f"{f} {short(r[f])}" for f in needed[r["method"]] if r[f] is not None) for r in known]
-    every = list(map(series, known))
-    first, others = list(dict.fromkeys(every)), sorted(set(settings))
-    colour, line = [first.index(s) for s in every], [others.index(s) for s in settings]
+    first, others = list(dict.fromkeys(series)), sorted(set(settings))
+    colour, line = [first.index(s) for s in series], [others.index(s) for s in settings]
     marker = line if len(others) > 1 else colour
-    labels = [", ".join(filter(None, pair)) for pair in zip(every, settings, strict=True)]
+    labels = [", ".join(filter(None, pair)) for pair in zip(series, settings, strict=True)]
     return rows.assign(
         label=[textwrap.fill(label, WIDTH) for label in labels],
         colour=[COLOURS[i % len(COLOURS)] for i in colour],

@@ -18,10 +18,8 @@ Column = tuple[str, list[str]]
 WIDTH = 100
 """Characters of a line of notes in a terminal."""
 MEASURES = {
-    "fd_": "Fréchet distance of {} features, mean over clients; noise floor: real half against real half",
-    "fid": "Fréchet distance of Inception's features, mean over clients",
-    "kd_": "kernel distance of {} features, mean over clients",
-    "kid": "kernel distance of Inception's features, mean over clients",
+    "f": "Fréchet distance of {} features, mean over clients; noise floor: real half against real half",
+    "k": "kernel distance of {} features, mean over clients",
     "tv_pairs": "total variation between pairs of columns, real and generated, mean over pairs and clients",
     "utility_loss": "1 - accuracy on the test split",
 }
@@ -79,7 +77,7 @@ def _columns(rows: pd.DataFrame) -> Iterator[Column]:
 
 def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     """One column; under several privacy definitions one for each, headed by its letter."""
-    known = list(definitions(rows))
+    known = definitions(rows)
     if len(known) < 2:
         yield "epsilon", list(map(shown, rows["epsilon"]))
     for letter, definition in zip(LETTERS, known if len(known) > 1 else [], strict=False):
@@ -98,7 +96,7 @@ def _mean(row: Row, name: str) -> str:
 
 def meanings(rows: pd.DataFrame) -> list[str]:
     """What the numbers mean."""
-    known, distance = list(definitions(rows)), ranked_by(rows)
+    known, distance = definitions(rows), ranked_by(rows)
     letters = [f" {letter}" for letter in LETTERS] if len(known) > 1 else [""]
     notes = [
         f"epsilon{letter} (against {definition.against}): {described(rows, definition)}"
@@ -112,7 +110,7 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     if distance is not None:
         name = distance.partition("/")[0]
         meaning = next(words for start, words in MEASURES.items() if name.startswith(start))
-        notes.append(f"{name}: {meaning.format(name.partition('_')[2])}")
+        notes.append(f"{name}: {meaning.format(name.partition('_')[2] or 'Inception')}")
         notes.append(f"*  Pareto-optimal: no other finished trial has less epsilon and less {distance}")
     if rows[["auc_global", "auc_client"]].notna().any(axis=None):
         notes.append("AUC: of membership inference, by the attack that calibrates best, beside what the noise allows")

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pandas as pd
 
 from raydiff.formats.metric_names import Metric
-from raydiff.formats.plots import COLOURS, MARKERS, legend, panels, save
 from raydiff.formats.tables import number
-from raydiff.report.html import html
+from raydiff.report.html import html, unfolded
 from raydiff.report.load import Row, column, records
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -27,7 +25,7 @@ RATES = ("tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr")
 TITLES = {"auc": "AUC", "tpr_at_1pct_fpr": "TPR at 1 % FPR", "tpr_at_0.1pct_fpr": "TPR at 0.1 % FPR"}
 KEYS = ["setting", "seed", "target", "attack"]
 OPEN = 40
-"""Rows that are shown unfolded, and settings in the picture."""
+"""Rows that are shown unfolded."""
 NOTE = (
     "In square brackets the 95 % interval. The ceiling is the membership AUC that no attack on the uploads can exceed; "
     "it holds for global, pool and uploads. True positive rates have ceilings too, for which rows are marked as well; "
@@ -51,40 +49,10 @@ def attacks(sweep: SweepView, out: Path) -> Section:
         keys = [f"{row[k]:g}" if isinstance(row[k], float) else str(row[k]) for k in KEYS]
         verdict = "above the ceiling" * row["above_ceiling"]
         cells.append([*keys, *(_cell(row, stat) for stat in stats), number(row["auc_ceiling"]), verdict])
-    grid = html.table(header, cells, name="attacks", marked=marked)
     above = f"Above their ceiling with their whole interval: {len(marked)}; by chance one of forty sound attacks is."
-    draw(table, path := out / "attacks.png", order=sweep.order)
     known = [f"{target}: {TARGETS.get(target, 'not described here.')}" for target in table["target"].unique()]
-    picture = html.picture(path.read_bytes(), alt="membership AUC of the strongest attack on each target, by setting")
-    shown = grid if len(cells) <= OPEN else html.folded(f"{len(cells)} rows", [grid])
-    blocks = [html.bullets(known), html.paragraph(NOTE, note=True), html.paragraph(above), picture, shown]
-    return Section(blocks, {"attacks": table})
-
-
-def draw(table: pd.DataFrame, path: Path, *, order: Sequence[str]) -> None:
-    """The strongest attack on each target by setting as a PNG: mean over seeds with the widest interval, a bar at the
-    target's ceiling, and a line at 0.5, which is guessing."""
-    strongest = table.sort_values("auc").groupby(["setting", "target", "seed"], dropna=False).tail(1)
-    ends = {"low": ("auc_low", "min"), "high": ("auc_high", "max"), "ceiling": ("auc_ceiling", "max")}
-    means = strongest.groupby(["setting", "target"]).agg(auc=("auc", "mean"), **ends).reset_index()
-    settings = [name for name in order if name in set(means["setting"])][:OPEN]
-    targets = sorted(set(means["target"]), key=lambda name: ([*TARGETS, name].index(name), name))
-    figure, ((axes,),) = panels(1, 1, size=(9, 1.2 + 0.17 * len(settings) * len(targets)))
-    for i, target in enumerate(targets):
-        own = means[means["target"] == target].set_index("setting").reindex(settings)
-        y = pd.Series([row + 0.7 * (i + 0.5) / len(targets) - 0.35 for row in range(len(settings))], own.index)
-        bars = [(own["auc"] - own["low"]).clip(lower=0).fillna(0), (own["high"] - own["auc"]).clip(lower=0).fillna(0)]
-        look = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)], "markersize": 5}
-        axes.errorbar(own["auc"], y, xerr=bars, linestyle="none", elinewidth=0.8, label=target, **look)
-        if target in WITH_CEILING:
-            axes.plot(own["ceiling"], y, "|", color=look["color"], markersize=9, mew=2)
-    axes.plot([], [], "|", color="black", markersize=9, mew=2, label="its ceiling")
-    axes.axvline(0.5, color="0.45", linewidth=0.9, linestyle=(0, (6, 3)), label="guessing")
-    axes.set_yticks(range(len(settings)), settings, fontsize=8)
-    axes.set_ylim(len(settings) - 0.4, -0.6)
-    axes.set_xlabel("membership AUC", fontsize=9)
-    legend(figure, [axes], first=targets)
-    save(figure, path)
+    blocks = [html.bullets(known), html.paragraph(NOTE, note=True), html.paragraph(above)]
+    return Section([*blocks, *unfolded(header, cells, "attacks", most=OPEN, marked=marked)], {"attacks": table})
 
 
 def readings(sweep: SweepView) -> pd.DataFrame:

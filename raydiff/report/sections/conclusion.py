@@ -47,9 +47,8 @@ def sentences(sweep: SweepView) -> Iterator[str]:
 
 
 def means(sweep: SweepView) -> dict[str, Row]:
-    """Of each setting with several seeds, by its name and best last: its largest epsilon, its method and its number of
-    seeds as text; then the means of its final numbers, the measure first, and the ends of the measure's 95 % Student
-    interval."""
+    """Of each setting with several seeds, best last, what is a run in MLflow: epsilon, method and seeds as text, the
+    means of its final numbers, the measure first, and the ends of the measure's 95 % Student interval."""
     if sweep.measure is None:
         return {}
     rows: dict[str, tuple[float, Row]] = {}
@@ -67,5 +66,4 @@ def means(sweep: SweepView) -> dict[str, Row]:
         row |= {str(k): float(v) for k, v in final.items()}
         row |= {f"{sweep.measure}/low": low, f"{sweep.measure}/high": high}
         rows[f"mean: {name}{where} ({len(by_seed)} seeds)"] = (mean, row)
-    worst_first = sorted(rows.items(), key=lambda item: -item[1][0])
-    return {name: row for name, (_, row) in worst_first[-MEANS:]}
+    return {name: row for name, (_, row) in sorted(rows.items(), key=lambda item: -item[1][0])[-MEANS:]}

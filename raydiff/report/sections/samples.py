@@ -14,8 +14,8 @@ from raydiff.report.sweep_view import Section, SweepView
 
 THUMBNAILS, FOLDED = 24, 216
 """Sample grids that are shown unfolded, one of each setting first, and folded."""
-SIDE, LARGE_SIDE = 288, 1400
-"""Longest side of a thumbnail, and of the only setting's picture, pixels."""
+SIDE = 288
+"""Longest side of a thumbnail, pixels."""
 
 
 def samples(sweep: SweepView, out: Path) -> Section:
@@ -29,15 +29,14 @@ def samples(sweep: SweepView, out: Path) -> Section:
     firsts = {setting: path for path, _, setting in reversed(grids)}
     first = [grid for grid in grids if grid[0] in firsts.values()][:THUMBNAILS]
     rest = [grid for grid in grids if grid not in first]
-    pictures = [_thumbnail(path, caption, SIDE if first[1:] else LARGE_SIDE) for path, caption, _ in first]
-    blocks = [html.thumbnails(pictures) if first[1:] else pictures[0]] if first else []
+    blocks = [html.thumbnails([_thumbnail(path, caption) for path, caption, _ in first])] if first else []
     if rest:
-        folded = html.thumbnails([_thumbnail(path, caption, SIDE) for path, caption, _ in rest[:FOLDED]])
+        folded = html.thumbnails([_thumbnail(path, caption) for path, caption, _ in rest[:FOLDED]])
         blocks.append(html.folded(f"{len(rest[:FOLDED])} more", [folded]))
     return Section(blocks)
 
 
-def _thumbnail(path: Path, caption: str, side: int) -> Any:
+def _thumbnail(path: Path, caption: str) -> Any:
     """The picture made smaller, with the privacy that its file states."""
     from PIL import Image, UnidentifiedImageError
 
@@ -45,7 +44,7 @@ def _thumbnail(path: Path, caption: str, side: int) -> Any:
         with Image.open(path) as image:
             privacy = image.info.get("privacy", "not recorded")
             small = image.convert("RGB")
-            small.thumbnail((side, side))
+            small.thumbnail((SIDE, SIDE))
             buffer = io.BytesIO()
             small.save(buffer, "WEBP", quality=80, method=4)
     except (UnidentifiedImageError, OSError):

@@ -1,8 +1,7 @@
 """Section of the report: mean and interval over seeds, and which settings are better than which.
 
-Settings are compared within a cell (equal in every field that is not the method's: clients, partition, data), seed by
-seed. Of several sweeps on one page, the sweep is a field of the method's. A rank counts only where the 95 % Student
-interval of the paired difference excludes 0.
+Settings are compared seed by seed within a cell: equal in every field that is not the method's (clients, partition,
+data). A rank counts only where the 95 % Student interval of the paired difference excludes 0.
 """
 
 from __future__ import annotations
@@ -50,24 +49,19 @@ def ranking(sweep: SweepView) -> pd.DataFrame:
 
     A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without a measure.
     """
-    rows = [row for cell, of in compared(sweep).groupby("cell", sort=False) for row in _ranked(str(cell), of)]
-    return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def _ranked(cell: str, trials: pd.DataFrame) -> list[Row]:
-    values = {str(s): of.groupby("seed")["value"].mean() for s, of in trials.groupby("setting")}
     rows: list[Row] = []
-    leader, rank = "", 0
-    for place, name in enumerate(sorted(values, key=lambda s: values[s].mean()), 1):
-        mine = values[name]
-        row: Row = {"cell": cell, "setting": name, "n": len(mine), "mean": mine.mean(), "std": mine.std()}
-        if leader:
-            differences = (mine - values[leader]).dropna()
-            row |= {"against": leader, "common": len(differences), **interval(differences, "difference")}
-        if not leader or row["low"] > 0:
-            leader, rank = name, place
-        rows.append({**row, "rank": rank})
-    return rows
+    for cell, own in compared(sweep).groupby("cell", sort=False):
+        by_seed = {str(s): trials.groupby("seed")["value"].mean() for s, trials in own.groupby("setting")}
+        leader, rank = "", 0
+        for place, (name, values) in enumerate(sorted(by_seed.items(), key=lambda item: item[1].mean()), 1):
+            row: Row = {"cell": cell, "setting": name, "n": len(values), "mean": values.mean(), "std": values.std()}
+            if leader:
+                differences = (values - by_seed[leader]).dropna()
+                row |= {"against": leader, "common": len(differences), **interval(differences, "difference")}
+            if not leader or row["low"] > 0:
+                leader, rank = name, place
+            rows.append({**row, "rank": rank})
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def seeds(sweep: SweepView, out: Path) -> Section:

@@ -22,20 +22,18 @@ LISTED = 12
 def what_was_run(sweep: SweepView, out: Path) -> Section:
     """What varies among the trials, and folded, what does not."""
     counts = sweep.runs["outcome"].value_counts()
-    planned = len(sweep.about.get("trials", ()))
-    blocks = [html.paragraph(f"{len(sweep.runs)} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}.")]
-    if planned > len(sweep.runs):
-        blocks.append(html.paragraph(f"{planned - len(sweep.runs)} of {planned} planned trials have not begun."))
+    planned = max(len(sweep.about.get("trials", ())), len(sweep.runs))
+    count = f"{len(sweep.runs)} of {planned} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}."
+    blocks = [html.paragraph(count)]
     blocks.append(html.bullets(sweep.about.get("origins", [sweep.origin])))
     if address := sweep.about.get("opened_by"):
         blocks.append(html.linked(f"Its runs in MLflow: {address}"))
     blocks.append(html.bullets([f"tuned: {line}" for line in sweep.about.get("tuned", ())]))
     names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
     values = {path: sweep.trials[name].dropna() for path, name in names.items()}
-    if varied := [[path, _listed(of), str(len(of))] for path, of in values.items() if of.nunique() > 1]:
-        blocks.append(html.table(["field", "values", "trials that have it"], varied, name="what varies"))
-    else:
-        blocks.append(html.paragraph("Nothing varies: there is one setting and one seed."))
+    varied = [[path, _listed(of), str(len(of))] for path, of in values.items() if of.nunique() > 1]
+    table = html.table(["field", "values", "trials that have it"], varied, name="what varies")
+    blocks.append(table if varied else html.paragraph("Nothing varies: there is one setting and one seed."))
     left_out = {"digest", "outcome", "reason", *sweep.fields}
     unique = {c: sweep.runs[c].dropna().unique() for c in map(str, sweep.runs) if "/" not in c and c not in left_out}
     common = [[path, str(of[0])] for path, of in unique.items() if len(of) == 1]

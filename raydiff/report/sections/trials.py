@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import pandas as pd
 
 from raydiff.formats import json_files as files
-from raydiff.formats.tables import number, short, size, span
+from raydiff.formats.tables import number, short, size
 from raydiff.report import load
 from raydiff.report.guarantees import shown
-from raydiff.report.html import html
+from raydiff.report.html import html, unfolded
 from raydiff.report.load import column, groups, records
 from raydiff.report.sweep_view import Section, SweepView
 
 OPEN = 12
-"""Trials whose rows are shown unfolded."""
+"""Rows that are shown unfolded."""
 LEDGER_NOTE = (
-    "Clients with equal messages and epsilons share a row. Events have unit, relation and trust model: local trust "
-    "holds against the server, central trust against outsiders only, aggregate trust against a server that sees sums "
-    "alone. Client -1 is what the server published."
+    "Clients with equal messages and epsilons share a row; what the server published has its own. Local trust holds "
+    "against the server, central trust against outsiders only, aggregate trust against a server that sees sums alone."
 )
 
 
@@ -43,30 +41,16 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
     blocks = [html.bullets(messages)]
     if not rows:
         return Section(blocks)
-    table = pd.DataFrame(rows)
-    cells = _grouped(table)
+    table, cells = pd.DataFrame(rows), []
+    for of, own in groups(table, [c for c in map(str, table) if c not in ("client", "bytes")], sort=False):
+        values = [value for name, value in of.items() if name.startswith("epsilon_")]
+        epsilons = ["no theorem" if value == "None" else shown(float(value)) for value in values]
+        first = [of["digest"][:8], of["setting"], str(own["client"].nunique()), of["rounds"], of["events"]]
+        cells.append([*first, *epsilons, size(own["bytes"].astype(float).sum())])
     names = [c.replace("epsilon_", "epsilon, ") for c in map(str, table) if c.startswith("epsilon_")]
     header = ["trial", "setting", "clients", "rounds", "events", *names, "bytes"]
-    grid = html.table(header, cells, name="ledgers")
-    shown_grid = grid if len(sweep.runs) <= OPEN else html.folded(f"{len(cells)} rows", [grid])
-    return Section([*blocks, html.paragraph(LEDGER_NOTE, note=True), shown_grid], {"ledger": table})
-
-
-def _grouped(table: pd.DataFrame) -> list[list[str]]:
-    alike = [c for c in map(str, table) if c not in ("client", "bytes")]
-    rows = []
-    for of, own in groups(table, alike, sort=False):
-        sent, clients = own["bytes"].astype(float).sum(), _ranges(sorted(own["client"].astype(int)))
-        texts = [text for name, text in of.items() if name.startswith("epsilon_")]
-        epsilons = ["no theorem" if text == "None" else shown(float(text)) for text in texts]
-        rows.append([of["digest"][:8], of["setting"], clients, of["rounds"], of["events"], *epsilons, size(sent)])
-    return rows
-
-
-def _ranges(numbers: list[int]) -> str:
-    """`0 to 3, 7`."""
-    runs = itertools.groupby(enumerate(numbers), lambda at: at[1] - at[0])
-    return ", ".join(span(n for _, n in run) for _, run in runs)
+    grid = unfolded(header, cells, "ledgers", most=OPEN)
+    return Section([*blocks, html.paragraph(LEDGER_NOTE, note=True), *grid], {"ledger": table})
 
 
 def cost(sweep: SweepView, out: Path) -> Section:
@@ -74,26 +58,15 @@ def cost(sweep: SweepView, out: Path) -> Section:
     table = ends(sweep)
     total = f"All trials: {table['seconds'].sum() / 3600:.2f} hours and {size(float(table['bytes_up'].sum()))} sent."
     blocks = [html.paragraph(total), html.bullets([s for folder in sweep.folders for s in load.cut_short(folder)])]
-    bad = table[table["outcome"].isin(["failed", "killed", "unfinished"])]
-    lines = []
-    for row in records(bad):
-        reason = row["reason"] or "no reason recorded"
-        if row["outcome"] == "unfinished":
-            reason = f"still running, or its process died; {row['rounds']} rounds recorded"
-        lines.append(f"{row['outcome']}: {row['setting']} ({row['digest'][:8]}): {reason}")
-    if lines:
-        blocks += [html.heading("Trials without final numbers"), html.bullets(lines[:OPEN])]
-        blocks += [html.folded(f"{len(lines) - OPEN} more", [html.bullets(lines[OPEN:])])] if lines[OPEN:] else []
     header = ["trial", "setting", "seed", "outcome", "reason", "epsilon, server", "epsilon, outsiders", "rounds"]
     header += ["seconds", "sent"]
     cells = []
     for row in records(table):
         epsilons = [shown(row[f"epsilon_{view}"]) for view in load.VIEWS]
-        first = [row["digest"][:8], row["setting"], short(row["seed"]), row["outcome"], row["reason"] or "", *epsilons]
+        reason = "still running, or its process died" if row["outcome"] == "unfinished" else row["reason"] or ""
+        first = [row["digest"][:8], row["setting"], short(row["seed"]), row["outcome"], reason, *epsilons]
         cells.append([*first, str(row["rounds"]), number(row["seconds"], 3), size(row["bytes_up"])])
-    grid = html.table(header, cells, name="trials")
-    blocks.append(grid if len(cells) <= OPEN else html.folded(f"all {len(cells)} trials", [grid]))
-    return Section(blocks, {"trials": table})
+    return Section([*blocks, *unfolded(header, cells, "trials", most=OPEN)], {"trials": table})
 
 
 def ends(sweep: SweepView) -> pd.DataFrame:
