@@ -1,4 +1,4 @@
-"""What a sweep has shown, once it is over: its report, and the description of its run in MLflow."""
+"""A sweep's report at its end, and the description of its run in MLflow."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def write(folder: Path, composed: str) -> str:
 
 
 def describe(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(what MLflow shows of the sweep's own run, as Markdown; of each setting its means over seeds)."""
-    command = f"To continue: `{resume_command(folder.name)}`"
+    """(Markdown that MLflow shows of the sweep's own run; of each setting its means over seeds)."""
     try:
         view = open_sweep(folder)
         first, *lines = sentences(view)
         conclusion, numbers = "\n".join([first, "", *(f"- {line}" for line in lines)]), means(view)
     except Exception as e:  # Its trials are done and recorded.
         conclusion, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
+    command = f"To continue: `{resume_command(folder.name)}`"
     return "\n\n".join([conclusion, *[f"```\n{table}\n```"] * bool(table), command]), numbers
 
 

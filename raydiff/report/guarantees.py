@@ -75,8 +75,8 @@ class Guarantee:
 
 
 def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each trial epsilon and guarantee (against the server; where that is infinite, as under central trust, against
-    outsiders), then epsilon_outsiders and guarantee_outsiders."""
+    """Of each trial epsilon and guarantee (against the server, or outsiders where only these have a finite one), then
+    epsilon_outsiders and guarantee_outsiders."""
     rows = records(runs)
     server, outsiders = ([Guarantee.of_run(row, view) for row in rows] for view in VIEWS)
     pairs = zip(server, outsiders, strict=True)
@@ -100,8 +100,8 @@ def described(rows: pd.DataFrame, definition: PrivacyDefinition) -> str:
 
 
 def epsilons(rows: pd.DataFrame, definition: PrivacyDefinition) -> pd.Series:
-    """Each row's epsilon under this definition, NaN where it has none. It is infinite without any guarantee and 0 where
-    nothing was sent, under every definition."""
+    """Each row's epsilon under this definition, NaN where it has none; infinite without any guarantee, 0 where nothing
+    was sent."""
 
     def of_row(stated: Guarantee, outsiders: Guarantee) -> float:
         if outsiders.definition == definition:

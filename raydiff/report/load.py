@@ -81,8 +81,8 @@ def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Itera
 def arguments(
     doc: str | None, argv: Sequence[str], *, several: bool = False, **more: dict[str, Any]
 ) -> argparse.Namespace:
-    """Parse a command line: `sweeps`, the first of them as `sweep`; `out` (default: SWEEP/report); `has_out`; and what
-    `more` adds: option -> arguments of `add_argument`."""
+    """Parse a command line: `sweeps`, the first of them as `sweep`; `out` (default: SWEEP/report); and the options
+    `more`, by their arguments of `add_argument`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", metavar="SWEEP", type=Path, help="folder of a sweep", nargs="+" if several else 1)
     for name, how in more.items():
@@ -90,7 +90,7 @@ def arguments(
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
     options = parser.parse_args(argv)
     options.sweeps = [path.expanduser() for path in options.sweeps]
-    options.sweep, options.has_out = options.sweeps[0], options.out is not None
+    options.sweep = options.sweeps[0]
     options.out = options.out.expanduser() if options.out else options.sweep / "report"
     return options
 

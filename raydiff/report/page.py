@@ -71,6 +71,6 @@ def _section(make: Callable[[SweepView, Path], Section], sweep: SweepView, out: 
 def main(argv: Sequence[str]) -> None:
     """Write the report and print its path."""
     options = load.arguments(__doc__, argv, several=True)
-    if len(options.sweeps) > 1 and not options.has_out:
+    if len(options.sweeps) > 1 and options.out == options.sweep / "report":
         raise ValueError("a report of several sweeps needs --out")
     print(write(options.out, *options.sweeps))

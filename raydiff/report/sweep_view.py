@@ -20,8 +20,6 @@ from raydiff.report import load
 from raydiff.report.frontier.rows import EVAL, has, ranked_by, settings
 from raydiff.report.load import Row, records
 
-DEFAULT_PRESET = "digits"
-"""What `raydiff sweep` runs where its command names no preset."""
 LOCAL_OPTIONS = ("--name", "--runtime.storage", "--runtime.noise-secret")
 """Options of this machine alone."""
 
@@ -64,7 +62,7 @@ class SweepView:
         if words[:1] == ["reproduce"]:
             options = dict(itertools.pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
             return f"reproduce-{options.get('--paper')}-{options.get('--scale', 'cpu')}"
-        return words[0] if words and not words[0].startswith("-") else DEFAULT_PRESET
+        return words[0] if words and not words[0].startswith("-") else "digits"  # the default of `raydiff sweep`
 
     @property
     def origin(self) -> str:

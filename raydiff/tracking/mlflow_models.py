@@ -15,10 +15,8 @@ from raydiff.results.personalization import Joining, Row
 from raydiff.results.sampler import Sampler
 from raydiff.tracking import mlflow_store
 
-MODEL_PARAMS = ("method", "method.epsilon", "clients", "seed", "data.name")
-"""Fields shown in MLflow's list of models."""
-ROW_KEYS = ("learning_rate", "epoch", "steps", "client")
-"""Columns of an unseen client's table that are no readings."""
+MODEL_PARAMS = ("method", "method.epsilon", "clients", "seed", "data.name")  # shown in MLflow's list of models
+ROW_KEYS = ("learning_rate", "epoch", "steps", "client")  # columns of an unseen client's table that are no readings
 
 
 def find_trial(uri: str, run: str, sweeps: Path) -> str:
@@ -64,20 +62,11 @@ def open_client(uri: str) -> Any:
 
 
 def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
-    """Log a sampler as a pyfunc model and an output of the run, in place of an earlier one.
-
-    Args:
-        client: an MlflowClient.
-        run: id of the trial's run.
-        finished: the trial.
-        number: the client whose sampler it is; None: all clients.
-        shared: log the server's model instead.
+    """Log the sampler of one client, of all (None) or of the server's model as a pyfunc model and an output of the run,
+    in place of an earlier one. Raises ValueError as `Finished.save_sampler`.
 
     Returns:
         `sampler` or `sampler-global`, for `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`.
-
-    Raises:
-        ValueError: as `Finished.save_sampler`.
     """
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
@@ -150,11 +139,8 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
 def log_newcomer(
     uri: str, parent: str, joining: Joining, rows: Sequence[Row], files: Sequence[Path], *, key: str, name: str
 ) -> str:
-    """Log an unseen client that joined the run `parent` as a finished run below it; returns its id.
-
-    A metric for each reading and learning rate has the epoch as its step. The run replaces an earlier one of this
-    `key`, which stands for the client's settings.
-    """
+    """Log an unseen client that joined the run `parent` as a finished run below it, in place of an earlier one of this
+    `key`; returns its id. A metric for each reading and learning rate has the epoch as its step."""
     client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
     query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"

@@ -18,10 +18,7 @@ STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "ki
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
 OUTCOME = "raydiff.outcome"
 """The tag that a run gets last: with it the run is complete."""
-FINAL = "final.json"
-LOSS_WITHIN_ROUND = "training/loss"
-FIRST = "privacy/epsilon_server"
-"""MLflow's page shows a run's metrics in the order in which it got them."""
+FIRST = "privacy/epsilon_server"  # MLflow's page shows metrics in the order in which it got them.
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none."""
 
@@ -33,11 +30,9 @@ class SweepRun:
     client: Any
     experiment_id: str
     run: str
-    tags: Mapping[str, str]
-    """Of every run of the sweep."""
+    tags: Mapping[str, str]  # of every run of the sweep
     log_sampler: LogSampler | None = None
-    datasets: set[tuple[str, str]] = field(default_factory=set)
-    """(name, digest) of the data sets that the parent run has."""
+    datasets: set[tuple[str, str]] = field(default_factory=set)  # (name, digest) of those that the parent run has
 
 
 @dataclass
@@ -47,12 +42,9 @@ class TrialRun:
     sweep: SweepRun
     folder: Path
     run: str = ""
-    step: int = -1
-    """Last round that MLflow has."""
-    earlier_outcome: str = ""
-    """Outcome that an earlier writer recorded."""
-    ended_ns: int | None = None
-    """Modification time of the outcome.json that MLflow has."""
+    step: int = -1  # last round that MLflow has
+    earlier_outcome: str = ""  # recorded by an earlier writer
+    ended_ns: int | None = None  # modification time of the outcome.json that MLflow has
     loss_step: int = -1
 
     def attach(self, run: str | None) -> None:
@@ -122,7 +114,7 @@ class TrialRun:
         step = 100 * number + 5 * int(20 * beats[0].share)
         if step > self.loss_step:
             loss = sum(beat.loss or 0.0 for beat in beats) / len(beats)
-            log_values(self.sweep.client, self.run, [(LOSS_WITHIN_ROUND, step, loss)])
+            log_values(self.sweep.client, self.run, [("training/loss", step, loss)])
             self.loss_step = step
 
     def _finish(self, outcome: dict[str, Any]) -> None:
@@ -152,11 +144,10 @@ def attach_artifacts(client: Any, run: str, folder: Path, final: Mapping[str, ob
         client.log_dict(run, read_json(table), table.name)
     if final:
         rows = [[name, str(value)] for name, value in final.items()]
-        client.log_dict(run, {"columns": ["name", "value"], "data": rows}, FINAL)
-    names = [*(table.name for table in tables), *[FINAL] * bool(final)]
+        client.log_dict(run, {"columns": ["name", "value"], "data": rows}, "final.json")
+    names = [*(table.name for table in tables), *["final.json"] * bool(final)]
     if names:
-        logged = [{"path": name, "type": "table"} for name in names]
-        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps(logged))
+        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": n, "type": "table"} for n in names]))
     if (partition := folder / "partition.png").exists():
         client.log_artifact(run, str(partition))
     for name in ("samples", "newcomers"):

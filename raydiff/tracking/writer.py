@@ -112,17 +112,9 @@ class Mlflow(threading.Thread):
         note: str = "",
         means: Mapping[str, Mapping[str, object]] = types.MappingProxyType({}),
     ) -> str | None:
-        """After `close`, end the parent run.
-
-        Args:
-            status: MLflow's status, FINISHED or KILLED.
-            files: attached as artifacts.
-            note: description in Markdown.
-            means: of each setting what becomes a run of its own (`_log_means`).
-
-        Returns:
-            The reason, in a sentence, if MLflow lacks something that the files have.
-        """
+        """After `close`, end the parent run with a status (FINISHED or KILLED), files, a description in Markdown, and a
+        run for each of the settings' means (`_log_means`). Returns the reason, in a sentence, if MLflow lacks something
+        that the files have."""
         try:
             disk_full = isinstance(self.error, OSError) and self.error.errno in DISK  # MLflow may lie elsewhere.
             if self.error is not None and not disk_full:

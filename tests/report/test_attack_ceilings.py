@@ -64,8 +64,3 @@ def test_bad_tables_are_refused(table: Path, text: str, says: str) -> None:
     table.write_text(text)
     with pytest.raises(ValueError, match=says):
         ceilings.read(table)
-
-
-def test_a_mu_that_is_none_is_refused(table: Path) -> None:
-    with pytest.raises(ValueError, match="must be numbers >= 0, got inf and None"):
-        ceilings.draw(ceilings.read(table), table.with_suffix(".png"), mu=float("inf"))

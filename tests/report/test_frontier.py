@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
-from trial_folders import ROOT, finished, line, stop, write_trial
+from trial_folders import finished, line, stop, write_trial
 
 from raydiff.formats import plots
-from raydiff.formats.tables import size
-from raydiff.report import guarantees, load
+from raydiff.report import load
 from raydiff.report.frontier import command, rows, scatter
 from raydiff.report.frontier import text as texts
 
@@ -267,28 +264,6 @@ def test_the_csv_has_a_column_for_each_definition(tmp_path: Path) -> None:
     assert table.loc["f0", "guarantee"] == f"{LOCAL}, exact accountant; public by declaration: labels"
 
 
-def test_outsiders_have_a_column_where_they_know_less(tmp_path: Path) -> None:
-    end = finished(9.0, 2.0)
-    end["outsiders"] = {**end["server"], "epsilon": 1.5, "trust": "central"}
-    write_trial(tmp_path, "a", outcome=end)
-    shown = cells(table_of(tmp_path))
-    assert (shown["epsilon a"][0], shown["epsilon b"][0]) == ("1.50", "9.00")
-
-
-def test_what_a_stopped_trial_did_not_record_is_unknown_in_every_column(tmp_path: Path) -> None:
-    write_definitions(tmp_path)
-    write_trial(tmp_path, "g", method="MOON", outcome={"outcome": "stopped"})
-    shown = cells(table_of(tmp_path))
-    at = shown["method"].index("MOON")
-    assert [shown[name][at] for name in ("", *(f"epsilon {a}" for a in "abcd"))] == ["o", *"????"]
-
-
-def test_definitions_that_differ_in_delta_only_are_named_in_full(tmp_path: Path) -> None:
-    for digest, method, delta in (("a", "PFDM", 1e-5), ("b", "DPSGD", 1e-6)):
-        write_trial(tmp_path, digest, method=method, outcome=finished(9.0, 2.0, delta=delta))
-    assert [d.delta for d in guarantees.definitions(table_of(tmp_path))] == [1e-5, 1e-6]
-
-
 def test_accountants_and_public_fields_do_not_make_a_definition_but_a_relation_does(tmp_path: Path) -> None:
     """DP-SGD under replace-one beside PFDM, and under zero-out."""
     for digest, method, (epsilon, distance), about in (
@@ -382,13 +357,6 @@ def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:
     assert [*cells(table)] == ["", "method", "epsilon", "AUC's ceiling", "sent", "seconds"]
     with pytest.raises(ValueError, match="nothing to plot"):
         scatter.draw(table, tmp_path / "x.png")
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"), [(0.0, "0 B"), (999.0, "999 B"), (1000.0, "1 kB"), (72770560.0, "72.8 MB"), (None, "-")]
-)
-def test_sizes(count: float | None, shown: str) -> None:
-    assert size(count) == shown
 
 
 # ------------------------------------------------------------------------------------------------- as a plot
@@ -495,21 +463,6 @@ def test_without_minority_all_classes_rank(tmp_path: Path, monkeypatch: pytest.M
 
 
 # ------------------------------------------------------------------------------------------- the command
-
-
-def test_the_script_prints_the_table_and_writes_the_files(tmp_path: Path) -> None:
-    write_trial(tmp_path, "a", outcome=finished(9.0, 2.0))
-    script = [sys.executable, str(ROOT / "analysis" / "frontier.py"), str(tmp_path)]
-    done = subprocess.run(script, capture_output=True, text=True, cwd=ROOT.anchor)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(texts.text(table_of(tmp_path)))
-    assert (tmp_path / "report" / "frontier.png").read_bytes().startswith(b"\x89PNG")
-    assert list(pd.read_csv(tmp_path / "report" / "frontier.csv")["fd_cnn/minor"]) == [2.0]
-
-
-def test_an_empty_folder_is_one_line_and_code_2(tmp_path: Path, command: Any) -> None:
-    code, out, message = command("frontier", tmp_path)
-    assert (code, out, message.count("\n")) == (2, "", 1) and str(tmp_path) in message
 
 
 def test_with_several_seeds_each_private_setting_is_compared_with_local_training(tmp_path: Path) -> None:

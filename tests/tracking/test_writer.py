@@ -469,11 +469,3 @@ def test_on_a_disk_that_cannot_be_written_no_run_is_left_running(
     assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["KILLED", "KILLED"]
     assert sweep.follow().end("FINISHED") is None
     assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["FINISHED", "FINISHED"]
-
-
-def test_flat_names_are_those_of_the_config(experiment: Experiment) -> None:
-    printed = {k: v for k, v in overrides.flat(experiment).items() if k != "runtime.noise_secret"}
-    flat = json_files.flatten(overrides.to_dict(experiment))
-    parts = ("method.model", "method.local", "method.server", "method.sampling", "method.client_sampling")
-    assert set(flat) == {*printed, *parts, "runtime.noise_secret", "data", "evaluation", "runtime"}
-    assert all(flat[k] == (list(v) if isinstance(v, tuple) else v) for k, v in printed.items())

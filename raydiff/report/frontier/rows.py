@@ -11,15 +11,11 @@ from raydiff.formats.metric_names import FAMILIES, Metric
 from raydiff.report import guarantees
 from raydiff.report.load import Row, column, records
 
-DONE = ("finished", "stopped")
-"""Outcomes that have a row; the other trials are listed below the table."""
+DONE = ("finished", "stopped")  # outcomes that have a row; the other trials are listed below the table
 GROUPS = ("minor", "major", "all")
-NOT_SETTINGS = ("seed", "data.split_seed", "data.root", "runtime")
-"""Config columns in which the trials of one setting may differ."""
+NOT_SETTINGS = ("seed", "data.split_seed", "data.root", "runtime")  # trials of one setting may differ in these
 FROM_DATA = ("data_digest", "method.model.shape", "method.model.labels")
 """Config columns that follow from the data, of no interest where the data are swept."""
-ACCOUNTANT = "method.accountant"
-"""Of no interest where it follows from the method."""
 RESERVED = ("method", "n", "outcome", "reason", "pareto", "epsilon", "guarantee", "digests", "seconds")
 """Names that no swept column may take."""
 EVAL = "final/eval/"
@@ -66,8 +62,8 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     varying = [c for c in config if runs[c].nunique(dropna=False) > 1]
-    if ACCOUNTANT in varying and (runs.groupby("method")[ACCOUNTANT].nunique() <= 1).all():
-        varying.remove(ACCOUNTANT)
+    if "method.accountant" in varying and (runs.groupby("method")["method.accountant"].nunique() <= 1).all():
+        varying.remove("method.accountant")  # It follows from the method.
     varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") and c != "data.root" for c in varying):
         varying = [c for c in varying if c not in FROM_DATA]

@@ -22,7 +22,7 @@ STOPPED, FLOOR = "hollow: stopped early\n(validation split)", "noise floor: real
 
 
 def drawable(rows: pd.DataFrame) -> bool:
-    """Whether there is something to plot: a trial with a distance and an epsilon."""
+    """Whether a trial has a distance and an epsilon."""
     return network_of(rows) is not None and ranked_by(_placed(rows)) is not None
 
 
@@ -73,13 +73,15 @@ def _styled(rows: pd.DataFrame) -> pd.DataFrame:
     first, others = list(dict.fromkeys(series)), sorted(set(settings))
     colour, line = [first.index(s) for s in series], [others.index(s) for s in settings]
     marker = line if len(others) > 1 else colour
+    low, high, width = _range(rows)
+    ends = {0.0: low - width / 2, math.inf: high + width / 2}  # the middle of their bands
     labels = [", ".join(filter(None, pair)) for pair in zip(series, settings, strict=True)]
     return rows.assign(
         label=[textwrap.fill(label, WIDTH) for label in labels],
         colour=[COLOURS[i % len(COLOURS)] for i in colour],
         marker=[MARKERS[i % len(MARKERS)] for i in marker],
         line=[LINES[i % len(LINES)] for i in line],
-        x=_places(rows),
+        x=[ends[e] if e in ends else math.log10(e) for e in rows["epsilon"]],
     )
 
 
@@ -88,13 +90,6 @@ def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
     finite = [math.log10(e) for e in rows["epsilon"] if 0 < e < math.inf] or [0.0]
     low, high = min(finite) - 0.2, max(finite) + 0.2
     return low, high, 0.3 * (high - low)
-
-
-def _places(rows: pd.DataFrame) -> list[float]:
-    """x of each row: log10 epsilon; the middle of its band for 0 and infinity."""
-    low, high, width = _range(rows)
-    ends = {0.0: low - width / 2, math.inf: high + width / 2}
-    return [ends[e] if e in ends else math.log10(e) for e in rows["epsilon"]]
 
 
 def _draw_points(axes: Any, rows: pd.DataFrame, name: str, *, pareto: bool) -> None:

@@ -13,10 +13,8 @@ from raydiff.report.frontier.rows import DONE, GROUPS, measures, network_of, noi
 from raydiff.report.guarantees import definitions, described, epsilons, shown
 from raydiff.report.load import Row, records
 
-Column = tuple[str, list[str]]
-"""A header, and a cell per row."""
-WIDTH = 100
-"""Characters of a line of notes in a terminal."""
+Column = tuple[str, list[str]]  # a header, and a cell per row
+WIDTH = 100  # characters of a line of notes in a terminal
 MEASURES = {
     "f": "Fréchet distance of {} features, mean over clients; noise floor: real half against real half",
     "k": "kernel distance of {} features, mean over clients",
@@ -25,8 +23,7 @@ MEASURES = {
 }
 """What the measures mean, by how their names begin."""
 NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "seconds")
-LETTERS = "abcdefghijkl"
-"""Of privacy definitions, where there are several."""
+LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
 
 def text(table: pd.DataFrame) -> str:

@@ -24,8 +24,7 @@ WITH_CEILING = ("global", "pool", "uploads")
 RATES = ("tpr_at_1pct_fpr", "tpr_at_0.1pct_fpr")
 TITLES = {"auc": "AUC", "tpr_at_1pct_fpr": "TPR at 1 % FPR", "tpr_at_0.1pct_fpr": "TPR at 0.1 % FPR"}
 KEYS = ["setting", "seed", "target", "attack"]
-OPEN = 40
-"""Rows that are shown unfolded."""
+OPEN = 40  # rows that are shown unfolded
 NOTE = (
     "In square brackets the 95 % interval. The ceiling is the membership AUC that no attack on the uploads can exceed; "
     "it holds for global, pool and uploads. True positive rates have ceilings too, for which rows are marked as well; "

@@ -17,12 +17,11 @@ from raydiff.report.load import Row, groups, records
 from raydiff.report.sections.seeds import compared
 from raydiff.report.sweep_view import Section, SweepView, short_column
 
-MEANS = 30
-"""Settings whose mean is a run in MLflow."""
+MEANS = 30  # settings whose mean is a run in MLflow
 
 
 def conclusion(sweep: SweepView, out: Path) -> Section:
-    """How many trials finished; of each method the best private setting."""
+    """The number of finished trials; of each method the best private setting."""
     first, *lines = sentences(sweep)
     return Section([html.paragraph(first), html.bullets(lines)])
 

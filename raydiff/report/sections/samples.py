@@ -12,10 +12,8 @@ from raydiff.formats.tables import short
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView
 
-THUMBNAILS, FOLDED = 24, 216
-"""Sample grids that are shown unfolded, one of each setting first, and folded."""
-SIDE = 288
-"""Longest side of a thumbnail, pixels."""
+THUMBNAILS, FOLDED = 24, 216  # sample grids that are shown unfolded, one of each setting first, and folded
+SIDE = 288  # pixels, the longest side of a thumbnail
 
 
 def samples(sweep: SweepView, out: Path) -> Section:

@@ -15,8 +15,7 @@ from raydiff.report.frontier.scatter import draw, drawable
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView
 
-LISTED = 12
-"""Values of a field that are listed; of more, how many there are."""
+LISTED = 12  # values of a field; of more, their number
 
 
 def what_was_run(sweep: SweepView, out: Path) -> Section:

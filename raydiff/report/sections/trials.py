@@ -14,8 +14,7 @@ from raydiff.report.html import html, unfolded
 from raydiff.report.load import column, groups, records
 from raydiff.report.sweep_view import Section, SweepView
 
-OPEN = 12
-"""Rows that are shown unfolded."""
+OPEN = 12  # rows that are shown unfolded
 LEDGER_NOTE = (
     "Clients with equal messages and epsilons share a row; what the server published has its own. Local trust holds "
     "against the server, central trust against outsiders only, aggregate trust against a server that sees sums alone."
