@@ -14,9 +14,9 @@ def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
     """Mean and 95 % Student interval; NaN bounds for a single value, NaN for none."""
     from scipy import stats
 
-    known = pd.Series(values, dtype=float)
-    mean, n = float(known.mean()), len(known)
-    half = stats.t.ppf(0.975, n - 1) * float(known.std()) / math.sqrt(n) if n > 1 else math.nan
+    sample = pd.Series(values, dtype=float)
+    mean, n = float(sample.mean()), len(sample)
+    half = stats.t.ppf(0.975, n - 1) * float(sample.std()) / math.sqrt(n) if n > 1 else math.nan
     return mean, mean - half, mean + half
 
 

@@ -1,6 +1,6 @@
 """The names of a trial's numbers, read once: `Metric.parse("eval/ddim/fd_cnn/minor_floor")`.
 
-A name in metrics.jsonl and outcome.json is words between slashes, the last one with an ending that says its role:
+A name in metrics.jsonl and outcome.json is words between slashes, the last one with an ending for its role:
 
     [SPLIT/][SAMPLER/][class/C/ | client/N/]READING[/GROUP][_ROLE]      eval/ddim/fd_cnn/minor_floor, privacy/mu
     attack/TARGET/ATTACK/STATISTIC[_ROLE]                               attack/global/best/auc_low
@@ -62,8 +62,8 @@ class Metric:
             where = {"target": words[1], "attack": words[2]}
             words = words[3:]
         else:
-            for field, known in (("split", SPLITS), ("sampler", SAMPLERS)):
-                if len(words) > 1 and words[0] in known:
+            for field, values in (("split", SPLITS), ("sampler", SAMPLERS)):
+                if len(words) > 1 and words[0] in values:
                     where[field] = words.pop(0)
             if len(words) > 2 and (words[0] == "class" or (words[0] == "client" and words[1].isdigit())):
                 where["part"] = (words[0], words[1])

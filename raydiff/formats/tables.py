@@ -91,5 +91,5 @@ def size(count: float | None) -> str:
 
 def span(values: Iterable[float], form: Callable[[float], str] = "{:g}".format) -> str:
     """`3`, or `2 to 3` where they differ."""
-    known = sorted(values)
-    return " to ".join(dict.fromkeys(map(form, (known[0], known[-1]))))
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys(map(form, (ordered[0], ordered[-1]))))

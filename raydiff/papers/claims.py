@@ -173,19 +173,19 @@ def _pairs(runs: pd.DataFrame, metric: str, ours: Where, others: Where) -> pd.Da
 
 
 def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
-    """Whether pairs can be told by it: it varies on a side, and both sides have some value of it."""
+    """Whether the column distinguishes pairs: it varies on a side, and both sides have a common value."""
     return max(mine.nunique(), theirs.nunique()) > 1 and bool(set(mine.dropna()) & set(theirs.dropna()))
 
 
-def page(found: pd.DataFrame) -> str:
-    """The counts of outcomes, then a table for each sweep with its origin; `found` as in claims.csv."""
+def page(table: pd.DataFrame) -> str:
+    """The counts of outcomes, then a table for each sweep with its origin; `table` as in claims.csv."""
     kinds = (REPRODUCED, NOT, SCALE)
-    by = pd.crosstab(found["sweep"], found["outcome"].map(lambda outcome: outcome if outcome in kinds else UNTESTED))
-    counts = by.reindex(columns=[*kinds, UNTESTED], index=found["sweep"].unique(), fill_value=0)
+    by = pd.crosstab(table["sweep"], table["outcome"].map(lambda outcome: outcome if outcome in kinds else UNTESTED))
+    counts = by.reindex(columns=[*kinds, UNTESTED], index=table["sweep"].unique(), fill_value=0)
     counts.loc["in all"] = counts.sum()
     lines = [[str(name), *map(str, row)] for name, row in zip(counts.index, counts.to_numpy(), strict=True)]
     parts = [Table(["claims of", *counts.columns], lines, title="In all")]
-    for name, own in found.groupby("sweep", sort=False):
+    for name, own in table.groupby("sweep", sort=False):
         parts.append(shown_table(own)._replace(title=str(name), note=own["made"].iloc[0]))
     return "\n\n".join(map(str, parts))
 
@@ -208,5 +208,5 @@ def main(argv: Sequence[str]) -> None:
     """Print a table for each sweep and its origin, and write the files."""
     options = load.arguments(__doc__, argv, several=True)
     tables = {str(name): own for path in options.sweeps for name, own in _read(path).groupby("sweep", sort=False)}
-    found = pd.concat(tables.values())
-    publish(options.out, "claims", page(found), {"claims": found})
+    table = pd.concat(tables.values())
+    publish(options.out, "claims", page(table), {"claims": table})

@@ -31,8 +31,8 @@ def beside(runs: pd.DataFrame) -> pd.DataFrame:
     difference and its low and high, in percent and points; differs."""
     done, rows = load.finished(runs), []
     for entry in (row for row in rows_of("published") if row["measure"] == MEASURE):
-        for rounds, found in _alike(done, entry):
-            theirs, ours = float(entry["value"].split()[0]), 100 * found["value"]
+        for rounds, trials in _alike(done, entry):
+            theirs, ours = float(entry["value"].split()[0]), 100 * trials["value"]
             row: Row = {k: entry[k] for k in ("source", "data", "method")}
             row |= {"rounds": rounds, "printed": entry["value"], "theirs": theirs, "ours": ours.mean(), "n": len(ours)}
             rows.append({**row, **interval(ours - theirs, "difference"), "differs": entry["differs"]})
@@ -44,25 +44,25 @@ def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int | No
     where it has none."""
     wanted = where(entry["config"])
     rounds, epochs = wanted.pop(ROUNDS, None), wanted.pop(EPOCHS, None)
-    found = values(done, entry["ours"], wanted)
-    if found is not None and rounds is None:
-        yield None, found
-    elif found is not None:
-        same = found[found[EPOCHS] * rounds == found[ROUNDS] * epochs]
+    trials = values(done, entry["ours"], wanted)
+    if trials is not None and rounds is None:
+        yield None, trials
+    elif trials is not None:
+        same = trials[trials[EPOCHS] * rounds == trials[ROUNDS] * epochs]
         yield from ((int(number), own) for number, own in same.groupby(ROUNDS))
 
 
-def shown_table(found: pd.DataFrame) -> Table:
+def shown_table(rows: pd.DataFrame) -> Table:
     """The cells as a table, and below it what differs."""
     header = ["data", "method", "published by", "published", "our rounds", "ours", "ours - published"]
     lines = []
-    for row in found.to_dict("records"):
+    for row in rows.to_dict("records"):
         difference = shown(row["difference"], row["low"], row["high"], "+.2f", bold=True)
         theirs = [row[name] for name in ("data", "method", "source", "printed")]
         lines.append([*theirs, short(row["rounds"]), f"{row['ours']:.2f}", difference])
-    differs = load.groups(found, ["source", "differs"], sort=False)
+    differs = load.groups(rows, ["source", "differs"], sort=False)
     notes = [f"{of['source']}, {' and '.join(own['method'].unique())}: {of['differs']}." for of, own in differs]
-    first = f"Test accuracy, %; n = {span(found['n'])} seeds of ours; ± as published."
+    first = f"Test accuracy, %; n = {span(rows['n'])} seeds of ours; ± as published."
     return Table(header, lines, note="\n\n".join([first, *notes]))
 
 
@@ -70,8 +70,8 @@ def main(argv: Sequence[str]) -> None:
     """Print the table and the sweeps' origins, and write the files."""
     options = load.arguments(__doc__, argv, several=True)
     sweeps = [open_sweep(folder) for folder in options.sweeps]
-    found = beside(pd.concat([sweep.runs for sweep in sweeps]))
-    if found.empty:
+    rows = beside(pd.concat([sweep.runs for sweep in sweeps]))
+    if rows.empty:
         raise ValueError(f"{', '.join(map(str, options.sweeps))}: no finished trial of a published cell")
-    page = "\n\n".join([str(shown_table(found)), *(sweep.origin for sweep in sweeps)])
-    publish(options.out, "referees", page, {"referees": found})
+    page = "\n\n".join([str(shown_table(rows)), *(sweep.origin for sweep in sweeps)])
+    publish(options.out, "referees", page, {"referees": rows})

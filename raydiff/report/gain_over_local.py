@@ -56,9 +56,9 @@ def gains(sweep: SweepView) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def tables(sweep: SweepView, found: pd.DataFrame) -> Iterator[Table]:
+def tables(sweep: SweepView, gain_rows: pd.DataFrame) -> Iterator[Table]:
     """Of each cell and definition with several seeds: a row for each arm, a column for each target epsilon."""
-    for of, own in groups(found[found["n"] > 1], ["cell", "definition"], sort=False):
+    for of, own in groups(gain_rows[gain_rows["n"] > 1], ["cell", "definition"], sort=False):
         targets = sorted(own["target"].dropna().unique())
         lines = []
         for arm, rows in own.groupby("arm", sort=False):
@@ -70,11 +70,11 @@ def tables(sweep: SweepView, found: pd.DataFrame) -> Iterator[Table]:
         yield Table(header, lines, title=f"{where}epsilon {of['definition']}", note=note)
 
 
-def draw(sweep: SweepView, found: pd.DataFrame, path: Path) -> None:
+def draw(sweep: SweepView, gain_rows: pd.DataFrame, path: Path) -> None:
     """Of the definition with the most arms a panel a cell: means over the target epsilon, with the intervals of the
     differences around local training."""
-    definition = found.groupby("definition")["arm"].nunique().idxmax()
-    rows = found[found["definition"] == definition]
+    definition = gain_rows.groupby("definition")["arm"].nunique().idxmax()
+    rows = gain_rows[gain_rows["definition"] == definition]
     cells, arms = list(rows.groupby("cell", sort=False)), sorted(rows["arm"].unique())
     figure, grid = plots.panels(1, len(cells), size=(4.2 * len(cells) + 2.4, 4.4), sharey=True)
     for axes, (cell, own) in zip(grid[0], cells, strict=True):

@@ -52,8 +52,8 @@ class Guarantee:
         names = ("epsilon", "unit", "relation", "trust", "delta", "accountant", "declared", "unprotected")
         fields: list[Any] = [run.get(f"{view}/{name}") for name in names]
         epsilon = math.nan if fields[0] is None else fields[0]
-        known = epsilon < math.inf and fields[1] is not None
-        return cls(epsilon, PrivacyDefinition(*fields[1:5]) if known else None, *fields[5:])
+        has_definition = epsilon < math.inf and fields[1] is not None
+        return cls(epsilon, PrivacyDefinition(*fields[1:5]) if has_definition else None, *fields[5:])
 
     def __str__(self) -> str:
         if self.definition is not None:
@@ -117,12 +117,12 @@ def flat(rows: pd.DataFrame) -> pd.DataFrame:
     """The table for a file: guarantees as text, and a column for each definition in place of `epsilon` and
     `epsilon_outsiders` where there are several."""
     out = rows.assign(**{name: rows[name].map(str) for name in ("guarantee", "guarantee_outsiders")})
-    known = definitions(rows)
-    if len(known) < 2:
+    all_definitions = definitions(rows)
+    if len(all_definitions) < 2:
         return out
     place = list(out).index("epsilon")
     out = out.drop(columns=["epsilon", "epsilon_outsiders"])
-    for i, definition in enumerate(known):
+    for i, definition in enumerate(all_definitions):
         out.insert(place + i, f"epsilon [{definition}]", epsilons(rows, definition))
     return out
 

@@ -82,12 +82,12 @@ def first_line(error: Exception) -> str:
 
 def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
     """All runs of an experiment that match a query, from as many pages as MLflow has."""
-    found, token = [], None
+    runs, token = [], None
     while True:
         page = client.search_runs([experiment], query, max_results=PAGE, page_token=token)
-        found += page
+        runs += page
         if not (token := page.token):
-            return found
+            return runs
 
 
 def log_data(client: Any, run: str, name: str, digest: str) -> None:
@@ -107,9 +107,9 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
     """Log parameters, each cut to the length that MLflow takes."""
     from mlflow.entities import Param
 
-    found = [Param(k, str(v)[:6000]) for k, v in params.items()]
-    for i in range(0, len(found), PARAMS):
-        client.log_batch(run, params=found[i : i + PARAMS])
+    batch = [Param(k, str(v)[:6000]) for k, v in params.items()]
+    for i in range(0, len(batch), PARAMS):
+        client.log_batch(run, params=batch[i : i + PARAMS])
 
 
 def log_tags(client: Any, run: str, tags: Mapping[str, str]) -> None:
@@ -150,8 +150,8 @@ def log_folder(
     """
     try:
         client = connect(uri)
-        found = client.get_experiment_by_name(experiment)
-        at = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+        existing = client.get_experiment_by_name(experiment)
+        at = existing.experiment_id if existing else client.create_experiment(experiment, artifact_location=artifacts)
         run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
         log_params(client, run, params)
         log_values(client, run, metrics)

@@ -182,8 +182,8 @@ class Mlflow(threading.Thread):
 
     def _update(self) -> None:
         for folder in sorted(path.parent for path in self.sweep.glob("trials/*/config.json")):
-            known = self._trials.get(folder.name)
-            if known is None or known.ended_ns != modified_ns(folder / "outcome.json"):
+            followed = self._trials.get(folder.name)
+            if followed is None or followed.ended_ns != modified_ns(folder / "outcome.json"):
                 self._update_trial(folder)
 
     def _update_trial(self, folder: Path) -> None:

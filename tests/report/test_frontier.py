@@ -469,12 +469,12 @@ def test_with_several_seeds_each_private_setting_is_compared_with_local_training
     """LocalOnly has 1.98 or, with the cosine schedule and hence in its place, 1.88: the same in each seed."""
     sweep, out = write_grid(tmp_path / "sweep", seeds=(0, 1, 2)), tmp_path / "out"
     command.main([str(sweep), "--out", str(out)])
-    page, gains = (out / "alone.md").read_text(), pd.read_csv(out / "alone.csv")
+    page, gains = (out / "gain_over_local.md").read_text(), pd.read_csv(out / "gain_over_local.csv")
     assert page.count("## clients ") == 2 and "| fd_cnn/minor at epsilon | 10 | 50 | 200 |" in page
     assert "| PFDM, schedule linear | 3.01, **+1.12 [+1.12, +1.12]** |" in page
     assert "| PFDM, schedule cosine | 2.91, **+1.02 [+1.02, +1.02]** |" in page
     assert page.count("n = 3 seeds, against LocalOnly, schedule cosine.") == 2
-    assert (out / "alone.png").read_bytes().startswith(b"\x89PNG")
+    assert (out / "gain_over_local.png").read_bytes().startswith(b"\x89PNG")
     assert len(gains) == 12 and set(gains["n"]) == {3} and set(gains["target"]) == {10.0, 50.0, 200.0}
     command.main([str(write_grid(tmp_path / "one")), "--out", str(tmp_path / "few")])
-    assert not (tmp_path / "few" / "alone.md").exists()
+    assert not (tmp_path / "few" / "gain_over_local.md").exists()

@@ -167,8 +167,8 @@ def convergence(table: pd.DataFrame, curve: pd.DataFrame) -> pd.DataFrame:
     federated = table[table["target"].isna() & ~table["base"].isin(POOLED.values())]
     for row, own in groups(federated, ["base", "name", *CELL]):
         longest = own[own["rounds"] == own["rounds"].max()]
-        known = curve[curve["digest"].isin(longest["digest"])]
-        split, points = ("validation", known) if len(known) else ("test", own.assign(round=own["rounds"]))
+        selected = curve[curve["digest"].isin(longest["digest"])]
+        split, points = ("validation", selected) if len(selected) else ("test", own.assign(round=own["rounds"]))
         means = points.groupby("round")[["loss", "bytes"]].mean()
         at = int(means.index[means["loss"] <= means["loss"].iloc[-1] + TOLERANCE + 1e-9][0])
         senders = (longest["bytes"] / longest["per_client"]).iloc[0]
@@ -188,8 +188,8 @@ def tables(table: pd.DataFrame, rows: pd.DataFrame, pairs: pd.DataFrame, table2:
         "Bytes and parameters (bytes / 4) are of all rounds, and but for the first of all clients.",
         "Pooled trials have no xi and no K: the same ones stand in every column.",
     ]
-    if known := [definition for definition in dict.fromkeys(rows["definition"]) if definition]:
-        notes.append(f"Epsilon: from the ledger, against the server, the largest over seeds; {'; or '.join(known)}.")
+    if selected := [definition for definition in dict.fromkeys(rows["definition"]) if definition]:
+        notes.append(f"Epsilon: from the ledger, against the server, the largest over seeds; {'; or '.join(selected)}.")
     for declared, own in table[table["declared"] != ""].groupby("declared"):
         notes.append(f"Public by declaration ({', '.join(sorted(own['base'].unique()))}): {declared}.")
     sent = {"bytes per client": "per_client", "bytes in all": "bytes", "parameters": "parameters"}
@@ -252,7 +252,7 @@ def _gap(row: pd.Series) -> str:
 
 
 def _number(value: float) -> str:
-    """`30,720`, `0.0568`, or nothing where it is not known."""
+    """`30,720`, `0.0568`, or nothing for NaN."""
     if math.isnan(value):
         return ""
     return f"{value:,.0f}" if value >= 1000 or float(value).is_integer() else f"{value:.3g}"

@@ -42,22 +42,7 @@ PAIRS = (
 )
 """(arm, what it is compared with)."""
 CELL = ["minority", "epsilon", "sampler"]
-NONE = -1.0
-"""In a group's key: the epsilon of arms that have none."""
-LOOKS = {
-    "localonly": ("0.35", "--"),
-    "no-server": ("#E69F00", ":"),
-    "shuffled": ("#CC79A7", ":"),
-    "collafuse": ("#56B4E9", "-."),
-    "pfdm": ("#0072B2", "-"),
-    "gaussian": ("#009E73", "-"),
-    "centre-localonly": ("0.35", ":"),
-    "centre": ("#D55E00", "-"),
-    "centre-gaussian": ("#F0E442", "-"),
-    "fedavg": ("#000000", "-."),
-    "centralised": ("0.6", "-."),
-}
-"""Arm -> colour and line in the picture; grey and black have no epsilon."""
+NONE = -1.0  # epsilon of arms that have none, in the key of a group
 
 
 def distances(sweep: Path) -> pd.DataFrame:
@@ -140,16 +125,16 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
     against = table["against"].replace({"centre-localonly": "localonly"})  # Its models do not depend on the clip.
     cells = (pd.MultiIndex.from_frame(table[CELL].assign(arm=arm)) for arm in (table["arm"], against))
     mine, theirs = (w2.reindex(cell).to_numpy() for cell in cells)
-    known = table.assign(oracle=mine - theirs)
-    clear = (known["low"] > 0) | (known["high"] < 0)
-    agrees = (known["oracle"] * known["mean"] > 0).astype(object)
-    return known.assign(agrees=agrees.where(clear & known["oracle"].notna()))
+    compared = table.assign(oracle=mine - theirs)
+    clear = (compared["low"] > 0) | (compared["high"] < 0)
+    agrees = (compared["oracle"] * compared["mean"] > 0).astype(object)
+    return compared.assign(agrees=agrees.where(clear & compared["oracle"].notna()))
 
 
 def shown_table(table: pd.DataFrame) -> Table:
     """A row per cell, a column per pair: the difference, its interval, the oracle's sign beside it."""
-    known = set(zip(table["arm"], table["against"], strict=True))
-    pairs = [pair for pair in PAIRS if pair in known]
+    compared = set(zip(table["arm"], table["against"], strict=True))
+    pairs = [pair for pair in PAIRS if pair in compared]
     short = {"localonly": "local", "centre-localonly": "its local"}
     header = ["minority", "epsilon", "sampler", "local", *(f"{a} - {short.get(b, b)}" for a, b in pairs)]
     lines = []
@@ -191,8 +176,8 @@ def main(argv: Sequence[str]) -> None:
     table, notes = differences(found), []
     if options.oracle:
         table = with_oracle(table, pd.read_csv(options.oracle, na_values="", keep_default_na=False))
-        known = table["agrees"].dropna()
-        notes = [f"the oracle agrees in {int(known.sum())} of {len(known)} decided cells", *disagreements(table)]
+        compared = table["agrees"].dropna()
+        notes = [f"the oracle agrees in {int(compared.sum())} of {len(compared)} decided cells", *disagreements(table)]
     publish(options.out, "paired", "\n".join([str(shown_table(table)), "", *notes]), {"paired": table})
     draw(found, options.out / "paired.png")
 
@@ -201,18 +186,18 @@ def draw(table: pd.DataFrame, path: Path) -> None:
     """Distance over epsilon, a panel per minority's size (columns) and sampler (rows); mean over seeds, bars from least
     to greatest."""
     minorities, levels = (sorted(table[name].dropna().unique()) for name in CELL[:2])
-    samplers = list(dict.fromkeys(table["sampler"]))
+    samplers, arms = list(dict.fromkeys(table["sampler"])), sorted(table["arm"].unique())
     size = (3.6 * len(minorities) + 1.6, 3.0 * len(samplers))
     figure, panels = plots.panels(len(samplers), len(minorities), size=size, sharex=True)
     for axes, (sampler, minority) in zip(panels.flat, itertools.product(samplers, minorities), strict=True):
         own = table[(table["sampler"] == sampler) & ((table["minority"] == minority) | table["minority"].isna())]
-        for arm, (colour, line) in LOOKS.items():
+        for arm, colour in zip(arms, itertools.cycle(plots.COLOURS), strict=False):
             rows = own[own["arm"] == arm]
-            if len(rows) and rows["epsilon"].isna().all():
-                axes.axhline(rows["distance"].mean(), color=colour, linestyle=line, linewidth=1.2, label=arm)
-            elif len(rows):
+            if rows["epsilon"].isna().all():  # An arm without epsilon, or without trials here.
+                axes.axhline(rows["distance"].mean(), color=colour, linestyle="--", linewidth=1.2, label=arm)
+            else:
                 at = rows.groupby("epsilon")["distance"].agg(["mean", "min", "max"])
-                look = {"color": colour, "linestyle": line, "marker": "o", "ms": 3, "capsize": 2, "label": arm}
+                look = {"color": colour, "marker": "o", "ms": 3, "capsize": 2, "label": arm}
                 plots.points(axes, [levels.index(e) for e in at.index], at["mean"], (at["min"], at["max"]), **look)
         axes.set_xticks(range(len(levels)), [_level(e) for e in levels])
         plots.logarithmic(axes)

@@ -1,7 +1,7 @@
 """The privacy-utility frontier of a sweep, as a table for people and as a plot.
 
     raydiff frontier SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv; with several seeds
-                                           also what private settings gain over local training: alone.md, .csv, .png
+                                           also gain_over_local.md, .csv and .png
 
 A row is a setting, over its seeds and splits. Epsilons compare within one privacy definition (unit, neighbouring
 relation, trust model, delta) only, each with its column. Under central trust the epsilon is that against outsiders.
@@ -42,6 +42,6 @@ def main(argv: Sequence[str]) -> None:
     gains = gain_over_local.gains(sweep) if sweep.measure else None
     if gains is not None and gains["n"].max() > 1:
         tables = gain_over_local.tables(sweep, gains)
-        gain_over_local.draw(sweep, gains, options.out / "alone.png")
+        gain_over_local.draw(sweep, gains, options.out / "gain_over_local.png")
         page = "\n\n".join([*map(str, tables), gain_over_local.NOTE, sweep.origin])
-        publish(options.out, "alone", page, {"alone": gains})
+        publish(options.out, "gain_over_local", page, {"gain_over_local": gains})

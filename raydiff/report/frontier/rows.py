@@ -137,23 +137,23 @@ def _pareto(rows: pd.DataFrame) -> list[bool]:
     if distance is None:
         return [False] * len(rows)
     points = rows[(rows["outcome"] == "finished") & rows["epsilon"].notna() & rows[distance].notna()]
-    known = [(g.definition, g.epsilon, d) for g, d in zip(points["guarantee"], points[distance], strict=True)]
+    coordinates = [(g.definition, g.epsilon, d) for g, d in zip(points["guarantee"], points[distance], strict=True)]
 
     def dominates(a: tuple[object, float, float], b: tuple[object, float, float]) -> bool:
         comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf  # 0 and infinity compare under any definition.
         return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
 
-    best = {i for i, b in zip(points.index, known, strict=True) if not any(dominates(a, b) for a in known)}
+    best = {i for i, b in zip(points.index, coordinates, strict=True) if not any(dominates(a, b) for a in coordinates)}
     return [i in best for i in rows.index]
 
 
 def network_of(frame: pd.DataFrame) -> str | None:
     """The feature network of the Fréchet distances, None if nothing was measured."""
     metrics = (Metric.parse(str(c)) for c in frame)
-    known = sorted({m.name[3:] for m in metrics if m.family == "fd" and m.group in GROUPS and m.role == "value"})
-    if len(known) > 1:
-        raise ValueError(f"distances of several feature networks cannot share a table: {', '.join(known)}")
-    return known[0] if known else None
+    networks = sorted({m.name[3:] for m in metrics if m.family == "fd" and m.group in GROUPS and m.role == "value"})
+    if len(networks) > 1:
+        raise ValueError(f"distances of several feature networks cannot share a table: {', '.join(networks)}")
+    return networks[0] if networks else None
 
 
 def ranked_by(rows: pd.DataFrame) -> str | None:

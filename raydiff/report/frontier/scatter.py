@@ -62,14 +62,14 @@ def _placed(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _styled(rows: pd.DataFrame) -> pd.DataFrame:
     """The rows with label, x, colour, marker and line."""
-    known, series = records(rows), rows["method"].tolist()
+    items, series = records(rows), rows["method"].tolist()
     if len(definitions(rows)) > 1:
         names = [str(g.definition or ("nothing sent" if g.nothing_sent else "no guarantee")) for g in rows["guarantee"]]
         series = [f"{method}, {name}" for method, name in zip(series, names, strict=True)]
     # The axis has the target epsilon, and the series privacy and trust.
     fields = [f for f in swept(rows) if not is_target_epsilon(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
     needed = {method: telling(records(own), fields) for method, own in rows.groupby("method")}
-    settings = [", ".join(f"{f} {short(r[f])}" for f in needed[r["method"]] if r[f] is not None) for r in known]
+    settings = [", ".join(f"{f} {short(r[f])}" for f in needed[r["method"]] if r[f] is not None) for r in items]
     first, others = list(dict.fromkeys(series)), sorted(set(settings))
     colour, line = [first.index(s) for s in series], [others.index(s) for s in settings]
     marker = line if len(others) > 1 else colour

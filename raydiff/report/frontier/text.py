@@ -53,31 +53,31 @@ def columns_of(rows: pd.DataFrame) -> list[Column]:
 
 
 def _columns(rows: pd.DataFrame) -> Iterator[Column]:
-    known, network, names = records(rows), network_of(rows), list(map(str, rows))
-    yield "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in known]
-    yield "method", [r["method"] for r in known]
+    items, network, names = records(rows), network_of(rows), list(map(str, rows))
+    yield "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in items]
+    yield "method", [r["method"] for r in items]
     for name in swept(rows):
-        yield name, [short(r[name]) for r in known]
+        yield name, [short(r[name]) for r in items]
     if rows["n"].max() > 1:
-        yield "n", [str(r["n"]) for r in known]
+        yield "n", [str(r["n"]) for r in items]
     yield from _epsilons(rows)
     means = {name: name for name in ([f"fd_{network}/{group}" for group in GROUPS] if network else measures(names))}
     means |= {"label accuracy": "label_accuracy", "AUC global": "auc_global", "AUC client": "auc_client"}
     for header, name in means.items():
-        yield header, [_mean(r, name) for r in known]
-    yield "AUC's ceiling", [number(r["auc_ceiling"]) for r in known]
-    yield "sent", [size(r["bytes_up"]) for r in known]
-    yield "seconds", [number(r["seconds"], 3) for r in known]
+        yield header, [_mean(r, name) for r in items]
+    yield "AUC's ceiling", [number(r["auc_ceiling"]) for r in items]
+    yield "sent", [size(r["bytes_up"]) for r in items]
+    yield "seconds", [number(r["seconds"], 3) for r in items]
     for name in (n for n in names[names.index("digests") + 1 :] if f"{n}_std" in names):  # of other packages
-        yield name, [_mean(r, name) for r in known]
+        yield name, [_mean(r, name) for r in items]
 
 
 def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     """One column; under several privacy definitions one for each, headed by its letter."""
-    known = definitions(rows)
-    if len(known) < 2:
+    all_definitions = definitions(rows)
+    if len(all_definitions) < 2:
         yield "epsilon", list(map(shown, rows["epsilon"]))
-    for letter, definition in zip(LETTERS, known if len(known) > 1 else [], strict=False):
+    for letter, definition in zip(LETTERS, all_definitions if len(all_definitions) > 1 else [], strict=False):
         pairs = zip(rows["epsilon"], epsilons(rows, definition), strict=True)
         cells = ["?" if math.isnan(e) else "-" if math.isnan(own) else shown(own) for e, own in pairs]
         yield f"epsilon {letter}", cells
@@ -93,13 +93,13 @@ def _mean(row: Row, name: str) -> str:
 
 def meanings(rows: pd.DataFrame) -> list[str]:
     """What the numbers mean."""
-    known, distance = definitions(rows), ranked_by(rows)
-    letters = [f" {letter}" for letter in LETTERS] if len(known) > 1 else [""]
+    all_definitions, distance = definitions(rows), ranked_by(rows)
+    letters = [f" {letter}" for letter in LETTERS] if len(all_definitions) > 1 else [""]
     notes = [
         f"epsilon{letter} (against {definition.against}): {described(rows, definition)}"
-        for letter, definition in zip(letters, known, strict=False)
+        for letter, definition in zip(letters, all_definitions, strict=False)
     ]
-    if len(known) > 1:
+    if len(all_definitions) > 1:
         notes.append("epsilons of different privacy definitions do not compare; -: the row has none of this definition")
     notes += ["epsilon 0: nothing sent"] if any(g.nothing_sent for g in rows["guarantee"]) else []
     reasons = sorted({str(g).removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf})

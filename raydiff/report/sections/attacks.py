@@ -49,8 +49,8 @@ def attacks(sweep: SweepView, out: Path) -> Section:
         verdict = "above the ceiling" * row["above_ceiling"]
         cells.append([*keys, *(_cell(row, stat) for stat in stats), number(row["auc_ceiling"]), verdict])
     above = f"Above their ceiling with their whole interval: {len(marked)}; by chance one of forty sound attacks is."
-    known = [f"{target}: {TARGETS.get(target, 'not described here.')}" for target in table["target"].unique()]
-    blocks = [html.bullets(known), html.paragraph(NOTE, note=True), html.paragraph(above)]
+    described = [f"{target}: {TARGETS.get(target, 'not described here.')}" for target in table["target"].unique()]
+    blocks = [html.bullets(described), html.paragraph(NOTE, note=True), html.paragraph(above)]
     return Section([*blocks, *unfolded(header, cells, "attacks", most=OPEN, marked=marked)], {"attacks": table})
 
 

@@ -43,8 +43,8 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
 
 def _listed(values: pd.Series) -> str:
     """The values in order; of many, the first few and how many there are."""
-    known = sorted(values.unique(), key=lambda v: (isinstance(v, str), v))
-    return ", ".join(map(short, known[:LISTED])) + f", … ({len(known)} values)" * (len(known) > LISTED)
+    ordered = sorted(values.unique(), key=lambda v: (isinstance(v, str), v))
+    return ", ".join(map(short, ordered[:LISTED])) + f", … ({len(ordered)} values)" * (len(ordered) > LISTED)
 
 
 def frontier(sweep: SweepView, out: Path) -> Section:
