@@ -131,7 +131,8 @@ def summary(table: pd.DataFrame) -> pd.DataFrame:
         row |= {"epsilon": own["epsilon"].max(skipna=False), "definition": own["definition"].iloc[0]}
         row |= {name: own[name].mean() for name in ("bytes", "per_client")}
         rows.append({**row, "parameters": row["bytes"] / PARAMETER_BYTES})
-    return pd.DataFrame(sorted(rows, key=order))
+    rows.sort(key=order)
+    return pd.DataFrame(rows)
 
 
 def order(row: Mapping[Any, Any]) -> tuple[Any, ...]:

@@ -149,7 +149,7 @@ def shown_table(table: pd.DataFrame) -> Table:
     return Table(header, lines)
 
 
-def _level(value: float) -> str:
+def _level(value: Any) -> str:
     return "none" if math.isinf(value) else "-" if math.isnan(value) else f"{value:g}"
 
 
