@@ -22,7 +22,7 @@ MEASURES = {
     "utility_loss": "1 - accuracy on the test split",
 }
 """What the measures mean, by how their names begin."""
-NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "seconds")
+NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
 LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
 
