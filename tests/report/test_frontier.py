@@ -314,7 +314,7 @@ def test_one_trial_in_full(tmp_path: Path) -> None:
         texts.meanings(table)[0]
         == f"epsilon (against the server): {LOCAL}, exact accountant; public by declaration: labels"
     )
-    assert texts.text(table).splitlines()[2].split() == "* PFDM 9.77 3.000 1.800 0.550 0.848".split()
+    assert texts.text(table).splitlines()[2].split() == ["*", "PFDM", "9.77", "3.000", "1.800", "0.550", "0.848"]
 
 
 def test_it_fits_a_terminal_and_has_the_range_of_floors(grid: pd.DataFrame, seeded: pd.DataFrame) -> None:
