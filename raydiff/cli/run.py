@@ -16,7 +16,7 @@ from raydiff.cli.parser import Parser
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
-from raydiff.tracking import metric_names as told
+from raydiff.formats import metric_names
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,5 +64,5 @@ def _show(outcome: dict[str, object]) -> None:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return
     print(outcome["says"])
-    for name, value in sorted(told.telling(told.final(outcome)).items()):
+    for name, value in sorted(metric_names.shown(metric_names.final(outcome)).items()):
         print(f"  {name.removeprefix('final/')} {value:.4g}")

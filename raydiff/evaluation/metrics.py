@@ -21,6 +21,7 @@ from raydiff.evaluation.quality import distances, downstream, features, inceptio
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.quality.coverage import coverage
 from raydiff.federated.method import Deployed, Metrics
+from raydiff.formats.metric_names import FAMILIES, SAMPLERS, Metric
 from raydiff.models.d3pm import codes_of
 from raydiff.tree import Params
 
@@ -206,31 +207,23 @@ METRICS: lookup.Table[Callable[[Drawn], Metrics]] = lookup.Table(
 """By name, in the order in which they are asked."""
 BY_SAMPLER = ("distances", "coverage", "labels")
 """Those that are also asked of each of the model's samplers by itself."""
-OF_COVERAGE = ("precision/", "recall/", "density/", "coverage/")
-SAMPLED = ("fd_", "kd_", "fid/", "kid/", *OF_COVERAGE, "label_accuracy/", "own_classes")
-OF_REAL = ("_floor", "_real", "/real")
-FIRST_WORDS = ("fid", "kid", "precision", "recall", "density", "label_accuracy", "own_classes", "memorized_fraction")
-TAKEN = (*FIRST_WORDS, "utility_loss", "ddim", "ancestral", "dpmsolver", "class", "client")
+TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")
 """First words of numbers that no metric of another package may take."""
 GROUPS = ("all", "major", "minor")
 RANKED = {
-    "accuracy": {"utility_loss": True, "accuracy": False},
-    "distances": {f"{distance}/{group}": True for distance in ("fd_cnn", "kd_cnn", "fid", "kid") for group in GROUPS},
-    "labels": {f"label_accuracy/{group}": False for group in GROUPS},
-    "table": {"tv_pairs": True, "tv_columns": True, "utility_loss": True, "accuracy": False},
+    "accuracy": ("utility_loss", "accuracy"),
+    "distances": tuple(f"{distance}/{group}" for distance in ("fd_cnn", "kd_cnn", "fid", "kid") for group in GROUPS),
+    "labels": tuple(f"label_accuracy/{group}" for group in GROUPS),
+    "table": ("tv_pairs", "tv_columns", "utility_loss", "accuracy"),
 }
-"""Metric -> the numbers of it that trials may be ranked by, and whether lower is better."""
-
-
-def of_samples(name: str) -> bool:
-    """Whether this number changes with the sampler, and is not one of the real records alone."""
-    return name.startswith(SAMPLED) and not name.endswith(OF_REAL)
+"""Metric -> the numbers of it that trials may be ranked by."""
 
 
 def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False) -> bool:
     """Of a number by which trials are to be ranked: `eval/...`, and `new/...` where clients join after the federation.
     Raises ValueError where the evaluation has none of this name."""
-    known = {f"eval/{k}": lower for name in config.metrics for k, lower in RANKED.get(name, {}).items()}
+    own_numbers = (number for name in config.metrics for number in RANKED.get(name, ()))
+    known = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in own_numbers}
     for name in filter(lookup.is_outside, config.metrics):
         own = f"eval/{lookup.own_name(name)}"
         known |= {k: lookup.imported(name).lower_is_better for k in (own, metric) if f"{k}/".startswith(f"{own}/")}
@@ -247,7 +240,7 @@ def check(names: tuple[str, ...]) -> None:
     for own, metric in lookup.entries("metrics", METRICS, names).items():
         if own in METRICS:
             continue
-        if own in TAKEN or own.startswith(("fd_", "kd_", "tv_")):
+        if own in TAKEN or Metric.parse(own).family in TAKEN:
             raise ValueError(f"the metric {own} is called like numbers of raydiff's own: give it another name")
         if not isinstance(getattr(metric, "lower_is_better", None), bool):
             raise ValueError(f"the metric {own} must have an attribute lower_is_better, True or False")

@@ -23,6 +23,7 @@ from raydiff.evaluation.metrics import METRICS, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.coverage import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
+from raydiff.formats.metric_names import Metric
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
@@ -143,7 +144,7 @@ class Instruments:
             values = metrics.measured(drawn)
             for name, images in by_sampler.items() if len(by_sampler) > 1 else ():
                 each = values if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
-                values = values | {f"{name}/{k}": v for k, v in each.items() if metrics.of_samples(k)}
+                values = values | {f"{name}/{k}": v for k, v in each.items() if Metric.parse(k).of_samples}
             return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.privacy)
 
         return evaluate

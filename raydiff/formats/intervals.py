@@ -1,4 +1,4 @@
-"""The interval of every paired difference, and how it is shown."""
+"""Student intervals, paired differences, and their text."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
     """Mean and 95 % Student interval; NaN bounds for a single value, NaN for none."""
     from scipy import stats
 
-    known = pd.Series(values, dtype=float)
-    mean, n = float(known.mean()), len(known)
-    half = stats.t.ppf(0.975, n - 1) * float(known.std()) / math.sqrt(n) if n > 1 else math.nan
+    sample = pd.Series(values, dtype=float)
+    mean, n = float(sample.mean()), len(sample)
+    half = stats.t.ppf(0.975, n - 1) * float(sample.std()) / math.sqrt(n) if n > 1 else math.nan
     return mean, mean - half, mean + half
 
 
 def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str, float]:
-    """`student` as the columns of a table: `name`, and low and high with what their names begin with."""
+    """`student` as the columns of a table: `name`, and low and high with the prefix `ends`."""
     return dict(zip((name, f"{ends}low", f"{ends}high"), student(values), strict=True))
 
 
 def shown(mean: float, low: float, high: float, form: str, *, bold: bool = False) -> str:
-    """`-0.40 [-0.65, -0.15]`, each number in a format such as `+.2f`; if `bold`, in bold where it excludes 0. Of a
-    single value `-0.40`, of none `-`."""
+    """`-0.40 [-0.65, -0.15]`, each number in a format such as `+.2f`; `bold`: in bold where the interval excludes 0. A
+    single value is `-0.40`, none `-`."""
     if math.isnan(low):
         return "-" if math.isnan(mean) else f"{mean:{form}}"
     return strong(f"{mean:{form}} [{low:{form}}, {high:{form}}]", when=bold and decided(low, high))

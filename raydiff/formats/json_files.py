@@ -40,8 +40,8 @@ def unsealed(text: str) -> Any:
     last = list(tree)[-1]
     if "sha256" not in tree and not (len(last) == len("sha256") and HEX.fullmatch(str(tree[last]))):
         return tree  # One flip can change the field's name or what it holds, not both.
-    found = SEAL.search(text)
-    if found is None or hashlib.sha256(text[: found.start()].encode()).hexdigest() != found[2]:
+    seal = SEAL.search(text)
+    if seal is None or hashlib.sha256(text[: seal.start()].encode()).hexdigest() != seal[2]:
         raise ValueError("it is not what was written")
     del tree["sha256"]
     return tree
@@ -121,7 +121,7 @@ def parse_json(
 
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:
-    """What the outcome.json of a trial in this folder says; None while there is none. Raises ValueError where it is
+    """The outcome.json of the trial in this folder; None while there is none. Raises ValueError where it is
     damaged."""
     path = folder / "outcome.json"
     return read_json(path, needs="outcome") if path.exists() else None

@@ -1,4 +1,4 @@
-"""What a trial writes of its rounds: JSON lines, which `report.files` reads."""
+"""JSON lines of a trial's rounds; `json_files.read_lines` reads them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from raydiff.formats.json_files import read_lines, sealed
 
 
 class Jsonl:
-    """One JSON object per line: step, time (Unix seconds) and the metrics, and whatever else is said of a step."""
+    """One JSON object per line: step, time (Unix seconds) and the metrics."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

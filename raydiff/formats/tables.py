@@ -1,11 +1,11 @@
-"""The cells of every table, and tables that are printed as markdown or shown in the page."""
+"""Tables as markdown or HTML, and the text of their cells."""
 
 from __future__ import annotations
 
 import html
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 
 class Table(NamedTuple):
-    """A cell is text, or `Markup`, which is HTML already; of its tags, markdown knows <strong>."""
+    """A table of text. A cell may be `Markup` (HTML), of whose tags the markdown keeps <strong>."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -29,8 +29,7 @@ class Table(NamedTuple):
 
 
 def aligned(rows: Sequence[Sequence[str]], *, words: int | None = None) -> list[str]:
-    """Rows, at least one, as lines of text: columns to the left, or the first `words` of them and the others to the
-    right."""
+    """Rows, at least one, as lines of text. The first `words` columns (None: all) are aligned left, others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     left = len(widths) if words is None else words
     sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
@@ -50,7 +49,7 @@ def strong(text: str, *, when: bool = True) -> str:
 
 
 def publish(out: Path, name: str, text: str, tables: Mapping[str, pd.DataFrame]) -> None:
-    """Write the text as `name`.md and the tables as CSV into `out`, print the text, and say where."""
+    """Write the text as `name`.md and the tables as CSV into `out`; print the text and the folder."""
     out.mkdir(parents=True, exist_ok=True)
     for stem, table in tables.items():
         table.to_csv(out / f"{stem}.csv", index=False)
@@ -62,7 +61,7 @@ def publish(out: Path, name: str, text: str, tables: Mapping[str, pd.DataFrame])
 
 
 def number(value: float | None, digits: int = 4) -> str:
-    """So many digits in all, as far as they are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
+    """With `digits` digits, of which no more than these are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
     if value is None or math.isnan(value):
         return "-"
     before = len(str(int(abs(value)))) if math.isfinite(value) else 0
@@ -83,14 +82,14 @@ def short(value: Any) -> str:
 
 
 def size(count: float | None) -> str:
-    """Of a number of bytes: 999 B, 224 kB, 72.8 MB."""
+    """A number of bytes: 999 B, 224 kB, 72.8 MB."""
     if count is None:
         return "-"
     power = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
     return f"{count / 1000**power:.3g} {('B', 'kB', 'MB', 'GB', 'TB')[power]}"
 
 
-def span(values: Iterable[float]) -> str:
+def span(values: Iterable[float], form: Callable[[float], str] = "{:g}".format) -> str:
     """`3`, or `2 to 3` where they differ."""
-    known = sorted(values)
-    return " to ".join(dict.fromkeys(f"{v:g}" for v in (known[0], known[-1])))
+    ordered = sorted(values)
+    return " to ".join(dict.fromkeys(map(form, (ordered[0], ordered[-1]))))

@@ -1,34 +1,30 @@
 """Does a sweep show what a paper claims? One row per claim: reproduced, not reproduced, or why it was not tested.
 
     raydiff claims SWEEP [SWEEP ...] [--out DIR]      of `raydiff sweep reproduce`: prints, writes claims.md and .csv
-    raydiff claims claims.csv SWEEP ... --out DIR     what it wrote before and newer sweeps, on one page
+    raydiff claims claims.csv SWEEP ... --out DIR     an earlier claims.csv and newer sweeps on one page; a sweep takes
+                                                      the place of one of the same preset in the file
 
-The page begins with how many claims came out in which way. A sweep of a preset that is in a file too takes its place.
-Every claim, with the paper's numbers, is a row of claims.tsv, apart from any result. A difference is paired (by
-seed, split and what else the two sides share), with its 95 % Student interval:
+Every claim, with the paper's numbers, is a row of claims.tsv. A difference is paired (by seed, split and what else the
+two sides share), with its 95 % Student interval:
 
-- reproduced: the interval lies on the side that is claimed;
+- reproduced: the interval lies on the claimed side;
 - not reproduced: it lies on the other side, or holds 0 and is narrow enough to have shown the paper's own gain;
 - not tested at this scale: it holds 0, and its half-width is above the paper's own gain (relative to the other side);
-- not tested: data, settings or readings that the sweep has not.
+- not tested: the sweep lacks the data, settings or readings.
 
-The papers. PFDM: Patel et al., CVPR 2026 (arXiv 2504.00952). SPIRE: Ozkara et al. (arXiv 2506.12303). FedDistr: Zhao et
-al. (arXiv 2410.12530), its figures' numbers read off. pDP of discrete diffusion: Wei et al., TMLR 2024 (arXiv
-2310.15524). DPDM: Dockhorn et al., TMLR 2023. The columns of claims.tsv, in which `-` is empty:
+Columns of claims.tsv, in which `-` is empty:
 
-    about           the class of a method or model that has to have run
-    data            the data sets that the row is about: names, or `not` and names; in texts, {data} is the data's name
-    needs           the column that must vary among the trials
-    claim, source, paper, differs    in words: what is said, where, the paper's numbers, what is not as in the paper
+    about           class of a method or model that has to have run
+    data            data sets of the row: names, or `not` and names; in texts, {data} is the data's name
+    needs           column that must vary among the trials
+    claim, source, paper, differs    the claim, where it stands, the paper's numbers, what differs here
     judged          lower, higher, same (as the others); is X, at most X; or why it is not tested
     metric, ours, others             what is compared, in which trials: `column=value ...`, without a value: empty
     margin          lower and higher: the paper's gain, relative to the others; same: the greatest difference;
-                    is and at most: the half-width of an interval that can still tell
+                    is and at most: the greatest half-width of an interval that decides
 
-published.tsv has numbers that the papers print, or others who measured the same: source, data, method and measure in
-their words, the value as it is printed, and what may stand beside it: the metric `ours` of trials of this preset and
-config (`column=value ...`), with what differs. A number whose data we do not have under the paper's name is not there,
-nor are those of FedDistr's Table 2, which `feddistr` has: a look-alike's number never stands beside it.
+published.tsv has numbers that papers or others print: source, data, method, measure, value, and what may stand beside
+it: the metric `ours` of trials of this preset and config, with what differs. It has no number whose data we lack.
 """
 
 from __future__ import annotations
@@ -42,7 +38,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from raydiff.formats.intervals import shown, student
+from raydiff.formats.intervals import decided, shown, student
 from raydiff.formats.tables import Table, publish, strong
 from raydiff.report import load
 from raydiff.report.load import Row
@@ -59,18 +55,15 @@ Where = dict[str, Any]
 
 
 class Verdict(NamedTuple):
-    """What came out of a claim."""
+    """The outcome of a claim, our numbers as text, and the number of pairs or trials behind them."""
 
     outcome: str
-    """reproduced, not reproduced, not tested ..."""
     ours: str = ""
-    """Our numbers."""
     n: int = 0
-    """Pairs or trials behind them."""
 
 
 def rows_of(name: str) -> list[dict[str, str]]:
-    """The rows of a table of data beside this file, with nothing for `-`."""
+    """The rows of claims.tsv or published.tsv, with `-` as empty text."""
     path = Path(__file__).parent / f"{name}.tsv"
     rows = csv.DictReader(path.read_text().splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
     return [{k: "" if v == "-" else v for k, v in row.items()} for row in rows]
@@ -89,32 +82,32 @@ def where(text: str) -> Where:
 
 
 def claims_of(runs: pd.DataFrame) -> Iterator[Row]:
-    """The claims of the papers whose methods the runs have, for each data set there is."""
+    """The claims of the papers whose methods ran, for each data set."""
     for data in sorted(set(runs.get("data.name", ()))):
-        there = runs[runs["data.name"] == data]
-        own = {*there["method"], *there.get("method.model", ())}
+        on_data = runs[runs["data.name"] == data]
+        classes = {*on_data["method"], *on_data.get("method.model", ())}
         for row in rows_of("claims"):
-            negated, *names = row["data"].split() if row["data"].startswith("not ") else ("", *row["data"].split())
-            right = not row["data"] or (data in names) != bool(negated)
-            varies = not row["needs"] or (row["needs"] in there and there[row["needs"]].nunique() > 1)
-            if row["about"] in own and right and varies:
+            names = row["data"].removeprefix("not ").split()
+            right = not names or (data in names) != row["data"].startswith("not ")
+            varies = not row["needs"] or (row["needs"] in on_data and on_data[row["needs"]].nunique() > 1)
+            if row["about"] in classes and right and varies:
                 sides = {side: {"data.name": data, **where(row[side])} for side in ("ours", "others")}
                 yield {k: v.replace("{data}", data) for k, v in row.items()} | sides
 
 
 def judged(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per claim: claim, source, paper, ours, n, outcome, differs."""
+    """One row per claim: claim, source, paper, differs, ours, n, outcome."""
     done, rows = load.finished(runs), []
     for claim in claims_of(runs):
         margin = float(Fraction(claim["margin"] or 0))
-        found = verdict(done, claim["judged"], claim["metric"], claim["ours"], claim["others"], margin)
-        words = {k: claim[k] for k in ("claim", "source", "paper")}
-        rows.append({**words, "ours": found.ours, "n": found.n, "outcome": found.outcome, "differs": claim["differs"]})
+        result = verdict(done, claim["judged"], claim["metric"], claim["ours"], claim["others"], margin)
+        texts = {k: claim[k] for k in ("claim", "source", "paper", "differs")}
+        rows.append({**texts, "ours": result.ours, "n": result.n, "outcome": result.outcome})
     return pd.DataFrame(rows)
 
 
 def shown_table(table: pd.DataFrame) -> Table:
-    """The verdicts for people."""
+    """The verdicts as a table."""
     header = ["claim", "source", "the paper's", "ours [95 % interval], n", "outcome", "what differs"]
     lines = []
     for row in table.to_dict("records"):
@@ -123,11 +116,8 @@ def shown_table(table: pd.DataFrame) -> Table:
     return Table(header, lines)
 
 
-# --------------------------------------------------------------------------------------------------------- verdicts
-
-
 def verdict(runs: pd.DataFrame, how: str, metric: str, ours: Where, others: Where, margin: float) -> Verdict:
-    """Of finished runs; `how` and `margin` as in claims.tsv."""
+    """Judge a claim by finished runs; `how` and `margin` as in claims.tsv."""
     if how.startswith("not tested"):
         return Verdict(how)
     if how not in ("lower", "higher", "same"):
@@ -137,44 +127,36 @@ def verdict(runs: pd.DataFrame, how: str, metric: str, ours: Where, others: Wher
         return both
     mine, theirs = both["value"], both["value_other"]
     if math.inf in (mine.max(), theirs.max()) and how != "same":
-        return Verdict(NOT, f"{mine.max():.3g} against {theirs.max():.3g} at most", len(both))  # and no mean
+        return Verdict(NOT, f"{mine.max():.3g} against {theirs.max():.3g} at most", len(both))  # There is no mean.
     mean, low, high = student(mine - theirs)
-    scale = float(theirs.mean())
+    text = f"{mine.mean():.3g} against {theirs.mean():.3g}: {shown(mean, low, high, '+.3g')}"
     if how == "same":
-        outcome = REPRODUCED if -margin <= low and high <= margin else NOT if low > 0 or high < 0 else SCALE
-    else:
-        scale, (low_, high_) = abs(scale), (low, high) if how == "higher" else (-high, -low)
-        wide = (high - low) / 2 > margin * scale
-        outcome = REPRODUCED if low_ > 0 else NOT if high_ < 0 or not wide else SCALE
-    means = f"{mine.mean():.3g} against {scale:.3g}"
-    return Verdict(outcome, f"{means}: {shown(mean, low, high, '+.3g')}", len(both))
+        outcome = REPRODUCED if -margin <= low and high <= margin else NOT if decided(low, high) else SCALE
+        return Verdict(outcome, text, len(both))
+    least, most = (low, high) if how == "higher" else (-high, -low)
+    shows = (high - low) / 2 <= margin * abs(theirs.mean())
+    return Verdict(REPRODUCED if least > 0 else NOT if most < 0 or shows else SCALE, text, len(both))
 
 
 def _held(runs: pd.DataFrame, how: str, metric: str, ours: Where, margin: float) -> Verdict:
-    """Whether the mean is a value, or at most that; an interval wider than the margin cannot tell."""
-    found = values(runs, metric, ours)
-    if found is None or len(found) < 2:
+    """Whether the mean is a value, or at most that; an interval wider than the margin does not decide."""
+    own = values(runs, metric, ours)
+    if own is None or len(own) < 2:
         return Verdict(NO_TRIALS)
-    mean, low, high = student(found["value"])
+    mean, low, high = student(own["value"])
     value = float(how.split()[-1])
     inside = high <= value if how.startswith("at most") else low <= value <= high
     outcome = (SCALE if (high - low) / 2 > margin else REPRODUCED) if inside else NOT
-    return Verdict(outcome, shown(mean, low, high, ".3g"), len(found))
+    return Verdict(outcome, shown(mean, low, high, ".3g"), len(own))
 
 
 def values(runs: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame | None:
-    """The runs that are meant, with the reading as `value`; None where there are none."""
-    if f"final/{metric}" not in runs:
-        return None
-    mask = runs[f"final/{metric}"].notna()
-    for column, wanted in where.items():
-        if column not in runs:
-            if wanted is not None:
-                return None
-            continue
-        mask &= runs[column].isna() if wanted is None else runs[column] == wanted
-    found = runs[mask]
-    return found.assign(value=found[f"final/{metric}"]) if len(found) else None
+    """The runs with these values in their columns, with the reading as `value`; None where there are none."""
+    own = runs.assign(value=load.column(runs, f"final/{metric}")).dropna(subset="value")
+    for name, wanted in where.items():
+        cells = own.get(name, pd.Series(None, own.index, dtype=object))
+        own = own[cells.isna() if wanted is None else cells == wanted]
+    return own if len(own) else None
 
 
 def _pairs(runs: pd.DataFrame, metric: str, ours: Where, others: Where) -> pd.DataFrame | Verdict:
@@ -191,19 +173,19 @@ def _pairs(runs: pd.DataFrame, metric: str, ours: Where, others: Where) -> pd.Da
 
 
 def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
-    """Whether pairs can be told by it: it varies on a side, and both sides have some value of it."""
+    """Whether the column distinguishes pairs: it varies on a side, and both sides have a common value."""
     return max(mine.nunique(), theirs.nunique()) > 1 and bool(set(mine.dropna()) & set(theirs.dropna()))
 
 
-def page(found: pd.DataFrame) -> str:
-    """What came out in all, then a table for each sweep with where its numbers are from; `found` as in claims.csv."""
+def page(table: pd.DataFrame) -> str:
+    """The counts of outcomes, then a table for each sweep with its origin; `table` as in claims.csv."""
     kinds = (REPRODUCED, NOT, SCALE)
-    by = pd.crosstab(found["sweep"], found["outcome"].map(lambda outcome: outcome if outcome in kinds else UNTESTED))
-    counts = by.reindex(columns=[*kinds, UNTESTED], index=found["sweep"].unique(), fill_value=0)
+    by = pd.crosstab(table["sweep"], table["outcome"].map(lambda outcome: outcome if outcome in kinds else UNTESTED))
+    counts = by.reindex(columns=[*kinds, UNTESTED], index=table["sweep"].unique(), fill_value=0)
     counts.loc["in all"] = counts.sum()
     lines = [[str(name), *map(str, row)] for name, row in zip(counts.index, counts.to_numpy(), strict=True)]
     parts = [Table(["claims of", *counts.columns], lines, title="In all")]
-    for name, own in found.groupby("sweep", sort=False):
+    for name, own in table.groupby("sweep", sort=False):
         parts.append(shown_table(own)._replace(title=str(name), note=own["made"].iloc[0]))
     return "\n\n".join(map(str, parts))
 
@@ -223,8 +205,8 @@ def _read(path: Path) -> pd.DataFrame:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print a table for each sweep and where its numbers come from, write the files and say where."""
-    given = load.arguments(__doc__, argv, several=True)
-    tables = {str(name): own for path in given.sweeps for name, own in _read(path).groupby("sweep", sort=False)}
-    found = pd.concat(tables.values())
-    publish(given.out, "claims", page(found), {"claims": found})
+    """Print a table for each sweep and its origin, and write the files."""
+    options = load.arguments(__doc__, argv, several=True)
+    tables = {str(name): own for path in options.sweeps for name, own in _read(path).groupby("sweep", sort=False)}
+    table = pd.concat(tables.values())
+    publish(options.out, "claims", page(table), {"claims": table})

@@ -2,12 +2,10 @@
 
     raydiff referees SWEEP [SWEEP ...] [--out DIR]      prints, and writes referees.csv and .md
 
-A row is a cell of a table that somebody else published: who, data, method, accuracy in % with the deviation that
-is printed beside it; ours, the mean over seeds; and ours minus theirs in points, with its 95 % Student interval, bold
-where it excludes 0. The interval is of our seeds alone, of one seed there is none: their number is taken as it stands.
-Their numbers are rows of published.tsv, where it also says what differs. Cells without a finished trial are left out.
-Where theirs has rounds, a trial of fewer, each as long (`--method.rounds 10 --method.local.epochs 100`), has a row with
-its number of rounds.
+A row is a published cell (a row of published.tsv): source, data, method, accuracy in % with its deviation; ours, the
+mean over seeds; and ours minus theirs in points with the 95 % Student interval over seeds, bold where it excludes 0.
+Cells without a finished trial are left out. Where theirs has rounds, trials of fewer rounds with as many local epochs
+in each (`--method.rounds 10 --method.local.epochs 100`) have a row with their number of rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ from raydiff.report.sweep_view import open_sweep
 
 MEASURE = "test accuracy, %"
 """Of the rows of published.tsv that others than a method's authors measured."""
-PERCENT = 100
 ROUNDS, EPOCHS = "method.rounds", "method.local.epochs"
 
 
@@ -34,8 +31,8 @@ def beside(runs: pd.DataFrame) -> pd.DataFrame:
     difference and its low and high, in percent and points; differs."""
     done, rows = load.finished(runs), []
     for entry in (row for row in rows_of("published") if row["measure"] == MEASURE):
-        for rounds, found in _alike(done, entry):
-            theirs, ours = float(entry["value"].split()[0]), PERCENT * found["value"]
+        for rounds, trials in _alike(done, entry):
+            theirs, ours = float(entry["value"].split()[0]), 100 * trials["value"]
             row: Row = {k: entry[k] for k in ("source", "data", "method")}
             row |= {"rounds": rounds, "printed": entry["value"], "theirs": theirs, "ours": ours.mean(), "n": len(ours)}
             rows.append({**row, **interval(ours - theirs, "difference"), "differs": entry["differs"]})
@@ -47,36 +44,34 @@ def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int | No
     where it has none."""
     wanted = where(entry["config"])
     rounds, epochs = wanted.pop(ROUNDS, None), wanted.pop(EPOCHS, None)
-    found = values(done, entry["ours"], wanted)
-    if found is not None and rounds is None:
-        yield None, found
-    elif found is not None:
-        same = found[found[EPOCHS] * rounds == found[ROUNDS] * epochs]
+    trials = values(done, entry["ours"], wanted)
+    if trials is not None and rounds is None:
+        yield None, trials
+    elif trials is not None:
+        same = trials[trials[EPOCHS] * rounds == trials[ROUNDS] * epochs]
         yield from ((int(number), own) for number, own in same.groupby(ROUNDS))
 
 
-def shown_table(found: pd.DataFrame) -> Table:
-    """The cells for people, and below them what differs."""
+def shown_table(rows: pd.DataFrame) -> Table:
+    """The cells as a table, and below it what differs."""
     header = ["data", "method", "published by", "published", "our rounds", "ours", "ours - published"]
     lines = []
-    for row in found.to_dict("records"):
-        gap, low, high = (row[name] for name in ("difference", "low", "high"))
-        apart = shown(gap, low, high, "+.2f", bold=True)
+    for row in rows.to_dict("records"):
+        difference = shown(row["difference"], row["low"], row["high"], "+.2f", bold=True)
         theirs = [row[name] for name in ("data", "method", "source", "printed")]
-        lines.append([*theirs, short(row["rounds"]), f"{row['ours']:.2f}", apart])
-    differs = load.groups(found, ["source", "differs"], sort=False)
+        lines.append([*theirs, short(row["rounds"]), f"{row['ours']:.2f}", difference])
+    differs = load.groups(rows, ["source", "differs"], sort=False)
     notes = [f"{of['source']}, {' and '.join(own['method'].unique())}: {of['differs']}." for of, own in differs]
-    says = f"Test accuracy, %; n = {span(found['n'])} seeds of ours; ± as it is printed there."
-    return Table(header, lines, note="\n\n".join([says, *notes]))
+    first = f"Test accuracy, %; n = {span(rows['n'])} seeds of ours; ± as published."
+    return Table(header, lines, note="\n\n".join([first, *notes]))
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the table and where its numbers come from, write the files and say where."""
-    given = load.arguments(__doc__, argv, several=True)
-    sweeps = [open_sweep(folder) for folder in given.sweeps]
-    found = beside(pd.concat([sweep.runs for sweep in sweeps]))
-    if found.empty:
-        named = ", ".join(map(str, given.sweeps))
-        raise ValueError(f"{named}: no finished trial of a cell that others have published")
-    made = "\n\n".join(sweep.origin for sweep in sweeps)
-    publish(given.out, "referees", f"{shown_table(found)}\n\n{made}", {"referees": found})
+    """Print the table and the sweeps' origins, and write the files."""
+    options = load.arguments(__doc__, argv, several=True)
+    sweeps = [open_sweep(folder) for folder in options.sweeps]
+    rows = beside(pd.concat([sweep.runs for sweep in sweeps]))
+    if rows.empty:
+        raise ValueError(f"{', '.join(map(str, options.sweeps))}: no finished trial of a published cell")
+    page = "\n\n".join([str(shown_table(rows)), *(sweep.origin for sweep in sweeps)])
+    publish(options.out, "referees", page, {"referees": rows})

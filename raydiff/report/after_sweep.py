@@ -1,4 +1,4 @@
-"""What a sweep has shown, once it is over: its report, and the description of its run in MLflow."""
+"""A sweep's report at its end, and the description of its run in MLflow."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from raydiff.runtime.sweep_folder import resume_command
 
 
 def write(folder: Path, composed: str) -> str:
-    """The table, the picture and the page: the trials are done and recorded, so nothing here can fail the sweep. Gives
-    the table."""
+    """Write table, picture and page, and print where they are; returns the table. An error here fails no sweep."""
     table, out = "", folder / "report"
-    for unread in load.cut_short(folder):
-        print(unread)
+    for message in load.cut_short(folder):
+        print(message)
     try:
         table = frontier.write(folder, out)
         print(f"\n{table}\n{composed}" + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
@@ -32,15 +31,15 @@ def write(folder: Path, composed: str) -> str:
 
 
 def describe(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(what MLflow shows of the sweep's own run, as Markdown; of each setting its means over seeds)."""
-    command = f"To go on: `{resume_command(folder.name)}`"
+    """(Markdown that MLflow shows of the sweep's own run; of each setting its means over seeds)."""
     try:
         view = open_sweep(folder)
-        said, *lines = sentences(view)
-        says, numbers = "\n".join([said, "", *(f"- {line}" for line in lines)]), means(view)
-    except Exception as e:  # As of the page: nothing here can fail a sweep that is done and recorded.
-        says, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
-    return "\n\n".join([says, *[f"```\n{table}\n```"] * bool(table), command]), numbers
+        first, *lines = sentences(view)
+        conclusion, numbers = "\n".join([first, "", *(f"- {line}" for line in lines)]), means(view)
+    except Exception as e:  # Its trials are done and recorded.
+        conclusion, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
+    command = f"To continue: `{resume_command(folder.name)}`"
+    return "\n\n".join([conclusion, *[f"```\n{table}\n```"] * bool(table), command]), numbers
 
 
 SUMMARY = Reporter(describe)

@@ -3,8 +3,8 @@
     raydiff ceilings ATTACKS.csv --mu 1.76 [--canary 1.4] [--out ceilings.png]
 
 ATTACKS.csv has a row for each point: attack, fpr, tpr, low, high (the interval of tpr; empty: none). Points of one
-attack are joined. mu is the run's `privacy/mu`; --canary the lower bound of raydiff canary: the true trade-off lies
-between its curve and the ceiling. A row with `auc` in place of fpr is the AUC, shown in the legend.
+attack are joined; a row with `auc` in place of fpr is its AUC, shown in the legend. mu is the run's `privacy/mu`;
+--canary the lower bound of raydiff canary: the true trade-off lies between its curve and the ceiling.
 """
 
 from __future__ import annotations
@@ -19,21 +19,22 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats import plots
+from raydiff.formats.intervals import shown
 
-COLUMNS = ("attack", "fpr", "tpr", "low", "high")
+RATES = ["fpr", "tpr", "low", "high"]
 LEAST = 1e-4  # where the logarithmic axes begin
 
 
 def read(path: Path) -> pd.DataFrame:
     """The table. Raises ValueError for one without these columns, or with rates outside [0, 1]."""
     rows = pd.read_csv(path)
-    if missing := [c for c in COLUMNS if c not in rows]:
-        raise ValueError(f"{path} has no column {', '.join(missing)}: it needs {', '.join(COLUMNS)}")
-    rates = rows[list(COLUMNS[1:])].replace("auc", math.nan).apply(pd.to_numeric, errors="coerce")
+    if missing := [c for c in ("attack", *RATES) if c not in rows]:
+        raise ValueError(f"{path} has no column {', '.join(missing)}")
+    rates = rows[RATES].replace("auc", math.nan).apply(pd.to_numeric, errors="coerce")
     readable = rows["tpr"].notna() & (rates["fpr"].notna() | (rows["fpr"] == "auc"))
     if not readable.all() or ((rates < 0) | (rates > 1)).any(axis=None):
         raise ValueError(f"{path} must have an fpr (or auc) and a tpr in [0, 1] in every row")
-    return rows
+    return pd.DataFrame(rates.assign(attack=rows["attack"]))
 
 
 def ceiling(mu: float, fprs: Any) -> Any:
@@ -60,35 +61,25 @@ def draw(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = No
     if canary is not None:
         label = f"canaries: mu between {canary:.3g} and {mu:.3g}"
         axes.fill_between(fprs, ceiling(canary, fprs), ceiling(mu, fprs), color="0.9", linewidth=0, label=label)
-    looks = zip(itertools.cycle(plots.COLOURS), itertools.cycle(plots.MARKERS), strict=False)
-    for (attack, own), look in zip(rows.groupby("attack", sort=False), looks, strict=False):
-        _draw(axes, str(attack), own, *look)
+    looks = itertools.cycle(zip(plots.COLOURS, plots.MARKERS, strict=False))
+    for (attack, own), (colour, marker) in zip(rows.groupby("attack", sort=False), looks, strict=False):
+        points, aucs = own[own["fpr"].notna()].sort_values("fpr"), own.loc[own["fpr"].isna(), RATES[1:]]
+        label = ", AUC ".join([str(attack), *(shown(auc, low, high, ".3f") for auc, low, high in aucs.to_numpy(float))])
+        look = {"marker": marker, "markersize": 4, "linewidth": 0.9, "color": colour, "capsize": 2, "label": label}
+        plots.points(axes, points["fpr"], points["tpr"], (points["low"], points["high"]), **look)
     axes.set(xscale="log", yscale="log", xlim=(LEAST, 1), ylim=(LEAST, 1))
     axes.set(xlabel="false positive rate", ylabel="true positive rate")
     axes.legend(fontsize=7, loc="lower right")
     plots.save(figure, path)
 
 
-def _draw(axes: Any, attack: str, rows: pd.DataFrame, colour: str, marker: str) -> None:
-    """The points of one attack; its AUC in the legend."""
-    aucs = rows[rows["fpr"].astype(str) == "auc"].astype({"tpr": float})
-    points = rows.drop(aucs.index).astype(dict.fromkeys(COLUMNS[1:], float)).sort_values("fpr")
-    bounds = aucs[["tpr", "low", "high"]].astype(float).to_numpy()
-    shown = ""
-    for auc, low, high in bounds:
-        shown += f", AUC {auc:.3f}" + f" [{low:.3f} {high:.3f}]" * (not math.isnan(low + high))
-    look = {"marker": marker, "markersize": 4, "linewidth": 0.9, "color": colour, "capsize": 2}
-    ends = points["low"], points["high"]
-    plots.points(axes, points["fpr"], points["tpr"], ends, label=attack + shown, **look)
-
-
 def main(argv: Sequence[str]) -> None:
-    """Draw, and say where."""
+    """Draw, and print the picture's path."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("attacks", metavar="ATTACKS.csv", type=Path)
     parser.add_argument("--mu", type=float, required=True, help="of Gaussian DP, as the ledger has it")
     parser.add_argument("--canary", type=float, help="lower bound on mu from canaries")
     parser.add_argument("--out", type=Path, default=Path("ceilings.png"))
-    given = parser.parse_args(argv)
-    draw(read(given.attacks), given.out, mu=given.mu, canary=given.canary)
-    print(given.out)
+    options = parser.parse_args(argv)
+    draw(read(options.attacks), options.out, mu=options.mu, canary=options.canary)
+    print(options.out)

@@ -1,4 +1,4 @@
-"""What a protected setting gains over training that sends nothing: seed by seed, at each epsilon that was asked for."""
+"""What a private setting gains over local training, which sends nothing: seed by seed, at each target epsilon."""
 
 from __future__ import annotations
 
@@ -9,99 +9,93 @@ from pathlib import Path
 import pandas as pd
 from markupsafe import Markup
 
-from raydiff.formats import plots
-from raydiff.formats import rounding as bounds
+from raydiff.formats import plots, rounding
 from raydiff.formats.intervals import interval, shown
-from raydiff.formats.tables import Table, number
+from raydiff.formats.tables import Table, number, span
 from raydiff.lookup import telling
-from raydiff.report.frontier.kinds import comparable
-from raydiff.report.frontier.rows import is_budget
-from raydiff.report.load import Row, records
-from raydiff.report.sections.seeds import OWN, compared
-from raydiff.report.sweep_view import SweepView, setting, spoken
+from raydiff.report.frontier.rows import is_target_epsilon
+from raydiff.report.load import Row, groups, records
+from raydiff.report.sections.seeds import OWN_FIELDS, compared
+from raydiff.report.sweep_view import SweepView, setting_name, short_column
 
-COLUMNS = ["cell", "kind", "setting", "arm", "asked", "spent", "n", "mean", "base", "base_mean"]
+COLUMNS = ["cell", "definition", "setting", "arm", "target", "epsilon", "n", "mean", "base", "base_mean"]
 COLUMNS += ["difference", "low", "high"]
 NOTE = (
-    "In each cell the mean over seeds, and what it is more than that of the best setting that sends nothing, seed by "
-    "seed, with its 95 % Student interval: bold where that excludes 0, negative where it is better. No interval is "
-    "corrected for how many there are."
+    "In each cell the mean over seeds and its paired difference from local training with a 95 % Student interval: bold "
+    "where it excludes 0, negative where the private setting is better. No correction for the number of intervals."
 )
 
 
-def gaps(sweep: SweepView) -> pd.DataFrame:
-    """A row for each cell, kind of epsilon and setting whose epsilon is finite: its arm (the method, and what tells its
-    arms apart but the epsilon), the epsilon asked for (where none was swept, spent), the most that was spent, n, mean;
-    then base, the best setting of the cell that sends nothing, with its mean, and the mean difference from it with its
-    interval. Empty where every setting sends something.
+def gains(sweep: SweepView) -> pd.DataFrame:
+    """A row for each cell, privacy definition and setting with a finite epsilon.
 
-    Raises ValueError without a measure.
+    `arm` is the method and what differs among its arms but the target epsilon; `target` the target epsilon (the
+    ledger's where none was swept), `epsilon` the ledger's largest; `base` the best setting of the cell that sends
+    nothing, without which the cell has no row. Raises ValueError without a measure.
     """
     trials = compared(sweep)
-    names = [name for path, name in sweep.fields.items() if path.startswith(OWN)]
-    asked = [name for name in names if is_budget(name)]
-    others = [name for name in names if name not in asked]
+    names = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
+    targets, others = ([n for n in names if is_target_epsilon(n) == wanted] for wanted in (True, False))
     needed = {method: telling(records(own), others) for method, own in trials.groupby("method")}
     rows: list[Row] = []
-    for cell, of in trials.groupby("cell", sort=False):
-        by_seed = {str(name): own.groupby("seed")["value"].mean() for name, own in of.groupby("setting")}
-        silent = [str(name) for name, own in of.groupby("setting") if own["epsilon"].max() == 0]
+    for cell, in_cell in trials.groupby("cell", sort=False):
+        by_seed = {str(name): own.groupby("seed")["value"].mean() for name, own in in_cell.groupby("setting")}
+        silent = [str(name) for name, own in in_cell.groupby("setting") if own["epsilon"].max() == 0]
         if not silent:
             continue
         base = min(silent, key=lambda name: by_seed[name].mean())
-        protected = of[of["epsilon"].between(0, math.inf, inclusive="neither")]
-        for (kind, name), own in protected.groupby([protected["kind"].map(comparable), "setting"], sort=False):
-            first, mine = records(own)[0], by_seed[str(name)]
-            row: Row = {"cell": cell, "kind": kind, "setting": name}
-            row["arm"] = setting(first, needed[first["method"]])
-            spent = own["epsilon"].max()
-            row["asked"] = next((first[n] for n in asked if first[n] is not None), float(bounds.up(spent)))
-            row |= {"spent": spent, "n": len(mine), "mean": mine.mean()}
+        private = in_cell[in_cell["epsilon"].between(0, math.inf, inclusive="neither")]
+        for row, own in groups(private, ["definition", "setting"], sort=False):
+            first, values = records(own)[0], by_seed[row["setting"]]
+            epsilon = own["epsilon"].max()
+            target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
+            row |= {"cell": cell, "arm": setting_name(first, needed[first["method"]]), "target": target}
+            row |= {"epsilon": epsilon, "n": len(values), "mean": values.mean()}
             row |= {"base": base, "base_mean": by_seed[base].mean()}
-            rows.append({**row, **interval((mine - by_seed[base]).dropna(), "difference")})
+            rows.append(row | interval((values - by_seed[base]).dropna(), "difference"))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-def tables(sweep: SweepView, found: pd.DataFrame) -> Iterator[Table]:
-    """Of each cell and kind that several seeds were run of: a row for each arm, a column for each epsilon."""
-    for (cell, kind), own in found[found["n"] > 1].groupby(["cell", "kind"], sort=False):
-        columns = sorted(own["asked"].dropna().unique())
+def tables(sweep: SweepView, gain_rows: pd.DataFrame) -> Iterator[Table]:
+    """Of each cell and definition with several seeds: a row for each arm, a column for each target epsilon."""
+    for of, own in groups(gain_rows[gain_rows["n"] > 1], ["cell", "definition"], sort=False):
+        targets = sorted(own["target"].dropna().unique())
         lines = []
-        for arm, of in own.groupby("arm", sort=False):
-            told = {row["asked"]: _told(row) for row in records(of)}
-            lines.append([str(arm), *(told.get(epsilon, "") for epsilon in columns)])
-        n = " to ".join(dict.fromkeys(map(str, (own["n"].min(), own["n"].max()))))
-        header = [f"{spoken(str(sweep.measure))} at epsilon", *(f"{epsilon:g}" for epsilon in columns)]
-        where = "" if cell == "all trials" else f"{cell}; "
-        yield Table(
-            header, lines, title=f"{where}epsilon {kind}", note=f"n = {n} seeds, against {own['base'].iloc[0]}."
-        )
+        for arm, rows in own.groupby("arm", sort=False):
+            cells = {row["target"]: _cell(row) for row in records(rows)}
+            lines.append([str(arm), *(cells.get(target, "") for target in targets)])
+        header = [f"{short_column(str(sweep.measure))} at epsilon", *(f"{target:g}" for target in targets)]
+        where = "" if of["cell"] == "all trials" else f"{of['cell']}; "
+        note = f"n = {span(own['n'])} seeds, against {own['base'].iloc[0]}."
+        yield Table(header, lines, title=f"{where}epsilon {of['definition']}", note=note)
 
 
-def draw(sweep: SweepView, found: pd.DataFrame, path: Path) -> None:
-    """Of the kind with the most arms a panel a cell: means over epsilon, whose bars are the differences' intervals."""
-    kind = found.groupby("kind")["arm"].nunique().idxmax()
-    own_kind = found[found["kind"] == kind]
-    cells, arms = list(own_kind.groupby("cell", sort=False)), sorted(own_kind["arm"].unique())
+def draw(sweep: SweepView, gain_rows: pd.DataFrame, path: Path) -> None:
+    """Of the definition with the most arms a panel a cell: means over the target epsilon, with the intervals of the
+    differences around local training."""
+    definition = gain_rows.groupby("definition")["arm"].nunique().idxmax()
+    rows = gain_rows[gain_rows["definition"] == definition]
+    cells, arms = list(rows.groupby("cell", sort=False)), sorted(rows["arm"].unique())
     figure, grid = plots.panels(1, len(cells), size=(4.2 * len(cells) + 2.4, 4.4), sharey=True)
     for axes, (cell, own) in zip(grid[0], cells, strict=True):
         base = float(own["base_mean"].iloc[0])
-        for arm, of in own.sort_values("asked").groupby("arm"):
-            place = arms.index(arm)  # An arm looks alike in every panel.
-            colour, marker = (kinds[place % len(kinds)] for kinds in (plots.COLOURS, plots.MARKERS))
-            look = {"color": colour, "marker": marker, "capsize": 2}
-            plots.points(axes, of["asked"], of["mean"], (base + of["low"], base + of["high"]), label=str(arm), **look)
-        axes.axhline(base, color="black", linestyle="--", label="training alone, which sends nothing")
-        if own_kind["mean"].min() > 0:  # An unbiased distance can be below 0.
+        for arm, points in own.sort_values("target").groupby("arm"):
+            place = arms.index(arm)  # An arm looks the same in every panel.
+            colour, marker = (looks[place % len(looks)] for looks in (plots.COLOURS, plots.MARKERS))
+            ends = base + points["low"], base + points["high"]
+            look = {"color": colour, "marker": marker, "capsize": 2, "label": str(arm)}
+            plots.points(axes, points["target"], points["mean"], ends, **look)
+        axes.axhline(base, color="black", linestyle="--", label="local training, which sends nothing")
+        if rows["mean"].min() > 0:  # An unbiased distance can be below 0.
             plots.logarithmic(axes)
-        axes.set(xscale="log", title=cell, xlabel=f"epsilon, {str(kind).split(', delta')[0]}")
-        axes.set_xticks(ticks := sorted(own["asked"].unique()), [f"{tick:g}" for tick in ticks])
+        axes.set(xscale="log", title=cell, xlabel=f"epsilon, {str(definition).partition(', delta')[0]}")
+        axes.set_xticks(ticks := sorted(own["target"].unique()), [f"{tick:g}" for tick in ticks])
         axes.xaxis.minorticks_off()
-    grid[0][0].set(ylabel=spoken(str(sweep.measure)))
+    grid[0][0].set(ylabel=short_column(str(sweep.measure)))
     plots.legend(figure, grid[0])
     plots.save(figure, path)
 
 
-def _told(row: Row) -> str:
-    gap = shown(row["difference"], row["low"], row["high"], "+.2f", bold=True)
-    return Markup("{}, {}").format(number(row["mean"], 3), gap)
+def _cell(row: Row) -> str:
+    gain = shown(row["difference"], row["low"], row["high"], "+.2f", bold=True)
+    return Markup("{}, {}").format(number(row["mean"], 3), gain)

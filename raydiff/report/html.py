@@ -1,8 +1,7 @@
-"""The report's HTML: one page without a script, a picture or a style sheet from elsewhere. Its own script sorts and
-filters tables, and nothing is missing without it.
+"""The report's HTML: one page that loads nothing from elsewhere, readable without its script, which sorts and filters.
 
-`html` has the macros of templates/page.html as functions, which give `Markup`: `html.paragraph("...", note=True)`.
-What they are given is escaped, unless it is `Markup` already.
+`html` has the macros of templates/page.html as functions that return `Markup`: `html.paragraph("...", note=True)`.
+Their arguments are escaped, unless they are `Markup` already.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from markupsafe import Markup
 from raydiff.formats.tables import Table
 
 NUMBER = re.compile(r"[-+<>≥]?[\d.]+(e[-+]\d+)?( ?[%skMGTB]+)?|inf|-|")
-"""Of a cell that is set on the right; what follows in brackets or after ± does not count."""
+"""A cell that is aligned right, without what follows in brackets or after ±."""
 
 
 def sheet(table: Table, name: str) -> Iterator[str]:
-    """A table that is also printed: its title, its columns that are not empty, its note."""
+    """A table as blocks: its title, its columns that are not empty, its note."""
     if table.title:
         yield html.heading(table.title)
     kept = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)]
@@ -31,8 +30,16 @@ def sheet(table: Table, name: str) -> Iterator[str]:
         yield html.paragraph(table.note, note=True)
 
 
+def unfolded(
+    header: Sequence[str], rows: Sequence[Sequence[str]], name: str, *, most: int, marked: Sequence[int] = ()
+) -> list[str]:
+    """A table, shown on request where it has more than `most` rows."""
+    table = html.table(header, rows, name=name, marked=marked)
+    return [table if len(rows) <= most else html.folded(f"{len(rows)} rows", [table])]
+
+
 def _sides(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> list[str]:
-    """The class of each column: of numbers, or wide."""
+    """The CSS class of each column: numbers, or wide."""
     return [_side([re.sub("<.*?>", "", str(row[i])) for row in rows]) for i in range(len(header))]
 
 

@@ -4,11 +4,11 @@
 
 Columns of `runs`:
 
-    digest, outcome, reason      outcome: finished, stopped, failed, killed; unfinished where none is recorded
-    method, method.epsilon, ...  the config: a part gives its class name, then its fields; lists as JSON
+    digest, outcome, reason      outcome: finished, stopped, failed, killed or unfinished
+    method, method.epsilon, ...  the config: the class name of each part, then its fields; lists as JSON
     server/epsilon, ...          the guarantee against the server; outsiders/... against everyone else
-    final/...                    the final numbers; without them, what was spent by the last recorded round
-    last/validation/...          the last distances on the validation split, where they were measured
+    final/...                    the final numbers; without them, the privacy and bytes of the last recorded round
+    last/validation/...          the last distances on the validation split
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from raydiff.formats import json_files as files
 Row = dict[str, Any]
 
 VIEWS = ("server", "outsiders")
+"""Whom a guarantee holds against."""
 SENT = re.compile(r"\d+-(\d+)\.safetensors|(\d+)-.*\.jsonl")
-"""What is stored of a client's upload, or of a node's: their rounds (`federated.checkpoint`)."""
-UNTOLD = "metrics.jsonl does not tell of all that was sent"
-SPENT = (*(f"privacy/epsilon_{view}" for view in VIEWS), "privacy/auc_ceiling", "comm/bytes_up")
-"""Metrics that count from the start of a trial, so that the last round's value stands for the whole."""
+"""Names of stored uploads, of a client or a node, with their round (`storage.checkpoint`)."""
+UNRECORDED = "metrics.jsonl lacks rounds in which something was sent"
+CUMULATIVE = (*(f"privacy/epsilon_{view}" for view in VIEWS), "privacy/auc_ceiling", "comm/bytes_up")
+"""Metrics whose value in the last round is that of the whole trial."""
 
 
 def runs(sweep: Path) -> pd.DataFrame:
@@ -80,33 +81,29 @@ def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Itera
 def arguments(
     doc: str | None, argv: Sequence[str], *, several: bool = False, **more: dict[str, Any]
 ) -> argparse.Namespace:
-    """`sweep` and `out` (SWEEP/report unless given) from a command line, and what else it takes: name -> how argparse
-    is to read it. With `several`, `sweeps` are all that were given, the first of them `sweep`."""
+    """Parse a command line: `sweeps`, the first of them as `sweep`; `out` (default: SWEEP/report); and the options
+    `more`, by their arguments of `add_argument`."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    says = "a sweep's folder, the one that holds trials/"
-    parser.add_argument("sweeps", metavar="SWEEP", type=Path, help=says, nargs="+" if several else 1)
+    parser.add_argument("sweeps", metavar="SWEEP", type=Path, help="folder of a sweep", nargs="+" if several else 1)
     for name, how in more.items():
         parser.add_argument(f"--{name}", **how)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
-    given = parser.parse_args(argv)
-    given.sweeps = [path.expanduser() for path in given.sweeps]
-    given.sweep, given.own_out = given.sweeps[0], given.out is not None
-    given.out = given.out.expanduser() if given.out else given.sweep / "report"
-    return given
+    options = parser.parse_args(argv)
+    options.sweeps = [path.expanduser() for path in options.sweeps]
+    options.sweep = options.sweeps[0]
+    options.out = options.out.expanduser() if options.out else options.sweep / "report"
+    return options
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the tables and say where."""
-    given = arguments(__doc__, argv)
-    tables = {"runs": runs(given.sweep), "rounds": rounds(given.sweep)}
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name, frame in tables.items():
-        frame.to_parquet(given.out / f"{name}.parquet", index=False)
-    tables["runs"].to_csv(given.out / "runs.csv", index=False)
-    print("\n".join(str(given.out / name) for name in ("runs.parquet", "rounds.parquet", "runs.csv")))
-
-
-# -------------------------------------------------------------------------------------------------- one trial
+    """Write the tables and print their paths."""
+    options = arguments(__doc__, argv)
+    table, out = runs(options.sweep), options.out
+    out.mkdir(parents=True, exist_ok=True)
+    table.to_parquet(out / "runs.parquet", index=False)
+    rounds(options.sweep).to_parquet(out / "rounds.parquet", index=False)
+    table.to_csv(out / "runs.csv", index=False)
+    print("\n".join(str(out / name) for name in ("runs.parquet", "rounds.parquet", "runs.csv")))
 
 
 def _trials(sweep: Path) -> list[Path]:
@@ -124,56 +121,52 @@ def _run(folder: Path) -> Row:
     end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
     lines = files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
-    behind = any(number > (lines[-1]["step"] if lines else -1) for number in [*_untold(folder), *_sent(folder)])
+    last = lines[-1]["step"] if lines else -1
+    behind = any(number > last for number in [*_unrecorded(folder), *_sent(folder)])
     for view in VIEWS:
-        guarantee = end.get(view) or _so_far(view, lines, config, behind=behind)
+        guarantee = end.get(view) or _guarantee_so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
-    row |= {f"final/{k}": v for k, v in (end.get("final") or ({} if behind else _spent(lines))).items()}
+    final = end.get("final") or ({} if behind else _totals(lines))
+    row |= {f"final/{k}": v for k, v in final.items()}
     return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
 
 
-def _spent(lines: Sequence[Row]) -> Row:
-    """What a trial without final numbers had spent by its last recorded round; empty before the first."""
-    if not lines:
-        return {}
-    last = {k: lines[-1][k] for k in SPENT if k in lines[-1]}
-    return {**last, "time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)}
+def _totals(lines: Sequence[Row]) -> Row:
+    """Privacy, bytes and seconds by the last recorded round; empty before the first."""
+    last = {k: v for line in lines[-1:] for k, v in line.items() if k in CUMULATIVE}
+    return last | ({"time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)} if lines else {})
 
 
-def _so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
-    """Of a trial that recorded none at its end: what its last round says; where its lines are `behind` its commits, or
-    behind what was sent in a round that does not count yet, nothing is guaranteed."""
+def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
+    """The guarantee of a trial that recorded none at its end, from its last round. Where its lines are `behind` its
+    commits or stored uploads, nothing is guaranteed."""
     last = lines[-1] if lines else {}
     if view in last and not behind:
         return dict(last[view])
-    of = dict.fromkeys(("unit", "relation", "trust", "declared", "unprotected"))
-    about = {"delta": config.get("method.delta"), "accountant": config.get("method.accountant")}
-    return {"epsilon": math.inf if behind else None, **about, **of, **({"unprotected": [UNTOLD]} if behind else {})}
-
-
-# -------------------------------------------------------------------------------------------------- the files
+    fields: Row = dict.fromkeys(("epsilon", "unit", "relation", "trust", "declared", "unprotected"))
+    fields |= {"delta": config.get("method.delta"), "accountant": config.get("method.accountant")}
+    return fields | ({"epsilon": math.inf, "unprotected": [UNRECORDED]} if behind else {})
 
 
 def cut_short(sweep: Path) -> list[str]:
-    """A sentence for each trial whose metrics have lines that cannot be read, and are left out of both tables."""
-    said = []
-    for folder in sorted(path.parent for path in (sweep / "trials").glob("*/config.json")):
-        path = folder / "metrics.jsonl"
+    """A sentence for each trial whose metrics have unreadable lines, which both tables leave out, or lack rounds."""
+    messages = []
+    for path in sorted(path.with_name("metrics.jsonl") for path in (sweep / "trials").glob("*/config.json")):
         if numbers := files.cut_short(path):
-            said.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
-        elif numbers := _untold(folder):
-            said.append(f"{path} does not tell of round {', '.join(str(n + 1) for n in numbers)}, though it counts")
-    return said
+            messages.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
+        elif numbers := _unrecorded(path.parent):
+            messages.append(f"{path} lacks round {', '.join(str(n + 1) for n in numbers)}, which was committed")
+    return messages
 
 
-def _untold(folder: Path) -> list[int]:
-    """The rounds that count and of which no line tells."""
-    told = {line["step"] for line in files.read_lines(folder / "metrics.jsonl")}
-    return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - told)
+def _unrecorded(folder: Path) -> list[int]:
+    """The committed rounds without a line."""
+    recorded = {line["step"] for line in files.read_lines(folder / "metrics.jsonl")}
+    return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - recorded)
 
 
 def _sent(folder: Path) -> Iterator[int]:
-    """The rounds in which something was sent, or was about to be, and which did not count when it was last looked."""
+    """The rounds with a stored upload, committed or not."""
     for path in (folder / "releases").glob("*"):
         if match := SENT.fullmatch(path.name):
             yield int(match[1] or match[2])

@@ -1,10 +1,9 @@
 """A sweep as one HTML page that opens offline, and its tables as CSV and parquet.
 
     raydiff report SWEEP [--out DIR]     writes report.html and the tables into DIR (default: SWEEP/report)
-    raydiff report SWEEP SWEEP ... --out DIR     several on one page, each trial's sweep being one of its settings
+    raydiff report SWEEP SWEEP ... --out DIR     several on one page, where the sweep is one of a trial's settings
 
-It opens with what came out, in sentences. What a sweep does not have (an attack, a second trial) has no section. A
-sweep that is still running is reported as far as it is.
+A section without data (an attack, a second seed) is left out. A sweep may still be running.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from raydiff.report import load
 from raydiff.report.html import html
 from raydiff.report.sections.attacks import attacks
 from raydiff.report.sections.conclusion import conclusion
-from raydiff.report.sections.curves import training
 from raydiff.report.sections.quality import quality
 from raydiff.report.sections.samples import samples
 from raydiff.report.sections.seeds import seeds
 from raydiff.report.sections.setting import frontier, what_was_run
 from raydiff.report.sections.trials import cost, ledgers
-from raydiff.report.sweep_view import Section, SweepView, open_sweep, together
+from raydiff.report.sweep_view import Section, SweepView, join, open_sweep
 
 SECTIONS: lookup.Table[Callable[[SweepView, Path], Section]] = lookup.Table(
     {
@@ -32,7 +30,6 @@ SECTIONS: lookup.Table[Callable[[SweepView, Path], Section]] = lookup.Table(
         "Frontier": frontier,
         "Seeds, intervals and ranks": seeds,
         "Quality": quality,
-        "Training": training,
         "Attacks against their ceilings": attacks,
         "Ledgers": ledgers,
         "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
@@ -42,28 +39,28 @@ SECTIONS: lookup.Table[Callable[[SweepView, Path], Section]] = lookup.Table(
         "Cost, failures and resumes": cost,
     }
 )
-"""In the order of the page: what makes the blocks of a section, and writes its pictures into a folder."""
+"""Title -> function of a section, which writes its pictures into a folder. In the order of the page."""
 
 
 def write(out: Path, *folders: Path) -> Path:
     """Write report.html and the tables of these sweeps into `out`; returns the page. Raises ValueError as `open_sweep`
-    and `together` do."""
-    sweep = together([open_sweep(folder) for folder in folders])
+    and `join` do."""
+    sweep = join([open_sweep(folder) for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
-    made = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}
-    tables = {name: table for section in made.values() for name, table in section.tables.items()}
+    every = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}
+    tables = {name: table for section in every.values() for name, table in section.tables.items()}
     for name, table in tables.items():
         table.to_csv(out / f"{name}.csv", index=False)
         table.apply(load.of_one_type).to_parquet(out / f"{name}.parquet", index=False)
     listed = f"The tables are in the page's folder, as CSV and parquet: {', '.join(tables)}."
-    sections = [(title, section.blocks) for title, section in made.items() if section.blocks]
+    sections = [(title, section.blocks) for title, section in every.items() if section.blocks]
     page = out / "report.html"
     page.write_text(html.page(f"Sweep {sweep.name}", [html.paragraph(listed, note=True)], sections))
     return page
 
 
 def _section(make: Callable[[SweepView, Path], Section], sweep: SweepView, out: Path) -> Section:
-    """One section. Whatever one of them cannot read must not take the others with it."""
+    """One section. An error in one leaves the others."""
     try:
         return make(sweep, out)
     except Exception as e:
@@ -72,8 +69,8 @@ def _section(make: Callable[[SweepView, Path], Section], sweep: SweepView, out: 
 
 
 def main(argv: Sequence[str]) -> None:
-    """Write the report and say where."""
-    given = load.arguments(__doc__, argv, several=True)
-    if len(given.sweeps) > 1 and not given.own_out:
-        raise ValueError("the page of several sweeps is none of theirs: give --out")
-    print(write(given.out, *given.sweeps))
+    """Write the report and print its path."""
+    options = load.arguments(__doc__, argv, several=True)
+    if len(options.sweeps) > 1 and options.out == options.sweep / "report":
+        raise ValueError("a report of several sweeps needs --out")
+    print(write(options.out, *options.sweeps))

@@ -1,5 +1,4 @@
-"""The MLflow runs of finished trials: found again, and given the trial's sampler as a model. Beside `mlflow_store.py`
-the only home of mlflow."""
+"""The MLflow runs of finished trials: find them again, and log a trial's sampler as a model."""
 
 from __future__ import annotations
 
@@ -16,19 +15,13 @@ from raydiff.results.personalization import Joining, Row
 from raydiff.results.sampler import Sampler
 from raydiff.tracking import mlflow_store
 
-READINGS = "final/eval/"
-"""How the names of a run's metrics begin that are readings of its samples."""
-TELLING = ("method", "method.epsilon", "clients", "seed", "data.name")
-"""Fields by which MLflow's list of models tells them apart."""
-COUNTED = ("learning_rate", "epoch", "steps", "client")
-"""Columns of a newcomer's table that are no readings."""
+MODEL_PARAMS = ("method", "method.epsilon", "clients", "seed", "data.name")  # shown in MLflow's list of models
+ROW_KEYS = ("learning_rate", "epoch", "steps", "client")  # columns of an unseen client's table that are no readings
 
 
 def find_trial(uri: str, run: str, sweeps: Path) -> str:
-    """The trial that an MLflow run is of, as SWEEP/DIGEST; of a sweep's own run the SWEEP.
-
-    Raises ValueError without such a run, and where the sweep of that name is another one by now.
-    """
+    """Name of an MLflow run's trial, SWEEP/DIGEST; of a sweep's own run SWEEP. Raises ValueError without such a run,
+    and where the sweep of that name is another one by now."""
     client = open_client(uri)
     from mlflow.exceptions import MlflowException
 
@@ -61,7 +54,7 @@ def find_run(uri: str, folder: Path) -> str:
 
 
 def open_client(uri: str) -> Any:
-    """`mlflow_store.connect`. Raises ValueError for a SQLite store that does not exist: it would be made."""
+    """`mlflow_store.connect`. Raises ValueError for a SQLite store that does not exist, which MLflow would create."""
     path = uri.removeprefix("sqlite:///")
     if path != uri and not Path(path).exists():
         raise ValueError(f"there is no MLflow store {path}")
@@ -69,12 +62,11 @@ def open_client(uri: str) -> Any:
 
 
 def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
-    """Log the sampler of one client, of all (None), or of the server's model as a pyfunc model of this run.
+    """Log the sampler of one client, of all (None) or of the server's model as a pyfunc model and an output of the run,
+    in place of an earlier one. Raises ValueError as `Finished.save_sampler`.
 
-    It takes the place of an earlier one. Gives its name, `sampler` or `sampler-global`, for
-    `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`. It is an output of the run, with the fields that tell models
-    apart; the sampler of all clients has the run's final readings, which are theirs. Raises ValueError as
-    `Finished.save_sampler` does.
+    Returns:
+        `sampler` or `sampler-global`, for `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`.
     """
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
@@ -85,7 +77,7 @@ def log_sampler(client: Any, run: str, finished: Finished, number: int | None = 
         finished.save_sampler(files, number, shared=shared)
         card = json.loads((files / "sampler.json").read_text())
         its = client.get_run(run)
-        experiment, params = its.info.experiment_id, {k: v for k, v in its.data.params.items() if k in TELLING}
+        experiment, params = its.info.experiment_id, {k: v for k, v in its.data.params.items() if k in MODEL_PARAMS}
         for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
             client.delete_logged_model(earlier.model_id)
         tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
@@ -95,22 +87,21 @@ def log_sampler(client: Any, run: str, finished: Finished, number: int | None = 
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run, [LoggedModelOutput(logged.model_id, 0)])
     if number is None and not shared:
-        _give_readings(client, its, logged.model_id)
+        _log_readings(client, its, logged.model_id)
     client.set_tag(run, f"raydiff.privacy.{name}", card["privacy"])
     return name
 
 
-def _give_readings(client: Any, run: Any, model: str) -> None:
-    """What was measured of the run's samples at the end, and on which data set, said of its model too. MLflow keeps a
-    value of a run once, however often it is given."""
+def _log_readings(client: Any, run: Any, model: str) -> None:
+    """Log the run's final readings of its samples, with the data set, for the model too."""
     from mlflow.entities import Metric
 
-    data = [given.dataset for given in run.inputs.dataset_inputs][:1]
-    of = {"model_id": model, "run_id": run.info.run_id}
-    of |= {k: v for d in data for k, v in (("dataset_name", d.name), ("dataset_digest", d.digest))}
-    for key in sorted(k for k in run.data.metrics if k.startswith(READINGS)):
+    about = {"model_id": model, "run_id": run.info.run_id}
+    if datasets := [each.dataset for each in run.inputs.dataset_inputs]:
+        about |= {"dataset_name": datasets[0].name, "dataset_digest": datasets[0].digest}
+    for key in sorted(k for k in run.data.metrics if k.startswith("final/eval/")):
         last = client.get_metric_history(run.info.run_id, key)[-1]
-        client.log_batch(run.info.run_id, metrics=[Metric(key, last.value, last.timestamp, last.step, **of)])
+        client.log_batch(run.info.run_id, metrics=[Metric(key, last.value, last.timestamp, last.step, **about)])
 
 
 def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) -> None:
@@ -148,17 +139,14 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
 def log_newcomer(
     uri: str, parent: str, joining: Joining, rows: Sequence[Row], files: Sequence[Path], *, key: str, name: str
 ) -> str:
-    """Log a client that joined the run `parent` as a finished run below it, and give its id.
-
-    A metric for each reading and learning rate, with the epoch as its step; what the old clients lose at the last one.
-    `key` says what was asked for: the run of an earlier client with this key gives way.
-    """
+    """Log an unseen client that joined the run `parent` as a finished run below it, in place of an earlier one of this
+    `key`; returns its id. A metric for each reading and learning rate has the epoch as its step."""
     client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
     query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"
     for earlier in client.search_runs([experiment], query):
         client.delete_run(earlier.info.run_id)
-    tags = {  # not raydiff.id and raydiff.trial: by these the trial's own run is found again
+    tags = {  # Without raydiff.id and raydiff.trial, by which the trial's own run is found.
         "mlflow.parentRunId": parent,
         "raydiff.kind": "newcomer",
         "raydiff.newcomer": key,
@@ -184,7 +172,7 @@ def log_newcomer(
         if "client" in row:
             end = f"client_{row['client']:.0f}/{end}"
         step = int(row.get("epoch", last))
-        values += [(f"{reading}/{end}", step, value) for reading, value in row.items() if reading not in COUNTED]
+        values += [(f"{reading}/{end}", step, value) for reading, value in row.items() if reading not in ROW_KEYS]
     mlflow_store.log_values(client, run, values)
     for path in files:
         client.log_artifact(run, str(path))

@@ -1,4 +1,4 @@
-"""An MLflow store: opening it, and writing to it what has a name there. What is written when is `tracking`'s."""
+"""An MLflow store: open it, and write runs, parameters, metrics and files to it."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from typing import Any
 
 ARTIFACTS = "mlflow-artifacts"
 """The folder beside a SQLite store in which MLflow keeps files."""
-MOVED = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
-"""(table, column) in which MLflow 3 keeps whole paths of that folder."""
-UNANSWERED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
-"""Errors, by name, of an address at which there is no server: the system's, and those of what MLflow asks by."""
+PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
+"""(table, column) in which MLflow 3 keeps absolute paths of that folder."""
+REFUSED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
+"""Names of errors of an address without a server: Python's, and those of requests and urllib3."""
 PAGE = 1000  # runs
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
 
 
 def connect(uri: str) -> Any:
-    """An MlflowClient that does not talk."""
+    """An MlflowClient that prints nothing. Creates a SQLite store that does not exist."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
-    logging.getLogger("alembic").setLevel(logging.WARNING)  # the first opening tells of every migration
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # it logs every migration of a new store
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -40,7 +40,7 @@ def connect(uri: str) -> Any:
         return MlflowClient(tracking_uri=uri)
     path = Path(uri.removeprefix("sqlite:///"))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.with_name(f"{path.name}.lock").open("w") as lock:  # two who make a new store's tables would collide
+    with path.with_name(f"{path.name}.lock").open("w") as lock:  # creating a store's tables is not atomic
         fcntl.flock(lock, fcntl.LOCK_EX)
         client = MlflowClient(tracking_uri=uri)
         _follow_move(path)
@@ -48,8 +48,7 @@ def connect(uri: str) -> Any:
 
 
 def _follow_move(path: Path) -> None:
-    """Where the storage folder of this SQLite store was moved, its tables name the old one, which MLflow would make
-    anew: they are told the new one."""
+    """Replace the old folder in a SQLite store's tables, if its storage was moved: MLflow would create it again."""
     here = path.parent / ARTIFACTS
     if not here.is_dir():
         return
@@ -58,7 +57,7 @@ def _follow_move(path: Path) -> None:
             old = Path(str(there).removeprefix("file://"))
             if old.name != ARTIFACTS or old == here or old.exists():
                 continue
-            for table, column in MOVED:
+            for table, column in PATH_COLUMNS:
                 rest = f"substr({column}, {len(there) + 1})"
                 db.execute(
                     f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
@@ -67,32 +66,32 @@ def _follow_move(path: Path) -> None:
 
 
 def redacted(text: str) -> str:
-    """The text as it may be printed: without the password of any URL in it."""
+    """The text without the password of any URL in it."""
     return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
 
 
 def first_line(error: Exception) -> str:
-    """What an error says first, without passwords; of a server that nobody runs, that."""
+    """First line of an error with passwords removed; of a refused connection that no server answers."""
     cause: BaseException | None = error
     while cause is not None:
-        if type(cause).__name__ in UNANSWERED:
-            return "nothing answers there; start that server, or unset MLFLOW_TRACKING_URI"
+        if type(cause).__name__ in REFUSED:
+            return "no server answers there; start it, or unset MLFLOW_TRACKING_URI"
         cause = cause.__cause__ or cause.__context__
     return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
 
 
 def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
-    """All runs of an experiment that a query finds, however many: MLflow gives them by the page."""
-    found, token = [], None
+    """All runs of an experiment that match a query, from as many pages as MLflow has."""
+    runs, token = [], None
     while True:
         page = client.search_runs([experiment], query, max_results=PAGE, page_token=token)
-        found += page
+        runs += page
         if not (token := page.token):
-            return found
+            return runs
 
 
 def log_data(client: Any, run: str, name: str, digest: str) -> None:
-    """Name the run's data set, where MLflow has a column for it; the digest is of nobody's records alone (`keyed`)."""
+    """Log the run's data set. The digest is keyed: it identifies no records without the key."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
     dataset = Dataset(name=Path(name).name, digest=digest, source_type="raydiff", source=json.dumps({"name": name}))
@@ -105,25 +104,25 @@ def spelled(name: str) -> str:
 
 
 def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
-    """Log these, of each what MLflow has room for."""
+    """Log parameters, each cut to the length that MLflow takes."""
     from mlflow.entities import Param
 
-    found = [Param(k, str(v)[:6000]) for k, v in params.items()]
-    for i in range(0, len(found), PARAMS):
-        client.log_batch(run, params=found[i : i + PARAMS])
+    batch = [Param(k, str(v)[:6000]) for k, v in params.items()]
+    for i in range(0, len(batch), PARAMS):
+        client.log_batch(run, params=batch[i : i + PARAMS])
 
 
 def log_tags(client: Any, run: str, tags: Mapping[str, str]) -> None:
-    """Set these at once: each call of MLflow's is a write to the disk."""
+    """Set tags in one call, which is one write to the disk."""
     from mlflow.entities import RunTag
 
     client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])
 
 
 def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
-    """Log those of (name, step, value) that are finite numbers, as of the time `at`, by default now.
+    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now).
 
-    An infinite epsilon would be stored as 1.8e308 and flatten every chart: it is the tag raydiff.epsilon instead.
+    MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead.
     """
     from mlflow.entities import Metric
 
@@ -145,15 +144,14 @@ def log_folder(
     params: Mapping[str, object] = types.MappingProxyType({}),
     metrics: Sequence[tuple[str, int, float]] = (),
 ) -> str:
-    """Log a folder's files as the artifact `folder.name` of a new, finished run with this name; gives the run's id.
+    """Log a folder's files as the artifact `folder.name` of a new, finished run; returns the run's id.
 
-    `metrics` are (name, step, value); of those that are not finite nothing is logged, MLflow has no number for them.
-    Raises ValueError, in one sentence, if MLflow cannot be written.
+    `metrics` are (name, step, value). Raises ValueError, in one sentence, if MLflow cannot be written.
     """
     try:
         client = connect(uri)
-        found = client.get_experiment_by_name(experiment)
-        at = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+        existing = client.get_experiment_by_name(experiment)
+        at = existing.experiment_id if existing else client.create_experiment(experiment, artifact_location=artifacts)
         run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
         log_params(client, run, params)
         log_values(client, run, metrics)

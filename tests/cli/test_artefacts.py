@@ -21,8 +21,7 @@ from raydiff.data import datasets
 from raydiff.experiment import config
 from raydiff.formats.json_files import read_json
 from raydiff.report import page
-from raydiff.tracking import metric_names as told
-from raydiff.tracking import mlflow_store
+from raydiff.tracking import mlflow_store, writer
 
 CANARY = {"income": "987654.25", "job": "lighthouse keeper", "diagnosis": "hiv"}
 TOLD = re.compile(r"987654|lighthouse|\bhiv\b")
@@ -86,7 +85,7 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
     shutil.copy(migrated, at / "out" / "mlflow.db")
     table(at / "people.csv")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(told, "PERIOD_S", 0.01)
+        patch.setattr(writer, "PERIOD_S", 0.01)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{at}/out/mlflow.db")
         patch.chdir(at)
         data = f"--data.name {at}/people.csv --data.labels diagnosis {GIVEN} --runtime.storage {at}/s"

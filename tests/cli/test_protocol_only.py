@@ -13,8 +13,7 @@ import pytest
 from raydiff.cli import run
 from raydiff.experiment import config, trial
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
-from raydiff.tracking import metric_names as told
-from raydiff.tracking import mlflow_store
+from raydiff.tracking import mlflow_store, writer
 
 RATES = {"privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"}
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
@@ -44,7 +43,7 @@ def artifacts(client: Any, run: Any, below: str | None = None) -> Iterator[str]:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(told, "PERIOD_S", 0.01)
+    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
     shutil.copy(migrated, tmp_path / "mlflow.db")
     assert run.main([*SHORT.split(), *METHODS[method].split(), "--runtime.storage", str(tmp_path / "s")]) == 0
@@ -64,7 +63,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
     table = json.loads(Path(client.download_artifacts(child.info.run_id, "final.json", str(tmp_path))).read_text())
     assert {name for name, _ in table["data"]} <= METRICS
     said = parent.data.tags["mlflow.note.content"]
-    assert said.startswith("1 of 1 trials finished; none has a measure of quality") and said.count("\n\n") == 1
+    assert said.startswith("1 of 1 trials finished; no private setting") and said.count("\n\n") == 1
     tree = config.from_dict(read_json(folder / "config.json"))
     for received_data in (i.dataset for r in (parent, child) for i in r.inputs.dataset_inputs):
         assert (received_data.name, received_data.digest) == ("digits", tree.data_digest.removeprefix(KEYED)[:16])

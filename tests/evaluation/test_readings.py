@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
-from raydiff.evaluation.metrics import Drawn, of_samples, sample_coverage
+from raydiff.evaluation.metrics import Drawn, sample_coverage
 from raydiff.evaluation.quality import downstream, features
 from raydiff.evaluation.quality.coverage import coverage
 from raydiff.evaluation.quality.distances import halves
@@ -106,12 +106,6 @@ def test_coverage_is_the_mean_over_both_halves() -> None:
     each = [coverage(made, half, neighbours=2) for half in (a, b)]
     assert found["recall/all"] == sum(c.recall for c in each) / 2
     assert found["coverage/all_real"] == coverage(a, b, neighbours=2).coverage
-
-
-def test_what_each_sampler_has_of_its_own() -> None:
-    mine = ("fd_cnn/all", "kid/minor", "fid/all", "kd_cnn/all_spread", "density/major", "own_classes")
-    assert all(map(of_samples, mine))
-    assert not any(map(of_samples, ("fd_cnn/all_floor", "recall/all_real", "label_accuracy/real", "accuracy")))
 
 
 def test_fed_back_the_training_images_are_all_flagged(cnn: Params) -> None:

@@ -25,8 +25,7 @@ from raydiff.results import sampler
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.generation import Request, write
 from raydiff.results.sampler import Sampler
-from raydiff.tracking import metric_names as told
-from raydiff.tracking import mlflow_models
+from raydiff.tracking import mlflow_models, writer
 from raydiff.tracking.writer import Mlflow
 
 ROWS = pd.DataFrame({"label": [0, 1, 6], "client": [1, 0, 1]})
@@ -83,7 +82,7 @@ class Runs:
 
 @pytest.fixture
 def mine(copied, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
-    monkeypatch.setattr(told, "PERIOD_S", 0.01)
+    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
     return Runs(copied, migrated)
 
 
@@ -218,7 +217,7 @@ def test_what_is_said_of_a_sampler(mine: Runs) -> None:
     assert [(m.key, m.value, m.step) for m in logged.metrics] == [("final/eval/fd_cnn/all", 1.5, 4)]
     assert len(client.get_metric_history(run, "final/eval/fd_cnn/all")) == 1
     assert {m.dataset_digest for m in logged.metrics} == {given.dataset.digest for given in its.inputs.dataset_inputs}
-    assert logged.params == {k: its.data.params[k] for k in mlflow_models.TELLING if k in its.data.params}
+    assert logged.params == {k: its.data.params[k] for k in mlflow_models.MODEL_PARAMS if k in its.data.params}
     folder = Path(logged.artifact_location.removeprefix("file://"))
     model = Model.load(str(folder))
     columns = [(c.name, c.type.name, c.required) for c in model.signature.inputs]

@@ -19,32 +19,28 @@ import pandas as pd
 
 from raydiff.formats import plots
 from raydiff.formats.intervals import interval, shown
+from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish, span
 from raydiff.report import load
-from raydiff.report.frontier.rows import SAMPLERS
 from raydiff.report.load import column
 
 GROUPS = {"eval": "clients", "new": "newcomers"}
-"""Prefix of a reading -> whom it is of."""
+"""Split of a reading -> whose it is: clients of the federation, or unseen clients that join after it."""
 
 
 def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
-    """One row per finished trial: digest, method, seed, clients and newcomers, of both the floor, the jackknife spread
-    of a client's distance and the share of samples that are of its classes, then parameters, share and seconds.
+    """One row per finished trial: digest, method, seed, clients and newcomers, each with its noise floor, then
+    parameters, share (the fraction of all parameters) and seconds.
 
     `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
     runs = load.finished(load.runs(sweep))
-    named = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
-    if f"final/new/{named}" not in runs or not len(runs):
+    name = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
+    if f"final/new/{name}" not in runs or not len(runs):
         raise ValueError(f"{sweep} has no finished trials that measured clients which joined later")
     out = runs[["digest", "method", "seed"]].assign(method=[_name(r) for r in runs.to_dict("records")])
-    for prefix, group in GROUPS.items():
-        out[group] = runs[f"final/{prefix}/{named}"]
-        out[f"{group}_floor"] = runs[f"final/{prefix}/kd_cnn/all_floor"]
-        out[f"{group}_spread"] = column(runs, f"final/{prefix}/{named}_spread")
-        own = f"{sampler}/own_classes" if sampler else "own_classes"
-        out[f"{group}_own"] = column(runs, f"final/{prefix}/{own}")
+    for split, group in GROUPS.items():
+        out[group], out[f"{group}_floor"] = runs[f"final/{split}/{name}"], runs[f"final/{split}/kd_cnn/all_floor"]
     out["parameters"], out["share"] = (column(runs, f"final/new/parameters{end}") for end in ("", "_share"))
     return out.assign(seconds=runs["final/time/seconds"])
 
@@ -65,35 +61,28 @@ def table(found: pd.DataFrame, first: str) -> pd.DataFrame:
     rows = []
     for method, own in found.groupby("method", sort=False):
         row: dict[str, Any] = {"method": method, "n": len(own)}
-        means = [f"{group}{end}" for group in GROUPS.values() for end in ("", "_spread", "_own")]
-        row |= {c: own[c].mean() for c in (*means, "parameters", "share", "seconds")}
+        row |= {c: own[c].mean() for c in (*GROUPS.values(), "parameters", "share", "seconds")}
         both = mine.merge(own, on="seed", suffixes=("_first", ""))
         for group in GROUPS.values():
-            gap = both[f"{group}_first"] - both[group]
-            row |= interval(gap, f"{group}_gap", f"{group}_")
+            row |= interval(both[f"{group}_first"] - both[group], f"{group}_gap", f"{group}_")
         rows.append(row)
     rows.sort(key=lambda row: (row["method"] != first, row["newcomers"]))
     return pd.DataFrame(rows)
 
 
 def shown_table(found: pd.DataFrame, rows: pd.DataFrame) -> Table:
-    """The table for people, and the floors below it."""
-    first = rows["method"].iloc[0]
-    header = ["method", "clients", f"{first} - method", "newcomers", f"{first} - method", "newcomer trains", "seconds"]
-    lines = []
+    """The table for people, and the noise floors below it."""
+    first, lines = rows["method"].iloc[0], []
     for row in rows.to_dict("records"):
-        own = [cell for g in GROUPS.values() for cell in (f"{row[g]:.3f}", _gap(row, g, first))]
+        cells = []
+        for group in GROUPS.values():
+            gap = shown(row[f"{group}_gap"], row[f"{group}_low"], row[f"{group}_high"], "+.3f", bold=True)
+            cells += [f"{row[group]:.3f}", "" if row["method"] == first else gap]
         trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
-        lines.append([row["method"], *own, trains, format(row["seconds"], ".0f")])
+        lines.append([row["method"], *cells, trains, f"{row['seconds']:.0f}"])
     floors = "; ".join(f"{group} {found[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
-    return Table(header, lines, note=f"n = {span(rows['n'])} seeds; floors (real against real): {floors}")
-
-
-def _gap(row: Mapping[Any, Any], group: str, first: str) -> str:
-    if row["method"] == first:
-        return ""
-    gap, low, high = (row[f"{group}_{end}"] for end in ("gap", "low", "high"))
-    return shown(gap, low, high, "+.3f", bold=True)
+    header = ["method", "clients", f"{first} - method", "newcomers", f"{first} - method", "newcomer trains", "seconds"]
+    return Table(header, lines, note=f"n = {span(rows['n'])} seeds; noise floors (real against real): {floors}")
 
 
 def draw(sweep: Path, found: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
@@ -114,11 +103,11 @@ def draw(sweep: Path, found: pd.DataFrame, methods: Sequence[str], path: Path) -
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the table, write the files and say where."""
-    sampler = {"choices": SAMPLERS, "help": "the chain (default: the configured one)"}
+    """Print the table and write the files."""
+    sampler = {"choices": SAMPLERS[:2], "help": "the chain (default: the configured one)"}
     first = {"default": "SPIRE", "help": "the method that the others are compared with"}
-    given = load.arguments(__doc__, argv, sampler=sampler, first=first)
-    found = readings(given.sweep, given.sampler)
-    rows = table(found, given.first)
-    publish(given.out, "newcomers", str(shown_table(found, rows)), {"newcomers": rows})
-    draw(given.sweep, found, list(rows["method"]), given.out / "newcomers.png")
+    options = load.arguments(__doc__, argv, sampler=sampler, first=first)
+    found = readings(options.sweep, options.sampler)
+    rows = table(found, options.first)
+    publish(options.out, "newcomers", str(shown_table(found, rows)), {"newcomers": rows})
+    draw(options.sweep, found, list(rows["method"]), options.out / "newcomers.png")

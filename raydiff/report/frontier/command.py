@@ -1,11 +1,10 @@
 """The privacy-utility frontier of a sweep, as a table for people and as a plot.
 
     raydiff frontier SWEEP [--out DIR]     prints the table, writes frontier.png and frontier.csv; with several seeds
-                                           also what protected settings gain over training alone: alone.md, .csv, .png
+                                           also gain_over_local.md, .csv and .png
 
-A row is one trial, or the trials that differ only in their seed and the split of their data. Epsilons are ranked
-against each other within one kind (unit, relation, trust, delta, accountant) only; where there are several, the tables
-have a column for each and the plot a series. Under central trust the epsilon is the one against outsiders.
+A row is a setting, over its seeds and splits. Epsilons compare within one privacy definition (unit, neighbouring
+relation, trust model, delta) only, each with its column. Under central trust the epsilon is that against outsiders.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from raydiff.formats.tables import publish
-from raydiff.report import gain_over_local as alone
-from raydiff.report import load
-from raydiff.report.frontier.kinds import spread
+from raydiff.report import gain_over_local, guarantees, load
 from raydiff.report.frontier.rows import frontier
 from raydiff.report.frontier.scatter import draw, drawable
 from raydiff.report.frontier.text import text
@@ -24,13 +21,13 @@ from raydiff.report.sweep_view import open_sweep
 
 
 def write(sweep: Path, out: Path) -> str:
-    """Write frontier.csv and, where distances were measured, frontier.png into `out`; returns the text.
+    """Write frontier.csv and, where distances were measured, frontier.png into `out`; returns the table as text.
 
     Raises ValueError where `load.runs` or `frontier` does.
     """
     rows = frontier(load.runs(sweep))
     out.mkdir(parents=True, exist_ok=True)
-    spread(rows).to_csv(out / "frontier.csv", index=False)
+    guarantees.flat(rows).to_csv(out / "frontier.csv", index=False)
     if not drawable(rows):
         return f"{text(rows)}\n\nno plot: no trial has a feature distance"
     draw(rows, out / "frontier.png")
@@ -38,12 +35,13 @@ def write(sweep: Path, out: Path) -> str:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Print the table, write the files and say where."""
-    given = load.arguments(__doc__, argv)
-    print(f"{write(given.sweep, given.out)}\n\n{given.out}")
-    sweep = open_sweep(given.sweep)
-    found = alone.gaps(sweep) if sweep.measure else None
-    if found is not None and found["n"].max() > 1:
-        said = "\n\n".join([*map(str, alone.tables(sweep, found)), alone.NOTE, sweep.origin])
-        alone.draw(sweep, found, given.out / "alone.png")
-        publish(given.out, "alone", said, {"alone": found})
+    """Print the table, write the files, and print where they are."""
+    options = load.arguments(__doc__, argv)
+    print(f"{write(options.sweep, options.out)}\n\n{options.out}")
+    sweep = open_sweep(options.sweep)
+    gains = gain_over_local.gains(sweep) if sweep.measure else None
+    if gains is not None and gains["n"].max() > 1:
+        tables = gain_over_local.tables(sweep, gains)
+        gain_over_local.draw(sweep, gains, options.out / "gain_over_local.png")
+        page = "\n\n".join([*map(str, tables), gain_over_local.NOTE, sweep.origin])
+        publish(options.out, "gain_over_local", page, {"gain_over_local": gains})

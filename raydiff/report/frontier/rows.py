@@ -3,61 +3,46 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Sequence
 
 import pandas as pd
 
-from raydiff.report.frontier.kinds import comparable, guarantees
+from raydiff.formats.metric_names import FAMILIES, Metric
+from raydiff.report import guarantees
 from raydiff.report.load import Row, column, records
 
-DONE = ("finished", "stopped")
-"""Outcomes that have a row; the other trials are listed below the table."""
+DONE = ("finished", "stopped")  # outcomes that have a row; the other trials are listed below the table
 GROUPS = ("minor", "major", "all")
-SAMPLERS = ("ddim", "ancestral")
-NOT_SETTINGS = re.compile(r"seed$|data\.split_seed$|runtime$|runtime\.(?!threads)|data\.root$")
-"""Config columns in which the repetitions of one setting may differ."""
-RESOLVED = ("data_digest", "method.model.shape", "method.model.labels")
+NOT_SETTINGS = ("seed", "data.split_seed", "data.root", "runtime")  # trials of one setting may differ in these
+FROM_DATA = ("data_digest", "method.model.shape", "method.model.labels")
 """Config columns that follow from the data, of no interest where the data are swept."""
-ACCOUNTANT = "method.accountant"
-"""Of no interest where it follows from the method: the kind of epsilon says it too."""
-TAKEN = ("method", "n", "outcome", "reason", "pareto", "epsilon", "kind", "digests", "seconds")
+RESERVED = ("method", "n", "outcome", "reason", "pareto", "epsilon", "guarantee", "digests", "seconds")
 """Names that no swept column may take."""
-KNOWN = {
-    "label_accuracy": "final/eval/label_accuracy/all",
+EVAL = "final/eval/"
+NUMBERS = {
+    "label_accuracy": f"{EVAL}label_accuracy/all",
     "auc_global": "final/attack/global/best/auc",
     "auc_client": "final/attack/client/best/auc",
-    "tpr_global": "final/attack/global/best/tpr_at_1pct_fpr",
-    "tpr_client": "final/attack/client/best/tpr_at_1pct_fpr",
     "bytes_up": "final/comm/bytes_up",
     "seconds": "final/time/seconds",
     "auc_ceiling": "final/privacy/auc_ceiling",
 }
 """Column of the table -> column of runs."""
-OWN = re.compile(
-    r"final/eval/(?:(?:fd|kd|tv)_|(?:ddim|ancestral|dpmsolver|class|client|downstream|blackbox)/"
-    r"|(?:precision|recall|density|coverage|label_accuracy)/"
-    r"|(?:accuracy|utility_loss|own_classes|memorized_fraction)(?:/|$))"
-)
-"""Readings of raydiff's own instruments, which the report has in full: of them, the frontier shows those above."""
-EVAL = "final/eval/"
-OTHER = re.compile(
-    r"fid/all|kd_\w+/all|kid/all|tv_pairs|utility_loss"
-)  # In the order in which they count, which is the alphabet's.
+IN_REPORT = set(FAMILIES) - {"fid", "kid"}
+"""Families of readings that only the report has in full."""
+RANKING = ("fid/all", "kid/all", "tv_pairs", "utility_loss")
+"""These and kernel distances rank trials that have no Fréchet distance of a feature network."""
 
 
 def frontier(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting and outcome, sorted by method and what was swept, from `load.runs`.
+    """One row per setting and outcome, from `load.runs`, sorted by method and what was swept.
 
-    Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no
-    such field); then n (seeds, splits), outcome, reason, pareto, epsilon and its kind as stated (against the
-    server; where that is infinite, against outsiders), both against outsiders, `fd_<network>/<group>` with `_std`
-    and `_floor`, minor_ddim and minor_ancestral (by each sampler of the client's chain) or, without such distances,
-    `measures`; label_accuracy, auc_global and auc_client, tpr_global and tpr_client (at 1 % false positives, empty
-    where there are too few non-members) with `_low` and `_high` (95 %, of a single seed), bytes_up, seconds,
-    auc_ceiling, digests; then whatever metrics others have added. Epsilon and auc_ceiling are guarantees: the largest
-    over seeds. The others are means, with `_std`. A stopped trial's distances are from the validation split. Raises
-    ValueError where trials used several feature networks.
+    Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no such
+    field); n (seeds, splits), outcome, reason, pareto; those of `guarantees.guarantees`; `fd_<network>/<group>` with
+    `_std` and `_floor` or, without such distances, `measures`; NUMBERS, attacks with `_low` and `_high` (95 %, of a
+    single seed); digests; metrics of other packages. Epsilon and auc_ceiling are the largest over seeds, other numbers
+    means with `_std`. A stopped trial's distances are from the validation split. Raises ValueError where trials used
+    several feature networks.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]
@@ -71,20 +56,20 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings(runs: pd.DataFrame) -> dict[str, str]:
-    """{path: short name} of the config columns that vary among the trials that have them; the budget last.
+    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last.
 
     Of a part that is there or not, its fields tell which.
     """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
-    varying = [c for c in config if runs[c].nunique(dropna=False) > 1]  # most do not: asked first, it is quick
-    if ACCOUNTANT in varying and (runs.groupby("method")[ACCOUNTANT].nunique() <= 1).all():
-        varying.remove(ACCOUNTANT)
+    varying = [c for c in config if runs[c].nunique(dropna=False) > 1]
+    if "method.accountant" in varying and (runs.groupby("method")["method.accountant"].nunique() <= 1).all():
+        varying.remove("method.accountant")  # It follows from the method.
     varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") and c != "data.root" for c in varying):
-        varying = [c for c in varying if c not in RESOLVED]
-    varying = [c for c in varying if not NOT_SETTINGS.match(c)]
+        varying = [c for c in varying if c not in FROM_DATA]
+    varying = [c for c in varying if c not in NOT_SETTINGS and (c[:8] != "runtime." or c == "runtime.threads")]
     varying = [c for c in varying if runs[c].nunique() > 1 or not any(v.startswith(f"{c}.") for v in varying)]
-    varying.sort(key=is_budget)
+    varying.sort(key=is_target_epsilon)
     return {path: _short_name(path, [p for p in varying if p != path]) for path in varying}
 
 
@@ -95,36 +80,34 @@ def has(runs: pd.DataFrame, path: str) -> pd.Series:
 
 
 def _short_name(path: str, others: Sequence[str]) -> str:
-    """The shortest end of the path that is neither the end of another one nor taken."""
+    """The shortest end of the path that is neither the end of another one nor reserved."""
     parts = path.split(".")
     ends = [".".join(parts[-n:]) for n in range(1, len(parts))]
-    free = [e for e in ends if e not in TAKEN and not any(f".{o}".endswith(f".{e}") for o in others)]
+    free = [e for e in ends if e not in RESERVED and not any(f".{o}".endswith(f".{e}") for o in others)]
     return free[0] if free else path
 
 
-def added(names: Sequence[str]) -> list[str]:
-    """Of the columns of runs, metrics that raydiff itself does not have, without what qualifies another one."""
-    ours = (n for n in names if n.startswith(EVAL) and not OWN.match(n))
-    return [n.removeprefix(EVAL) for n in ours if not n.endswith(("_low", "_high", "_floor"))]
+def added(names: Iterable[str]) -> list[str]:
+    """Of the columns of runs, the values of metrics that raydiff itself does not have."""
+    metrics = [Metric.parse(name) for name in names if name.startswith(EVAL)]
+    others = [m for m in metrics if m.family not in IN_REPORT and m.role == "value" and not (m.sampler or m.part)]
+    return [str(metric).removeprefix("eval/") for metric in others]
 
 
 def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     """Per trial, the columns of the table from `outcome` on."""
     network = network_of(runs)
-    out = runs[["outcome", "reason"]].join(guarantees(runs))
-    groups = GROUPS if network else ()
-    for name in [f"fd_{network}/{group}{floor}" for group in groups for floor in ("", "_floor")]:
-        test, validation = column(runs, f"final/eval/{name}"), column(runs, f"last/validation/{name}")
+    out = runs[["outcome", "reason"]].join(guarantees.guarantees(runs))
+    for name in [f"fd_{network}/{group}{floor}" for group in GROUPS if network for floor in ("", "_floor")]:
+        test, validation = column(runs, EVAL + name), column(runs, f"last/validation/{name}")
         out[name] = test.where(runs["outcome"] == "finished", validation)
-    for sampler in SAMPLERS if network else ():
-        out[f"minor_{sampler}"] = column(runs, f"final/eval/{sampler}/fd_{network}/minor")
     for name in () if network else measures(str(c).removeprefix(EVAL) for c in runs):
         out[name] = column(runs, EVAL + name)
-    for name, source in KNOWN.items():
-        for suffix in ("", "_low", "_high") if source.startswith("final/attack/") else ("",):
-            out[name + suffix] = column(runs, source + suffix)
+    for name, source in NUMBERS.items():
+        for end in ("", "_low", "_high") if Metric.parse(source).attack else ("",):
+            out[name + end] = column(runs, source + end)
     out["digests"] = runs["digest"]
-    return out.assign(**{name: column(runs, EVAL + name) for name in added([*runs])})
+    return out.assign(**{name: column(runs, EVAL + name) for name in added(map(str, runs))})
 
 
 def _row(group: pd.DataFrame, by: Sequence[str]) -> Row:
@@ -134,8 +117,8 @@ def _row(group: pd.DataFrame, by: Sequence[str]) -> Row:
     row |= {"n": len(group), "outcome": first["outcome"], "reason": first["reason"]}
     for name in group.columns.drop(list(by)):
         values = group[name]
-        if name in ("kind", "kind_outsiders"):
-            row[name] = " or ".join(values.unique())
+        if name in ("guarantee", "guarantee_outsiders"):  # The largest epsilon holds for all; unrecorded: for none.
+            row[name] = max(values, key=lambda g: math.inf if math.isnan(g.epsilon) else g.epsilon)
         elif name == "digests":
             row[name] = " ".join(values)
         elif name in ("epsilon", "epsilon_outsiders", "auc_ceiling"):
@@ -154,23 +137,23 @@ def _pareto(rows: pd.DataFrame) -> list[bool]:
     if distance is None:
         return [False] * len(rows)
     points = rows[(rows["outcome"] == "finished") & rows["epsilon"].notna() & rows[distance].notna()]
-    known = list(zip(points["kind"].map(comparable), points["epsilon"], points[distance], strict=True))
+    coordinates = [(g.definition, g.epsilon, d) for g, d in zip(points["guarantee"], points[distance], strict=True)]
 
-    def dominates(a: tuple[str, float, float], b: tuple[str, float, float]) -> bool:
-        comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf  # across kinds, only 0 and infinity can be compared
+    def dominates(a: tuple[object, float, float], b: tuple[object, float, float]) -> bool:
+        comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf  # 0 and infinity compare under any definition.
         return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
 
-    best = {i for i, b in zip(points.index, known, strict=True) if not any(dominates(a, b) for a in known)}
+    best = {i for i, b in zip(points.index, coordinates, strict=True) if not any(dominates(a, b) for a in coordinates)}
     return [i in best for i in rows.index]
 
 
 def network_of(frame: pd.DataFrame) -> str | None:
-    """The feature network of the distances, None if nothing was measured."""
-    names = (re.search(r"(?:^|/)fd_(\w+)/(?:minor|major|all)$", str(c)) for c in frame)
-    found = sorted({m[1] for m in names if m})
-    if len(found) > 1:
-        raise ValueError(f"distances of several feature networks cannot share a table: {', '.join(found)}")
-    return found[0] if found else None
+    """The feature network of the Fréchet distances, None if nothing was measured."""
+    metrics = (Metric.parse(str(c)) for c in frame)
+    networks = sorted({m.name[3:] for m in metrics if m.family == "fd" and m.group in GROUPS and m.role == "value"})
+    if len(networks) > 1:
+        raise ValueError(f"distances of several feature networks cannot share a table: {', '.join(networks)}")
+    return networks[0] if networks else None
 
 
 def ranked_by(rows: pd.DataFrame) -> str | None:
@@ -182,8 +165,8 @@ def ranked_by(rows: pd.DataFrame) -> str | None:
 
 
 def measures(names: Iterable[str]) -> list[str]:
-    """Of these columns, those that rank trials without a Fréchet distance: the first one that is there counts."""
-    return sorted(name for name in names if OTHER.fullmatch(name))
+    """Of these columns, those of RANKING; the first one counts."""
+    return sorted(n for n in names if n in RANKING or (n.startswith("kd_") and n.partition("/")[2] == "all"))
 
 
 def swept(table: pd.DataFrame) -> list[str]:
@@ -192,24 +175,13 @@ def swept(table: pd.DataFrame) -> list[str]:
     return names[1 : names.index("n")]
 
 
-def is_budget(name: str) -> bool:
-    """Whether this config column, by path or short name, is the epsilon that was asked for."""
+def is_target_epsilon(name: str) -> bool:
+    """Whether this config column, by path or short name, is a target epsilon."""
     return name.rpartition(".")[2] == "epsilon"
 
 
-def floors_of(rows: pd.DataFrame, distances: Sequence[str]) -> list[tuple[Row, list[float]]]:
-    """(what says which floor, by column; floor of each distance) of the finished rows.
-
-    One for all rows, or one for each value of the swept field that decides them, or the lowest and highest.
-    """
-    done = rows[rows["outcome"] == "finished"]
-    floors = done[[f"{name}_floor" for name in distances]].dropna(how="all").round(9)
-    if len(floors) == 0:
-        return []
-    if (floors.nunique() <= 1).all():
-        return [({"method": "floor"}, list(floors.iloc[0]))]
-    for field in swept(rows):
-        groups = floors.groupby(done[field])
-        if done[field].notna().all() and (groups.nunique() <= 1).all(axis=None):
-            return [({"method": "floor", field: value}, list(of)) for value, of in groups.first().iterrows()]
-    return [({"method": "floor min"}, list(floors.min())), ({"method": "floor max"}, list(floors.max()))]
+def noise_floor(rows: pd.DataFrame, distance: str) -> tuple[float, float] | None:
+    """Least and greatest noise floor (real half against real half) of a distance among the finished rows."""
+    name = f"{distance}_floor"
+    floors = rows.loc[rows["outcome"] == "finished", name].dropna() if name in rows else pd.Series(dtype=float)
+    return None if floors.empty else (float(floors.min()), float(floors.max()))

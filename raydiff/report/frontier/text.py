@@ -3,191 +3,118 @@
 from __future__ import annotations
 
 import math
-import re
 import textwrap
 from collections.abc import Iterator
 
 import pandas as pd
 
-from raydiff.formats.tables import aligned, number, short, size
-from raydiff.report.frontier.kinds import NOTHING, against, epsilons, kinds, shown, stated
-from raydiff.report.frontier.rows import DONE, GROUPS, SAMPLERS, floors_of, measures, network_of, ranked_by, swept
+from raydiff.formats.tables import aligned, number, short, size, span
+from raydiff.report.frontier.rows import DONE, GROUPS, measures, network_of, noise_floor, ranked_by, swept
+from raydiff.report.guarantees import definitions, described, epsilons, shown
 from raydiff.report.load import Row, records
 
-Column = tuple[str, str, list[str]]
-"""Two header lines, and a cell per row."""
-WIDTH = 100
-"""Characters in a line that a terminal shows without wrapping."""
-INTERVALS = "intervals"
-MEANT = {
-    "fd_": "Fréchet distance of {} features, mean over clients; floor: real half against real half",
-    "fid": "Fréchet distance of Inception's features, mean over clients",
-    "kd_": "kernel distance of {} features, mean over clients",
-    "kid": "kernel distance of Inception's features, mean over clients",
+Column = tuple[str, list[str]]  # a header, and a cell per row
+WIDTH = 100  # characters of a line of notes in a terminal
+MEASURES = {
+    "f": "Fréchet distance of {} features, mean over clients; noise floor: real half against real half",
+    "k": "kernel distance of {} features, mean over clients",
     "tv_pairs": "total variation between pairs of columns, real and generated, mean over pairs and clients",
     "utility_loss": "1 - accuracy on the test split",
 }
 """What the measures mean, by how their names begin."""
-SPARE = (INTERVALS, "TPR at 1%", "minor by", "its ceiling", "label accuracy", "seconds", "major", "sent")
-"""What goes first where the table is wider: columns, by one of their two headers or by both."""
+NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
+LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
 
 def text(table: pd.DataFrame) -> str:
-    """The table for people, as much as fits a terminal; what its numbers mean; the trials that have no row."""
+    """The table for a terminal, what its numbers mean, and the trials that have no row."""
     done, others = table[table["outcome"].isin(DONE)], table[~table["outcome"].isin(DONE)]
-    shown, spared = _narrow(columns_of(done)) if len(done) else ([], [])
-    notes = [note for note in (meanings(done) if len(done) else []) if note.partition(":")[0] not in spared]
-    notes += [f"not shown, but in the report and in frontier.csv: {', '.join(spared)}"] if spared else []
-    lines = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="   ")]
-    blocks = [[*_grid(shown, len(done)), "", *lines] if len(done) else [], without_row(others)]
+    blocks = [without_row(others)]
+    if len(done):
+        columns = [c for c in columns_of(done) if c[0] not in NOT_IN_TERMINAL and not c[0].endswith("/major")]
+        short_cells = {"AUC global": "±", "AUC client": "±"}  # Intervals and these deviations are left out.
+        cells = [[h, *(c.partition(" [")[0].partition(short_cells.get(h, " ["))[0] for c in own)] for h, own in columns]
+        head, *lines = aligned(list(zip(*cells, strict=True)), words=2)  # the mark and the method
+        rule = "-" * max(map(len, [head, *lines]))
+        notes = [*meanings(done), "95 % intervals and more columns are in the report and in frontier.csv"]
+        wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="   ")]
+        blocks.insert(0, [head, rule, *lines, "", *wrapped])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
-def _narrow(columns: list[Column]) -> tuple[list[Column], list[str]]:
-    """As many of the columns as fit, and the names of what had to go."""
-    spared: list[str] = []
-    for name in SPARE:
-        if max(map(len, _lines(columns))) <= WIDTH:
-            break
-        if name == INTERVALS:
-            fewer = [(above, head, [re.sub(r" \[.*\]$", "", c) for c in cells]) for above, head, cells in columns]
-        else:
-            fewer = [column for column in columns if name not in (*column[:2], " ".join(column[:2]))]
-        if fewer != columns:
-            columns, spared = fewer, [*spared, name]
-    return columns, spared
-
-
-def _lines(columns: list[Column]) -> list[str]:
-    """The columns side by side."""
-    table = ([above, name, *cells] for above, name, cells in columns)
-    return aligned(list(zip(*table, strict=True)), words=2)  # the mark and the method
-
-
-def _grid(columns: list[Column], count: int) -> list[str]:
-    """The header, `count` rows and the floors, ruled off from each other."""
-    lines, end = _lines(columns), 2 + count
-    rule = "-" * max(map(len, lines))
-    return [*lines[:2], rule, *lines[2:end], *([rule, *lines[end:]] if lines[end:] else [])]
-
-
 def columns_of(rows: pd.DataFrame) -> list[Column]:
-    """The columns that any row has something in, with the floors below the rows."""
-    columns = [c for c in _columns(rows) if set(c[2]) != {"-"}]
-    distances = [f"{above}/{name}" for above, name, _ in columns if above.startswith("fd_")]
-    floors = [(words, dict(zip(distances, of, strict=True))) for words, of in floors_of(rows, distances)]
-
-    def below(above: str, name: str) -> Iterator[str]:
-        for words, of in floors:
-            floor = of.get(f"{above}/{name}")
-            yield short(words.get(above + name, "")) if floor is None else number(floor)
-
-    return [(above, name, [*cells, *below(above, name)]) for above, name, cells in columns]
+    """The columns that any row has something in, with the noise floors below the rows."""
+    columns = [(header, cells) for header, cells in _columns(rows) if set(cells) != {"-"}]
+    floors = {header: floor for header, _ in columns if (floor := noise_floor(rows, header))}
+    if not floors:
+        return columns
+    last = {header: span(floor, number) for header, floor in floors.items()} | {"method": "noise floor"}
+    return [(header, [*cells, last.get(header, "")]) for header, cells in columns]
 
 
 def _columns(rows: pd.DataFrame) -> Iterator[Column]:
-    known, network = records(rows), network_of(rows)
-
-    def means(above: str, name: str, column: str) -> Column:
-        return above, name, [_mean(r, column) for r in known]
-
-    yield "", "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in known]
-    yield "", "method", [r["method"] for r in known]
+    items, network, names = records(rows), network_of(rows), list(map(str, rows))
+    yield "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in items]
+    yield "method", [r["method"] for r in items]
     for name in swept(rows):
-        above, dot, last = name.rpartition(".")
-        yield above + dot, last, [short(r[name]) for r in known]
+        yield name, [short(r[name]) for r in items]
     if rows["n"].max() > 1:
-        yield "", "n", [str(r["n"]) for r in known]
+        yield "n", [str(r["n"]) for r in items]
     yield from _epsilons(rows)
-    for group in GROUPS if network else ():
-        yield means(f"fd_{network}", group, f"fd_{network}/{group}")
-    for sampler in SAMPLERS if network else ():
-        yield means("minor by", sampler, f"minor_{sampler}")
-    for name in () if network else measures(map(str, rows)):
-        above, slash, last = name.rpartition("/")
-        yield means(above or name, last if slash else "", name)
-    yield means("label", "accuracy", "label_accuracy")
-    yield means("attack AUC", "global", "auc_global")
-    yield "its", "ceiling", [number(r["auc_ceiling"]) for r in known]
-    yield means("attack AUC", "client", "auc_client")
-    for name in ("global", "client"):
-        if rows[f"tpr_{name}"].notna().any():
-            yield "TPR at 1%", name, [_rate(r, name) for r in known]
-    yield "", "sent", [size(r["bytes_up"]) for r in known]
-    yield "", "seconds", [number(r["seconds"], 3) for r in known]
-    names = list(map(str, rows))
-    for name in (n for n in names[names.index("digests") + 1 :] if f"{n}_std" in names):  # metrics that others added
-        yield means(*name.rpartition("/")[::2], name)
+    means = {name: name for name in ([f"fd_{network}/{group}" for group in GROUPS] if network else measures(names))}
+    means |= {"label accuracy": "label_accuracy", "AUC global": "auc_global", "AUC client": "auc_client"}
+    for header, name in means.items():
+        yield header, [_mean(r, name) for r in items]
+    yield "AUC's ceiling", [number(r["auc_ceiling"]) for r in items]
+    yield "sent", [size(r["bytes_up"]) for r in items]
+    yield "seconds", [number(r["seconds"], 3) for r in items]
+    for name in (n for n in names[names.index("digests") + 1 :] if f"{n}_std" in names):  # of other packages
+        yield name, [_mean(r, name) for r in items]
 
 
 def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
-    """One column; where there are several kinds, one for each, headed by its letter."""
-    known, several = records(rows), _letters(rows)
-    if len(several) < 2:
-        central = any(against(kind).startswith("outsiders") for kind in several)
-        yield "epsilon", "outsiders" if central else "server", [shown(r["epsilon"]) for r in known]
-        return
-    for kind, letter in several.items():
-        cells = ["-" if math.isnan(e) else shown(e) for e in epsilons(rows, kind)]
-        yield "epsilon", letter, ["?" if r["epsilon"] is None else c for r, c in zip(known, cells, strict=True)]
-
-
-def _letters(rows: pd.DataFrame) -> dict[str, str]:
-    """{kind: letter} of the finite guarantees."""
-    return {kind: chr(ord("a") + i) for i, kind in enumerate(kinds(rows))}
+    """One column; under several privacy definitions one for each, headed by its letter."""
+    all_definitions = definitions(rows)
+    if len(all_definitions) < 2:
+        yield "epsilon", list(map(shown, rows["epsilon"]))
+    for letter, definition in zip(LETTERS, all_definitions if len(all_definitions) > 1 else [], strict=False):
+        pairs = zip(rows["epsilon"], epsilons(rows, definition), strict=True)
+        cells = ["?" if math.isnan(e) else "-" if math.isnan(own) else shown(own) for e, own in pairs]
+        yield f"epsilon {letter}", cells
 
 
 def _mean(row: Row, name: str) -> str:
     """`mean±std` over seeds; of a single one `value` or, with its interval, `value [low high]`."""
-
-    def bare(end: str) -> str:
-        return re.sub(r"^0\.", ".", number(row[f"{name}_{end}"]))  # .863 for 0.863, since the table is wide
-
     if row[f"{name}_std"] is not None:
-        return f"{number(row[name])}±{bare('std')}"
-    return number(row[name]) + (f" [{bare('low')} {bare('high')}]" if row.get(f"{name}_low") is not None else "")
-
-
-def _rate(row: Row, model: str) -> str:
-    """The true positive rate at 1 % false positives, where the model was attacked."""
-    if row[f"tpr_{model}"] is None:
-        return "-" if row[f"auc_{model}"] is None else "n too small"
-    return _mean(row, f"tpr_{model}")
+        return f"{number(row[name])}±{number(row[f'{name}_std'])}"
+    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
+    return number(row[name]) + (f" [{number(low)} {number(high)}]" if low is not None else "")
 
 
 def meanings(rows: pd.DataFrame) -> list[str]:
     """What the numbers mean."""
-    letters, network, distance = _letters(rows), network_of(rows), ranked_by(rows)
-    several = len(letters) > 1
+    all_definitions, distance = definitions(rows), ranked_by(rows)
+    letters = [f" {letter}" for letter in LETTERS] if len(all_definitions) > 1 else [""]
     notes = [
-        f"epsilon{f' {letter}' if several else ''} (against {against(kind)}): {stated(rows, kind)}"
-        for kind, letter in letters.items()
+        f"epsilon{letter} (against {definition.against}): {described(rows, definition)}"
+        for letter, definition in zip(letters, all_definitions, strict=False)
     ]
-    if several:
-        notes.append("epsilons of different kinds are not comparable; -: the row has none of this kind")
-    notes += ["epsilon 0: nothing sent"] if (rows["kind"] == NOTHING).any() else []
-    bare = {k.removeprefix("no guarantee: ") for k in rows["kind"] if k.startswith("no guarantee")}
-    notes += [f"epsilon inf: no guarantee ({'; '.join(sorted(bare))})"] if bare else []
+    if len(all_definitions) > 1:
+        notes.append("epsilons of different privacy definitions do not compare; -: the row has none of this definition")
+    notes += ["epsilon 0: nothing sent"] if any(g.nothing_sent for g in rows["guarantee"]) else []
+    reasons = sorted({str(g).removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf})
+    notes += [f"epsilon inf: no guarantee ({'; '.join(reasons)})"] if reasons else []
     if distance is not None:
-        better = f"an epsilon{' of its kind' if several else ''} and a {distance} that are both as low"
         name = distance.partition("/")[0]
-        meant = next(words for start, words in MEANT.items() if name.startswith(start))
-        notes.append(f"{name}: {meant.format(name.partition('_')[2])}")
-        if network and rows[[f"minor_{sampler}" for sampler in SAMPLERS]].notna().any(axis=None):
-            notes.append("minor by: the same for the minority classes, under each sampler of the client's chain")
-        notes.append(f"*  Pareto-optimal: no other finished trial has {better}, and one of them lower")
-        notes.append("attack AUC [95 % interval]: membership, by the attack that calibrates best")
-        notes.append("its ceiling: what the ledger's noise allows any attack on the uploads")
-        takes = "it takes 500 non-members in the calibration split and 500 in the test split"
-        if rows[["tpr_global", "tpr_client"]].notna().any(axis=None):
-            notes.append(f"TPR at 1%: members found at 1 % false positives [95 % interval]; n too small: {takes}")
-        elif rows[["auc_global", "auc_client"]].notna().any(axis=None):
-            notes.append(f"TPR at 1 % false positives: n too small ({takes})")
+        meaning = next(words for start, words in MEASURES.items() if name.startswith(start))
+        notes.append(f"{name}: {meaning.format(name.partition('_')[2] or 'Inception')}")
+        notes.append(f"*  Pareto-optimal: no other finished trial has less epsilon and less {distance}")
+    if rows[["auc_global", "auc_client"]].notna().any(axis=None):
+        notes.append("AUC: of membership inference, by the attack that calibrates best, beside what the noise allows")
     if rows["n"].max() > 1:
-        over = "seeds, and splits of the data; mean±standard deviation over them"
-        notes.append(f"n: {over}; of epsilon and of the ceiling the largest")
+        notes.append("n: seeds and splits of the data; mean±standard deviation; the largest epsilon and ceiling")
     if (rows["outcome"] == "stopped").any():
-        notes.append("o  stopped early: what was spent by then; distances on the validation split, not ranked")
+        notes.append("o  stopped early: epsilon until then; distances on the validation split, not ranked")
     return notes
 
 
@@ -196,7 +123,7 @@ def without_row(others: pd.DataFrame) -> list[str]:
     lines = []
     for row in records(others):
         setting = "".join(f" {k}={short(row[k])}" for k in swept(others) if row[k] is not None)
-        why, spent = row["reason"] or "no reason recorded", shown(row["epsilon"], row["kind"])
-        line = f"{row['outcome']}: {row['method']}{setting}: {why} (epsilon spent {spent}; {row['digests']})"
+        reason, epsilon = row["reason"] or "no reason recorded", shown(row["epsilon"])
+        line = f"{row['outcome']}: {row['method']}{setting}: {reason} (epsilon {epsilon}; {row['digests']})"
         lines.append(line if len(line) <= 160 else f"{line[:159]}…")
     return lines

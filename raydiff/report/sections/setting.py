@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,41 +9,33 @@ import pandas as pd
 
 from raydiff.formats.json_files import read_json
 from raydiff.formats.tables import short
-from raydiff.report.frontier.kinds import spread
-from raydiff.report.frontier.rows import DONE
-from raydiff.report.frontier.rows import frontier as rows_of
+from raydiff.report import guarantees
+from raydiff.report.frontier import rows, text
 from raydiff.report.frontier.scatter import draw, drawable
-from raydiff.report.frontier.text import columns_of, meanings, without_row
 from raydiff.report.html import html
-from raydiff.report.load import column
-from raydiff.report.sweep_view import Section, SweepView, made_by
+from raydiff.report.sweep_view import Section, SweepView
 
-SHOWN = 12
-"""Values of a field that are listed; of more, how many there are."""
+LISTED = 12  # values of a field; of more, their number
 
 
 def what_was_run(sweep: SweepView, out: Path) -> Section:
     """What varies among the trials, and folded, what does not."""
     counts = sweep.runs["outcome"].value_counts()
-    planned = len(sweep.about.get("trials", ()))
-    blocks = [html.paragraph(f"{len(sweep.runs)} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}.")]
-    if planned > len(sweep.runs):
-        blocks.append(html.paragraph(f"{planned - len(sweep.runs)} of {planned} planned trials have not begun."))
-    if len(sweep.folders) > 1:
-        blocks.append(html.bullets(sweep.about["made"]))
-    else:
-        blocks.append(html.paragraph(made_by(sweep)))
-        blocks += [html.linked(f"Its runs in MLflow: {opened}") for opened in [sweep.about.get("opened_by")] if opened]
+    planned = max(len(sweep.about.get("trials", ())), len(sweep.runs))
+    count = f"{len(sweep.runs)} of {planned} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}."
+    blocks = [html.paragraph(count)]
+    blocks.append(html.bullets(sweep.about.get("origins", [sweep.origin])))
+    if address := sweep.about.get("opened_by"):
+        blocks.append(html.linked(f"Its runs in MLflow: {address}"))
     blocks.append(html.bullets([f"tuned: {line}" for line in sweep.about.get("tuned", ())]))
     names = {"method": "method", **sweep.fields, **({"seed": "seed"} if "seed" in sweep.runs else {})}
-    found = {path: sweep.trials[name].dropna() for path, name in names.items()}
-    if varied := [[path, _listed(of), str(len(of))] for path, of in found.items() if of.nunique() > 1]:
-        blocks.append(html.table(["field", "values", "trials that have it"], varied, name="what varies"))
-    else:
-        blocks.append(html.paragraph("Nothing varies: there is one setting and one seed."))
-    others = {"digest", "outcome", "reason", *sweep.fields}
-    values = {c: sweep.runs[c].dropna().unique() for c in map(str, sweep.runs) if "/" not in c and c not in others}
-    common = [[path, str(of[0])] for path, of in values.items() if len(of) == 1]
+    values = {path: sweep.trials[name].dropna() for path, name in names.items()}
+    varied = [[path, _listed(of), str(len(of))] for path, of in values.items() if of.nunique() > 1]
+    table = html.table(["field", "values", "trials that have it"], varied, name="what varies")
+    blocks.append(table if varied else html.paragraph("Nothing varies: there is one setting and one seed."))
+    left_out = {"digest", "outcome", "reason", *sweep.fields}
+    unique = {c: sweep.runs[c].dropna().unique() for c in map(str, sweep.runs) if "/" not in c and c not in left_out}
+    common = [[path, str(of[0])] for path, of in unique.items() if len(of) == 1]
     grid = html.table(["field", "value"], common, name="what is common")
     blocks.append(html.folded(f"{len(common)} fields that do not vary among the trials that have them", [grid]))
     return Section(blocks, {"runs": sweep.runs})
@@ -52,51 +43,39 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
 
 def _listed(values: pd.Series) -> str:
     """The values in order; of many, the first few and how many there are."""
-    known = sorted(values.unique(), key=lambda v: (isinstance(v, str), v))
-    few = ", ".join(short(v) for v in known[:SHOWN])
-    return few if len(known) <= SHOWN else f"{few}, … ({len(known)} values)"
-
-
-# ----------------------------------------------------------------------------------------------- the frontier
+    ordered = sorted(values.unique(), key=lambda v: (isinstance(v, str), v))
+    return ", ".join(map(short, ordered[:LISTED])) + f", … ({len(ordered)} values)" * (len(ordered) > LISTED)
 
 
 def frontier(sweep: SweepView, out: Path) -> Section:
     """The frontier's plot and table, what its numbers mean, and the epsilon of all trials composed."""
-    rows = rows_of(sweep.runs)
-    done, others = rows[rows["outcome"].isin(DONE)], rows[~rows["outcome"].isin(DONE)]
+    table = rows.frontier(sweep.runs)
+    done, others = table[table["outcome"].isin(rows.DONE)], table[~table["outcome"].isin(rows.DONE)]
     blocks = [html.paragraph("There is no plot: no trial has a feature distance.")]
-    if drawable(rows):
-        spots = draw(rows, path := out / "frontier.png")
-        says = "feature distance over epsilon; stopped trials hollow"
-        blocks = [html.picture(path.read_bytes(), alt=says, spots=spots)]
+    if drawable(table):
+        draw(table, path := out / "frontier.png")
+        blocks = [html.picture(path.read_bytes(), alt="feature distance over epsilon; stopped trials hollow")]
     if len(done):
-        columns = columns_of(done)
-        header = [above + name if above.endswith(".") else f"{above} {name}".strip() for above, name, _ in columns]
-        lines = list(zip(*(cells for *_, cells in columns), strict=True))
-        blocks += [html.table(header, lines, name="the frontier"), html.bullets(meanings(done), note=True)]
+        header, cells = zip(*text.columns_of(done), strict=True)
+        grid = html.table(header, list(zip(*cells, strict=True)), name="the frontier")
+        blocks += [grid, html.bullets(text.meanings(done), note=True)]
     else:
         blocks.append(html.paragraph("No trial finished or was stopped with results: there is no frontier."))
     if len(others):
-        blocks += [html.heading("Settings without a row"), html.bullets(without_row(others))]
+        blocks += [html.heading("Settings without a row"), html.bullets(text.without_row(others))]
     if len(sweep.folders) == 1:
-        blocks += [html.heading("All trials together"), *composed(sweep)]
-    return Section(blocks, {"frontier": spread(rows)})
+        blocks += [html.heading("All trials composed"), *composed(sweep)]
+    return Section(blocks, {"frontier": guarantees.flat(table)})
 
 
 def composed(sweep: SweepView) -> Iterator[str]:
-    """The epsilon of the sweep: as its end computed it, else what follows without an accountant."""
+    """The epsilon of the sweep, as computed at its end."""
+    yield html.paragraph("All trials ran on the same records, so their epsilons add up.", note=True)
     path = sweep.folders[0] / "composed.json"
-    if found := read_json(path) if path.exists() else None:
-        yield html.bullets(found["says"])
-        if missing := len(set(sweep.runs["digest"]) - set(found["trials"])):
-            yield html.paragraph(f"That leaves out {missing} of {len(sweep.runs)} trials, which came later.")
-    yield html.paragraph("All trials ran on the same records, so together they have spent more than each.", note=True)
-    if found:
+    if not path.exists():
+        yield html.paragraph("The composed epsilon was not computed: raydiff sweep does so at its end.")
         return
-    known = column(sweep.runs, "server/epsilon")
-    if (known == math.inf).any():
-        yield html.paragraph("Composed, epsilon is inf against the server: that of a trial is.")
-    elif (known > 0).any():
-        yield html.paragraph("Composed, epsilon was not computed: the end of raydiff sweep does that.")
-    else:
-        yield html.paragraph("No trial has sent anything that was recorded: there is nothing to compose.")
+    end = read_json(path)
+    yield html.bullets(end["says"])
+    if missing := len(set(sweep.runs["digest"]) - set(end["trials"])):
+        yield html.paragraph(f"That leaves out {missing} of {len(sweep.runs)} trials, which came later.")

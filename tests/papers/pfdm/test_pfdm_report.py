@@ -11,9 +11,6 @@ import pytest
 
 from raydiff.papers.pfdm import report as collaboration
 
-ROOT = Path(__file__).resolve().parents[2]
-DEPTH = {10.0: 61.0, 50.0: 40.0}
-
 
 def run(method: str = "PFDM", **changes: Any) -> dict[str, Any]:
     """A row as `load.runs` gives it."""
@@ -43,8 +40,9 @@ def test_each_trial_is_its_arm(arm: str) -> None:
     assert collaboration._arm({**run(), **ARMS[arm]}) == arm
 
 
-def test_pfdm_without_noise_and_depth_is_pfdm_at_no_epsilon() -> None:
-    assert collaboration._arm(run(**{"method.epsilon": math.nan})) == "pfdm"
+@pytest.mark.parametrize("empty", [None, math.nan])
+def test_pfdm_without_noise_and_depth_is_pfdm_at_no_epsilon(empty: float | None) -> None:
+    assert collaboration._arm(run(**{"method.epsilon": empty, "method.t0": empty})) == "pfdm"
 
 
 @pytest.fixture
@@ -104,13 +102,9 @@ def test_two_epsilons_of_one_depth_are_two_cells() -> None:
     rounds = pd.DataFrame(
         [(str(e), 0, "t0", 61.0) for e in (10.0, 11.0)], columns=["digest", "step", "metric", "value"]
     )
-    budgets = collaboration._budgets(pd.DataFrame(runs), rounds)
+    budgets = collaboration._epsilons_of_depths(pd.DataFrame(runs), rounds)
     assert collaboration._epsilons({"method.t0": 61.0}, "collafuse", budgets) == [10.0, 11.0]
     assert collaboration._epsilons({"method.t0": 62.0}, "collafuse", budgets) == []
-
-
-def test_empty_fields_are_none_in_a_sweep_without_depths() -> None:
-    assert collaboration._arm(run(**{"method.epsilon": None, "method.t0": None})) == "pfdm"
 
 
 def test_a_sweep_without_minorities_and_a_file_that_is_no_oracles_are_refused(
@@ -123,31 +117,6 @@ def test_a_sweep_without_minorities_and_a_file_that_is_no_oracles_are_refused(
     monkeypatch.setattr(collaboration.load, "runs", lambda _: other)
     with pytest.raises(ValueError, match=r"no finished trials with feature distances and a partition\.minority$"):
         collaboration.distances(sweep)
-
-
-def test_each_arm_is_paired_with_itself_in_another_sweep(sweep: Path, tmp_path: Path, command) -> None:
-    before = collaboration.distances(sweep)
-    here = before.assign(distance=before["distance"] - [1.0, 3.0] * (len(before) // 2))
-    table = collaboration.since(here, before).set_index("arm")
-    assert set(table.index) == set(before["arm"])
-    assert table.loc["localonly", ["arm_mean", "against_mean", "n", "mean"]].tolist() == [4.0, 6.0, 2, -2.0]
-    half = 12.706205 * 2**0.5 / 2**0.5  # t(0.975, 1) s / sqrt(n) of the differences -1 and -3
-    assert table.loc["fedavg", ["low", "high"]].tolist() == pytest.approx([-2 - half, -2 + half])
-    with pytest.raises(
-        ValueError, match=r"^the two sweeps have no arm, minority, epsilon, sampler and seed in common$"
-    ):
-        collaboration.since(here.assign(seed=7), before)
-    code, said, _ = command("collaboration", sweep, "--before", sweep, "--out", tmp_path)
-    assert code == 0 and f"Beside {sweep.name}:" in said
-    assert "| localonly | 3 | - | ddim | 6.00 | 6.00 | +0.00 [+0.00, +0.00] |" in said
-    assert len(pd.read_csv(tmp_path / "since.csv")) == len(before) // 2
-
-
-def test_a_seed_that_one_arm_lacks_is_left_out(sweep: Path) -> None:
-    found = collaboration.distances(sweep)
-    found = found[~((found["arm"] == "pfdm") & (found["seed"] == 1))]
-    table = collaboration.differences(found).set_index(["arm", "against"])
-    assert table.loc[("pfdm", "localonly"), "n"] == 1 and math.isnan(table.loc[("pfdm", "localonly"), "low"])
 
 
 def test_the_oracle_agrees_by_sign_where_the_interval_decides(sweep: Path) -> None:
@@ -164,19 +133,7 @@ def test_the_oracle_agrees_by_sign_where_the_interval_decides(sweep: Path) -> No
     assert len(list(collaboration.disagreements(known.reset_index()))) == 1
 
 
-def test_bold_cells_are_those_whose_interval_excludes_0(sweep: Path) -> None:
-    table = collaboration.differences(collaboration.distances(sweep))
-    table.loc[table["arm"] == "pfdm", ["low", "high"]] = [-2.0, -1.0]
-    text = str(collaboration.shown_table(table))
-    assert "**-1.50 [-2.00, -1.00]**" in text and "| 3 | 10 | ddim | 6.00 |" in text
-    assert "**-0.75" not in text
-
-
-def test_another_sweep_is_refused_in_a_sentence(tmp_path: Path, command) -> None:
-    code, _, said = command("collaboration", tmp_path)
-    assert code == 2 and said.count("\n") == 1 and "has no trials" in said
-
-
-def test_the_picture_has_a_panel_per_minority_and_sampler(sweep: Path, tmp_path: Path) -> None:
-    collaboration.draw(collaboration.distances(sweep), tmp_path / "curves.png")
-    assert (tmp_path / "curves.png").stat().st_size > 5000
+def test_the_command_prints_the_table_and_writes_the_files(sweep: Path, tmp_path: Path, command: Any) -> None:
+    code, out, _ = command("collaboration", sweep, "--out", tmp_path)
+    assert code == 0 and "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85] |" in out
+    assert {p.name for p in tmp_path.iterdir()} == {"paired.csv", "paired.md", "paired.png"}

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from raydiff.formats import rounding as bounds
 from raydiff.privacy import release
 from raydiff.privacy.ledger import Guarantee, Ledger
-from raydiff.report.frontier import kinds
+from raydiff.report.guarantees import shown
 
 EPSILONS = st.floats(min_value=0, allow_infinity=False, allow_subnormal=True)
 ABOUT = {"unit": "example", "relation": "replace_one", "trust": "local", "clients": 1, "delta": 1e-5}
@@ -51,7 +51,7 @@ def test_as_text(epsilon: float, up: str, down: str) -> None:
 @given(st.floats(1e-12, 1e12))
 def test_a_guarantee_and_the_tables_show_no_less_than_epsilon(epsilon: float) -> None:
     says = str(Guarantee(epsilon=epsilon, accountant="exact", **ABOUT))  # type: ignore[arg-type]
-    for text in (re.findall(r"^epsilon (\S+) \(", says)[0], kinds.shown(epsilon)):
+    for text in (re.findall(r"^epsilon (\S+) \(", says)[0], shown(epsilon)):
         assert float(text) >= epsilon
 
 

@@ -65,12 +65,6 @@ def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(
     assert "| 98.89 ± 0.07 | 10 | 98.00 | -0.89 |" in capsys.readouterr().out
 
 
-def test_another_setting_stands_beside_nothing(tmp_path: Path) -> None:
-    write(tmp_path, 0, 0, 0.99, clients=5)
-    with pytest.raises(ValueError, match=r": no finished trial of a cell that others have published$"):
-        referees.main([str(tmp_path)])
-
-
 def test_every_published_cell_is_one_of_the_preset_s(tmp_path: Path) -> None:
     for number in range(8):
         write(tmp_path, number, 0, 0.5)

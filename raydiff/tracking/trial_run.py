@@ -1,0 +1,179 @@
+"""The MLflow run of one trial: created or found again, and brought up to date with the trial's files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from raydiff.federated import heartbeat
+from raydiff.formats import metric_names, rounding
+from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
+from raydiff.tracking.mlflow_store import log_data, log_params, log_tags, log_values
+
+STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
+"""Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
+OUTCOME = "raydiff.outcome"
+"""The tag that a run gets last: with it the run is complete."""
+FIRST = "privacy/epsilon_server"  # MLflow's page shows metrics in the order in which it got them.
+LogSampler = Callable[[Any, str, Path], object]
+"""(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none."""
+
+
+@dataclass
+class SweepRun:
+    """The sweep's own run, the parent of its trials' runs."""
+
+    client: Any
+    experiment_id: str
+    run: str
+    tags: Mapping[str, str]  # of every run of the sweep
+    log_sampler: LogSampler | None = None
+    datasets: set[tuple[str, str]] = field(default_factory=set)  # (name, digest) of those that the parent run has
+
+
+@dataclass
+class TrialRun:
+    """One trial's run, and what MLflow has of it."""
+
+    sweep: SweepRun
+    folder: Path
+    run: str = ""
+    step: int = -1  # last round that MLflow has
+    earlier_outcome: str = ""  # recorded by an earlier writer
+    ended_ns: int | None = None  # modification time of the outcome.json that MLflow has
+    loss_step: int = -1
+
+    def attach(self, run: str | None) -> None:
+        """Take this run or create one, log the trial's config, and read how far MLflow has got."""
+        client = self.sweep.client
+        tree = read_json(self.folder / "config.json", needs="data_digest")
+        data = tree["data_digest"].removeprefix(KEYED)[:16]
+        params, logged = flatten(tree), None
+        if run is None:
+            tags = {"raydiff.trial": self.folder.name, "raydiff.kind": "trial", "mlflow.parentRunId": self.sweep.run}
+            tags |= {"raydiff.data": data, **self.sweep.tags}
+            created = client.create_run(self.sweep.experiment_id, run_name=run_name(tree), tags=tags)
+            run = str(created.info.run_id)
+        else:
+            logged = client.get_run(run)
+            params = {k: v for k, v in params.items() if k not in logged.data.params}  # MLflow's are write-once.
+        self.run = run
+        if not (logged and logged.inputs.dataset_inputs):
+            dataset = tree["data"]["name"], data
+            log_data(client, run, *dataset)
+            if dataset not in self.sweep.datasets:
+                log_data(client, self.sweep.run, *dataset)
+                self.sweep.datasets.add(dataset)
+        self.earlier_outcome = logged.data.tags.get(OUTCOME, "") if logged else ""
+        log_params(client, run, params)
+        history = client.get_metric_history(run, "round") if logged else []
+        self.step = max((metric.step for metric in history), default=-1)
+
+    def update(self) -> None:
+        """Log the rounds that MLflow lacks, and the end if the trial has ended."""
+        path = self.folder / "outcome.json"  # Read first: the next update sees rounds that are logged meanwhile.
+        written, outcome = modified_ns(path), None
+        if written:
+            with contextlib.suppress(FileNotFoundError):  # A trial that is about to run again removes its outcome.
+                outcome = read_json(path, needs="outcome")
+        if outcome is not None and self.earlier_outcome == outcome["outcome"] in ("finished", "stopped"):
+            self.ended_ns = written
+            return
+        if outcome is None and (self.earlier_outcome in STATUS or self.ended_ns is not None):
+            self.sweep.client.update_run(self.run, status="RUNNING")
+            self.earlier_outcome, self.ended_ns = "", None
+        self._log_rounds()
+        if outcome is None:
+            self._log_loss_within_round()
+        else:
+            self._finish(outcome)
+            self.ended_ns = written
+
+    def _log_rounds(self) -> None:
+        lines = [line for line in read_lines(self.folder / "metrics.jsonl") if line["step"] > self.step]
+        for line in sorted(lines, key=lambda line: line["step"]):
+            step = line["step"]
+            of_round = {k: v for k, v in line.items() if k not in ("step", "time") and not k.startswith("client/")}
+            values = metric_names.shown(of_round)
+            names = sorted(values, key=lambda name: name != FIRST)
+            rows = [*((name, step, values[name]) for name in names), ("round", step, step)]
+            log_values(self.sweep.client, self.run, rows, at=line["time"])
+            self.step = step
+
+    def _log_loss_within_round(self) -> None:
+        """The mean loss of a round that takes long. Its MLflow step is 100 for each round, plus the percentage of the
+        running one that is done, in steps of 5."""
+        number = self.step + 1
+        beats = [beat for beat in heartbeat.read(self.folder) if beat.round == number and beat.loss is not None]
+        if not beats:
+            return
+        step = 100 * number + 5 * int(20 * beats[0].share)
+        if step > self.loss_step:
+            loss = sum(beat.loss or 0.0 for beat in beats) / len(beats)
+            log_values(self.sweep.client, self.run, [("training/loss", step, loss)])
+            self.loss_step = step
+
+    def _finish(self, outcome: dict[str, Any]) -> None:
+        client, run = self.sweep.client, self.run
+        final = metric_names.final(outcome)
+        values = ((name, self.step + 1, value) for name, value in metric_names.shown(final).items())
+        log_values(client, run, values, at=self.folder.stat().st_mtime)
+        epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
+        tags = {"raydiff.privacy": outcome["says"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
+        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["says"], reason)))
+        log_tags(client, run, tags)
+        client.update_run(run, name=run_name(read_json(self.folder / "config.json"), epsilon))
+        attach_artifacts(client, run, self.folder / "artifacts", final)
+        if outcome["outcome"] == "finished" and self.sweep.log_sampler is not None:
+            try:
+                self.sweep.log_sampler(client, run, self.folder)
+            except ValueError as e:
+                client.set_tag(run, "raydiff.sampler", f"not logged: {e}")
+        client.set_terminated(run, STATUS[outcome["outcome"]])
+        client.set_tag(run, OUTCOME, outcome["outcome"])
+
+
+def attach_artifacts(client: Any, run: str, folder: Path, final: Mapping[str, object]) -> None:
+    """Log a trial's tables and pictures, and its final numbers as a table."""
+    tables = sorted(folder.glob("*.json"))
+    for table in tables:
+        client.log_dict(run, read_json(table), table.name)
+    if final:
+        rows = [[name, str(value)] for name, value in final.items()]
+        client.log_dict(run, {"columns": ["name", "value"], "data": rows}, "final.json")
+    names = [*(table.name for table in tables), *["final.json"] * bool(final)]
+    if names:
+        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": n, "type": "table"} for n in names]))
+    if (partition := folder / "partition.png").exists():
+        client.log_artifact(run, str(partition))
+    for name in ("samples", "newcomers"):
+        if (grid := folder / f"{name}.png").exists():
+            from PIL import Image
+
+            with Image.open(grid) as image:
+                client.set_tag(run, f"raydiff.privacy.{name}", image.info.get("privacy", "none"))
+                client.log_image(run, image.convert("RGB"), key=name, step=0)
+
+
+def run_name(tree: Mapping[str, Any], epsilon: str | None = None) -> str:
+    """A run's name from its config. `epsilon` is the ledger's; until the trial has one, the target epsilon."""
+    method = tree["method"]
+    model = method["model"]
+    parts = [method["kind"], f"{tree['clients']} clients", flatten(model).get("schedule", model["kind"])]
+    if epsilon is not None:
+        parts.insert(1, f"epsilon {epsilon}")
+    elif "epsilon" in method:
+        parts.insert(1, "no noise" if method["epsilon"] is None else f"target epsilon {method['epsilon']:g}")
+    return ", ".join([*parts, f"seed {tree['seed']}"])
+
+
+def modified_ns(path: Path) -> int:
+    """Time of the last write to a file, in ns; 0 if there is none."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

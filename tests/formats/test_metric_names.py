@@ -1,0 +1,80 @@
+"""Names of metrics: what each word says, which ones MLflow shows, and which way is better."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from raydiff.formats.metric_names import Metric
+
+
+@pytest.mark.parametrize(
+    ("text", "fields"),
+    [
+        ("eval/fd_cnn/minor", {"name": "fd_cnn", "split": "eval", "group": "minor"}),
+        (
+            "eval/ddim/fd_cnn/minor_floor",
+            {"name": "fd_cnn", "split": "eval", "sampler": "ddim", "group": "minor", "role": "floor"},
+        ),
+        ("eval/class/7/label_accuracy", {"name": "label_accuracy", "split": "eval", "part": ("class", "7")}),
+        ("client/0/train/loss", {"name": "train/loss", "part": ("client", "0")}),
+        ("attack/client/best/auc_low", {"name": "auc", "target": "client", "attack": "best", "role": "low"}),
+        (
+            "attack/global/pia/threshold",
+            {"name": "threshold", "target": "global", "attack": "pia", "role": "calibration"},
+        ),
+        ("eval/label_accuracy/real", {"name": "label_accuracy", "split": "eval", "group": "real", "role": "real"}),
+        ("eval/recall/all_real", {"name": "recall", "split": "eval", "group": "all", "role": "real"}),
+        ("eval/blackbox/n_members", {"name": "blackbox/n_members", "split": "eval", "role": "count"}),
+        ("privacy/epsilon_server", {"name": "privacy/epsilon_server"}),
+        ("t0", {"name": "t0"}),
+    ],
+)
+def test_a_name_is_read_and_written(text: str, fields: dict[str, Any]) -> None:
+    metric = Metric(**fields)
+    assert Metric.parse(text) == Metric.parse(f"final/{text}") == metric and str(metric) == text
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (
+            "privacy/epsilon_server privacy/mu privacy/auc_ceiling train/loss time/seconds upload/clipped vendi/all",
+            True,
+        ),
+        ("eval/fd_cnn/minor eval/fd_cnn/minor_floor eval/fd_cnn/all_floor eval/kd_cnn/all eval/recall/all", True),
+        ("eval/label_accuracy/all eval/label_accuracy/real eval/accuracy/majority eval/blackbox/accuracy", True),
+        ("attack/global/best/auc attack/client/best/tpr_at_1pct_fpr new/parameters_share", True),
+        ("eval/fd_cnn/major eval/fd_cnn/cluster_a eval/ddim/fd_cnn/all eval/class/3/fd_cnn client/0/train/loss", False),
+        ("eval/fd_cnn/major_floor eval/kd_cnn/all_floor eval/kd_cnn/all_spread eval/tv_pairs_floor", False),
+        ("eval/recall/minor eval/recall/all_real eval/memorized_fraction/sanity eval/vendi/all_low", False),
+        ("attack/global/pia/auc attack/global/best/auc_low attack/global/best/tpr_at_0.1pct_fpr", False),
+        ("attack/global/best/threshold attack/global/best/n_members privacy/tpr_ceiling_at_1pct_fpr", False),
+    ],
+)
+def test_mlflow_shows_what_stands_by_itself(names: str, shown: bool) -> None:
+    assert {name: Metric.parse(name).shown for name in names.split()} == dict.fromkeys(names.split(), shown)
+
+
+@pytest.mark.parametrize(
+    ("name", "lower"),
+    [
+        ("fd_cnn/all", True),
+        ("kid/minor", True),
+        ("tv_pairs", True),
+        ("utility_loss", True),
+        ("accuracy", False),
+        ("label_accuracy/all", False),
+        ("privacy/mu", None),
+        ("attack/global/best/auc", None),
+    ],
+)
+def test_which_way_is_better(name: str, lower: bool | None) -> None:
+    assert Metric.parse(name).lower_is_better is lower
+
+
+def test_what_changes_with_the_sampler() -> None:
+    changes = ("fd_cnn/all", "kid/minor", "fid/all", "kd_cnn/all_spread", "density/major", "own_classes")
+    others = ("fd_cnn/all_floor", "recall/all_real", "label_accuracy/real", "accuracy")
+    assert [Metric.parse(name).of_samples for name in (*changes, *others)] == [True] * 6 + [False] * 4

@@ -1,0 +1,471 @@
+"""The thread that follows a sweep's files into a real MLflow store."""
+
+from __future__ import annotations
+
+import errno
+import json
+import math
+import shutil
+import threading
+import types
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from raydiff.evaluation.grids import sample_grid
+from raydiff.experiment import overrides
+from raydiff.experiment.config import Experiment
+from raydiff.federated import heartbeat
+from raydiff.federated.heartbeat import Heartbeat
+from raydiff.federated.method import Method
+from raydiff.formats import json_files
+from raydiff.formats.jsonl import Jsonl
+from raydiff.methods import METHODS
+from raydiff.methods.fedavg import FedAvg
+from raydiff.models.classifier import Classifier
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.d3pm_kernel import Sigmoid
+from raydiff.seeding import generator
+from raydiff.tracking import mlflow_store, trial_run, writer
+from raydiff.tracking.writer import Mlflow
+
+MODELS = {
+    "FedDistr": "LatentModel",
+    "Sketch": "Gaussians",
+    "DPMERF": "Generator",
+    "Evolution": "Population",
+    "Marginals": "Forest",
+}
+"""Of the methods whose model is no DDPM."""
+
+
+class Sweep:
+    """A sweep's folder, and its runs in an MLflow store of its own."""
+
+    def __init__(self, root: Path, migrated: Path) -> None:
+        shutil.copy(migrated, root / "mlflow.db")
+        self.uri, self.folder = f"sqlite:///{root / 'mlflow.db'}", root / "sweeps" / "mine"
+        self.artifacts = root / "artifacts"
+        self.folder.mkdir(parents=True)
+        (self.folder / "sweep.json").write_text(json.dumps({"id": "an id of its own"}))
+
+    def follower(self) -> Mlflow:
+        tags, artifacts = {"raydiff.preset": "p"}, str(self.artifacts)
+        return Mlflow(self.uri, experiment="digits", sweep=self.folder, tags=tags, artifacts=artifacts)
+
+    def follow(self, error: type = types.NoneType) -> Mlflow:
+        """One follower from its start to its end, at which it may have this error."""
+        follower = self.follower()
+        follower.start()
+        follower.wait_ready()
+        follower.begin()
+        follower.close()
+        assert not follower.is_alive() and isinstance(follower.error, error)
+        return follower
+
+    def trial(self, experiment: Experiment, *losses: float) -> Path:
+        """A trial with a round for each loss."""
+        folder = self.folder / "trials" / experiment.digest
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
+        for step, loss in enumerate(losses):
+            Jsonl(folder / "metrics.jsonl").log(step, {"server/loss": loss})
+        return folder
+
+    def runs(self, kind: str) -> list[Any]:
+        from mlflow import MlflowClient
+
+        client = MlflowClient(self.uri)
+        experiment = client.get_experiment_by_name("digits")
+        assert experiment is not None
+        return list(client.search_runs([experiment.experiment_id], f"tags.`raydiff.kind` = '{kind}'"))
+
+    def ids(self) -> set[str]:
+        return {run.info.run_id for kind in ("sweep", "trial") for run in self.runs(kind)}
+
+    def history(self, run: Any, metric: str) -> list[tuple[int, float]]:
+        from mlflow import MlflowClient
+
+        return [(m.step, m.value) for m in MlflowClient(self.uri).get_metric_history(run.info.run_id, metric)]
+
+
+@pytest.fixture
+def sweep(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
+    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
+    return Sweep(tmp_path, migrated)
+
+
+@pytest.fixture
+def experiment(tiny: Experiment) -> Experiment:
+    return replace(tiny, data_digest="hmac:" + "0123456789abcdef" * 4)
+
+
+def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
+    end: dict[str, Any] = {"says": "epsilon inf", "server": {"epsilon": math.inf}}
+    (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **end, **more}))
+
+
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        *((cls(), MODELS.get(cls.__name__, "linear")) for cls in METHODS.values()),
+        (FedAvg(model=Classifier()), "Classifier"),
+        (FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0))), "Sigmoid"),
+    ],
+)
+def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
+    name = trial_run.run_name(overrides.to_dict(replace(experiment, method=method)))
+    assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}, seed 0")
+
+
+def test_runs_are_found_again_however_many_pages_they_fill(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mlflow_store, "PAGE", 1)
+    for seed in range(3):
+        sweep.trial(replace(experiment, seed=seed), 1.0)
+    sweep.follow()
+    before = sweep.ids()
+    sweep.follow()
+    assert sweep.ids() == before and len(before) == 4
+
+
+def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
+    folder = sweep.trial(experiment)
+    line = {"upload/clipped": 0.5, "nan": math.nan, "client/0/train/loss": 1.0, "privacy/epsilon_outsiders": math.inf}
+    for step in range(2):
+        Jsonl(folder / "metrics.jsonl").log(
+            step, {**line, "server/loss": 1 / (step + 1), "privacy/epsilon_server": 9.7}
+        )
+    sweep.follow()
+    (run,) = sweep.runs("trial")
+    assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear, seed 0"
+    finish(folder, says="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
+    sweep.follow()
+    (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
+    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon 9.52, 2 clients, linear, seed 0")
+    expected = {
+        "mlflow.parentRunId": parent.info.run_id,
+        "raydiff.sweep": "mine",
+        "raydiff.trial": experiment.digest,
+        "raydiff.outcome": "finished",
+        "raydiff.privacy": "epsilon 9.51",
+        "raydiff.epsilon": "9.52",
+        "raydiff.preset": "p",
+        "raydiff.data": "0123456789abcdef",
+        "mlflow.note.content": "epsilon 9.51",
+    }
+    assert expected.items() <= run.data.tags.items()
+    assert sweep.history(run, "server/loss") == [(0, 1.0), (1, 0.5)] and sweep.history(run, "round") == [(0, 0), (1, 1)]
+    assert sweep.history(run, "final/eval/fd_cnn/all") == [(2, 2.5)]
+    names = {"privacy/epsilon_server", "upload/clipped", "server/loss", "round", "final/eval/fd_cnn/all"}
+    assert set(run.data.metrics) == names and next(iter(run.data.metrics)) == "privacy/epsilon_server"
+    assert {"method": "PFDM", "method.epsilon": "10.0", "clients": "2"}.items() <= run.data.params.items()
+    assert set(run.data.params) == set(json_files.flatten(overrides.to_dict(experiment)))
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"),
+    [("finished", "FINISHED"), ("stopped", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED"), (None, "RUNNING")],
+)
+def test_a_run_has_the_status_of_its_trial(
+    sweep: Sweep, experiment: Experiment, outcome: str | None, status: str
+) -> None:
+    folder = sweep.trial(experiment, 1.0)
+    if outcome:
+        finish(folder, outcome, reason="because")
+    sweep.follow()
+    (run,) = sweep.runs("trial")
+    tags = [run.data.tags.get(f"raydiff.{name}") for name in ("outcome", "reason", "privacy")]
+    assert run.info.status == status and tags == [outcome, *(["because", "epsilon inf"] if outcome else [None, None])]
+
+
+def test_artifacts_carry_their_privacy_and_the_final_numbers(sweep: Sweep, experiment: Experiment) -> None:
+    folder = sweep.trial(experiment)
+    pictures = torch.rand(4, 1, 8, 8, generator=generator(0))
+    sample_grid([pictures], folder / "artifacts" / "samples.png", privacy="none")
+    (folder / "artifacts" / "ledger.json").write_text(json.dumps({"columns": ["client"], "data": [["0"]]}))
+    final = {"eval/fd_cnn/minor": 1.0, "eval/fd_cnn/major": 2.0, "attack/global/best/auc_low": 0.4}
+    finish(folder, final=final)
+    sweep.follow()
+    (run,) = sweep.runs("trial")
+    assert run.data.tags["raydiff.privacy.samples"] == "none" and set(run.data.metrics) == {"final/eval/fd_cnn/minor"}
+    names = [p.name for p in sweep.artifacts.rglob("*") if p.is_file()]
+    assert "ledger.json" in names and any(name.startswith("samples") for name in names)
+    (file,) = sweep.artifacts.rglob("final.json")
+    assert {k: float(v) for k, v in json.loads(file.read_text())["data"]} == {f"final/{k}": v for k, v in final.items()}
+    assert {"path": "final.json", "type": "table"} in json.loads(run.data.tags["mlflow.loggedArtifacts"])
+
+
+def test_runs_have_their_data_and_the_sweep_a_text_and_files(
+    sweep: Sweep, experiment: Experiment, tmp_path: Path
+) -> None:
+    finish(sweep.trial(experiment))
+    finish(sweep.trial(replace(experiment, seed=1)))
+    (tmp_path / "summary.csv").write_text("a,b")
+    assert sweep.follow().end("KILLED", (tmp_path / "summary.csv",), note="9 of 9" + "." * 9000) is None
+    (parent,), runs = sweep.runs("sweep"), sweep.runs("trial")
+    assert parent.data.tags["mlflow.note.content"].startswith("9 of 9...") and parent.info.status == "KILLED"
+    assert [p.name for p in sweep.artifacts.rglob("*.csv")] == ["summary.csv"]
+    for run in (parent, *runs):
+        (data,) = run.inputs.dataset_inputs
+        assert (data.dataset.name, data.dataset.digest) == (experiment.data.name, "0123456789abcdef")
+
+
+def test_means_over_seeds_are_runs_of_their_own_and_give_way_to_the_next_ones(sweep: Sweep) -> None:
+    measure = "final/eval/fd_cnn/minor"
+    row = {"epsilon": "9.71", measure: 2.0, "final/eval/accuracy": 0.5}
+    row |= {f"{measure}/low": math.nan, f"{measure}_real": 1.0}
+    assert sweep.follow().end("FINISHED", means={"PFDM": row, "FedAvg": row}) is None
+    assert sweep.follow().end("FINISHED", means={"PFDM": {**row, measure: 3.0}}) is None
+    (parent,), (mean,) = sweep.runs("sweep"), sweep.runs("mean")
+    assert (mean.info.run_name, mean.info.status) == ("PFDM", "FINISHED")
+    assert mean.data.tags["mlflow.parentRunId"] == parent.info.run_id and mean.data.params == {"epsilon": "9.71"}
+    assert list(mean.data.metrics.items()) == [(measure, 3.0), ("final/eval/accuracy", 0.5)]
+    assert sweep.follow().parent == parent.info.run_id
+
+
+def test_the_next_follower_adds_what_is_missing_and_nothing_twice(sweep: Sweep, experiment: Experiment) -> None:
+    folder = sweep.trial(experiment, 4.0, 3.0)
+    sweep.follow()
+    before = sweep.ids()
+    Jsonl(folder / "metrics.jsonl").log(2, {"server/loss": 2.0})
+    second = sweep.trial(replace(experiment, seed=1), 9.0)
+    finish(folder, final={"eval/fd_cnn/all": 2.5})
+    sweep.follow()
+    runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
+    assert before < sweep.ids() and len(sweep.runs("sweep")) == 1 and len(runs) == 2
+    first = runs[experiment.digest]
+    assert sweep.history(first, "server/loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
+    assert (first.info.status, runs[second.name].info.status) == ("FINISHED", "RUNNING")
+
+
+def test_within_a_long_round_the_loss_is_a_chart(sweep: Sweep, experiment: Experiment) -> None:
+    """By twentieths of what the slowest process has done, the mean over those that report a loss."""
+    folder = sweep.trial(experiment, 1.0)
+    (folder / heartbeat.FOLDER).mkdir()
+    common: dict[str, Any] = {"round": 1, "turn": 0, "turns": 1, "steps": 100, "began": 0.0, "at": 1.0}
+    for beats in (
+        ((32, 0.5), (60, 0.3), (10, None)),
+        ((34, 0.1), (60, 0.1)),  # within the same twentieth
+        ((36, 0.2), (60, 0.2)),
+    ):
+        for number, (step, loss) in enumerate(beats):
+            beat = Heartbeat(who=f"client {number}", step=step, loss=loss, **common)
+            (folder / heartbeat.FOLDER / f"{number}.json").write_text(json.dumps(asdict(beat)))
+        sweep.follow()
+    (run,) = sweep.runs("trial")
+    assert sweep.history(run, "training/loss") == [(130, 0.4), (130, 0.1), (135, 0.2)]
+
+
+def test_there_are_no_runs_before_the_sweep_begins(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    follower = sweep.follower()
+    order: list[str] = []
+    for target, name in ((follower._begun, "wait"), (follower, "_find_runs")):
+        call: Callable[[], object] = getattr(target, name)
+        monkeypatch.setattr(target, name, lambda name=name, call=call: (order.append(name), call()))
+    follower.start()
+    follower.wait_ready()
+    follower.begin()
+    follower.close()
+    assert order == ["wait", "_find_runs"] and len(sweep.runs("sweep")) == 1
+
+
+def test_a_name_given_again_is_another_sweep(sweep: Sweep, experiment: Experiment) -> None:
+    sweep.trial(experiment)
+    sweep.follow()
+    (sweep.folder / "sweep.json").write_text(json.dumps({"id": "another id"}))
+    sweep.follow()
+    parents, trials = sweep.runs("sweep"), sweep.runs("trial")
+    assert {p.info.run_id for p in parents} == {t.data.tags["mlflow.parentRunId"] for t in trials} and len(parents) == 2
+
+
+def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, experiment: Experiment) -> None:
+    folder, other = sweep.trial(experiment, 1.0), sweep.trial(replace(experiment, seed=1), 1.0)
+    for each, outcome in ((folder, "killed"), (other, "finished")):
+        finish(each, outcome, final={"loss": 1.0}, reason="why")
+    sweep.follow()
+    ended = {run.data.tags["raydiff.trial"]: run.info.end_time for run in sweep.runs("trial")}
+    Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
+    finish(folder, final={"loss": 0.5})
+    sweep.follow()
+    runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
+    again = runs[folder.name]
+    assert (again.info.status, again.data.tags["raydiff.reason"]) == ("FINISHED", "")
+    assert sweep.history(again, "server/loss") == [(0, 1.0), (1, 0.5)]
+    assert runs[other.name].info.end_time == ended[other.name]
+    assert sweep.history(runs[other.name], "final/loss") == [(1, 1.0)]
+
+
+def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: Experiment) -> None:
+    """Whether the follower sees it run or not, and however often it is tried."""
+    folder = sweep.trial(experiment, 1.0)
+
+    def now() -> tuple[str, str]:
+        (run,) = sweep.runs("trial")
+        return run.info.status, run.data.tags["raydiff.reason"]
+
+    finish(folder, "failed", reason="once")
+    sweep.follow()
+    assert now() == ("FAILED", "once")
+    follower = sweep.follower()
+    follower._open()
+    follower._find_runs()
+    for reason in ("twice", "three times"):
+        (folder / "outcome.json").unlink()
+        follower._update()
+        assert now()[0] == "RUNNING"
+        finish(folder, "failed", reason=reason)
+        follower._update()
+        assert now() == ("FAILED", reason)
+    finish(folder, "failed", reason="unseen")
+    sweep.follow()
+    assert now() == ("FAILED", "unseen")
+
+
+def test_closing_waits_as_long_as_trials_end(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A store that takes a second for a trial has fallen behind by as many as ran faster."""
+    left, ended = ["a", "b", "c"], list[str]()
+    follower = sweep.follower()
+    monkeypatch.setattr(follower, "is_alive", lambda: bool(left))
+    monkeypatch.setattr(follower, "join", lambda _: ended.append(left.pop()))
+    monkeypatch.setattr(follower, "_ended", lambda: len(ended))
+    follower.close()
+    assert not left and follower.error is None
+    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
+    left.append("d")
+    monkeypatch.setattr(follower, "join", lambda _: None)
+    follower.close(7.0)
+    assert str(follower.error) == "still writing after 7 s"
+
+
+def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    class Killed(BaseException):
+        """Nothing catches it, as nothing catches SIGKILL."""
+
+    called = ("create_run", "log_batch", "log_inputs", "log_dict", "set_tag", "update_run", "set_terminated")
+    calls_left: list[int] = []
+
+    def mortal(name: str) -> Callable[..., Any]:
+        call = getattr(MlflowClient, name)
+
+        def wrapped(*args: Any, **options: Any) -> Any:
+            if calls_left:
+                if calls_left[0] == 0:
+                    raise Killed
+                calls_left[0] -= 1
+            return call(*args, **options)
+
+        return wrapped
+
+    for name in called:
+        monkeypatch.setattr(MlflowClient, name, mortal(name))
+    sweep.follow()  # The parent's run.
+    deaths, died = 0, True
+    while died:
+        folder = sweep.trial(replace(experiment, seed=deaths), 1.0)
+        finish(folder, final={"loss": 2.0})
+        follower = sweep.follower()
+        follower._open()
+        follower._find_runs()
+        calls_left[:] = [deaths]
+        try:
+            follower._update_trial(folder)
+            died = False
+        except Killed:
+            deaths += 1
+        calls_left.clear()
+    sweep.follow()
+    runs = sweep.runs("trial")
+    assert len(runs) == deaths + 1 > 12
+    for run in runs:
+        assert (run.info.status, run.data.tags["raydiff.outcome"]) == ("FINISHED", "finished")
+        assert run.data.metrics.keys() >= {"server/loss", "final/loss"} and len(run.inputs.dataset_inputs) == 1
+        assert run.data.params["seed"] and "final.json" in run.data.tags["mlflow.loggedArtifacts"]
+
+
+@pytest.mark.parametrize("call", ["log_inputs", "log_batch"])
+def test_an_error_costs_no_second_run(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    """The same follower tries again, and finds the run that it had created."""
+    from mlflow import MlflowClient
+
+    original, outages = getattr(MlflowClient, call), list[int]()
+    back = threading.Event()
+
+    def flaky(*args: Any, **options: Any) -> None:
+        if len(outages) < 2:
+            outages.append(1)
+            raise ConnectionError("no server")
+        original(*args, **options)
+        back.set()
+
+    monkeypatch.setattr(MlflowClient, call, flaky)
+    finish(sweep.trial(experiment, 4.0, 3.0))
+    follower = sweep.follower()
+    follower.start()
+    follower.wait_ready()
+    follower.begin()
+    assert back.wait(30)
+    follower.close()
+    (run,) = sweep.runs("trial")
+    assert follower.error is None and run.info.status == "FINISHED"
+    assert sweep.history(run, "server/loss") == [(0, 4.0), (1, 3.0)]
+
+
+def test_another_sweep_may_create_the_experiment_at_the_same_moment(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    create = MlflowClient.create_experiment
+
+    def too_late(client: Any, name: str, **options: Any) -> str:
+        create(client, name, **options)
+        return str(create(client, name, **options))  # raises: there is one by now
+
+    monkeypatch.setattr(MlflowClient, "create_experiment", too_late)
+    finish(sweep.trial(experiment, 1.0))
+    sweep.follow()
+    assert [run.info.status for run in sweep.runs("trial")] == ["FINISHED"]
+
+
+def test_a_store_that_cannot_be_written_is_named_without_its_password(sweep: Sweep, monkeypatch: Any) -> None:
+    sweep.uri = "http://me:hunter2@127.0.0.1:9"  # the discard port: nobody listens
+    follower = sweep.follower()
+    follower.start()
+    with pytest.raises(ValueError, match=r"me:[*]{3}@127\.0\.0\.1:9 cannot be written: no server answers there") as e:
+        follower.wait_ready()
+    assert "hunter2" not in str(e.value)
+    follower.close()
+    reason = follower.end("FINISHED")
+    assert reason is not None and reason.startswith("MLflow is behind the files (")
+
+
+def test_on_a_disk_that_cannot_be_written_no_run_is_left_running(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Artifacts lie on it, and MLflow's store elsewhere. The next follower corrects the status."""
+
+    def attach(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    finish(sweep.trial(experiment))
+    with monkeypatch.context() as patch:
+        patch.setattr(trial_run, "attach_artifacts", attach)
+        reason = sweep.follow(OSError).end("FINISHED")
+    assert reason is not None and reason.startswith("MLflow is behind the files (OSError)")
+    assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["KILLED", "KILLED"]
+    assert sweep.follow().end("FINISHED") is None
+    assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["FINISHED", "FINISHED"]
