@@ -1,4 +1,4 @@
-"""`raydiff account`: epsilon of mechanisms that ran elsewhere, against formulas and mechanisms that are written out here."""
+"""`raydiff account`: mechanisms that ran elsewhere, against formulas and mechanisms written out here."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_path_is_absolute_and_of_this_machine(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HOME", "/home/me")
     assert parse(Sample, ["it", "a/b"], None).other == tmp_path / "a" / "b"
     assert parse(Sample, ["it", "~/b"], None).other == Path("/home/me/b")
-    with pytest.raises(ValueError, match="^OTHER must be a path or none, got 's3://a/b'"):
+    with pytest.raises(ValueError, match=r"^OTHER must be a path or none, got 's3://a/b'"):
         parse(Sample, ["it", "s3://a/b"], None)
 
 
@@ -100,7 +100,7 @@ def test_other_options_are_left_for_the_fields() -> None:
     options, rest = parse_known(Sample, line.split(), None, Experiment())
     assert options == Sample(run="it", num=4)
     assert rest == ["--method", "fedavg", "--method.model.network.widths", "8", "16", "--seed=3"]
-    with pytest.raises(ValueError, match="^unknown option --nun; did you mean --num"):
+    with pytest.raises(ValueError, match=r"^unknown option --nun; did you mean --num"):
         parse_known(Sample, ["it", "--nun", "3"], None, Experiment())
 
 

@@ -200,9 +200,8 @@ def test_a_setting_that_failed_somewhere_is_not_chosen() -> None:
         ({}, ["--data.validation", 0], "settings are chosen on validation records, and data.validation is 0"),
         ({}, ["--protocol-only"], "settings are chosen by the evaluation, which --protocol-only switches off"),
         ({}, ["--seeds", "1,10"], "--seeds must be apart from those that are reported (0, 1), got 1"),
-        ({}, ["--seeds", "ten"], "--seeds must be integers like 10,11, got 'ten'"),
         ({}, ["--metric", "eval/speed"], "unknown metric 'eval/speed'"),
-        ({}, ["--resume"], "--resume continues the tuning of a name: give its --name"),
+        ({}, ["--resume"], "--resume continues a sweep or run by its name: give its --name"),
         ({"space": {RATE: (-1.0, 1.0)}}, [], "--method.local: learning_rate must be a positive number, got -1.0"),
     ],
 )
