@@ -203,10 +203,9 @@ def switched(current: Any, cls: type) -> Any:
     """`current` as an object of this class: the fields that both have are kept, as far as they fit."""
     if type(current) is cls:
         return current
-    hints, kept = typing.get_type_hints(cls), dict[str, Any]()
-    for f in dataclasses.fields(cls) if current is not None else ():
-        if f.init and hasattr(current, f.name) and _fits(getattr(current, f.name), hints[f.name]):
-            kept[f.name] = getattr(current, f.name)
+    hints, names = typing.get_type_hints(cls), {f.name for f in dataclasses.fields(cls) if f.init}
+    values = {} if current is None else {f.name: getattr(current, f.name) for f in dataclasses.fields(current)}
+    kept = {name: value for name, value in values.items() if name in names and _fits(value, hints[name])}
     try:
         return cls(**kept)
     except ValueError:  # The class may refuse a default of the old one, such as AdamW where only SGD will do.

@@ -275,11 +275,11 @@ def test_nothing_to_retry_is_said(tmp_path, capsys):
     given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
     study = names.PRESETS["digits"]()
     planned = sweep.planned("digits", study, *parse_known(sweep.Options, given[1:], None, study.experiment))
-    at = sweep_folder.folder(planned.base, "none")
+    at = sweep_folder.folder(planned.base, "idle")
     this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
     sweep_folder.write(at, {**this, "experiment": "mine"}, planned.secret)
-    assert sweep.main([*given, "--name", "none", "--resume", "--retry", "failed"]) == 0
-    assert capsys.readouterr().out.startswith("no trial of none has failed\n")
+    assert sweep.main([*given, "--name", "idle", "--resume", "--retry", "failed"]) == 0
+    assert capsys.readouterr().out.startswith("no trial of idle has failed\n")
 
 
 @pytest.mark.parametrize("given", ["--retry failed", "--extend"])

@@ -81,7 +81,7 @@ def test_what_a_run_would_refuse_is_said(tmp_path: Path, capsys: pytest.CaptureF
 def test_without_a_public_split_nothing_is_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert preview.main(["--data.public", "0", "--out", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "norms: none, for there is no public split" in said and "median" not in said
+    assert "norms: none, since there is no public split" in said and "median" not in said
     assert [p.name for p in tmp_path.iterdir()] == ["partition.png"]
 
 
