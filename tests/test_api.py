@@ -40,7 +40,7 @@ import pickle, sys
 from pathlib import Path
 from raydiff.experiment import trial
 this = trial.open_trial(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
-list(trial.run(this, trial.local_pool(this)))
+list(trial.run(this, trial.local_executor(this)))
 print(sorted({"torch._dynamo", "torchvision", "sklearn.datasets", "pandas", "matplotlib"} & set(sys.modules)))
 """
 

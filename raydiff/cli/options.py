@@ -66,7 +66,7 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
     """(options, the other arguments), which override fields of the tree `start`; --help shows these fields too."""
     if {"--help", "-h"} & {*argv}:
         print(_help(cls, doc, start), flush=True)
-        sys.exit()
+        sys.exit(0)
     named, unnamed, rest = split(cls, argv)
     for token in rest:
         option = token.partition("=")[0]

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from raydiff.experiment.overrides import short
 from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, Summary
 from raydiff.runtime import sweep_folder
 from raydiff.tracking import mlflow_store
@@ -63,7 +64,11 @@ def log(
         name=options.out.name,
         tags=tags,
         artifacts=artifacts,
-        params={"table": Path(options.table).name, **about, **{name: getattr(options, name) for name in SETTINGS}},
+        params={
+            "table": Path(options.table).name,
+            **about,
+            **{name: short(getattr(options, name)) for name in SETTINGS},
+        },
         metrics=metrics,
     )
     return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
