@@ -89,15 +89,13 @@ def _as_data(finished: Finished, out: Path) -> str:
 
 
 def _progress() -> Callable[[int, int], None]:
-    """Prints how many samples there are, and the seconds left at the pace so far."""
-    started, first = time.monotonic(), -1
+    """Prints how many samples there are, and the seconds left at the pace since the first call."""
+    calls: list[tuple[float, int]] = []
 
     def say(done: int, rows: int) -> None:
-        nonlocal first
-        if first < 0:
-            first = done
-        pace = (time.monotonic() - started) / max(1, done - first)
-        left = f", {pace * (rows - done):.0f} s left" if first < done < rows else ""
+        calls.append((time.monotonic(), done))
+        (started, first), (now, _) = calls[0], calls[-1]
+        left = f", {(now - started) / (done - first) * (rows - done):.0f} s left" if first < done < rows else ""
         print(f"{done:,} of {rows:,} samples{left}", flush=True)
 
     return say

@@ -1,14 +1,10 @@
 """What could PFDM reach if its denoisers were perfect? Predictions in seconds, without training.
 
     raydiff theory                  theory, mixture and digits
-    raydiff theory theory           Theorem 5.2 and Eq. 9 against Monte-Carlo, both samplers
-    raydiff theory mixture          the hierarchical mixture of the paper's Figure 5, as pictures over t
-    raydiff theory digits           minority W2^2 of each arm, for any data set that raydiff knows
+    raydiff theory theory           PFDM's Theorem 5.2 and Eq. 9 against Monte-Carlo; mixture: its Figure 5
+    raydiff theory mnist --size 14 --covariance own --out mine.csv        minority W2^2 of each arm, for any data set
     raydiff theory collaboration    the same for a preset's data and minority sizes: raydiff collaboration reads it
-    raydiff theory mnist --size 14 --covariance own --out mine.csv
-    raydiff theory spire            SPIRE's theory (Figure 3, Theorems 4.2 and 4.3), measured
-    raydiff theory feddistr         FedDistr's Theorems 1 and 2, measured where the truth is known
-    raydiff theory pdp              the per-instance privacy bound of discrete diffusion on random tables
+    raydiff theory spire            SPIRE's Figure 3, Theorems 4.2 and 4.3; feddistr: Theorems 1, 2; pdp: the bound
 
 The csv has means over seeds with 95 % t intervals; the gain over local training is paired by seed. Options beside these
 override fields of the data set. The arms and the assumptions: raydiff/papers/pfdm/theory/on_data.py.

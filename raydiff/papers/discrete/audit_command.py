@@ -15,9 +15,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,15 +31,12 @@ from raydiff.formats.plots import panels
 from raydiff.models.d3pm_kernel import schedule_named
 from raydiff.papers.discrete import audit_log, audit_table
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit, caveats
-from raydiff.papers.discrete.histograms import OnProgress
 from raydiff.papers.discrete.kernel import Ints, Kernel
 from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, most_exposed, removals, summarize
 
 FILES = ("report.txt", "records.parquet", "removals.json", "audit.png")
 EXPOSED = 10
 """So many of the most exposed records are printed."""
-QUIET_S = 3.0
-"""Before progress is shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +93,8 @@ def main(argv: Sequence[str]) -> int:
         step=options.release_step,
     )
     codes = encoded.codes.numpy()
-    result = audit(codes, release, labels=labels, progress=_progress("audit"))
-    after = removals(codes, release, result, options.remove, labels=labels, progress=_progress("removals"))
+    result = audit(codes, release, labels=labels)
+    after = removals(codes, release, result, options.remove, labels=labels)
     head = (
         f"{encoded.says}: {len(codes)} records, {len(encoded.columns)} columns, k = {encoded.k}",
         *encoded.notes,
@@ -122,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
                     shutil.copy(options.out / name, folder)
             else:
                 _save(folder, public, after, None)
-            about = {"columns": " ".join(encoded.columns), "k": encoded.k}
+            about = {"table": Path(options.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
             summary, notes = summarize(result.of_records(result.delta)), caveats(release, conditional=label is not None)
             print(audit_log.log(folder, options, about, summary, after, notes))
     return 0
@@ -212,14 +207,3 @@ def _draw(result: Audit | None, after: Sequence[Removal], path: Path) -> None:
         right.set(xlabel="mean overlap with the other records", ylabel="bound on delta (pDP)", yscale="log")
         right.set_title("confidential to the curator", fontsize=8)
     figure.savefig(path, dpi=120)
-
-
-def _progress(what: str) -> OnProgress:
-    """A line on stderr, once the work has taken `QUIET_S`."""
-    start = time.monotonic()
-
-    def show(fraction: float) -> None:
-        if sys.stderr.isatty() and time.monotonic() - start > QUIET_S:
-            print(f"\r{what} {fraction:4.0%}", end="\n" if fraction >= 1 else "", file=sys.stderr, flush=True)
-
-    return show

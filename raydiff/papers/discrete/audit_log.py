@@ -64,11 +64,7 @@ def log(
         name=options.out.name,
         tags=tags,
         artifacts=artifacts,
-        params={
-            "table": Path(options.table).name,
-            **about,
-            **{name: short(getattr(options, name)) for name in SETTINGS},
-        },
+        params={**about, **{name: short(getattr(options, name)) for name in SETTINGS}},
         metrics=metrics,
     )
     return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"

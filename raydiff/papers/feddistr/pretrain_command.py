@@ -95,7 +95,7 @@ def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
             records.labels,
             training=plan.training,
             rng=seeding.generator(plan.seed, "latent"),
-            say=_progress(),
+            say=_progress,
         )
     except Diverged as e:
         raise ValueError(f"{e}: lower training.learning_rate or training.vae_learning_rate") from None
@@ -116,17 +116,8 @@ def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
     return made, records.images
 
 
-def _progress() -> pretrain.Say:
-    """Prints a line at each call, with the seconds left."""
-    began: dict[str, tuple[float, int]] = {}
-
-    def say(name: str, done: int, steps: int, loss: float) -> None:
-        now = time.monotonic()
-        start, first = began.setdefault(name, (now, done))  # the first steps also compile and warm up
-        left = f", {(now - start) / (done - first) * (steps - done):.0f} s left" if done > first else ""
-        print(f"{name}: step {done} of {steps}, loss {loss:.4f}{left}", flush=True)
-
-    return say
+def _progress(name: str, done: int, steps: int, loss: float) -> None:
+    print(f"{name}: step {done} of {steps}, loss {loss:.4f}", flush=True)
 
 
 def _draw(plan: Plan, dataset: Dataset, made: Pretrained, images: Tensor, out: Path) -> None:
