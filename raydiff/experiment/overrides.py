@@ -1,8 +1,7 @@
 """Settings: any tree of frozen dataclasses as JSON, as flat paths with values, and with fields overridden by path.
 
-The command line overrides any field by its path, `--method.epsilon 5`. A field that holds one of several dataclasses
-takes the name of one, `--method fedavg`, `--method.model.network unet`, and keeps the fields that both have; a field
-that was never set takes the new class's default where the class refuses the old one.
+A field that holds one of several dataclasses takes the name of one, `--method fedavg`, and keeps the fields that both
+have; a field that was never set takes the new class's default where the class refuses the old one.
 """
 
 from __future__ import annotations
@@ -43,19 +42,15 @@ def kind(cls: type) -> str:
 
 
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
-    """The inverse of `to_dict`: an object of the declared class, or of one of a declared union.
-
-    A missing field has its default. Raises ValueError on unknown names.
-    """
+    """The inverse of `to_dict`, for a declared class or union; a missing field has its default. Raises ValueError on
+    unknown names."""
     classes = {kind(c): c for c in _dataclasses_of(declared)}
     name = str(data.get("kind"))
     if name not in classes and not (declared is Method and is_outside(name)):
         raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(classes)}")
     cls = classes.get(name) or methods.imported(name)
     hints, values = typing.get_type_hints(cls), dict[str, Any]()
-    for name, value in data.items():
-        if name == "kind":
-            continue
+    for name, value in ((k, v) for k, v in data.items() if k != "kind"):
         if name not in hints:
             raise ValueError(f"{cls.__name__} has no field {name!r}{nearest(name, hints)}")
         if isinstance(value, Mapping):
@@ -81,9 +76,9 @@ def flat(obj: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """`obj` with the fields at the given paths replaced, all at once. Raises ValueError naming the path.
+    """`obj` with the fields at the given paths replaced, all at once; a class as a value switches the field to it.
 
-    A class as a value switches the field to it and keeps what both have; an integer in a float field becomes a float.
+    Raises ValueError naming the path.
     """
     hints, changes = typing.get_type_hints(type(obj)), dict[str, Any]()
     below: dict[str, dict[str, Any]] = {}
@@ -107,10 +102,7 @@ def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
 
 
 def _exact(value: Any, declared: Any, path: str) -> Any:
-    """The value as the command line reads it: 10 becomes 10.0 in a float field, else the two would be two trials.
-
-    Raises ValueError for a number or text that the field does not take.
-    """
+    """The value as the command line reads it: 10 becomes 10.0 in a float field, else the two would be two trials."""
     options = alternatives(declared)
     value = value.item() if hasattr(value, "item") else value  # a NumPy scalar
     if type(value) is int and float in options and int not in options:
@@ -123,8 +115,7 @@ def _exact(value: Any, declared: Any, path: str) -> Any:
 
 
 def exact(obj: Any, prefix: str = "") -> Any:
-    """The tree with every value as the command line would have read it. Raises ValueError for a value of another type
-    than its field's."""
+    """The tree with every value as the command line reads it. Raises ValueError for a value of another type."""
     hints, changes = typing.get_type_hints(type(obj)), {}
     for f in dataclasses.fields(obj):
         value, path = getattr(obj, f.name), prefix + f.name
@@ -142,10 +133,7 @@ def has_path(obj: Any, path: str) -> bool:
 
 
 def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
-    """The value of the field at `path` from its text, by the field's type: for one of several dataclasses its class.
-
-    Raises ValueError naming the path.
-    """
+    """The value of a field from its text; of one of several dataclasses its class. Raises ValueError for a bad one."""
     if not has_path(obj, path):
         raise ValueError(f"unknown field --{path}{nearest(path, flat(obj))}")
     *parents, name = path.split(".")
@@ -171,14 +159,9 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """{path: value} of (path, words); later ones win. Switches, such as --method, apply before the fields below them.
-
-    Raises ValueError for an unknown path, a value of another type, and the noise secret, which others could read.
-    """
+    """{path: value} of (path, words); later ones win. Switches such as --method apply before the fields below them."""
     if any(path.endswith("noise_secret") for path, _ in pairs):
-        raise ValueError(
-            f"--runtime.noise_secret must not be on a command line or in a file, which others can read: set {SECRET}"
-        )
+        raise ValueError(f"--runtime.noise_secret must not be where others can read it: set {SECRET} instead")
     values: dict[str, Any] = {}
     for path, words in sorted(pairs, key=lambda pair: pair[0].count(".")):
         values[path] = value = convert(obj, path, words)

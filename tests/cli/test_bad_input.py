@@ -44,7 +44,7 @@ CASES = {
     "unet size": ("--model unet --method.model.network.widths 8 16 32 64 128", "divisible by 16, got 8x8"),
     "no calibration": ("--data.calibration 0", "split calibration"),
     "dimension": ("--evaluation.dim 40", "evaluation.dim must be at most n/5"),
-    "secret": ("--runtime.noise-secret " + "ab" * 16, "must not be on a command line.*RAYDIFF_NOISE_SECRET"),
+    "secret": ("--runtime.noise-secret " + "ab" * 16, "must not be where others can read it: set RAYDIFF_NOISE_SECRET"),
     "nothing to resume": ("--resume", "give its --name"),
     "no latent model": (
         "--method feddistr",

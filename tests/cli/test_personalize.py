@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from raydiff.cli import personalize
-from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.models.training import Training
 from raydiff.papers.spire.method import SPIRE
@@ -176,27 +175,3 @@ def test_refused_in_one_sentence(
         personalize.main(call(shop, command))
     assert str(e.value).startswith(says) and "\n" not in str(e.value)
     assert not list(tmp_path.iterdir()) and sorted(shop.sweeps.glob("*/newcomers/*")) == kept
-
-
-def test_a_run_that_has_not_finished(copied) -> None:
-    folder = copied.folder("fedavg")
-    trial.end(folder, "failed", reason="the loss became nan")
-    with pytest.raises(ValueError, match=r"did not finish, it was failed \(the loss became nan\)"):
-        personalize.main(call(copied, "fedavg --no-mlflow"))
-    (folder / "outcome.json").unlink()
-    with pytest.raises(ValueError, match="has not finished: continue it"):
-        personalize.main(call(copied, "fedavg --no-mlflow"))
-
-
-def test_other_pictures_and_other_labels(shop, tmp_path: Path) -> None:
-    from PIL import Image
-
-    for name, size in (("small", 6), ("odd", 8)):
-        for label in ("1", "x" if name == "odd" else "2"):
-            (tmp_path / name / label).mkdir(parents=True)
-            for i in range(4):
-                Image.new("L", (size, size), 60 * i).save(tmp_path / name / label / f"{i}.png")
-    with pytest.raises(ValueError, match=r"are 6 x 6 L, but those of scikit-learn's digits are 8 x 8 L"):
-        personalize.main(call(shop, f"fedavg --no-mlflow --data {tmp_path}/small"))
-    with pytest.raises(ValueError, match=r"has the class 'x', which scikit-learn's digits has not"):
-        personalize.main(call(shop, f"fedavg --no-mlflow --data {tmp_path}/odd"))

@@ -334,8 +334,3 @@ def test_bad_input_is_one_sentence(arguments: list[str], says: str, tmp_path: Pa
     with pytest.raises(ValueError, match=says) as e:
         canary.main([*arguments, "--storage", str(tmp_path)])
     assert "\n" not in str(e.value)
-
-
-def test_the_methods_without_noise_are_refused() -> None:
-    with pytest.raises(ValueError, match="PFDM adds no noise"):
-        canary_subjects.subject(PFDM(model=DDPM(timesteps=100), clip=6.8, start="noise"), None)

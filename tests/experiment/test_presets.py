@@ -139,11 +139,6 @@ def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_s
     assert len(refined) == 1 and refined == {m.init_key for m in methods if isinstance(m, PFDM) and m.center}
 
 
-@pytest.mark.parametrize("name", [*SEARCHED, "spire-faces"])  # the others are large to read
-def test_a_comparison_for_newcomers_fits_its_data(name, data_root):
-    assert trial.resolve(names.PRESETS[name]().experiment).method.model.labels == ()
-
-
 @pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
 def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
     study = names.PRESETS[name]()

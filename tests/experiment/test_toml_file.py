@@ -78,7 +78,7 @@ def test_without_axes_those_of_the_preset_stay_that_the_file_leaves_open(tmp_pat
         ('"digits"\nclients', '"digit"\nclients', r"--preset must be one of .*; did you mean digits\?"),
         ("clients = 4", "clients =", "Invalid value .at line 2"),
         ("clients = 4", "clients = 0", "clients must be at least 1, got 0"),
-        ("[grid]", '[runtime]\nnoise_secret = "aa"\n[grid]', "must not be on a command line or in a file"),
+        ("[grid]", '[runtime]\nnoise_secret = "aa"\n[grid]', "must not be where others can read it"),
     ],
 )
 def test_bad_files_are_refused_in_one_sentence_that_names_the_field(
