@@ -114,30 +114,6 @@ def test_a_reading_at_1_percent_needs_500_nonmembers() -> None:
         assert column == 0 and row["timestep"] == 40
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("localonly --shadows -2", "shadows must be 0 or an even number of at least 4, got -2"),
-        ("localonly --timesteps 21 --shadows 4", "timesteps must be one or more numbers in 1 .. 20, got [21]"),
-        ("localonly --draws 0", "draws must be at least 1, got 0"),
-        ("localonly --workers 0", "--workers must be at least 1, got 0"),
-        ("localonly --client 9", "there is no client 9: this trial has clients 0 to 1"),
-        ("localonly --source global", "LocalOnly ends with no global denoiser of pictures to attack; it has client"),
-        ("localonly --num 5", "--num has no meaning for pictures"),
-        ("pfdm --source global --client 1", "--client has no meaning with --source global"),
-    ],
-)
-def test_refused_in_one_sentence(
-    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
-) -> None:
-    """Before anything is trained."""
-    monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained"))
-    with pytest.raises(ValueError) as e:
-        attack.main(call(storage, tmp_path / "out", command))
-    assert str(e.value).startswith(says) and "\n" not in str(e.value)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.slow
 def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_path: Path, data_root: Path) -> None:
     """465 epochs of 1,100 digits without protection, 46 for each of the 10 timesteps: by shadows a fifth of the members

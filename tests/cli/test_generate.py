@@ -93,30 +93,6 @@ def test_where_it_writes_and_what_it_says(
     assert f"--data.name {tmp_path / names[0]}" in out
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("nix", "there is no run nix in "),
-        ("pfdm --num 0", "num must be at least 1, got 0"),
-        ("pfdm --client 7", "there is no client 7: this trial has clients 0 to 1"),
-        ("pfdm --num 1000000000000000", "1,000,000,000,000,000 samples may take"),
-        ("localonly --source global", "LocalOnly has no model that its clients share"),
-        ("pfdm --source global --client 1", "--client has no meaning with --source global"),
-        ("pfdm --log-model --num 5", "--log-model makes no samples"),
-        ("pfdm --log-model", "there is no MLflow store "),
-    ],
-)
-def test_refused_in_one_sentence(
-    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    with pytest.raises(ValueError) as e:
-        generate.main([*command.split(), "--storage", str(storage.root)])
-    assert str(e.value).startswith(says) and "\n" not in str(e.value)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.slow
 def test_a_run_of_mlflow(
     copied, tiny, migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

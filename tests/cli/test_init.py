@@ -144,23 +144,6 @@ def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "DATA is missing"),
-        (["digit"], r"unknown data set 'digit'.*; did you mean digits\?"),
-        (["digits", "--method.clp", "3"], r"unknown field --method\.clp; did you mean method\.clip"),
-        (["digits", "--clients", "900"], r"client \d+ would get"),
-        (["adult.csv"], "adult.csv"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(tmp_path: Path, monkeypatch, arguments: list[str], says: str) -> None:
-    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    with pytest.raises(ValueError, match=says) as error:
-        init.main([*arguments, "--out", str(tmp_path / "out.toml")])
-    assert "\n" not in str(error.value) and not (tmp_path / "out.toml").exists()
-
-
 def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of 8 times the steps that were tried; four rounds of the server; two workers for the clients."""
     monkeypatch.undo()

@@ -148,30 +148,3 @@ def test_its_run_is_the_trial_s_child(shop, migrated: Path, monkeypatch: pytest.
 
 
 # --- refusals ---
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("nix", "there is no run nix in "),
-        ("pfdm", "PFDM has no shared model that a new client could make its own"),
-        ("fedavg", "there is no MLflow store "),
-        ("fedavg --epochs=-1", "--epochs must be numbers >= 0, got (-1,)"),
-        ("fedavg --lr 0", "--lr must be positive numbers, got (0.0,)"),
-        ("fedavg --lr nan", "--lr must be positive numbers, got (nan,)"),
-        ("fedavg --no-mlflow --records 0", "a new client must have at least 1 record, got 0"),
-        ("fedavg --no-mlflow --records 5000", "there are 1537 records of its classes that no client trained on"),
-        ("fedavg --no-mlflow --classes 2,12", "the run's data have no class '12'; they have 0, 1, 2, 3, 4, 5, 6, 7"),
-        ("fedavg --no-mlflow --data gone/away", "data set 'gone/away' has a /, so it is a path"),
-    ],
-)
-def test_refused_in_one_sentence(
-    shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/none.db")
-    kept = sorted(shop.sweeps.glob("*/newcomers/*"))
-    with pytest.raises(ValueError) as e:
-        personalize.main(call(shop, command))
-    assert str(e.value).startswith(says) and "\n" not in str(e.value)
-    assert not list(tmp_path.iterdir()) and sorted(shop.sweeps.glob("*/newcomers/*")) == kept

@@ -107,18 +107,3 @@ def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
 def test_the_default_folder_is_below_the_storage(tmp_path: Path) -> None:
     assert preview.main(["digits", "--runtime.storage", str(tmp_path)]) == 0
     assert (tmp_path / "previews" / "digits" / "norms.png").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["digit"], r"unknown data set 'digit'.*; did you mean digits\?"),
-        (["digits", "--data.colour", "sepia"], r"--data\.colour must be one of stored, grey, rgb, got 'sepia'"),
-        (["digits", "--data.public-from", "digits"], "of the 250 public pictures are also records of the private data"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(tmp_path: Path, monkeypatch, arguments: list[str], says: str) -> None:
-    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    with pytest.raises(ValueError, match=says) as error:
-        preview.main([*arguments, "--out", str(tmp_path / "out")])
-    assert "\n" not in str(error.value) and not (tmp_path / "out").exists()

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from raydiff.__main__ import main
 from raydiff.papers.pfdm import calibrate_command as calibrate
 
 ROOT = Path(__file__).parents[3]
@@ -50,26 +49,6 @@ def test_a_budget_that_only_some_accountants_can_keep(capsys: pytest.CaptureFixt
     assert int(found["exact"][0]) <= 1000
     calibrate.main(["--clip", "35", "--epsilon", "1", "--t0", "1000"])  # none can, but a given depth has its epsilons
     assert rows(capsys.readouterr().out)["given"] == ["1000", "157.41", "2.24", "1.91", "1.75"]
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--clip", "15", "--epsilon", "0"], "epsilon must be > 0, got 0.0"),
-        (["--clip", "15", "--delta", "1"], "delta must be in (0, 1), got 1.0"),
-        (["--clip", "-1"], "clip must be finite and > 0, got -1.0"),
-        (["--clip", "15", "--schedule", "quadratic"], "schedule must be one of linear"),
-        (["--clip", "15", "--steps", "0"], "timesteps must be at least 1, got 0"),
-        (["--clip", "15", "--t0", "0"], "t0 must be in 1..1000, got 0"),
-        (["--clip", "35", "--epsilon", "1"], "the smallest reachable with this schedule is 1.750"),
-    ],
-)
-def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["calibrate", *arguments])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2 and out == ""
-    assert message in err and err.count("\n") == 1
 
 
 @pytest.mark.slow

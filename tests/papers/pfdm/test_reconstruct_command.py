@@ -83,25 +83,6 @@ def test_without_public_records_the_global_model_attacks_alone(
         call(copied, "bare", tmp_path / "p", "--public-steps", "2")
 
 
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("fedavg --out o", "FedAvg sends no noised records: there is nothing to reconstruct"),
-        ("pfdm --out o --records 1", "--records must be at least 2, got 1"),
-        ("pfdm --out o --public-steps 0", "--public-steps must be at least 1"),
-        ("pfdm --out o --pretrained /gone", "--pretrained: /gone cannot be read"),
-    ],
-)
-def test_refused_in_one_sentence(
-    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError) as e:
-        reconstruct.main([*command.split(), "--storage", str(storage.root)])
-    assert str(e.value).startswith(says) and "\n" not in str(e.value)
-    assert not list(tmp_path.iterdir())
-
-
 def test_parameters_of_another_model_are_refused(storage, tmp_path: Path) -> None:
     write_tensors(tmp_path / "m.safetensors", {"a": torch.zeros(2)})
     with pytest.raises(ValueError, match="holds no parameters of this run's model"):
