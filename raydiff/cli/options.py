@@ -68,11 +68,15 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
         print(_help(cls, doc, start), flush=True)
         sys.exit(0)
     named, unnamed, rest = split(cls, argv)
+    known = [
+        *map(_label, _fields(cls)),
+        *(f"--{path}" for path in (overrides.flat(start) if start is not None else ())),
+    ]
     for token in rest:
         option = token.partition("=")[0]
         path = option[2:].replace("-", "_")
         if token.startswith("--") and (start is None or not ("." in path or overrides.has_path(start, path))):
-            raise ValueError(f"unknown option {option}{nearest(option, map(_label, _fields(cls)))}")
+            raise ValueError(f"unknown option {option}{nearest(option, known)}")
     return build(cls, named, unnamed), rest
 
 
@@ -136,7 +140,8 @@ def _label(f: dataclasses.Field[Any]) -> str:
 
 
 def _help(cls: type[Any], doc: str | None, start: Any) -> str:
-    hints, texts, entries = typing.get_type_hints(cls), fields.sentences(cls), []
+    hints, texts = typing.get_type_hints(cls), fields.sentences(cls)
+    entries = [fields.entry("--help", "Show this text.")]
     for f in sorted(_fields(cls), key=lambda f: "positional" not in f.metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
         literals = [o for o in overrides.alternatives(hints[f.name]) if typing.get_origin(o) is Literal]
