@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import select
 import signal
@@ -12,7 +11,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import NoReturn
 
-from raydiff import process
+from raydiff import __version__, process
 from raydiff.lookup import nearest
 
 COMMANDS = {
@@ -55,79 +54,74 @@ COMMANDS = {
         "ceilings": ("report.attack_ceilings", "attacks beside the most that the ledger allows"),
     },
 }
-"""What a command is about -> its name -> its module below `raydiff`, whose `main` takes the arguments, and a line."""
-READING = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs"}
-"""Commands that read sweeps, in a folder or in a bucket."""
+"""Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""
+READ_SWEEPS = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs"}
+"""Commands whose arguments may name sweeps in a bucket."""
 BUCKETS = ("s3://", "gs://", "file://")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command, and exit: bad input is one sentence on stderr and code 2."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
-    known = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+    modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
     if name in ("--help", "-h"):
         leave(_print_overview, arguments)
     if name == "--version":
-        leave(_print_version, arguments)
-    if name not in known:
-        hint = nearest(name, known) or "; `raydiff` alone lists them"
+        leave(lambda _: print(__version__), arguments)
+    if name not in modules:
+        hint = nearest(name, modules) or "; `raydiff` alone lists them"
         print(f"error: there is no command {name!r}{hint}", file=sys.stderr)
         sys.exit(2)
-    run = import_module(f"raydiff.{known[name]}").main
-    leave(functools.partial(_reading, run) if name in READING else run, arguments)
+    if name in READ_SWEEPS:
+        leave(lambda words: import_module(f"raydiff.{modules[name]}").main(_fetched(words)), arguments)
+    leave(import_module(f"raydiff.{modules[name]}").main, arguments)
 
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
-    """Run a command's `main` and exit with its code; what it writes is its user's alone."""
+    """Run a command's `main` and exit with its code; its files are readable by the user only."""
     from raydiff.tracking.mlflow_store import redacted
 
     process.begin()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # A scheduler's end is an interrupt: what ran says so.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # A scheduler's SIGTERM ends a command as Ctrl-C does.
     try:
         code = run(arguments) or 0
-        sys.stdout.flush()  # What is still to be written is written here, where it is known what to do if it cannot.
+        sys.stdout.flush()  # Here a broken pipe can still be handled.
         sys.exit(code)
     except KeyboardInterrupt:
-        print("interrupted before any trial began; the same command starts again", file=sys.stderr)
+        print("interrupted; the same command starts again, or continues", file=sys.stderr)
         sys.exit(130)
     except (ValueError, OSError) as e:
-        if isinstance(e, BrokenPipeError) and _nobody_reads():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the exit would try once more to write what is left.
-            sys.exit(141)  # as a shell says of a process that SIGPIPE has ended
+        if isinstance(e, BrokenPipeError) and _stdout_is_closed():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the exit flushes what is left and fails again.
+            sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
         print(f"error: {redacted(str(e))}", file=sys.stderr)
         sys.exit(2)
 
 
-def _reading(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> int | None:
-    """Run a command that reads sweeps: what an argument names in a bucket is fetched, and read in a folder."""
-    if not any("://" in argument for argument in arguments):
-        return run(arguments)
-    from raydiff.storage.artifact_sync import fetched
-
-    def here(argument: str) -> str:
+def _fetched(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with local copies of the sweeps that they name in a bucket."""
+    fetched = []
+    for argument in arguments:
         option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
-        return f"{option}{equals}{fetched(value)}" if value.startswith(BUCKETS) else argument
+        if value.startswith(BUCKETS):
+            from raydiff.storage import artifact_sync
 
-    return run([here(argument) for argument in arguments])
+            value = str(artifact_sync.fetched(value))
+        fetched.append(f"{option}{equals}{value}")
+    return fetched
 
 
-def _nobody_reads() -> bool:
-    """Whether standard output is a pipe whose reader, such as `head`, has seen enough."""
+def _stdout_is_closed() -> bool:
+    """Whether standard output is a pipe whose reader, such as `head`, has gone."""
     output = select.poll()
     output.register(1, 0)
     return bool(output.poll(0))
 
 
-def _print_version(arguments: Sequence[str]) -> None:
-    from raydiff import __version__
-
-    print(__version__)
-
-
 def _print_overview(arguments: Sequence[str]) -> None:
     lines = ["usage: raydiff COMMAND ...      raydiff COMMAND --help says more"]
-    for about, commands in COMMANDS.items():
-        lines += ["", f"{about}:", *(f"  {name:<14} {line}" for name, (_, line) in commands.items())]
+    for topic, commands in COMMANDS.items():
+        lines += ["", f"{topic}:", *(f"  {name:<14} {line}" for name, (_, line) in commands.items())]
     print("\n".join(lines))
 
 

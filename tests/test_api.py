@@ -159,22 +159,6 @@ def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
         cli_sweep.main([*given, "--resume", "--time-budget", "5"])
 
 
-@pytest.mark.parametrize(
-    ("path", "value", "says"),
-    [
-        ("method.epsilom", 3, "did you mean method.epsilon"),
-        ("clients", "two", "--clients must be"),
-        ("seed", 0.5, "--seed must be"),
-    ],
-)
-def test_an_axis_that_does_not_fit_is_said(
-    tiny: rd.Experiment, tmp_path: Path, path: str, value: object, says: str
-) -> None:
-    with pytest.raises(ValueError, match=says):
-        rd.sweep(local(tiny, tmp_path), grid={path: [value]}, track=False)
-    assert not list(tmp_path.glob("sweeps/*"))
-
-
 # --- the command ---
 
 

@@ -31,9 +31,10 @@ import os
 import platform
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -42,20 +43,28 @@ from analysis.bench.scale import scale
 from analysis.bench.sweep import sweep
 from analysis.bench.ways import Fields
 from raydiff.__main__ import leave
-from raydiff.cli.parser import Parser
+from raydiff.cli.options import parse, positional
 
 MEASURES = {"overhead": overhead, "scale": scale, "sweep": sweep}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    what: Literal["overhead", "scale", "sweep", "first-round"] = positional()
+    """What to measure."""
+    quick: bool = False
+    """A short run, to see that it works."""
+    plot: Path | None = None
+    """A file for a picture of the cases of overhead."""
+
+    def __post_init__(self) -> None:
+        if self.plot and self.what != "overhead":
+            raise ValueError(f"--plot draws overhead, and {self.what} has no picture")
+
+
 def main(argv: Sequence[str]) -> int:
     """Run a measurement."""
-    parser = Parser("bench", __doc__)
-    parser.add_argument("what", choices=(*MEASURES, "first-round"), help="what to measure")
-    parser.add_argument("--quick", action="store_true", help="a short run, to see that it works")
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="draw the cases of overhead")
-    given = parser.parse_args(argv)
-    if given.plot and given.what != "overhead":
-        raise ValueError(f"--plot draws overhead, and {given.what} has no picture")
+    given = parse(Options, argv, __doc__)
     os.environ.pop("RAY_ADDRESS", None)  # the plain processes run on this machine, so Ray does too
     torch.set_num_threads(1)
     if given.what == "first-round":

@@ -1,81 +1,74 @@
 """What the trials on a data set have spent of its budget, and what is left.
 
-raydiff budget                       every budget of the storage folder
-raydiff budget digits                that of a data set, a preset or an experiment file
-raydiff budget path/to/pictures --storage /mnt/shared/raydiff
+    raydiff budget                       every budget of the storage folder
+    raydiff budget digits                that of a data set, a preset or an experiment file
 
-A budget is begun by the first trial with `--budget 10` (raydiff sweep, raydiff run). "together" is what the trials so
-far count for in its privacy filter; what is guaranteed is the budget. The log is checked: what is damaged, cut or
-missing is named, and then nothing is charged any more.
+The first trial with `--budget 10` (raydiff sweep, raydiff run) begins a budget, which is what is guaranteed. The log is
+verified: with a record that is damaged, cut or missing nothing more is charged.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from raydiff.cli.parser import Parser
+from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.data import sources
-from raydiff.experiment import presets as names
-from raydiff.experiment import spending
-from raydiff.experiment import toml_file as file
-from raydiff.formats import rounding as bounds
-from raydiff.privacy import accountants, gaussian
-from raydiff.privacy import filters as privacy
+from raydiff.experiment import presets, spending, toml_file
+from raydiff.formats import rounding
+from raydiff.privacy import accountants, filters, gaussian
 from raydiff.privacy.filters import Budget, Order
-from raydiff.privacy.ledger import Guarantee
 from raydiff.privacy.release import Event
 from raydiff.storage.append_log import BudgetLog
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(StorageOptions):
+    data: str | None = positional(None)
+    """A data set, a preset or an experiment file (default: all)."""
+
+
 def main(argv: Sequence[str]) -> int:
     """Print each budget. Raises ValueError where there is none, or where its records are damaged."""
-    p = Parser("budget [DATA]", __doc__).with_storage()
-    p.add_argument("data", nargs="?", help="a data set, a preset or an experiment file (default: all)")
-    given = p.parse_args(argv)
-    books = spending.logs(given.storage)
-    if given.data is not None:
-        wanted = spending.called(sources.identity(_data(given.data)))
-        books = [book for book in books if book.folder.name == wanted]
-    if not books:
-        of = "" if given.data is None else f" of {given.data}"
-        raise ValueError(f"there is no budget{of} in {given.storage}: the first trial with --budget begins one")
-    for book in books:
-        print("\n".join(lines(book)))
+    options = parse(Options, argv, __doc__)
+    logs, of = spending.logs(options.storage), ""
+    if (name := options.data) is not None:
+        of = f" of {name}"
+        if name in presets.PRESETS or (name.endswith(toml_file.SUFFIX) and Path(name).exists()):
+            name = presets.study(name).experiment.data.name
+        wanted = spending.called(sources.identity(name))
+        logs = [log for log in logs if log.folder.name == wanted]
+    if not logs:
+        raise ValueError(f"there is no budget{of} in {options.storage}: the first trial with --budget begins one")
+    for log in logs:
+        print("\n".join(lines(log)))
     return 0
 
 
-def lines(book: BudgetLog) -> list[str]:
-    """What a book says: its budget, each trial with what it spends and what all up to it have, and what is left."""
-    header, *records = spending.verified(book)
+def lines(log: BudgetLog) -> list[str]:
+    """The budget, each trial with its own epsilon and that of all up to it, and what is left."""
+    header, *records = spending.verified(log)
     budget = Budget(**header["budget"])
-    said, charges = [f"{header['source']}: {budget}"], dict[str, tuple[Event, ...]]()
+    out, charges = [f"{header['source']}: {budget}"], dict[str, tuple[Event, ...]]()
     order, total = spending.order_of(records), budget.spent([])
     for record in records:
-        charges[record["key"]] = events = privacy.read(record["events"])
-        alone, total = budget.spent([events]), budget.spent(charges.values(), order)
+        charges[record["key"]] = events = filters.read(record["events"])
+        trial, total = budget.spent([events]), budget.spent(charges.values(), order)
+        epsilons = f"epsilon {rounding.up(trial.epsilon)}, together epsilon {rounding.up(total.epsilon)}"
         sent = "" if record["whole"] else ", as far as it was sent before there was a budget"
-        said.append(f"  {record['at']}  {record['trial']}: {_shown(alone)}, together {_shown(total)}{sent}")
+        out.append(f"  {record['at']}  {record['trial']}: {epsilons}{sent}")
     left = _left(budget, [events for events in charges.values() if events], order)
-    return [*said, f"spent: {_shown(total)} of {budget.epsilon:g}, by {len(charges)} trials; {left}"]
+    spent = f"epsilon {rounding.up(total.epsilon)} of {budget.epsilon:g}, by {len(charges)} trials"
+    return [*out, f"spent: {spent}; {left}"]
 
 
 def _left(budget: Budget, charges: Sequence[tuple[Event, ...]], order: Order) -> str:
-    """What one more trial may spend: under Gaussian DP the squares of mu add up; of Renyi divergences no epsilon says
-    it."""
+    """What one more trial may spend: under Gaussian DP the squares of mu add up; for Renyi divergences it depends."""
     if order not in (None, "first"):
         return f"what is left depends on the noise that would come next (Renyi order {order:g})"
-    room = accountants.mu_for(budget.epsilon, budget.delta) ** 2 - sum(privacy.cost(events, None) for events in charges)
-    left = gaussian.epsilon_for(math.sqrt(max(0.0, room)), budget.delta)
-    return f"left: one more trial at epsilon {bounds.down(left)}, or several that are less together"
-
-
-def _shown(guarantee: Guarantee) -> str:
-    return f"epsilon {bounds.up(guarantee.epsilon)}"
-
-
-def _data(name: str) -> str:
-    """The name of the data set that is meant."""
-    known = name in names.PRESETS or (name.endswith(file.SUFFIX) and Path(name).exists())
-    return names.study(name).experiment.data.name if known else name
+    used = sum(filters.cost(events, None) for events in charges)
+    mu = math.sqrt(max(0.0, accountants.mu_for(budget.epsilon, budget.delta) ** 2 - used))
+    left = rounding.down(gaussian.epsilon_for(mu, budget.delta))
+    return f"left: one more trial at epsilon {left}, or several that are less together"

@@ -1,45 +1,43 @@
 """What a trial has written: a line per round, and how it ended.
 
-raydiff logs TRIAL                as far as it has got
-raydiff logs TRIAL --follow       and go on until it ends
+    raydiff logs TRIAL                as far as it has got
+    raydiff logs TRIAL --follow       and go on until it ends
 
-TRIAL is a digest (its first digits will do), SWEEP/DIGEST, a folder, an MLflow run, or a sweep of one trial. Where a
-trial failed, its traceback follows. A trial's processes print nothing themselves; what Ray says of them is in
-`ray job logs`, and on each node in Ray's own logs.
+Where a trial failed, its traceback follows. What Ray writes about its processes is in `ray job logs`.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydiff.cli.parser import Parser
+from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.formats.json_files import read_lines, read_outcome
 from raydiff.runtime import sweep_folder
 
 PERIOD_S = 1.0  # between looks at the files
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(StorageOptions):
+    trial: str = positional()
+    """A digest (its first digits suffice), SWEEP/DIGEST, a folder, an MLflow run, or a sweep of one trial."""
+    follow: bool = False
+    """Wait until the trial has an outcome."""
+    clients: bool = False
+    """Show the numbers of each client too."""
+
+
 def main(argv: Sequence[str]) -> int:
-    """Find the trial, print, and with --follow wait for more."""
-    options = _options().parse_args(argv)
+    """Find the trial and print its log."""
+    options = parse(Options, argv, __doc__)
     folder = sweep_folder.trial_folder(options.trial, options.storage)
-    try:
-        for line in lines(folder, follow=options.follow, clients=options.clients):
-            print(line, flush=True)
-    except KeyboardInterrupt:
-        return 130
+    for line in lines(folder, follow=options.follow, clients=options.clients):
+        print(line, flush=True)
     return 0
-
-
-def _options() -> Parser:
-    p = Parser("logs", __doc__).with_storage()
-    p.add_argument("trial", help="which trial")
-    p.add_argument("--follow", "-f", action="store_true", help="go on until the trial has an outcome")
-    p.add_argument("--clients", action="store_true", help="with the numbers of each client")
-    return p
 
 
 def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Iterator[str]:
@@ -47,35 +45,29 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
     yield f"{folder.parents[1].name}/{folder.name}"
     shown: set[int] = set()
     while True:
-        outcome = read_outcome(folder)  # before the rounds: those of a trial that has ended are all there
+        outcome = read_outcome(folder)  # Before the rounds, which are complete once there is an outcome.
         rounds = read_lines(folder / "metrics.jsonl")
         rejected = {line["step"]: line for line in read_lines(folder / "rejected.jsonl")}  # written before its round
-        for line in rounds:
-            if line["step"] not in shown:
-                shown.add(line["step"])
-                yield _round(line, clients=clients)
-                why = rejected.get(line["step"], {})
-                yield from (f"  rejected {who}: {why[who]}" for who in why if who not in ("step", "time"))
+        for line in (line for line in rounds if line["step"] not in shown):
+            shown.add(line["step"])
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["time"]))
+            metrics = {k: v for k, v in line.items() if k not in ("step", "time") and not isinstance(v, dict)}
+            yield f"{at} round {line['step'] + 1}: {', '.join(_numbers(metrics, clients))}"
+            reasons = rejected.get(line["step"], {})
+            yield from (f"  rejected {who}: {reasons[who]}" for who in reasons if who not in ("step", "time"))
         if outcome is not None or not follow:
             break
         time.sleep(PERIOD_S)
     if outcome is None:
-        yield "no outcome yet: it is running, or was cut short and waits for --resume"
+        yield "no outcome yet: it is running, or was interrupted and waits for --resume"
         return
     yield f"{outcome['outcome']}" + (f": {outcome['reason']}" if outcome.get("reason") else "")
     if "says" in outcome:
         yield outcome["says"]
-    yield from (f"  {k} {v:.4g}" for k, v in sorted(outcome.get("final", {}).items()) if clients or not _of_client(k))
+    yield from (f"  {number}" for number in _numbers(dict(sorted(outcome.get("final", {}).items())), clients))
     if outcome["outcome"] == "failed" and (folder / "error.txt").exists():
         yield (folder / "error.txt").read_text().rstrip()
 
 
-def _round(line: Mapping[str, Any], *, clients: bool) -> str:
-    at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["time"]))
-    numbers = {k: v for k, v in line.items() if k not in ("step", "time") and not isinstance(v, dict)}
-    metrics = {k: v for k, v in numbers.items() if clients or not _of_client(k)}
-    return f"{at} round {line['step'] + 1}: " + ", ".join(f"{k} {v:.4g}" for k, v in metrics.items())
-
-
-def _of_client(name: str) -> bool:
-    return name.startswith("client/")
+def _numbers(metrics: Mapping[str, Any], clients: bool) -> list[str]:
+    return [f"{k} {v:.4g}" for k, v in metrics.items() if clients or not k.startswith("client/")]

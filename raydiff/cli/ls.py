@@ -1,40 +1,47 @@
-"""The sweeps and runs of a storage folder: how far each is, how much it takes, when it last changed.
+"""The sweeps and runs of a storage folder: how far each is, its size, when it last changed.
 
 raydiff ls                          newest last
-raydiff ls NAME                     its trials: how each ended, what it takes, what it guarantees
+raydiff ls NAME                     its trials: how each ended, its size, what it guarantees
 raydiff ls --storage /mnt/shared/raydiff
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from time import localtime, strftime
 
-from raydiff.cli.parser import Parser
+from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.experiment import config
+from raydiff.experiment.study import varying
 from raydiff.formats.json_files import outcomes, read_json, read_outcome
 from raydiff.formats.tables import aligned, size
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(StorageOptions):
+    name: str | None = positional(None)
+    """A sweep or run, to list its trials."""
+
+
 def main(argv: Sequence[str]) -> int:
-    """Look, and print a line for each."""
-    p = Parser("ls [NAME]", __doc__).with_storage()
-    p.add_argument("name", nargs="?", default=None, help="of a sweep or run, to list its trials")
-    given = p.parse_args(argv)
-    if given.name is not None:
-        rows = trials(of_name(given.storage, given.name))
+    """Print a line for each sweep, or for each trial of one."""
+    options = parse(Options, argv, __doc__)
+    if options.name is not None:
+        rows = trials(sweep_named(options.storage, options.name))
     else:
-        sweeps = sorted((path.parent for path in given.storage.glob("sweeps/*/sweep.json")), key=changed)
+        sweeps = sorted((path.parent for path in options.storage.glob("sweeps/*/sweep.json")), key=changed)
         if not sweeps:
-            raise ValueError(f"there are no sweeps in {given.storage}")
+            raise ValueError(f"there are no sweeps in {options.storage}")
         rows = [(strftime("%Y-%m-%d %H:%M", localtime(changed(s))), s.name, state(s), taken(s)) for s in sweeps]
     print(*aligned(rows), sep="\n")
     return 0
 
 
-def of_name(storage: Path, name: str) -> Path:
-    """The folder of the sweep that is called so. Raises ValueError where there is none."""
+def sweep_named(storage: Path, name: str) -> Path:
+    """The folder of the sweep of this name. Raises ValueError where there is none."""
     folder = storage / "sweeps" / name
     if folder.parent != storage / "sweeps" or not (folder / "sweep.json").exists():
         raise ValueError(f"there is no sweep {name} in {storage}: raydiff ls lists them")
@@ -42,19 +49,15 @@ def of_name(storage: Path, name: str) -> Path:
 
 
 def trials(sweep: Path) -> list[tuple[str, ...]]:
-    """(digest, name, outcome, what its files take, its guarantee) of each trial that has begun. Raises ValueError where
-    none has."""
-    from raydiff.experiment import config  # These take seconds, which the list of sweeps does without.
-    from raydiff.experiment.study import varying
-
+    """(digest, name, outcome, size, guarantee) of each trial that has begun. Raises ValueError where none has."""
     folders = sorted(path.parent for path in sweep.glob("trials/*/config.json"))
     if not folders:
         raise ValueError(f"no trial of {sweep.name} has begun")
     experiments = [config.read(folder / "config.json") for folder in folders]
     named, rows = varying(experiments), list[tuple[str, ...]]()
     for folder, experiment in zip(folders, experiments, strict=True):
-        ended = read_outcome(folder) or {"outcome": "not ended"}
-        rows.append((folder.name, named(experiment), ended["outcome"], taken(folder), ended.get("says", "")))
+        outcome = read_outcome(folder) or {"outcome": "not ended"}
+        rows.append((folder.name, named(experiment), outcome["outcome"], taken(folder), outcome.get("says", "")))
     return rows
 
 
@@ -62,19 +65,15 @@ def state(sweep: Path) -> str:
     """`24 finished, 1 failed of 30`."""
     planned = len(read_json(sweep / "sweep.json", needs="trials")["trials"])
     ended = Counter(str(outcome["outcome"]) for _, outcome in outcomes(sweep))
-    said = ", ".join(f"{n} {outcome}" for outcome, n in sorted(ended.items())) or "nothing ended"
-    return f"{said} of {max(planned, ended.total())}"
+    counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(ended.items())) or "nothing ended"
+    return f"{counts} of {max(planned, ended.total())}"
 
 
 def taken(folder: Path) -> str:
-    """What its files take."""
-    return size(sum(path.stat().st_size for path in _files(folder)))
+    """The size of its files."""
+    return size(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
 
 
 def changed(sweep: Path) -> float:
     """When a file of it was written last, in seconds since 1970."""
-    return max(path.stat().st_mtime for path in _files(sweep))
-
-
-def _files(sweep: Path) -> Iterator[Path]:
-    return (path for path in sweep.rglob("*") if path.is_file())
+    return max(path.stat().st_mtime for path in sweep.rglob("*") if path.is_file())

@@ -4,9 +4,8 @@
     raydiff preview path/to/folder --data.size 32          # a data set, by its name or path
     raydiff preview mnist-cpu --clients 4 --partition dirichlet
 
-Overrides are those of raydiff run. Pictures and norms are of the public split alone; labels are public by declaration.
-For FedDistr on superclasses also: latents of the test split, which no client holds, and whether clusters of them find
-the hidden classes.
+Overrides are those of raydiff run. Pictures and norms are of the public split only; labels are public by declaration.
+Some methods add a picture: for FedDistr on superclasses, latents of the test split, which no client holds.
 """
 
 from __future__ import annotations
@@ -14,86 +13,82 @@ from __future__ import annotations
 import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.cli import arguments as command
-from raydiff.cli.parser import Parser
+from raydiff.cli import arguments
+from raydiff.cli.options import parse_known
 from raydiff.data import datasets, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
 from raydiff.evaluation import figures
-from raydiff.experiment import overrides as settings
-from raydiff.experiment import presets, suggested, trial
+from raydiff.experiment import overrides, suggested, trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.presets import PRESETS
 from raydiff.formats.tables import aligned
 from raydiff.lookup import Table
-from raydiff.storage import staging as away
+from raydiff.storage import staging
 
 MOST_ROWS = 24
-"""A table with more rows or columns than this is left to the picture."""
+"""A table with more rows or columns is not printed."""
+MORE_PICTURES: Table[Callable[[Any, Dataset, Path], str]] = Table(
+    {"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"}
+)
+"""Method -> function that draws one more picture of the data and gives its description."""
 
-BESIDE: Table[Callable[[Any, Dataset, Path], str]] = Table({"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"})
-"""Method -> what draws one more picture of the data, and says what is on it."""
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    out: Path | None = None
+    """Folder for the pictures (default: <storage>/previews/NAME)."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Load, measure, draw, say where the files are."""
-    subject, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else ("digits", argv)
-    parser = _options()
-    options, overrides = parser.parse_known_args(command.shorthand(rest))
-    start = _start(subject)
-    if options.help:
-        print(command.help_text(__doc__, parser.format_help(), start))
-        return 0
-    values = settings.parse_overrides(start, overrides)
-    experiment: Experiment = settings.override(start, values)
-    if subject not in presets.PRESETS and not any(f"data.{split}" in values for split in SPLITS):
-        sizes = suggested.splits(experiment.data)
-        experiment = settings.override(experiment, {f"data.{split}": n for split, n in sizes.items()})
-    clips = hasattr(experiment.method, "center")  # clips records
-    known = clips and (subject in presets.PRESETS or "method.clip" in values)  # a data set's own is yet to be chosen
-    clip = getattr(experiment.method, "clip", None) if known else None
+    """Load the data, print its tables, draw its pictures."""
+    name, rest = arguments.first(argv, "digits")
+    start: Experiment = PRESETS[name if name in PRESETS else "digits"]().experiment
+    if name not in PRESETS:
+        start = dataclasses.replace(start, data=Data(name=name))
+    options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, start)
+    given = overrides.parse_overrides(start, fields)
+    experiment: Experiment = overrides.override(start, given)
+    if name not in PRESETS and not any(f"data.{split}" in given for split in SPLITS):
+        experiment = dataclasses.replace(
+            experiment, data=overrides.override(experiment.data, suggested.splits(experiment.data))
+        )
+    method = experiment.method
+    clips = hasattr(method, "center") and (name in PRESETS or "method.clip" in given)  # Else it is yet to be chosen.
+    clip, center = getattr(method, "clip", None) if clips else None, bool(getattr(method, "center", False))
     dataset = datasets.load(experiment.data)
     if dataset.mapping is not None:
         raise ValueError(f"data set {dataset.name!r} is a table: a preview shows pictures")
-    counts = _counts(experiment, dataset)
-    public, center = dataset.splits["public"], bool(getattr(experiment.method, "center", False))
-    measured = overview.norms(public, center=center) if len(public) else None
-    folder = options.out or away.root(experiment.runtime.storage) / "previews" / Path(subject).absolute().name
-    print(_source(dataset), _labels(dataset), _norms(measured, clip), _clients(dataset, counts), sep="\n\n")
-    files = _draw(dataset, counts, measured, clip=clip, folder=folder)
-    if (draw := BESIDE.get(type(experiment.method).__name__)) and dataset.splits["test"].base is not None:
-        print(f"\n{draw(experiment.method, dataset, folder / 'latents.png')}")
-        files.append("latents.png")
-    print(f"\nfiles in {folder}: {', '.join(files) or 'none'}")
-    print(_next(subject, overrides, experiment))
+    public, counts = dataset.splits["public"], _counts(experiment, dataset)
+    norms = overview.norms(public, center=center) if len(public) else None
+    print(_source(dataset), _labels(dataset), _norms(norms, clip), _clients(dataset, counts), sep="\n\n")
+    folder = options.out or staging.root(experiment.runtime.storage) / "previews" / Path(name).absolute().name
+    folder.mkdir(parents=True, exist_ok=True)
+    if norms is not None:
+        overview.draw_pictures(public, dataset.label_names[0], folder / "pictures.png")
+        overview.draw_norms(norms, folder / "norms.png", clip=clip)
+    if counts is not None:
+        figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
+    if (draw := MORE_PICTURES.get(type(method).__name__)) and dataset.splits["test"].base is not None:
+        print(f"\n{draw(method, dataset, folder / 'latents.png')}")
+    print(f"\npictures in {folder}\n{_next(name, fields, experiment)}")
     return 0
 
 
-def _options() -> Parser:
-    p = Parser("preview [PRESET or DATA SET]", __doc__, fields=True)
-    p.add_argument("--out", type=Path, default=None, help="folder for the pictures (default: <storage>/previews/NAME)")
-    return p
-
-
-def _start(subject: str) -> Experiment:
-    """A preset's experiment, or that of digits with another data set."""
-    if subject in presets.PRESETS:
-        return presets.PRESETS[subject]().experiment
-    return dataclasses.replace(presets.PRESETS["digits"]().experiment, data=Data(name=subject))
-
-
 def _counts(experiment: Experiment, dataset: Dataset) -> Tensor | None:
-    """(clients, classes): how the training records are dealt; None where they cannot be."""
-    rng = seeding.generator(experiment.seed, "partition")
-    train = dataset.splits["train"]
+    """(clients, classes): training records of each client; None where the partition fails, for which `_next` has the
+    reason."""
+    rng, train = seeding.generator(experiment.seed, "partition"), dataset.splits["train"]
     try:
         parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
-    except ValueError:  # `_train` says why
+    except ValueError:
         return None
     return partition.counts(train, parts, len(dataset.base_names))
 
@@ -107,69 +102,46 @@ def _source(dataset: Dataset) -> str:
 def _labels(dataset: Dataset) -> str:
     """For each label column a table: records of each value in each split."""
     blocks = []
-    for k, (column, named) in enumerate(zip(dataset.label_columns, dataset.label_names, strict=True)):
-        of = [dataset.splits[split].labels[:, k].bincount(minlength=len(named)).tolist() for split in SPLITS]
-        role = "the class" if k == 0 else "a condition"
-        head = f"label column {column} ({role}): {len(named)} values"
-        if len(named) > MOST_ROWS:
-            blocks.append(f"{head}, {min(of[0])} to {max(of[0])} training records each")
-            continue
-        rows = [[name, *map(str, counts)] for name, counts in zip(named, zip(*of, strict=True), strict=True)]
-        blocks.append("\n".join([head, *_table([["", *SPLITS], *rows])]))
+    for k, (column, names) in enumerate(zip(dataset.label_columns, dataset.label_names, strict=True)):
+        counts = [dataset.splits[split].labels[:, k].bincount(minlength=len(names)).tolist() for split in SPLITS]
+        rows = [[name, *map(str, row)] for name, row in zip(names, zip(*counts, strict=True), strict=True)]
+        role = "a condition" if k else "the class"
+        blocks.append(_table(f"label column {column} ({role}): {len(names)} values", ["", *SPLITS], rows))
     return "\n".join(blocks)
 
 
-def _norms(measured: overview.Norms | None, clip: float | None) -> str:
-    if measured is None:
-        return "norms: none, for there is no public split (data.public is 0) and private records have none to give"
-    head = ["", *("min", "5 %", "25 %", "median", "75 %", "95 %", "max")]
-    rows = [
-        [label, *(f"{v:.2f}" for v in overview.quantiles(values))]
-        for label, values in (("as they are", measured.plain), ("less the public mean", measured.centred))
-    ]
-    title = f"L2 norms of the {len(measured.plain)} public pictures, flattened, on [-1, 1]; of private ones, nothing"
-    suggested = f"suggested clip: {measured.suggested_clip:.2f}, the public median"
-    suggested += "" if measured.center else f"; {measured.centred.quantile(0.5):.2f} with --method.center true"
-    judged = [] if clip is None else [f"clip {clip:g} clips {measured.clipped(clip):.1%} of the public pictures"]
-    return "\n".join([title, *_table([head, *rows]), suggested, *judged])
+def _norms(norms: overview.Norms | None, clip: float | None) -> str:
+    if norms is None:
+        return "norms: none, since there is no public split (data.public is 0), and private records have none to give"
+    title = f"L2 norms of the {len(norms.plain)} public pictures, flattened, on [-1, 1]; of private ones, nothing"
+    series = (("as they are", norms.plain), ("less the public mean", norms.centred))
+    rows = [[name, *(f"{v:.2f}" for v in overview.quantiles(values))] for name, values in series]
+    lines = [_table(title, ["", "min", "5 %", "25 %", "median", "75 %", "95 %", "max"], rows)]
+    centered = "" if norms.center else f"; {norms.centred.quantile(0.5):.2f} with --method.center true"
+    lines.append(f"suggested clip: {norms.suggested_clip:.2f}, the public median{centered}")
+    if clip is not None:
+        lines.append(f"clip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
+    return "\n".join(lines)
 
 
 def _clients(dataset: Dataset, counts: Tensor | None) -> str:
     if counts is None:
         return "partition: none, see below"
     title = f"partition: training records of {len(counts)} clients by class (seed and partition as in the trial)"
-    if max(counts.shape) > MOST_ROWS:
-        return f"{title}: see partition.png; {int(counts.sum(1).min())} to {int(counts.sum(1).max())} records a client"
     rows = [[f"client {m}", *map(str, row), str(sum(row))] for m, row in enumerate(counts.tolist())]
-    return "\n".join([title, *_table([["", *dataset.base_names, "all"], *rows])])
+    return _table(title, ["", *dataset.base_names, "all"], rows)
 
 
-def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    return [f"  {line}" for line in aligned(rows, words=1)]
+def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    if max(len(header), len(rows)) > MOST_ROWS:
+        return f"{title}: too large to print"
+    return "\n".join([title, *(f"  {line}" for line in aligned([header, *rows], words=1))])
 
 
-def _draw(
-    dataset: Dataset, counts: Tensor | None, measured: overview.Norms | None, *, clip: float | None, folder: Path
-) -> list[str]:
-    """Write the pictures; their file names."""
-    folder.mkdir(parents=True, exist_ok=True)
-    files = []
-    if measured is not None:
-        overview.draw_pictures(dataset.splits["public"], dataset.label_names[0], folder / "pictures.png")
-        overview.draw_norms(measured, folder / "norms.png", clip=clip)
-        files += ["pictures.png", "norms.png"]
-    if counts is not None:
-        figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
-        files.append("partition.png")
-    return files
-
-
-def _next(subject: str, given: Sequence[str], experiment: Experiment) -> str:
-    """The command that goes on from here, or why a trial would be refused."""
+def _next(name: str, fields: Sequence[str], experiment: Experiment) -> str:
+    """The next command, or why a trial would be refused."""
     try:
         trial.resolve(experiment)
     except ValueError as e:
         return f"raydiff run would refuse it: {e}"
-    if subject in presets.PRESETS:
-        return f"train on it: raydiff run {shlex.join([subject, *given])}"
-    return f"train on it: raydiff init {shlex.join([subject, *given])}"
+    return f"train on it: raydiff {'run' if name in PRESETS else 'init'} {shlex.join([name, *fields])}"

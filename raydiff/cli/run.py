@@ -9,57 +9,47 @@ raydiff run --config ~/raydiff/sweeps/NAME/trials/DIGEST/config.json    a trial 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from raydiff.cli import arguments
-from raydiff.cli.parser import Parser
+from raydiff.cli.options import parse_known
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
 from raydiff.formats import metric_names
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(arguments.ExperimentOptions):
+    config: Path | None = None
+    """Start from a trial's config.json in place of a preset."""
+
+
 def main(argv: Sequence[str]) -> int:
-    """Resolve, run, say what came out."""
+    """Resolve and run the trial, and print its final metrics."""
     preset, study, rest = arguments.preset(argv)
-    parser = _options()
-    options, fields = parser.parse_known_args(arguments.shorthand(rest))
-    if options.help:
-        print(arguments.help_text(__doc__, parser.format_help(), study.experiment))
-        return 0
-    if options.resume and not options.name:
-        raise ValueError("--resume continues the run of a name: give its --name")
+    options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, study.experiment)
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import Asked, plan
 
-    start: Experiment = study.experiment
-    if options.config is not None:
-        start = config.read(options.config, edited=True)
-    given = arguments.overrides(start, fields)
+    start: Experiment = study.experiment if options.config is None else config.read(options.config, edited=True)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
-    asked = Asked(given=given, samplers=True, experiment=options.experiment)
+    asked = Asked(given=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
     planned = plan(preset, Study(experiment=start), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
     if ended.interrupted:
         print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
-    _show(outcome)
+    _print(outcome)
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
     print(f"all numbers and samples as a page: raydiff report {ended.folder}\nopen the run {ended.opened_by}")
     return 0 if outcome.get("outcome") == "finished" else 130 if ended.interrupted else 1
 
 
-def _options() -> Parser:
-    p = Parser("run [PRESET]", __doc__, fields=True)
-    p.add_argument("--config", type=Path, default=None, help="start from a trial's config.json in place of a preset")
-    p.add_argument("--name", default=None, help="name of the run (default: preset and time)")
-    p.add_argument("--experiment", default=None, help=arguments.EXPERIMENT)
-    p.add_argument("--resume", action="store_true", help="continue the run of this name if it exists")
-    return p
-
-
-def _show(outcome: dict[str, object]) -> None:
+def _print(outcome: dict[str, Any]) -> None:
     if "final" not in outcome:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return

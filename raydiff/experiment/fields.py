@@ -1,4 +1,4 @@
-"""What every field of an experiment means: the sentences that stand beneath the fields in the code."""
+"""Help texts of dataclass fields: the docstrings beneath them in the source."""
 
 from __future__ import annotations
 
@@ -25,60 +25,52 @@ COMMON = (
     "runtime.workers",
     "runtime.storage",
 )
-"""The fields that people set most, as far as an experiment has them."""
+"""The fields that are set most often, shown first."""
 WIDTH = 118
 
 
 def sentences(cls: type[Any]) -> dict[str, str]:
-    """Field -> the first sentence of what stands beneath it, in the class or in one that it inherits from."""
-    found: dict[str, str] = {}
+    """Field -> the first sentence of its docstring, in the class or in a base."""
+    texts: dict[str, str] = {}
     for owner in reversed(inspect.getmro(cls)):
         if not dataclasses.is_dataclass(owner):
             continue
         body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
         assert isinstance(body, ast.ClassDef)
         for node, below in zip(body.body, body.body[1:], strict=False):
-            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and _is_text(below):
-                found[node.target.id] = _first_sentence(below.value.value)  # type: ignore[attr-defined]
-    return found
+            match node, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    head, stop, _ = " ".join(text.split()).partition(". ")
+                    texts[name] = head + stop.rstrip()
+    return texts
 
 
 def described(obj: Any) -> str:
-    """Every field with its value and its sentence, the common ones first, then part by part."""
-    known = list(_walk(obj))
-    common = [entry for path in COMMON for entry in known if entry[0] == path]
-    groups = {"common": common}
-    for entry in known:
-        if entry not in common:
-            groups.setdefault(entry[0].rpartition(".")[0] or "experiment", []).append(entry)
-    return "\n\n".join(f"{name}:\n" + "\n".join(map(_lines, entries)) for name, entries in groups.items())
+    """Every field with its value and its meaning, the common ones first, then tree by tree."""
+    entries = list(_walk(obj))
+    groups = {"common": [found for path in COMMON for found in entries if found[0] == path]}
+    for found in entries:
+        if found not in groups["common"]:
+            groups.setdefault(found[0].rpartition(".")[0] or "experiment", []).append(found)
+    return "\n\n".join(
+        "\n".join([f"{group}:", *(entry(f"--{path} {value}", text) for path, value, text in members)])
+        for group, members in groups.items()
+    )
+
+
+def entry(head: str, text: str) -> str:
+    """An option as it is typed, and beneath it what it means."""
+    below = textwrap.fill(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  {head}" + (f"\n{below}" if text else "")
 
 
 def _walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(path, value, sentence) of every field, whole before its parts."""
-    says = sentences(type(obj))
+    """(path, value, meaning) of every field, a tree before its parts."""
+    texts = sentences(type(obj))
     for f in dataclasses.fields(obj):
         path, value = prefix + f.name, getattr(obj, f.name)
         if f.name == "noise_secret" or not f.init:
             continue
-        if dataclasses.is_dataclass(value):
-            yield path, type(value).__name__.lower(), says.get(f.name, "")
-            yield from _walk(value, path + ".")
-        else:
-            yield path, short(value), says.get(f.name, "")
-
-
-def _lines(entry: tuple[str, str, str]) -> str:
-    path, value, says = entry
-    head = f"  --{path} {value}"
-    return head + (f"\n{textwrap.fill(says, WIDTH, initial_indent=' ' * 6, subsequent_indent=' ' * 6)}" if says else "")
-
-
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-
-
-def _first_sentence(text: str) -> str:
-    whole = " ".join(text.split())
-    head, stop, _ = whole.partition(". ")
-    return head + "." if stop else whole
+        is_tree = dataclasses.is_dataclass(value)
+        yield path, type(value).__name__.lower() if is_tree else short(value), texts.get(f.name, "")
+        yield from _walk(value, f"{path}.") if is_tree else ()

@@ -19,24 +19,20 @@ Fields are those of the command line, and so are their values; paths in it are r
 from __future__ import annotations
 
 import dataclasses
-import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from raydiff.experiment import overrides
-from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
 from raydiff.lookup import nearest
 
 SUFFIX = ".toml"
-AXES = "[grid] "
 
 
 def read(path: Path, presets: Mapping[str, Callable[[], Study]]) -> Study:
-    """The preset's study with the file's experiment and axes. Raises ValueError that names the file, and the line where
-    there is one."""
+    """The preset's study with the file's experiment and axes. Raises ValueError naming the file and the field."""
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as e:
@@ -44,16 +40,12 @@ def read(path: Path, presets: Mapping[str, Callable[[], Study]]) -> Study:
     return parse(text, str(path), presets)
 
 
-def parse(text: str, called: str, presets: Mapping[str, Callable[[], Study]]) -> Study:
-    """`read` of a file with this text that is called so."""
+def parse(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> Study:
+    """`read`, from the text of a file of this name."""
     try:
         return _study(tomllib.loads(text), presets)
-    except tomllib.TOMLDecodeError as e:
-        raise ValueError(f"{called}: {e}") from None
     except ValueError as e:
-        within = "grid." if str(e).startswith(AXES) else ""
-        at = next((n for name in re.findall(r"--([\w.]+)", str(e)) if (n := _line(text, within + name))), None)
-        raise ValueError(f"{called}{f', line {at}' if at else ''}: {e}") from None
+        raise ValueError(f"{file}: {e}") from None
 
 
 def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> Study:
@@ -66,35 +58,17 @@ def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> 
     if axes is None:
         grid = {k: v for k, v in study.grid.items() if k not in values and overrides.has_path(experiment, k)}
     else:
-        grid = {path: _axis(experiment, path, words) for path, words in _leaves(axes)}
+        grid = {
+            path: tuple(overrides.convert(experiment, path, word) for word in words) for path, words in _leaves(axes)
+        }
     return dataclasses.replace(study, experiment=experiment, grid=grid)
 
 
-def _axis(experiment: Experiment, path: str, words: list[str]) -> tuple[Any, ...]:
-    try:
-        return tuple(overrides.convert(experiment, path, word) for word in words)
-    except ValueError as e:
-        raise ValueError(f"{AXES}{e}") from None
-
-
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:
-    """(path, words as on a command line); a table's `kind` is the value of the field that the table is of."""
+    """(path, words as on a command line); a table's `kind` is the value of the field that holds the table."""
     for key, value in table.items():
         if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             path = prefix[:-1] if prefix and key == "kind" else prefix + key
             yield path, [str(v) for v in value] if isinstance(value, list) else [str(value)]
-
-
-def _line(text: str, path: str) -> int | None:
-    """The line that sets this path, where there is one."""
-    table = ""
-    for number, line in enumerate(text.splitlines(), 1):
-        if header := re.match(r"\s*\[([\w.]+)\]", line):
-            table = f"{header[1]}."
-        elif key := re.match(r"\s*([\w.]+)\s*=", line):
-            here = table + key[1]
-            if path in (here, here.removesuffix(".kind")):
-                return number
-    return None

@@ -1,29 +1,30 @@
-"""`raydiff account`: what was spent elsewhere, against formulas and mechanisms that are written out here."""
+"""`raydiff account`: mechanisms that ran elsewhere, against formulas and mechanisms written out here."""
 
 from __future__ import annotations
 
-import json
 import math
-import operator
-import re
-from pathlib import Path
-from typing import Any
+from typing import get_args
 
 import numpy as np
 import pytest
 from opacus.accountants import RDPAccountant
 from scipy import integrate, optimize, stats
 
-from raydiff.__main__ import main
 from raydiff.cli import account
+from raydiff.cli.options import parse
+from raydiff.privacy import accountants
+from raydiff.privacy.ledger import Exposed, Guarantee
+from raydiff.privacy.release import Relation
 
-FLOWER = ["--flower-epsilon", "10", "--clipping-norm", "1", "--sensitivity", "1"]
+LOCAL_CLIENT = "--unit client --trust local"
 
 
-def told(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, dict[str, Any]]:
-    """What --json says of each relation."""
-    assert account.main([*arguments, "--json"]) == 0
-    return {found["relation"]: found for found in json.loads(capsys.readouterr().out)["found"]}
+def seen(arguments: str) -> Exposed:
+    return account.exposed(parse(account.Options, arguments.split(), None).event)
+
+
+def guarantee(arguments: str) -> Guarantee:
+    return accountants.tightest(lambda name: seen(arguments).guarantee(1e-5, name))
 
 
 def epsilon_by_quadrature(mu: float, delta: float) -> float:
@@ -38,35 +39,21 @@ def epsilon_by_quadrature(mu: float, delta: float) -> float:
 
 
 @pytest.mark.parametrize(("rounds", "epsilon"), [(1, 10.4), (10, 48.4), (50, 167.9)])
+@pytest.mark.parametrize(("relation", "moved"), [("zero_out", 1), ("replace_one", 2)])
 def test_flowers_local_noise_is_calibrated_for_one_round(
-    capsys: pytest.CaptureFixture[str], rounds: int, epsilon: float
+    rounds: int, epsilon: float, relation: str, moved: int
 ) -> None:
-    """LocalDpMod: sensitivity sqrt(2 ln(1.25 / delta)) / epsilon in each round, and the update clipped to its norm."""
-    found = told(capsys, *FLOWER, "--rounds", str(rounds))
+    """LocalDpMod at epsilon 10: standard deviation sqrt(2 ln(1.25 / delta)) / 10 in each round."""
     std = math.sqrt(2 * math.log(1.25 / 1e-5)) / 10
-    assert round(found["zero_out"]["guarantee"]["epsilon"], 1) == epsilon
-    for relation, moved in (("zero_out", 1), ("replace_one", 2)):
-        guarantee = found[relation]["guarantee"]
-        by_hand = epsilon_by_quadrature(moved * math.sqrt(rounds) / std, 1e-5)
-        assert guarantee["epsilon"] == pytest.approx(by_hand, rel=1e-5)
-        assert (guarantee["unit"], guarantee["trust"], guarantee["accountant"]) == ("client", "local", "exact")
-    assert "the server sees which clients send" in found["add_remove"]["refused"]
+    found = guarantee(f"--noise {std} --rounds {rounds} {LOCAL_CLIENT} --relation {relation}")
+    assert found.epsilon == pytest.approx(epsilon_by_quadrature(moved * math.sqrt(rounds) / std, 1e-5), rel=1e-5)
+    assert moved == 2 or round(found.epsilon, 1) == epsilon
+    assert (found.unit, found.trust, found.relation, found.accountant) == ("client", "local", relation, "exact")
 
 
-def test_a_sensitivity_below_the_clipping_norm_is_found(capsys: pytest.CaptureFixture[str]) -> None:
-    """What was said to be the sensitivity scales the noise; what was clipped says how much of it was needed."""
-    right = told(capsys, *FLOWER)["zero_out"]
-    half = told(capsys, "--flower-epsilon", "10", "--clipping-norm", "2", "--sensitivity", "1")["zero_out"]
-    assert half["mu"] == pytest.approx(2 * right["mu"])
-    other = told(capsys, *FLOWER, "--flower-delta", "1e-7")["zero_out"]
-    assert other["mu"] == pytest.approx(right["mu"] * math.sqrt(math.log(1.25e5) / math.log(1.25e7)))
-
-
-def test_no_attack_on_such_a_mechanism_exceeds_the_ceilings_and_half_the_noise_does(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_no_attack_on_such_a_mechanism_exceeds_the_ceilings_and_half_the_noise_does() -> None:
     """The best attack on a client that sends an update of the clip norm, or nothing in its place, in 4 rounds."""
-    found = told(capsys, "--sigma", "3", "--rounds", "4", "--unit", "client")["zero_out"]
+    bound = seen("--noise 3 --rounds 4 --unit client --relation zero_out")
     rng = np.random.default_rng(0)
 
     def attack(sigma: float) -> tuple[float, float]:
@@ -77,129 +64,61 @@ def test_no_attack_on_such_a_mechanism_exceeds_the_ceilings_and_half_the_noise_d
         return float(auc), float((inside > threshold).mean())
 
     auc, tpr = attack(3.0)
-    assert auc == pytest.approx(found["auc"], abs=4e-3) and tpr == pytest.approx(found["tpr"], abs=4e-3)
+    assert auc == pytest.approx(bound.auc_ceiling(), abs=4e-3)
+    assert tpr == pytest.approx(bound.tpr_ceiling(account.FPR), abs=4e-3)
     auc, tpr = attack(1.5)
-    assert auc > found["auc"] + 0.05 and tpr > found["tpr"] + 0.05
+    assert auc > bound.auc_ceiling() + 0.05 and tpr > bound.tpr_ceiling(account.FPR) + 0.05
 
 
-def test_opacus_history_costs_what_opacus_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_opacus_history_costs_what_opacus_says() -> None:
     theirs = RDPAccountant()
-    theirs.history = [(1.1, 0.01, 500), (0.9, 0.02, 200)]
-    found = told(capsys, "--history", json.dumps(theirs.history))
-    assert found["replace_one"]["guarantee"]["epsilon"] > found["zero_out"]["guarantee"]["epsilon"]
+    theirs.history = [(1.1, 0.01, 500)]
+    epsilons = {r: guarantee(f"--noise 1.1 --q 0.01 --steps 500 --relation {r}").epsilon for r in get_args(Relation)}
     for relation in ("zero_out", "add_remove"):
-        epsilon = found[relation]["guarantee"]["epsilon"]
-        assert 0.7 * theirs.get_epsilon(1e-5) < epsilon <= theirs.get_epsilon(1e-5) + 1e-6
-        assert found[relation]["mu"] is None and 0.5 < found[relation]["auc"] < 1 and 0.01 < found[relation]["tpr"] < 1
+        assert 0.7 * theirs.get_epsilon(1e-5) < epsilons[relation] <= theirs.get_epsilon(1e-5) + 1e-6
+    assert epsilons["replace_one"] > epsilons["zero_out"]
 
 
-@pytest.mark.parametrize(
-    "how", [["--sigma", "1", "--q", "0.01", "--steps", "1000"], ["--history", "[[1, 0.01, 1000]]"]]
-)
-@pytest.mark.parametrize("trust", ["local", "central"])
 @pytest.mark.parametrize("unit", ["example", "client"])
+@pytest.mark.parametrize("trust", ["local", "central"])
 def test_sampling_counts_where_nobody_sees_who_is_drawn(
-    capsys: pytest.CaptureFixture[str], how: list[str], unit: str, trust: str
+    unit: str, trust: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    who = ["--unit", unit, "--trust", trust]
-    found, every = (told(capsys, *of, *who)["zero_out"] for of in (how, ["--sigma", "1", "--steps", "1000"]))
-    assert account.main([*how, *who]) == 0
+    sampled, who = "--noise 1 --q 0.01 --steps 1000", f"--unit {unit} --trust {trust}"
+    account.main(f"{sampled} {who}".split())
     note = capsys.readouterr().out.splitlines()[-1]
+    epsilon = guarantee(f"{sampled} {who}").epsilon
     if (unit, trust) == ("client", "local"):
-        assert found == every and "the server sees which clients send" in note
-        ten = told(capsys, "--sigma", "1", "--steps", "10", *who)["zero_out"]["guarantee"]["epsilon"]
-        assert found["guarantee"]["epsilon"] > ten > 17.8  # what one has spent that was drawn as often as expected
+        assert note == account.SEEN and epsilon == guarantee(f"--noise 1 --steps 1000 {who}").epsilon
     else:
-        assert found["guarantee"]["epsilon"] < 2 and "averaging over the batch drawn" in note
-        assert "arXiv 2605.15648" in note
+        assert note == account.SAMPLED and epsilon < 2
 
 
-def test_what_is_not_sampled_has_no_note(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments in (["--sigma", "1"], FLOWER):
-        account.main([*arguments, "--json"])
-        assert json.loads(capsys.readouterr().out)["note"] == ""
+def test_steps_and_rounds_are_all_counted() -> None:
+    sampled = "--noise 1.1 --q 0.01"
+    assert guarantee(f"{sampled} --steps 50 --rounds 2") == guarantee(f"{sampled} --steps 100")
+    assert guarantee(f"{sampled} --steps 100").epsilon > guarantee(f"{sampled} --steps 50").epsilon
+    assert seen("--noise 2 --rounds 9 --relation replace_one").mu() == pytest.approx(2 * 3 / 2)
 
 
-def test_steps_and_rounds_are_all_counted(capsys: pytest.CaptureFixture[str]) -> None:
-    sampled = ["--sigma", "1.1", "--q", "0.01"]
-    twice = told(capsys, *sampled, "--steps", "50", "--rounds", "2")["zero_out"]
-    assert twice == told(capsys, *sampled, "--steps", "100")["zero_out"]
-    assert twice["guarantee"]["epsilon"] > told(capsys, *sampled, "--steps", "50")["zero_out"]["guarantee"]["epsilon"]
-    assert told(capsys, "--sigma", "2", "--rounds", "9")["replace_one"]["mu"] == pytest.approx(2 * 3 / 2)
-
-
-def test_what_is_printed_says_what_an_epsilon_needs(capsys: pytest.CaptureFixture[str]) -> None:
-    account.main([*FLOWER, "--rounds", "10"])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "noise 0.4845 x the clip norm, 10 times"
-    needs = ("epsilon 48.38", "per client", "zero-out", "local trust", "delta 1e-05", "exact accountant", "mu 6.528")
-    assert all(part in lines[1] for part in (*needs, "AUC", "TPR"))
-    assert len(lines) == 4
-
-
-@pytest.mark.parametrize("more", [["--sigma", "1.1", "--q", "0.01", "--steps", "500"], ["--sigma", "7"], FLOWER])
-def test_what_is_printed_is_no_less_than_what_was_computed(capsys: pytest.CaptureFixture[str], more: list[str]) -> None:
-    found = told(capsys, *more)
-    account.main(more)
-    lines = {line.partition(":")[0].replace("-", "_"): line for line in capsys.readouterr().out.splitlines()}
-    for relation, of in found.items():
-        if of["guarantee"]:
-            shown = re.findall(r"epsilon (\S+) \(.*above AUC (\S+), nor TPR (\S+) at", lines[relation])[0]
-            assert all(map(operator.ge, map(float, shown), (of["guarantee"]["epsilon"], of["auc"], of["tpr"])))
-
-
-def test_a_file_says_the_same_and_options_come_after_it(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (path := tmp_path / "spent.toml").write_text('history = [[1.1, 0.01, 500]]\nunit = "client"\ndelta = 1e-6\n')
-    same = ["--history", "[[1.1, 0.01, 500]]", "--unit", "client"]
-    assert told(capsys, str(path)) == told(capsys, *same, "--delta", "1e-6")
-    assert told(capsys, str(path), "--delta", "1e-4") == told(capsys, *same, "--delta", "1e-4")
+def test_an_epsilon_is_printed_with_its_definition_and_rounded_up(capsys: pytest.CaptureFixture[str]) -> None:
+    account.main(f"--noise 0.4845 --rounds 10 {LOCAL_CLIENT}".split())
+    out = capsys.readouterr().out
+    for part in ("per client", "zero-out", "local trust", "delta 1e-05", "exact accountant", "AUC", "TPR"):
+        assert part in out
+    shown = float(out.split()[1])
+    assert 0 <= shown - guarantee(f"--noise 0.4845 --rounds 10 {LOCAL_CLIENT}").epsilon < 0.01
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give one of sigma, history, flower_epsilon; got none"),
-        (["--sigma", "1", *FLOWER], "got sigma and flower_epsilon"),
-        (["--sigma", "-1"], "sigma must be a number >= 0, got -1.0"),
-        (["--sigma", "nan"], "sigma must be a number >= 0, got nan"),
-        (["--sigma", "1", "--q", "0"], "q must be in (0, 1], got 0.0"),
-        (["--sigma", "1", "--steps", "0"], "steps must be at least 1, got 0"),
-        (["--sigma", "1", "--rounds", "0"], "rounds must be at least 1, got 0"),
-        (["--sigma", "1", "--delta", "1"], "delta must be in (0, 1), got 1.0"),
-        (["--sigma", "1", "--unit", "record"], "unit must be one of example, client, got 'record'"),
-        (["--sigma", "1", "--clipping-norm", "1"], "clipping_norm goes with flower_epsilon alone"),
-        ([*FLOWER, "--q", "0.5"], "q goes with sigma alone"),
-        ([*FLOWER, "--trust", "central"], "leave out unit and trust"),
-        (["--flower-epsilon", "10"], "flower_epsilon needs clipping_norm"),
-        ([*FLOWER, "--sensitivity", "0"], "sensitivity must be a number > 0, got 0.0"),
-        (["--history", "[[1.1, 0.01]]"], "must be a list like [[1.1, 0.01, 1000]]"),
-        (["--history", "[[1.1, 0.01, 10.5]]"], "must be a list like [[1.1, 0.01, 1000]]"),
-        (["missing.toml"], "missing.toml: No such file"),
-    ],
+    ("option", "value"),
+    [("noise", "-1"), ("noise", "nan"), ("q", "0"), ("steps", "0"), ("rounds", "0"), ("delta", "1")],
 )
-def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["account", *arguments])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2 and out == ""
-    assert message in err and err.count("\n") == 1
+def test_a_mechanism_that_cannot_be_is_refused(option: str, value: str) -> None:
+    with pytest.raises(ValueError, match=rf"^--{option} must be .*, got {value}"):
+        account.main(["--noise", "1", f"--{option}", value])
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("sigma = ", "spent.toml: "),
-        ("sigmas = 1", "spent.toml: unrecognized arguments: --sigmas=1"),
-        ('sigma = "high"', "spent.toml: argument --sigma: invalid float value: 'high'"),
-        ("history = 3", "spent.toml: argument --history: must be a list like"),
-    ],
-)
-def test_a_bad_file_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("spent.toml").write_text(text)
-    with pytest.raises(SystemExit) as stop:
-        main(["account", "spent.toml"])
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and message in err and err.count("\n") == 1
+def test_clients_that_the_server_sees_are_not_added_or_removed() -> None:
+    with pytest.raises(ValueError, match="--relation add_remove"):
+        account.main(f"--noise 1 {LOCAL_CLIENT} --relation add_remove".split())

@@ -153,10 +153,8 @@ def test_a_model_that_knows_no_label_is_attacked_without_it(trials: Storage) -> 
     ("command", "says"),
     [
         ("own --shadows 4", "--shadows has no meaning for the rows of a table"),
-        ("own --timesteps 4", "--timesteps has no meaning for the rows of a table"),
         ("own --workers 2", "--workers has no meaning for the rows of a table"),
         ("own --num 0", "num must be at least 1, got 0"),
-        ("own --client 9", "there is no client 9"),
         ("own --source global", "LocalOnly"),
         ("few", "rows are attacked beside 4 records at least that nobody trained on"),
     ],

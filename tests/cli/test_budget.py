@@ -96,13 +96,6 @@ def test_damage_is_named_in_one_sentence(storage: Path, capsys: pytest.CaptureFi
     assert ("has lost record 3, by which s1/" if damage == "lost" else "00003.json is damaged") in err
 
 
-def test_where_there_is_none_it_says_how_one_begins(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["budget", "mnist", "--storage", str(tmp_path)])
-    assert stop.value.code == 2
-    assert "no budget of mnist in" in capsys.readouterr().err
-
-
 def test_budget_is_short_for_its_epsilon(tiny: Experiment) -> None:
     for words in (["--budget", "10"], ["--budget=10"]):
         given = arguments.overrides(tiny, arguments.shorthand([*words, "--runtime.budget.unit", "client"]))

@@ -145,30 +145,6 @@ def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert texts[0] == texts[1]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        ([], "raydiff init needs a data set"),
-        (["digit"], r"unknown data set 'digit'.*; did you mean digits\?"),
-        (["digits", "--method.clp", "3"], r"unknown field --method\.clp; did you mean method\.clip"),
-        (["digits", "--clients", "900"], r"client \d+ would get"),
-        (["adult.csv"], "adult.csv"),
-    ],
-)
-def test_bad_input_is_refused_in_one_sentence(tmp_path: Path, monkeypatch, arguments: list[str], says: str) -> None:
-    monkeypatch.delenv("RAYDIFF_DATA", raising=False)
-    with pytest.raises(ValueError, match=says) as error:
-        init.main([*arguments, "--out", str(tmp_path / "out.toml")])
-    assert "\n" not in str(error.value) and not (tmp_path / "out.toml").exists()
-
-
-def test_a_file_that_exists_is_kept(tmp_path: Path) -> None:
-    (tmp_path / "mine.toml").write_text("mine")
-    with pytest.raises(ValueError, match="exists already"):
-        init.main(["digits", "--out", str(tmp_path / "mine.toml")])
-    assert (tmp_path / "mine.toml").read_text() == "mine"
-
-
 def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of 8 times the steps that were tried; four rounds of the server; two workers for the clients."""
     monkeypatch.undo()

@@ -67,8 +67,3 @@ def test_a_failed_trial_shows_its_traceback(tmp_path: Path) -> None:
     trial.end(tmp_path, "failed", reason="no room")
     (tmp_path / "error.txt").write_text("Traceback\nMemoryError\n")
     assert list(logs.lines(tmp_path))[1:] == ["failed: no room", "Traceback\nMemoryError"]
-
-
-def test_an_unknown_trial_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there is no run nothing"):
-        logs.main(["nothing", "--storage", str(tmp_path)])

@@ -82,8 +82,3 @@ def test_only_names_of_sweeps_are_taken(storage: Path, name: str) -> None:
     with pytest.raises(ValueError, match="there is no sweep"):
         rm.main([name, "--yes", "--storage", str(storage)])
     assert (storage / "sweeps" / "one" / "sweep.json").exists()
-
-
-def test_a_folder_without_sweeps_is_one_sentence(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="there are no sweeps"):
-        ls.main(["--storage", str(tmp_path)])

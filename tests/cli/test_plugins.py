@@ -61,8 +61,6 @@ def stray(drawn): return {"other": 1.0}
 stray.lower_is_better = True
 
 def best(z, x0, *, abar, timesteps, noise): return []
-
-def pia(z, x0, *, abar, timesteps, noise): return []
 """
 TINY = """
     --data.train 60 --data.public 80 --data.validation 60 --data.calibration 20 --data.test 100 --method.rounds 2
@@ -150,15 +148,10 @@ def test_a_sweep_on_two_workers_imports_it_and_optuna_maximises_its_metric(packa
         ("--method gone.away:Ditto", "gone.away:Ditto cannot be imported: ModuleNotFoundError"),
         ("--method mylab.ditto:Dito", "mylab.ditto has no Dito; did you mean Ditto"),
         ("--data.name wrong:source", "wrong:source must be a function .* that gives a .*Source"),
-        ("--data.name wrong:sauce", "wrong has no sauce; did you mean source"),
         ("--evaluation.metrics wrong:nameless", "nameless must .* lower_is_better"),
         ("--evaluation.metrics wrong:fd_mine", "metric fd_mine"),
-        ("--evaluation.metrics vendi", "metrics must be some of .*, got 'vendi'"),
         ("--evaluation.metrics mylab.measures:vendi mylab.measures:vendi", "metrics .* called vendi like another"),
-        ("--evaluation.metrics os:sep", "metrics .*os:sep is none"),
         ("--evaluation.attacks wrong:best", "attacks .* best"),
-        ("--evaluation.attacks pia wrong:pia", "attacks .* called pia like another"),
-        ("--metric eval/vendi", "unknown metric 'eval/vendi'"),
         ("--grid method=mylab.ditto:Ditto,wrong:Ditto", "mylab.ditto:Ditto and wrong:Ditto are methods of one name"),
     ],
 )

@@ -111,12 +111,6 @@ def test_what_generate_did_not_write_stays(hub: Hub, samples: Path) -> None:
     assert hub.calls == []
 
 
-@pytest.mark.parametrize("name", ["me/digits", "hub:digits", "hub:me/digits/train"])
-def test_a_name_that_is_none_of_the_hub(name: str, hub: Hub, samples: Path) -> None:
-    with pytest.raises(ValueError, match="a data set of the hub is hub:owner/name"):
-        push.main([str(samples), name])
-
-
 def test_a_hub_that_refuses_is_one_sentence(hub: Hub, samples: Path) -> None:
     hub.refusal = "401 Client Error. (Request ID: 1)\nInvalid user token."
     with pytest.raises(ValueError, match=r"^hub:me/digits cannot be written: 401 Client Error$"):

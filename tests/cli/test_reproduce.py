@@ -11,6 +11,7 @@ import pytest
 
 from raydiff.cli import arguments as command
 from raydiff.cli import sweep
+from raydiff.cli.options import parse_known
 from raydiff.experiment.overrides import flat
 from raydiff.experiment.study import trials as trials_of
 from raydiff.methods.dpsgd import DPSGD
@@ -90,7 +91,7 @@ def test_the_command_takes_a_paper_and_a_scale():
     assert command.preset(["reproduce", "--paper", "pdp"])[0] == "reproduce-pdp-cpu"
     with pytest.raises(ValueError, match="--paper"):
         command.preset(["reproduce"])
-    with pytest.raises(ValueError, match="invalid choice: 'dp'"):
+    with pytest.raises(ValueError, match="--paper must be one of pfdm, spire, feddistr, pdp, got 'dp'"):
         command.preset(["reproduce", "--paper", "dp"])
     with pytest.raises(ValueError, match="--scale must be one of cpu, gpu, smoke, got 'tpu'"):
         papers.study("pdp", "tpu")
@@ -100,8 +101,7 @@ def test_overrides_reach_every_study(data_root):
     _, study, rest = command.preset(
         ["reproduce", "--paper", "pdp", "--scale", "smoke", "--seed=7", "--runtime.storage=/elsewhere"]
     )
-    options, overrides = sweep._options().parse_known_args(rest)
-    found = sweep.planned("reproduce", study, options, overrides).trials
+    found = sweep.planned("reproduce", study, *parse_known(sweep.Options, rest, None, study.experiment)).trials
     assert {e.seed for e in found} == {7}
     assert {e.runtime.storage for e in found} == {"/elsewhere"}
     assert {e.evaluation.attack for e in found} == {False, True}  # removal, and the attack beside it

@@ -267,11 +267,12 @@ def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
 def undisturbed_state(storage: Path) -> dict[str, tuple]:
     """What three of the sweep's trials end with when nobody disturbs them, in this process."""
     from raydiff.cli import arguments, sweep
+    from raydiff.cli.options import parse_known
     from raydiff.experiment import trial
 
     reference = Federated(storage)
     _, study, rest = arguments.preset([*FEDERATED, "--grid", "seed=0,1,2"])
-    options, overrides = sweep._options().parse_known_args(arguments.shorthand(rest))
+    options, overrides = parse_known(sweep.Options, arguments.shorthand(rest), None, study.experiment)
     for experiment in sweep.planned("digits", study, options, overrides).trials:
         this = trial.open_trial(experiment, reference.folder)
         assert list(trial.run(this, trial.local_executor(this)))[-1]["finished"]

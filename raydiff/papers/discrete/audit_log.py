@@ -1,86 +1,76 @@
-"""An audit as an MLflow run: summary numbers, and what must be said with them. To leave what is confidential out of the
-folder is the caller's part."""
+"""An audit as an MLflow run: the summary as metrics, the caveats as tags, a folder of files as its artifact."""
 
 from __future__ import annotations
 
-import argparse
 import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from raydiff.data.tables.read import Encoded
-from raydiff.papers.discrete.bound import ReleasedRows, caveats
+from raydiff.experiment.overrides import short
 from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, Summary
 from raydiff.runtime import sweep_folder
 from raydiff.tracking import mlflow_store
 
+if TYPE_CHECKING:
+    from raydiff.papers.discrete.audit_command import Options
+
 EXPERIMENT = "raydiff-audit"
-SUMMARY = "holds summary numbers, which depend on the records"
-RECORDS = "holds the bound of every record, and its row of the file"
-
-
-SETTINGS = ("label", "unconditional", "steps", "schedule", "rate", "release_step", "condition")
-"""Options that are logged as they were given."""
+CONFIDENTIALITY = {
+    False: "holds summary numbers, which depend on the records",
+    True: "holds the bound of every record, and its row of the file",
+}
+"""--log-confidential -> what the run holds."""
+SETTINGS = ("label", "unconditional", "steps", "schedule", "rate", "epsilon", "release", "release_step")
+"""Options that are logged as parameters."""
 
 
 def log(
     folder: Path,
-    given: argparse.Namespace,
-    encoded: Encoded,
-    release: ReleasedRows,
-    found: Summary,
+    options: Options,
+    about: dict[str, Any],
+    summary: Summary,
     after: Sequence[Removal],
-    *,
-    conditional: bool,
+    caveats: Sequence[str],
 ) -> str:
-    """Log the folder and the summaries as a finished run called like --out, with the caveats. Gives where it is.
+    """Log the folder and the summaries as a finished run named after --out. Returns where it is.
 
     Metrics are `pdp/...`, and `pdp/after_removal/...` with the number of removed records as step. A bound that is not
-    finite is the tag `raydiff.audit.NAME` in place of a metric. Raises ValueError, in one sentence, if MLflow cannot be
-    written.
+    finite becomes the tag `raydiff.audit.NAME`. Raises ValueError where MLflow cannot be written.
     """
-    given.storage.mkdir(parents=True, exist_ok=True)
-    uri, artifacts = sweep_folder.tracking_store(given.storage)
-    values, says = _values(found), caveats(release, conditional=conditional)
-    metrics = [(f"pdp/{k}", 0, v) for k, v in values.items()]
+    options.storage.mkdir(parents=True, exist_ok=True)
+    uri, artifacts = sweep_folder.tracking_store(options.storage)
+    values, confidentiality = _values(summary), CONFIDENTIALITY[options.log_confidential]
+    metrics = [(f"pdp/{name}", 0, value) for name, value in values.items()]
     for removal in after:
-        gone = found.records - removal.left.records
-        metrics += [(f"pdp/after_removal/{k}", gone, v) for k, v in _values(removal.left).items()]
-        metrics.append(("pdp/after_removal/share", gone, removal.share))
-    confidentiality = RECORDS if given.log_confidential else SUMMARY
-    notes = [f"This run {confidentiality}.", *says, *([f"after removal: {REMOVED}"] if after else [])]
+        step = summary.records - removal.left.records
+        numbers = {**_values(removal.left), "share": removal.share}
+        metrics += [(f"pdp/after_removal/{name}", step, value) for name, value in numbers.items()]
+    notes = [f"This run {confidentiality}.", *caveats, *([f"after removal: {REMOVED}"] if after else [])]
     tags = {
         "raydiff.kind": "audit",
         "raydiff.privacy": "none",
         "raydiff.confidential": confidentiality,
-        "raydiff.audit": "; ".join(says),
+        "raydiff.audit": "; ".join(caveats),
         "mlflow.note.content": "\n\n".join(notes),
-        **{f"raydiff.audit.{k}": str(v) for k, v in values.items() if not math.isfinite(v)},
-        **{f"raydiff.made_by.{k}": v for k, v in sweep_folder.version().items()},
+        **{f"raydiff.audit.{name}": str(value) for name, value in values.items() if not math.isfinite(value)},
+        **{f"raydiff.made_by.{name}": value for name, value in sweep_folder.version().items()},
     }
-    table = {"table": Path(given.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
-    released = {"m": " ".join(given.release), "pdp_epsilon": release.epsilon}
-    params = {**table, **released, **{name: getattr(given, name) for name in SETTINGS}}
     run = mlflow_store.log_folder(
         uri,
         folder,
         experiment=EXPERIMENT,
-        name=given.out.absolute().name,
+        name=options.out.name,
         tags=tags,
         artifacts=artifacts,
-        params=params,
+        params={**about, **{name: short(getattr(options, name)) for name in SETTINGS}},
         metrics=metrics,
     )
     return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
 
 
-def _values(found: Summary) -> dict[str, float]:
-    quantiles = {f"delta_q{q * 100:02.0f}": x for q, x in zip(QUANTILES, found.quantiles, strict=True)}
-    return {
-        "records": found.records,
-        "delta_largest": found.largest,
-        "delta_mean": found.mean,
-        **quantiles,
-        "vacuous": found.vacuous,
-        "infinite": found.infinite,
-    }
+def _values(summary: Summary) -> dict[str, float]:
+    quantiles = {f"delta_q{q * 100:02.0f}": x for q, x in zip(QUANTILES, summary.quantiles, strict=True)}
+    values = {k: v for k, v in asdict(summary).items() if k not in ("largest", "mean", "quantiles")}
+    return {**values, "delta_largest": summary.largest, "delta_mean": summary.mean, **quantiles}

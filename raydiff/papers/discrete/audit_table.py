@@ -1,4 +1,4 @@
-"""What is audited: the table with its bins, and how many rows of which label are released."""
+"""The audited table with its bins, and how many rows of which label are released."""
 
 from __future__ import annotations
 
@@ -15,42 +15,37 @@ from raydiff.papers.discrete.kernel import Ints
 
 
 def with_notes(encoded: Encoded, config: Table, labels: Ints | None, *, keep: bool) -> Encoded:
-    """The table with bins merged in which one record would be alone, and a sentence on what was done or left."""
+    """The table with bins merged that hold a single record, unless `keep`, and notes on what was done or left."""
     groups = np.zeros(len(encoded.codes), dtype=np.int64) if labels is None else labels
     notes = [f"columns left out: {', '.join(config.exclude)}"] if config.exclude else []
     if not keep:
         encoded, names = lone_bins.merged(encoded, config, groups)
-        if names:
-            notes.append(
-                f"bins with a single record merged with a neighbour in {', '.join(names)}: the bound is of a model of "
-                "these bins"
-            )
+        merged = f"bins with a single record merged with a neighbour in {', '.join(names)}"
+        notes += [f"{merged}: the bound is of a model of these bins"] if names else []
     if left := lone_bins.lone(encoded, config, groups):
-        notes.append(
-            f"some records are alone in a bin of {', '.join(left)}, which was cut at quantiles: for that reason alone "
-            "their bound on clean rows is infinite"
-        )
+        alone = f"some records are alone in a bin of {', '.join(left)}, which was cut at quantiles"
+        notes.append(f"{alone}: for that reason alone their bound on clean rows is infinite")
     return dataclasses.replace(encoded, notes=(*encoded.notes, *notes))
 
 
-def rows(given: Sequence[str], label: Column | None) -> tuple[int, tuple[int, ...]]:
-    """How many rows are released, and how many of each label where that is given."""
+def rows(words: Sequence[str], label: Column | None) -> tuple[int, tuple[int, ...]]:
+    """(rows released, rows of each label where these are given). Raises ValueError naming --release."""
+    names = label.categories if label is not None else ()
+    pairs = [word.rpartition("=") for word in words]
     try:
-        if len(given) == 1 and "=" not in given[0]:
-            return int(given[0]), ()
-        found = {name: int(count) for name, _, count in (text.rpartition("=") for text in given)}
+        counts = {name: int(count) for name, _, count in pairs}
     except ValueError:
-        raise ValueError(f"release must be a number of rows or LABEL=ROWS, got {' '.join(given)!r}") from None
-    names = () if label is None else label.categories
-    if label is None or len(found) < len(given) or set(found) != set(names):
+        raise ValueError(f"--release must be a number of rows or LABEL=ROWS, got {' '.join(words)!r}") from None
+    if len(words) == 1 and not pairs[0][1]:
+        return counts[""], ()
+    if label is None or len(counts) < len(words) or {*counts} != {*names}:
         allowed = f"once each of {', '.join(names)}" if names else "no label, for the model is conditional on none"
-        raise ValueError(f"release must name {allowed}, got {' '.join(given)!r}")
-    of_each = tuple(found[name] for name in names)
-    return max(of_each), of_each
+        raise ValueError(f"--release must name {allowed}, got {' '.join(words)!r}")
+    return max(counts.values()), tuple(counts[name] for name in names)
 
 
 def released(release: ReleasedRows, label: Column | None) -> str:
-    """These rows in words."""
+    """The released rows in words."""
     if label is None:
         return f"{release.samples} released rows"
     if not release.by_label:

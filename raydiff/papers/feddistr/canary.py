@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.cli.canary_methods import Subject
 from raydiff.data.records import Records
+from raydiff.evaluation.canary_subjects import Subject
 from raydiff.federated.method import SCRATCH, Round
 from raydiff.papers.feddistr.method import FedDistr
 from raydiff.privacy.ledger import Ledger

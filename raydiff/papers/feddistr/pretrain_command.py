@@ -1,12 +1,11 @@
-"""Make the frozen latent diffusion model that FedDistr needs, from public records alone. Minutes on one core.
+"""Make the frozen latent diffusion model that FedDistr needs, from public records only. Minutes on one core.
 
     raydiff pretrain --data.name mnist --data.size 14 --data.public 10000 --out DIR
     raydiff pretrain --training.steps 3000 --out DIR
 
-All is learned from the split `public`; one of its pictures that is also in another split is left out. DIR is what
---method.model.path takes: a folder in the form of Stable Diffusion, with card.json (how it was made), public.json (a
-hash of each picture, so that a run can refuse clients who hold one) and samples.png (for each label: real pictures,
-the same decoded from their latents, and sampled ones). It is logged to MLflow too.
+A public picture that is also in another split is left out. DIR is what --method.model.path takes: a folder in the form
+of Stable Diffusion, with card.json (how it was made), public.json (a hash of each picture, so that a run can refuse
+clients who hold one) and samples.png (for each label: real, decoded and sampled pictures). It is logged to MLflow too.
 """
 
 from __future__ import annotations
@@ -20,12 +19,11 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.cli import arguments
-from raydiff.cli.parser import Parser
+from raydiff.cli.options import StorageOptions, parse_known
 from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.evaluation.grids import sample_grid
-from raydiff.experiment import overrides as settings
+from raydiff.experiment import overrides
 from raydiff.models.training import Diverged
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent import pretrain
@@ -38,8 +36,16 @@ SHOWN, STEPS, GUIDANCE = 6, 50, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
+class Options(StorageOptions):
+    out: Path
+    """Folder to write; it must not exist."""
+    no_mlflow: bool = False
+    """Do not log the folder to MLflow."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What the command line can change."""
+    """Fields that the command line overrides."""
 
     data: Data = Data()
     """The data set; of its splits, `public` is trained on."""
@@ -50,46 +56,34 @@ class Plan:
     threads: int = 1
     """CPU threads: sums depend on it."""
 
+    def __post_init__(self) -> None:
+        if self.threads < 1:
+            raise ValueError(f"threads must be at least 1, got {self.threads}")
+
 
 def main(argv: Sequence[str]) -> int:
     """Read, train, save, draw, log."""
-    parser = _options()
-    options, overrides = parser.parse_known_args(argv)
-    if options.help:
-        print(arguments.help_text(__doc__, parser.format_help(), Plan()))
-        return 0
-    plan: Plan = settings.override(Plan(), settings.parse_overrides(Plan(), overrides))
-    if plan.threads < 1:
-        raise ValueError(f"threads must be at least 1, got {plan.threads}")
-    if options.out is None:
-        raise ValueError("--out must name the folder to write")
-    out = options.out.expanduser().absolute()
-    if out.exists():
-        raise ValueError(f"{out} exists already: give another --out")
+    options, fields = parse_known(Options, argv, __doc__, Plan())
+    plan: Plan = overrides.override(Plan(), overrides.parse_overrides(Plan(), fields))
+    if options.out.exists():
+        raise ValueError(f"{options.out} exists already: give another --out")
     torch.set_num_threads(plan.threads)
     dataset = datasets.load(plan.data)
     plan.training.check(dataset.shape)
     if not len(dataset.splits["public"]):
         raise ValueError("there are no public records to train on: set data.public")
-    out.mkdir(parents=True)  # now, not after minutes
-    made, images = _make(plan, dataset, out)
-    _draw(plan, dataset, made, images, out)
-    print(f"files in {out}: {', '.join(sorted(p.name for p in out.iterdir()))}")
-    if options.mlflow:
-        print(_log(out, dataset, options.storage))
-    print(f"use it: --method.model.path {out}")
+    options.out.mkdir(parents=True)  # now, not after minutes
+    made, images = _make(plan, dataset, options.out)
+    _draw(plan, dataset, made, images, options.out)
+    print(f"files in {options.out}: {', '.join(sorted(p.name for p in options.out.iterdir()))}")
+    if not options.no_mlflow:
+        print(_log(dataset, options))
+    print(f"use it: --method.model.path {options.out}")
     return 0
 
 
-def _options() -> Parser:
-    p = Parser("pretrain", __doc__, fields=True).with_storage()
-    p.add_argument("--out", type=Path, help="folder to write; it must not exist")
-    p.add_argument("--no-mlflow", dest="mlflow", action="store_false", help="do not log the folder to MLflow")
-    return p
-
-
 def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
-    """Train and save; what was learned, and the pictures that it was learned from."""
+    """Train and save. Returns the model, and the pictures that it was trained on."""
     public = dataset.splits["public"]
     kept = pretrain.apart(public.images, [dataset.splits[s].images for s in SPLITS if s != "public"])
     records, left_out = public.select(kept), int((~kept).sum())
@@ -101,16 +95,16 @@ def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
             records.labels,
             training=plan.training,
             rng=seeding.generator(plan.seed, "latent"),
-            say=_progress(),
+            say=_progress,
         )
     except Diverged as e:
         raise ValueError(f"{e}: lower training.learning_rate or training.vae_learning_rate") from None
     card = {
-        "data": settings.to_dict(plan.data),
+        "data": overrides.to_dict(plan.data),
         "data_digest": tree.digest(public.leaves),
         "public_records": len(records),
         "left_out": left_out,
-        "training": settings.to_dict(plan.training),
+        "training": overrides.to_dict(plan.training),
         "seed": plan.seed,
         "threads": plan.threads,
         "words": len(made.words),
@@ -122,17 +116,8 @@ def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
     return made, records.images
 
 
-def _progress() -> pretrain.Say:
-    """Prints a line at each call, with the time that is left of what is being trained."""
-    began: dict[str, tuple[float, int]] = {}
-
-    def say(name: str, done: int, steps: int, loss: float) -> None:
-        now = time.monotonic()
-        start, first = began.setdefault(name, (now, done))  # the first steps also compile and warm up
-        left = f", {(now - start) / (done - first) * (steps - done):.0f} s left" if done > first else ""
-        print(f"{name}: step {done} of {steps}, loss {loss:.4f}{left}", flush=True)
-
-    return say
+def _progress(name: str, done: int, steps: int, loss: float) -> None:
+    print(f"{name}: step {done} of {steps}, loss {loss:.4f}", flush=True)
 
 
 def _draw(plan: Plan, dataset: Dataset, made: Pretrained, images: Tensor, out: Path) -> None:
@@ -149,9 +134,10 @@ def _draw(plan: Plan, dataset: Dataset, made: Pretrained, images: Tensor, out: P
     sample_grid(rows, out / "samples.png", privacy="public split", most=len(rows))
 
 
-def _log(out: Path, dataset: Dataset, storage: Path) -> str:
-    storage.mkdir(parents=True, exist_ok=True)
-    uri, artifacts = sweep_folder.tracking_store(storage)
+def _log(dataset: Dataset, options: Options) -> str:
+    options.storage.mkdir(parents=True, exist_ok=True)
+    uri, artifacts = sweep_folder.tracking_store(options.storage)
+    out, name = options.out, options.out.name
     tags = {
         "raydiff.kind": "latent",
         "raydiff.data": tree.digest(dataset.splits["public"].leaves)[:16],
@@ -159,5 +145,5 @@ def _log(out: Path, dataset: Dataset, storage: Path) -> str:
         "raydiff.privacy": "public split",
         **{f"raydiff.made_by.{k}": v for k, v in sweep_folder.version().items()},
     }
-    run = mlflow_store.log_folder(uri, out, experiment="raydiff-latent", name=out.name, tags=tags, artifacts=artifacts)
-    return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {out.name}"
+    run = mlflow_store.log_folder(uri, out, experiment="raydiff-latent", name=name, tags=tags, artifacts=artifacts)
+    return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {name}"

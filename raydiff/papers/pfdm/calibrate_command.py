@@ -1,7 +1,7 @@
-"""How deep must PFDM's noise be? The smallest t0 that keeps to (epsilon, delta), by each accountant.
+"""How deep must PFDM's noise be? The smallest t0 that satisfies (epsilon, delta), by each accountant.
 
     raydiff calibrate --clip 15 --epsilon 10
-    raydiff calibrate --clip 15 --epsilon 10 --t0 740    # and what that depth spends
+    raydiff calibrate --clip 15 --epsilon 10 --t0 740    # and the epsilon of that depth
 
 Needs no data. sigma = sqrt((1 - abar) / abar) is the noise's standard deviation on the scale of the images.
 """
@@ -9,71 +9,73 @@ Needs no data. sigma = sqrt((1 - abar) / abar) is the noise's standard deviation
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
-from raydiff.cli.parser import Parser
-from raydiff.formats import rounding as bounds
+from raydiff.cli.options import parse
+from raydiff.formats import rounding
+from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
 from raydiff.privacy.accountants import check_budget, epsilon_of
 
-NAMES = ("theorem", "rdp", "exact")  # from the loosest bound to the tightest
+ACCOUNTANTS = ("theorem", "rdp", "exact")  # from the loosest bound to the tightest
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    clip: float
+    """C: L2 norm of a clipped image (public)."""
+    epsilon: float = 10.0
+    """The target epsilon."""
+    delta: float = 1e-5
+    """Its delta."""
+    schedule: str = "linear"
+    """linear, cosine, sigmoid or scaled_linear."""
+    steps: int = 1000
+    """T."""
+    t0: int | None = None
+    """A depth whose epsilon is shown too."""
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the table. Raises ValueError for bad input."""
-    given = _parser().parse_args(argv)
-    check_budget(given.epsilon, given.delta)
-    abar = alphas_bar(given.schedule, given.steps)
-    lines = table(abar, clip=given.clip, epsilon=given.epsilon, delta=given.delta, t0=given.t0)
+    """Print the table."""
+    options = parse(Options, argv, __doc__)
+    check_budget(options.epsilon, options.delta)
+    lines = table(alphas_bar(options.schedule, options.steps), options)
     print(
-        f"PFDM at clip {given.clip:g}: epsilon {given.epsilon:g}, delta {given.delta:g} "
-        f"(per example, replace-one, local trust); {given.schedule} schedule, T = {given.steps}"
+        f"PFDM at clip {options.clip:g}: epsilon {options.epsilon:g}, delta {options.delta:g} "
+        f"(per example, replace-one, local trust); {options.schedule} schedule, T = {options.steps}"
     )
     print("\n".join(lines))
     return 0
 
 
-def table(abar: Tensor, *, clip: float, epsilon: float, delta: float, t0: int | None) -> list[str]:
-    """A heading, a line per accountant with the depth that it asks for, and one for a given depth.
+def table(abar: Tensor, options: Options) -> list[str]:
+    """A line per accountant with the depth that it asks for, and one for a given depth.
 
     Raises ValueError where t0 is out of range, or is not given and no accountant finds a depth.
     """
-    steps = len(abar) - 1
-    if t0 is not None and not 1 <= t0 <= steps:
-        raise ValueError(f"t0 must be in 1..{steps}, got {t0}")
-    lines = [_line("depth by", "t0", "sigma", *(f"epsilon ({name})" for name in NAMES))]
-    failures = []
-    for name in NAMES:
+    t0 = options.t0
+    if t0 is not None and not 1 <= t0 < len(abar):
+        raise ValueError(f"--t0 must be in 1..{len(abar) - 1}, got {t0}")
+    rows = [["depth by", "t0", "sigma", *(f"epsilon ({name})" for name in ACCOUNTANTS)]]
+    depths: dict[str, int | None] = dict.fromkeys(ACCOUNTANTS)
+    for name in ACCOUNTANTS:
         try:
-            found = depth_for(epsilon=epsilon, delta=delta, clip=clip, alphas_bar=abar, accountant=name)
-            lines.append(_row(name, found, float(abar[found]), clip=clip, delta=delta))
+            depths[name] = depth_for(
+                epsilon=options.epsilon, delta=options.delta, clip=options.clip, alphas_bar=abar, accountant=name
+            )
         except ValueError as e:
-            failures.append(str(e))
-            lines.append(_line(name, "none", *["-"] * (1 + len(NAMES))))
-    if t0 is None and len(failures) == len(NAMES):
-        raise ValueError(failures[-1])
-    return lines if t0 is None else [*lines, _row("given", t0, float(abar[t0]), clip=clip, delta=delta)]
-
-
-def _row(label: str, t0: int, abar: float, *, clip: float, delta: float) -> str:
-    event = release_event(clip, abar)
-    sigma = 2 * clip * event.std_over_sensitivity
-    spent = (bounds.up(epsilon_of([event], delta, name)) for name in NAMES)
-    return _line(label, str(t0), f"{sigma:.2f}", *spent)
-
-
-def _line(label: str, t0: str, *cells: str) -> str:
-    return f"{label:<10}{t0:>6}" + "".join(f"{cell:>19}" for cell in cells)
-
-
-def _parser() -> Parser:
-    parser = Parser("calibrate", __doc__)
-    parser.add_argument("--clip", type=float, required=True, help="C: L2 norm of a clipped image (public)")
-    parser.add_argument("--epsilon", type=float, default=10.0)
-    parser.add_argument("--delta", type=float, default=1e-5)
-    parser.add_argument("--schedule", default="linear", help="linear, cosine, sigmoid or scaled_linear")
-    parser.add_argument("--steps", type=int, default=1000, help="T")
-    parser.add_argument("--t0", type=int, help="also show what this depth spends")
-    return parser
+            failure = e
+    if t0 is None and not any(depths.values()):
+        raise failure
+    for name, depth in {**depths, **({} if t0 is None else {"given": t0})}.items():
+        if depth is None:
+            rows.append([name, "none", *["-"] * (1 + len(ACCOUNTANTS))])
+            continue
+        event = release_event(options.clip, float(abar[depth]))
+        epsilons = (rounding.up(epsilon_of([event], options.delta, a)) for a in ACCOUNTANTS)
+        rows.append([name, str(depth), f"{2 * options.clip * event.std_over_sensitivity:.2f}", *epsilons])
+    return aligned(rows, words=1)

@@ -7,8 +7,8 @@ import math
 import torch
 from torch import Tensor
 
-from raydiff.cli.canary_methods import Subject
 from raydiff.data.records import Records
+from raydiff.evaluation.canary_subjects import Subject
 from raydiff.federated.method import Round
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.ledger import Ledger

@@ -1,11 +1,11 @@
 """Try to turn the uploads of a finished PFDM run back into the records behind them (PFDM, appendix D.2).
 
-raydiff reconstruct RUN --out DIR                        by the global model, and by one of the public split
-raydiff reconstruct RUN --public-steps 5000 --out DIR    which is trained so long (default: as a client's)
-raydiff reconstruct RUN --pretrained MODEL --out DIR     by the model that an earlier attack has left
+    raydiff reconstruct RUN --out DIR                        by the global model, and by one of the public split
+    raydiff reconstruct RUN --public-steps 5000 --out DIR    trained for that many steps (default: as a client's)
+    raydiff reconstruct RUN --pretrained MODEL --out DIR     by the model that an earlier attack has left
 
-RUN is what raydiff generate takes. Files in DIR: metrics.json, reconstruction.png (rows as in Figures 8 and 9: uploads,
-originals, what each attacker made of them), pretrained.safetensors. They show private records: all are confidential.
+DIR gets metrics.json, reconstruction.png (rows as in Figures 8 and 9: uploads, originals, reconstructions) and
+pretrained.safetensors. They show private records: all are confidential.
 """
 
 from __future__ import annotations
@@ -13,23 +13,24 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.cli.parser import Parser
+from raydiff.cli.options import RunOptions, parse
 from raydiff.data.records import Records, joined
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
 from raydiff.federated.method import SERVER_ONLY
+from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Diverged, fit
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.pfdm.reconstruction import Denoise, Reconstruction, compare, reconstruct
-from raydiff.results.finished import Finished, open_finished
-from raydiff.runtime import sweep_folder
+from raydiff.results.finished import Finished
 from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
 from raydiff.tree import Params
 
@@ -37,37 +38,48 @@ COLUMNS = 10  # of the picture
 SHOWN = ("mse", "mse_wrong", "psnr", "ssim", "ssim_wrong", "closest", "closest_in_class")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options(RunOptions):
+    out: Path
+    """Folder for the files."""
+    records: int = 256
+    """How many uploads are attacked."""
+    public_steps: int | None = None
+    """Steps of the attacker's training on the public split."""
+    pretrained: Path | None = None
+    """A safetensors file of the attacker's denoiser."""
+
+    def __post_init__(self) -> None:
+        if self.records < 2:
+            raise ValueError(f"--records must be at least 2, got {self.records}")
+        if self.public_steps is not None and (self.public_steps < 1 or self.pretrained):
+            raise ValueError("--public-steps must be at least 1, and has no meaning with --pretrained")
+
+
 def main(argv: Sequence[str]) -> int:
-    """Find the run, attack it, print, save."""
-    given = _options().parse_args(argv)
-    if given.records < 2:
-        raise ValueError(f"--records must be at least 2, got {given.records}")
-    if given.public_steps is not None and (given.public_steps < 1 or given.pretrained):
-        raise ValueError("--public-steps must be at least 1, and has no meaning with --pretrained")
-    finished = open_finished(sweep_folder.trial_folder(given.run, given.storage))
+    """Attack the run's uploads with each denoiser, print and save."""
+    options = parse(Options, argv, __doc__)
+    finished = options.open()
     method = method_of(finished)
-    uploads, originals = sent(finished, method, given.records)
-    attackers: dict[str, Denoise] = {}
-    if model := tree.under("model", finished.server):
-        attackers["global"] = attacker(method, model)
-    if pretrained := _pretrained(finished, method, given.pretrained, given.public_steps):
-        attackers["pretrained"] = attacker(method, pretrained)
+    uploads, originals = sent(finished, method, options.records)
+    attackers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
+    attackers = {name: params for name, params in attackers.items() if params}
     if not attackers:
         raise ValueError("there is no attacker: this run has no global denoiser and no public split; give --pretrained")
-    made = {name: reconstruct(denoise, uploads, originals.labels) for name, denoise in attackers.items()}
-    found = {name: compare(x, originals.images, originals.labels[:, 0]) for name, x in made.items()}
-    found = {"upload": compare(uploads, originals.images, originals.labels[:, 0]), **found}
-    print("\n".join(table(found, len(originals), method)))
-    metrics = {k: v for name, one in found.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
-    given.out.mkdir(parents=True, exist_ok=True)
-    write_text(given.out / "metrics.json", json.dumps(metrics, indent=1))
-    rows = {"upload": uploads, "original": originals.images, **dict(reversed(made.items()))}
-    privacy = "none: the second row are private records"
+    images, classes = originals.images, originals.labels[:, 0]
+    made = {name: reconstruct(attacker(method, x), uploads, originals.labels) for name, x in attackers.items()}
+    results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **made}.items()}
+    print("\n".join(table(results, len(originals), method)))
+    metrics = {k: v for name, one in results.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
+    options.out.mkdir(parents=True, exist_ok=True)
+    write_text(options.out / "metrics.json", json.dumps(metrics, indent=1))
+    rows = {"upload": uploads, "original": images, **dict(reversed(made.items()))}
     pictures = [x[:COLUMNS] for x in rows.values()]
-    sample_grid(pictures, given.out / "reconstruction.png", privacy=privacy, names=tuple(rows))
-    if pretrained:
-        write_tensors(given.out / "pretrained.safetensors", pretrained)
-    print(f"files in {given.out}: metrics.json, reconstruction.png" + (", pretrained.safetensors" * bool(pretrained)))
+    privacy = "none: the second row are private records"
+    sample_grid(pictures, options.out / "reconstruction.png", privacy=privacy, names=tuple(rows))
+    if "pretrained" in attackers:
+        write_tensors(options.out / "pretrained.safetensors", attackers["pretrained"])
+    print(f"files in {options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
     return 0
 
 
@@ -114,23 +126,22 @@ def attacker(method: PFDM, params: Params) -> Denoise:
     return denoise
 
 
-def table(found: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[str]:
+def table(results: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[str]:
     """Lines of text, one per attacker."""
-    one = next(iter(found.values()))
-    lines = [
+    rows = [["attacker", *SHOWN], *([name, *(f"{getattr(r, k):.4g}" for k in SHOWN)] for name, r in results.items())]
+    chance = next(iter(results.values()))
+    return [
         f"{n} uploads of depth t0 = {method.depth}, epsilon = {method.epsilon:g} (per example, replace_one, local)",
-        "attacker".ljust(12) + "".join(name.rjust(18) for name in SHOWN),
+        *aligned(rows, words=1),
+        f"by chance: closest {chance.closest_random:.4g}, closest_in_class {chance.closest_in_class_random:.4g}",
     ]
-    lines += [name.ljust(12) + "".join(f"{getattr(f, k):18.4g}" for k in SHOWN) for name, f in found.items()]
-    return [*lines, f"by chance: closest {one.closest_random:.4g}, closest_in_class {one.closest_in_class_random:.4g}"]
 
 
-def _pretrained(finished: Finished, method: PFDM, path: Path | None, steps: int | None) -> Params:
-    """The denoiser in this file, or one trained on the public split: of the method's model, without the clipped flag;
-    {} where there is neither."""
+def _pretrained(finished: Finished, method: PFDM, options: Options) -> Params:
+    """The denoiser of --pretrained, or one of the method's model trained on the public split; {} without either."""
     public, rng = finished.dataset.splits["public"], seeding.generator(0, "reconstruction", "pretrained")
-    fresh = method.model.init(rng)
-    if path is not None:
+    fresh, steps = method.model.init(rng), options.public_steps
+    if (path := options.pretrained) is not None:
         try:
             params, _ = read_tensors(path)
         except Exception as e:  # by kind of damage: FileNotFoundError, SafetensorError, ...
@@ -150,12 +161,3 @@ def _pretrained(finished: Finished, method: PFDM, path: Path | None, steps: int 
         return fit(method.model, fresh, public.images, public.labels, training=training, rng=rng)[0]
     except Diverged as e:
         raise ValueError(f"the pretrained attacker: {e}") from None
-
-
-def _options() -> Parser:
-    p = Parser("reconstruct", __doc__).of_run()
-    p.add_argument("--records", type=int, default=256, help="how many uploads are attacked (default: %(default)s)")
-    p.add_argument("--public-steps", type=int, help="steps of the attacker's training on the public split")
-    p.add_argument("--pretrained", type=Path, metavar="MODEL", help="safetensors file of the attacker's denoiser")
-    p.add_argument("--out", type=Path, required=True, help="folder for the files")
-    return p

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from raydiff.__main__ import main
 from raydiff.papers import theory_command as theory
 from raydiff.papers.discrete.theory import random_tables
 from raydiff.papers.feddistr import theory as feddistr
@@ -110,31 +109,3 @@ def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert all(a > b for a, b in zip(most, least, strict=True))
     slopes = [float(line.split(": ")[1].split()[0]) for line in lines if "the paper's" in line]
     assert slopes[1:] == pytest.approx([-2, -1, -2], abs=0.02) and -0.9 < slopes[0] < -0.6
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("digitz", "digitz"),
-        ("digits --seeds 0", "--seeds must be at least 1, got 0"),
-        ("digits --seeds two", "invalid int value: 'two'"),
-        ("digits --covariance other", "invalid choice: 'other'"),
-        ("digits --public 0", "data.public must be at least 1"),
-        ("digits --train 5000", "too few for"),
-        ("digits --size 0", "data.size must be at least 1, got 0"),
-        ("theory --out mine.csv", "--out must be a folder unless a data set is named"),
-        ("pdp --out mine.csv", "--out must be a folder unless a data set is named"),
-        ("spire --out mine.csv", "--out must be a folder unless a data set is named"),
-        ("digits --epsilon 3", "unrecognized arguments: --epsilon 3"),
-    ],
-)
-def test_bad_input_is_one_sentence(
-    arguments: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as stop:
-        main(["theory", *arguments.split()])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2 and out == ""
-    assert message in err and err.count("\n") == 1
-    assert list(tmp_path.iterdir()) == []

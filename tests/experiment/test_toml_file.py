@@ -71,23 +71,19 @@ def test_without_axes_those_of_the_preset_stay_that_the_file_leaves_open(tmp_pat
 @pytest.mark.parametrize(
     ("was", "now", "says"),
     [
-        ("clients = 4", "cliens = 4", r"line 2: unknown field --cliens; did you mean clients\?"),
-        ("t0 = 3", "t_0 = 3", r"line 11: unknown field --method\.t_0; did you mean method\.t0\?"),
-        ("[32, 64]", '["a"]', "line 15: --method.model.network.widths must be some values, each an integer, got 'a'"),
-        ('"unet"', '"unt"', r"line 14: --method\.model\.network must be one of mlp, unet, got 'unt'; did you mean"),
-        (
-            "[1, 5]",
-            '[1, "x"]',
-            r"line 18: \[grid\] --method\.t0 must be an integer or none, got 'x'",
-        ),
-        ("seed = [0, 1]", "sed = [0, 1]", r"line 19: \[grid\] unknown field --sed; did you mean seed\?"),
-        ('"digits"\nclients', '"digit"\nclients', r"line 1: --preset must be one of .*; did you mean digits\?"),
+        ("clients = 4", "cliens = 4", r"unknown field --cliens; did you mean clients\?"),
+        ("[32, 64]", '["a"]', "--method.model.network.widths must be some values, each an integer, got 'a'"),
+        ('"unet"', '"unt"', r"--method\.model\.network must be one of mlp, unet, got 'unt'; did you mean"),
+        ("[1, 5]", '[1, "x"]', r"--method\.t0 must be an integer or none, got 'x'"),
+        ('"digits"\nclients', '"digit"\nclients', r"--preset must be one of .*; did you mean digits\?"),
         ("clients = 4", "clients =", "Invalid value .at line 2"),
         ("clients = 4", "clients = 0", "clients must be at least 1, got 0"),
-        ("[grid]", '[runtime]\nnoise_secret = "aa"\n[grid]', "line 18: .*must not be on a command line or in a file"),
+        ("[grid]", '[runtime]\nnoise_secret = "aa"\n[grid]', "must not be where others can read it"),
     ],
 )
-def test_bad_files_are_refused_in_one_sentence_with_their_line(tmp_path: Path, was: str, now: str, says: str) -> None:
+def test_bad_files_are_refused_in_one_sentence_that_names_the_field(
+    tmp_path: Path, was: str, now: str, says: str
+) -> None:
     path = at(tmp_path, WHOLE.replace(was, now))
     with pytest.raises(ValueError, match=says) as error:
         rd.preset(path)

@@ -20,8 +20,6 @@ from raydiff.results.finished import open_finished
 from raydiff.storage.atomic_files import read_tensors, write_tensors
 from raydiff.tree import clip_records
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def call(storage: Any, run: str, out: Path, *more: str) -> dict[str, float]:
     assert reconstruct.main([run, "--out", str(out), "--storage", str(storage.root), *more]) == 0
@@ -83,27 +81,6 @@ def test_without_public_records_the_global_model_attacks_alone(
     assert "no pretrained attacker: the run has no public split\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"^--public-steps needs public records: the run's data.public is 0$"):
         call(copied, "bare", tmp_path / "p", "--public-steps", "2")
-
-
-@pytest.mark.parametrize(
-    ("command", "says"),
-    [
-        ("fedavg --out o", "FedAvg sends no noised records: there is nothing to reconstruct"),
-        ("pfdm --out o --records 1", "--records must be at least 2, got 1"),
-        ("pfdm --out o --public-steps 0", "--public-steps must be at least 1"),
-        ("pfdm --out o --pretrained gone", "--pretrained: gone cannot be read"),
-        ("nix --out o", "there is no run nix in "),
-        ("pfdm", "the following arguments are required: --out"),
-    ],
-)
-def test_refused_in_one_sentence(
-    storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, says: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError) as e:
-        reconstruct.main([*command.split(), "--storage", str(storage.root)])
-    assert str(e.value).startswith(says) and "\n" not in str(e.value)
-    assert not list(tmp_path.iterdir())
 
 
 def test_parameters_of_another_model_are_refused(storage, tmp_path: Path) -> None:

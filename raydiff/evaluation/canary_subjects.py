@@ -1,11 +1,11 @@
-"""Canaries in a method's own upload: what the adversary sees of them, and what the ledger says of it."""
+"""Canaries in a method's own upload: the adversary's view of them, and its ledger."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -39,10 +39,10 @@ from raydiff.tree import Params
 
 Summed = Sketch | DPMERF | Evolution | Marginals
 Send = Callable[[Tensor, NoiseStream], tuple[Tensor, Ledger]]
-"""(canary (m, d), noise) -> what the adversary sees of it, in all rounds together, and what the ledger says of that."""
+"""(canary (m, d), noise) -> (the adversary's view of it in all rounds together, the ledger of that view)."""
 
-WIDTH = 16  # entries of an update: clip and noise know no shapes
-STEPS = 100  # of an audit of DP-SGD: with 16,000 canaries they take 10 s on one core
+WIDTH = 16  # entries of an update: clip and noise do not depend on shapes
+STEPS = 100  # of an audit of DP-SGD: 10 s on one core with 16,000 canaries
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,24 +50,27 @@ class Subject:
     """A method whose Gaussian releases can be audited."""
 
     one: Send
-    """The way of one canary; where they go `together`, of (n, m, d) in one upload."""
+    """View of one canary; with `together`, of (n, m, d) in one upload."""
     clip: float
     """Norm to which a vector is clipped."""
     shape: tuple[int, int]
     """(m, d): vectors of a canary, and their entries."""
     count: int = 4000
-    """Canaries of an audit: as many as a minute is enough for, or 16,000."""
+    """Canaries of an audit: about a minute's, or 16,000."""
     together: bool = False
 
     @property
     def send(self) -> canaries.Send:
-        """What the adversary sees of canaries (n, m, d)."""
-        of_these: Callable[[Tensor, NoiseStream], Tensor] = lambda x, noise: self.one(x, noise)[0]  # noqa: E731
-        return of_these if self.together else canaries.one_by_one(of_these)
+        """The adversary's view of canaries (n, m, d)."""
+
+        def view(x: Tensor, noise: NoiseStream) -> Tensor:
+            return self.one(x, noise)[0]
+
+        return view if self.together else canaries.one_by_one(view)
 
     @property
     def ledger(self) -> Ledger:
-        """What the adversary's view says of one canary."""
+        """The ledger of one canary's view."""
         zero = torch.zeros(1, *self.shape)
         return self.one(zero if self.together else zero[0], NoiseStream(b"of an empty upload", ()))[1]
 
@@ -76,10 +79,11 @@ OF_PAPERS: Table[Callable[[Any, Records | None], Subject | None]] = Table(
     {"PFDM": "raydiff.papers.pfdm.canary:subject", "FedDistr": "raydiff.papers.feddistr.canary:subject"}
 )
 """Of the papers' methods: (method, public records) -> subject; None where nothing is noised."""
+NO_NOISE = "{} adds no noise to its uploads as it is set up here: there is nothing to audit"
 
 
 def subject(method: Method, public: Records | None) -> Subject:
-    """The canaries' way through this method's own code. Raises ValueError where it has no such audit."""
+    """The audit of this method by its own code. Raises ValueError where it adds no noise, or has no audit."""
     if (name := type(method).__name__) in OF_PAPERS and (found := OF_PAPERS[name](method, public)) is not None:
         return found
     if isinstance(method, Summed) and method.epsilon not in (None, math.inf):
@@ -87,26 +91,17 @@ def subject(method: Method, public: Records | None) -> Subject:
     averaging = getattr(method, "averaging", None)
     if isinstance(averaging, Averaging) and averaging.privacy and averaging.privacy.epsilon < math.inf:
         return _averaged(averaging.privacy, method.rounds)
-    raise _refusal(method)
-
-
-def _refusal(method: Method) -> ValueError:
-    classes = ("PFDM", *(cls.__name__ for cls in (DPSGD, *get_args(Summed))))
-    name, fields = type(method).__name__, dict.fromkeys(classes, "method.epsilon")
-    if name not in fields and isinstance(method.upload_event(1000, 0), Gaussian):
-        return ValueError(f"there is no audit of {name}, which adds noise to its uploads: canary_methods.py needs one")
-    fields |= {"FedDistr": "method.epsilon and method.clip"}
-    field = fields.get(name, "method.averaging.privacy, where the method has it")
-    says = f"{name} adds no noise to what its clients send as it is set up here"
-    return ValueError(f"{says}: there is nothing to audit without {field}")
+    if name not in OF_PAPERS and not isinstance(method, Summed) and isinstance(method.upload_event(1000, 0), Gaussian):
+        raise ValueError(f"there is no audit of {name}, which adds noise to its uploads: canary_subjects.py needs one")
+    raise ValueError(NO_NOISE.format(name))
 
 
 def _summed(method: Summed, public: Records | None) -> Subject:
-    """A client's one record is u or v, two that the sum tells apart well; of each whole upload the adversary sees how
-    far it lies from the middle of the two expected ones, along the line between them, and adds that up over rounds.
+    """The client's one record is u or v, far apart in the method's sum. In each round the adversary projects the upload
+    on the line between the two expected ones, from their middle, and adds the projections up.
 
-    A canary of direction e makes u of e and v of -e, so that its antipode is minus it. Between rounds the server makes
-    of the upload what it would of a federation's, and both are asked anew.
+    A canary of direction e makes u from e and v from -e, so that its antipode is minus it. Between rounds the server
+    aggregates the upload as it would a federation's.
     """
     if isinstance(method, Marginals):  # One row of labels: other rows would be noise alone.
         method = replace(method, model=method.model.for_table(method.model.counts, ()))
@@ -196,8 +191,8 @@ class _Sender(FedAvg):
 
 
 def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
-    """All rounds of a federation, by the code of every other one, with as few clients as may be. The adversary sees
-    what its server makes public (central trust), or what it sees itself."""
+    """All rounds of a federation with as few clients as possible. The adversary sees what the server publishes (central
+    trust), or what the server sees."""
     clients = {"local": 1, "central": 2, "aggregate": privacy.shares or 0}[privacy.trust]
     entry = torch.zeros(clients, 1, 1, 1, 1).index_fill(0, torch.tensor(0), 1.0)  # 1 for client 0, and 0 for the others
     data = [Records(x, torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for x in entry]
@@ -229,13 +224,12 @@ class _Canaries(Pulls, DDPM):
 def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseStream) -> tuple[Tensor, Ledger]:
     """(scores of the canaries (m,), the client's ledger) of all rounds of one client whose records are canaries.
 
-    A step draws a tenth of the canaries at least, and there are `STEPS` at most: canaries that are rarely drawn show
-    little, and the ledger has what was done. The optimiser is plain SGD, so that the final model shows the sum of the
-    noised gradients: what another makes of them is post-processing. Raises ValueError where the method adds no noise,
-    and where its batch is larger than the number of canaries.
+    A step draws a tenth of the canaries at least, since canaries that are rarely drawn show little. With plain SGD the
+    final model is the sum of the noised gradients; other optimisers post-process them. Raises ValueError where the
+    method adds no noise, and where its batch is larger than the number of canaries.
     """
     if not (method.noise_multiplier or (method.epsilon is not None and method.epsilon < math.inf)):
-        raise _refusal(method)
+        raise ValueError(NO_NOISE.format(type(method).__name__))
     m, local, ledger = len(included), method.local, Ledger()
     plain = Training(optimizer="sgd", decay="constant", weight_decay=0.0, learning_rate=1.0)
     sgd = replace(plain, batch=max(local.batch, m // 10), steps=min(local.steps, STEPS))

@@ -1,0 +1,164 @@
+"""Options as dataclasses: their words become values, every command shows its options, and bad input is one sentence."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+from raydiff.__main__ import COMMANDS
+from raydiff.cli.options import parse, parse_known, positional
+from raydiff.experiment.config import Experiment
+
+MODULES = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
+OPTIONS = {
+    name: getattr(import_module(f"raydiff.{module}"), "Options", None)
+    for name, module in MODULES.items()
+    if not module.startswith("report") and "report" not in module
+}
+DECLARED = {name: cls for name, cls in OPTIONS.items() if cls is not None}
+Command = Callable[..., tuple[int, str, str]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    run: str = positional()
+    """The run."""
+    other: Path | None = positional(None)
+    """Another file."""
+    num: int = 3
+    """How many. Not more."""
+    rates: tuple[float, ...] | None = None
+    """Learning rates."""
+    names: tuple[str, ...] = ()
+    """Axes."""
+    dry_run: bool = False
+    """Keep nothing."""
+    source: Literal["client", "global"] = "client"
+    """Whose."""
+
+
+@pytest.mark.parametrize(
+    ("line", "changes"),
+    [
+        ("it", {}),
+        ("it --num 4", {"num": 4}),
+        ("--num=4 it", {"num": 4}),
+        ("--num 1 --num 4 it", {"num": 4}),
+        ("--num -4 it", {"num": -4}),
+        ("--dry-run it", {"dry_run": True}),
+        ("it --dry_run", {"dry_run": True}),
+        ("it --rates 1e-3,2 0.5", {"rates": (1e-3, 2.0, 0.5)}),
+        ("it --rates none", {"rates": None}),
+        ("it --rates", {"rates": ()}),
+        ("it --names a=1,2 --num 4 --names b", {"names": ("a=1,2", "b"), "num": 4}),
+        ("it --source global", {"source": "global"}),
+        ("it /there", {"other": Path("/there")}),
+    ],
+)
+def test_words_become_values_of_the_fields_types(line: str, changes: dict[str, Any]) -> None:
+    assert parse(Sample, line.split(), None) == Sample(run="it", **changes)
+
+
+def test_a_path_is_absolute_and_of_this_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse(Sample, ["it", "a/b"], None).other == tmp_path / "a" / "b"
+    assert parse(Sample, ["it", "~/b"], None).other == Path("/home/me/b")
+    with pytest.raises(ValueError, match=r"^OTHER must be a path or none, got 's3://a/b'"):
+        parse(Sample, ["it", "s3://a/b"], None)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "RUN is missing: The run."),
+        ("it that more", "unexpected argument 'more'"),
+        ("it --num x", "--num must be an integer, got 'x'"),
+        ("it --num", "--num must be an integer, got ''"),
+        ("it --num 1.5", "--num must be an integer, got '1.5'"),
+        ("it --rates 1,x", "--rates must be some values, each a number or none, got '1,x'"),
+        ("it --source globl", "--source must be one of client, global, got 'globl'; did you mean global?"),
+        ("it --dry-run=maybe", "--dry-run must be true or false, got 'maybe'"),
+        ("it --nun 3", "unknown option --nun; did you mean --num?"),
+        ("it --zzz", "unknown option --zzz"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(line: str, says: str) -> None:
+    with pytest.raises(ValueError) as e:
+        parse(Sample, line.split(), None)
+    assert str(e.value) == says
+
+
+def test_other_options_are_left_for_the_fields() -> None:
+    line = "it --method fedavg --num 4 --method.model.network.widths 8 16 --seed=3"
+    options, rest = parse_known(Sample, line.split(), None, Experiment())
+    assert options == Sample(run="it", num=4)
+    assert rest == ["--method", "fedavg", "--method.model.network.widths", "8", "16", "--seed=3"]
+    with pytest.raises(ValueError, match=r"^unknown option --nun; did you mean --num"):
+        parse_known(Sample, ["it", "--nun", "3"], None, Experiment())
+
+
+# --- every command ---
+
+
+def required(cls: type) -> list[dataclasses.Field[Any]]:
+    return [f for f in dataclasses.fields(cls) if f.init and f.default is dataclasses.MISSING]
+
+
+def enough(cls: type, tmp_path: Path, *, leave_out: str = "") -> list[str]:
+    """Words for all options that a command needs."""
+    words = []
+    for f in required(cls):
+        value = str(tmp_path / "new") if f.name in ("out", "folder") else "1"
+        if f.name != leave_out:
+            words += [value] if "positional" in f.metadata else [f"--{f.name}", value]
+    return words
+
+
+def refusal(command: Command, *arguments: str) -> str:
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "") and err.startswith("error: ") and err.count("\n") == 1
+    return err
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_an_unknown_option_is_refused_with_the_nearest_name(name: str, command: Command, tmp_path: Path) -> None:
+    f = next(f for f in reversed(dataclasses.fields(DECLARED[name])) if f.init and "positional" not in f.metadata)
+    option = f"--{f.name.replace('_', '-')}"
+    err = refusal(command, name, *enough(DECLARED[name], tmp_path), f"{option}s", "1")
+    assert f"unknown option {option}s" in err and f"did you mean {option}" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [(n, f.name) for n, c in DECLARED.items() for f in dataclasses.fields(c) if f.type == "int"]
+)
+def test_an_option_of_another_type_is_refused(name: str, option: str, command: Command, tmp_path: Path) -> None:
+    option = f"--{option.replace('_', '-')}"
+    err = refusal(command, name, *enough(DECLARED[name], tmp_path), option, "two")
+    assert f"{option} must be an integer, got 'two'" in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("name", "missing"), [(n, f.name) for n, c in DECLARED.items() for f in required(c)])
+def test_a_missing_option_is_named(name: str, missing: str, command: Command, tmp_path: Path) -> None:
+    err = refusal(command, name, *enough(DECLARED[name], tmp_path, leave_out=missing))
+    assert "is missing" in err
+
+
+@pytest.mark.parametrize("name", DECLARED)
+def test_help_shows_every_option_with_its_meaning(name: str, command: Command) -> None:
+    code, out, err = command(name, "--help")
+    assert (code, err) == (0, "") and out.startswith(import_module(f"raydiff.{MODULES[name]}").__doc__.strip())
+    lines = out.splitlines()
+    for f in dataclasses.fields(DECLARED[name]):
+        label = f.name.upper() if "positional" in f.metadata else f"--{f.name.replace('_', '-')}"
+        at = [i for i, line in enumerate(lines) if line.split()[:1] == [label]]
+        assert f.init == bool(at), label
+        assert not at or lines[at[0] + 1].startswith("      "), label
