@@ -21,7 +21,14 @@ from raydiff.lookup import is_outside, nearest
 from raydiff.storage.staging import SECRET
 
 CONSTANTS = {(bool, "true"): True, (bool, "false"): False, (type(None), "none"): None}
-NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "text", Path: "a path", type(None): "none"}
+NAMES = {
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path on this machine, no bucket,",
+    type(None): "none",
+}
 
 
 def to_dict(obj: Any) -> Any:

@@ -144,7 +144,7 @@ def test_a_sweep_on_two_workers_imports_it_and_optuna_maximises_its_metric(packa
         ("--method wrong:Thawed", "wrong:Thawed is no method: it must be a frozen dataclass"),
         ("--method wrong:Bare", "wrong:Bare is no method: it has no .*aggregate"),
         ("--method wrong:Needy", "wrong:Needy is no method: its field rounds"),
-        ("--method wrong:Pfdm", "wrong:Pfdm is called like"),
+        ("--method wrong:Pfdm", "wrong:Pfdm has the name of a method"),
         ("--method gone.away:Ditto", "gone.away:Ditto cannot be imported: ModuleNotFoundError"),
         ("--method mylab.ditto:Dito", "mylab.ditto has no Dito; did you mean Ditto"),
         ("--data.name wrong:source", "wrong:source must be a function .* that gives a .*Source"),

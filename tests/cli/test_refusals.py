@@ -46,7 +46,7 @@ REFUSED = {
     "init digits --method.clp 3": r"unknown field --method\.clp; did you mean method\.clip",
     "init digits --clients 900": r"client \d+ would get",
     "preview digit": r"unknown data set 'digit'.*; did you mean digits\?",
-    "preview digits --data.public-from digits": "of the 250 public pictures are also records of the private data",
+    "preview digits --data.public-from digits": "public records must hold no record of the run",
     "theory digitz": "digitz",
     "theory digits --seeds 0": "--seeds must be at least 1, got 0",
     "theory digits --public 0": "data.public must be at least 1",

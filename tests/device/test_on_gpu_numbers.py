@@ -28,7 +28,7 @@ from raydiff.models import training
 from raydiff.models.ddpm import DDPM, compute_with, device
 from raydiff.models.lockstep import train_all
 from raydiff.models.networks import MLP, UNet
-from raydiff.models.training import Diverged, Draw, Fitted, Task, Training, optimize
+from raydiff.models.training import Diverged, Fitted, Task, Training, optimize
 from raydiff.privacy.release import Gaussian
 from raydiff.seeding import generator
 from raydiff.storage.checkpoint import Store
@@ -189,7 +189,6 @@ def gradient_of_processes() -> Callable[..., tuple[Params, torch.Tensor]]:
         "torch": torch,
         "Task": Task,
         "Params": Params,
-        "Draw": Draw,
         "Tensor": torch.Tensor,
     }
     exec("from __future__ import annotations\n" + ast.unparse(found), names)

@@ -129,7 +129,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "it was stopped (asha)": lambda folder: trial.end(folder, "stopped", reason="asha"),
     "has not finished": lambda folder: (folder / "outcome.json").unlink(),
     "there is no trial": lambda folder: (folder / "config.json").unlink(),
-    "the server's state is gone": lose_server,
+    "is gone, and the trial cannot go on without it": lose_server,
     "another version": rename,
 }
 

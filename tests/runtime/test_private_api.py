@@ -24,7 +24,10 @@ USED = {
     ),
     ("runtime/cluster.py", "_temp_dir"): ("ray 2.60.0", "ray:init"),  # read from **kwargs
     ("tree.py", "torch._utils._unflatten_dense_tensors"): ("torch 2.14.1", "torch._utils:_unflatten_dense_tensors"),
-    ("runtime/estimate.py", "torch._dynamo"): ("torch 2.14.1", "torch._dynamo:reset"),
+    ("models/ddpm.py", "torch._dynamo.config.recompile_limit"): (
+        "torch 2.14.1",
+        "torch._dynamo.config:recompile_limit",
+    ),
     ("models/training.py", "torch._foreach_lerp_"): ("torch 2.14.1", "torch:_foreach_lerp_"),
 }
 

@@ -35,6 +35,8 @@ ALONE_S, CHECKS_S, ALL_S = 120.0, 240.0, 475.0
 AT_ONCE = 8  # Checks side by side: about two CPU cores for each.
 ABOUT = ("card", "driver", "torch", "kind", "what", "ok")
 """What a line has beside its numbers and its error."""
+UNSHOWN = ("card_gib", "with_little_gib", "slowest_s", "share", "cpu_s")
+"""Numbers that the lines have and the page has not."""
 LEAST_S = 3.0  # A job is not started with less time than this.
 
 
@@ -198,13 +200,14 @@ def page(lines: Sequence[dict[str, Any]], source: str) -> str:
     if not lines:
         return head + "not run on a GPU\n"
     checks, failed = [line for line in lines if "::" in line["what"]], [line for line in lines if line["ok"] is False]
-    text = f"{head}All lines: [{source}](../data/gpu/{source}).\n\n| what | figure | card |\n|---|---|---|\n"
-    for line in (line for line in lines if line.get("kind") == "figure"):
-        numbers = ", ".join(f"{k} {v}" for k, v in line.items() if k not in (*ABOUT, "error"))
-        text += f"| {line['what']} | {numbers} | {line['card']} |\n"
     passed, skipped = (sum(line["ok"] is kind for line in checks) for kind in (True, None))
-    text += f"\n{passed} checks passed, {skipped} were skipped, {len(failed)} lines tell of a failure.\n\n"
-    return text + "".join(f"- {line['what']}: {line['error']}\n" for line in failed)
+    text = f"{head}{lines[0]['card']}, torch {lines[0]['torch']}: {passed} checks passed, {skipped} were skipped, "
+    text += f"{len(failed)} lines tell of a failure ([all lines](../data/gpu/{source})). Times in seconds.\n\n"
+    text += "| what | figures |\n|---|---|\n"
+    for line in (line for line in lines if line.get("kind") == "figure"):
+        numbers = [f"{k} {v}" for k, v in line.items() if k not in ABOUT and isinstance(v, float) and k not in UNSHOWN]
+        text += f"| {line['what']} | {', '.join(numbers)} |\n" if numbers else ""
+    return text + "".join(f"\n- {line['what']}: {line['error']}" for line in failed) + "\n" * bool(failed)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -1,0 +1,119 @@
+"""Ceilings on attacks: the published settings, a ledger's curve, and the check of a run's attacks."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from raydiff.evaluation.attacks import membership
+from raydiff.privacy import ceilings, gaussian
+from raydiff.privacy import tradeoff as losses
+from raydiff.privacy.ceilings import AboveCeiling, check_attacks
+from raydiff.privacy.ledger import Ledger, PrivacyOdometer
+from raydiff.privacy.release import Gaussian, NonPrivate
+
+
+def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:
+    event = Gaussian(1.0, "example", "add_remove", "local", 0.1, 5)
+    sampled = Ledger().with_upload(0, 0, event, 0).with_upload(1, 0, event, 0).with_upload(1, 1, event, 0)
+    rates = {name: losses.tpr_ceiling([event, event], fpr) for fpr, name in ceilings.TPRS.items()}
+    assert ceilings.of_ledger(PrivacyOdometer(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
+    assert ceilings.rates(PrivacyOdometer(sampled)) == rates
+
+
+def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
+    spent = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    assert ceilings.of_ledger(spent) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
+    assert ceilings.rates(spent) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
+    assert list(ceilings.TPRS.values()) == ["privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"]
+
+
+def test_events_that_do_not_compose_allow_every_attack() -> None:
+    both = Ledger()
+    for number, relation in enumerate(("replace_one", "zero_out")):
+        both = both.with_upload(number, 0, Gaussian(1.0, "example", relation, "local", 0.1), 0)  # type: ignore[arg-type]
+    assert ceilings.of_ledger(PrivacyOdometer(both)) == {ceilings.CEILING: 1.0}
+    assert set(ceilings.rates(PrivacyOdometer(both)).values()) == {1.0}
+
+
+def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_server() -> None:
+    """Under central trust the server sees the updates, and its own noise covers all that comes after."""
+    central = Gaussian(2.0, "client", "replace_one", "central")
+    ledger = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
+    metrics = ceilings.of_ledger(PrivacyOdometer(ledger)) | ceilings.rates(PrivacyOdometer(ledger))
+    assert metrics[ceilings.CEILING] == 1.0 and metrics[ceilings.MU] == math.inf
+    assert metrics[ceilings.CEILING + ceilings.OUTSIDERS] == gaussian.auc_ceiling(0.5)
+    for fpr, name in ceilings.TPRS.items():
+        assert (metrics[name], metrics[name + ceilings.OUTSIDERS]) == (1.0, gaussian.tpr_ceiling(0.5, fpr))
+    for target in ("global", "pool", "uploads"):
+        for number, most in (("auc", gaussian.auc_ceiling(0.5)), ("tpr_at_1pct_fpr", gaussian.tpr_ceiling(0.5, 0.01))):
+            name = f"attack/{target}/loss/{number}_low"
+            check_attacks({**metrics, name: most})
+            if target == "uploads":
+                check_attacks({**metrics, name: 1.0})
+                continue
+            with pytest.raises(
+                AboveCeiling, match=f"attack/{target}/loss .* ceiling {most:.4g} that the ledger's noise sets"
+            ):
+                check_attacks({**metrics, name: most + 1e-9})
+
+
+def test_where_the_clients_add_the_noise_both_see_the_same() -> None:
+    spent = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    assert not [name for name in ceilings.of_ledger(spent) | ceilings.rates(spent) if name.endswith(ceilings.OUTSIDERS)]
+
+
+@pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
+def test_an_attack_that_reaches_its_ceiling_is_above_it_in_a_fortieth_of_sound_trials_at_most(mu: float) -> None:
+    rng, tries = torch.Generator().manual_seed(0), 600
+    ceiling, above = gaussian.auc_ceiling(mu), 0
+    for _ in range(tries):  # a smaller score says that it is a member's
+        inside, outside = (torch.randn(100, 1, generator=rng, dtype=torch.float64) - shift for shift in (mu, 0.0))
+        rows = {"calibration_members": inside, "calibration_nonmembers": outside}
+        found = membership.attack(**rows, members=inside, nonmembers=outside)
+        above += found.auc_interval[0] > ceiling
+    assert above / tries < 0.025 + 3 * (0.025 * 0.975 / tries) ** 0.5
+
+
+@pytest.mark.parametrize(("fpr", "at"), [(0.01, "1"), (0.001, "0.1")])
+def test_a_true_positive_rate_above_its_ceiling_is_named_too(fpr: float, at: str) -> None:
+    """Labels that differ by 0.005 may stand for as many more false positives, which helps by a factor at most."""
+    name = f"attack/global/pia/tpr_at_{at}pct_fpr_low"
+    known = {ceilings.CEILING: 0.7, ceilings.TPRS[fpr]: 0.05, name: 0.05}
+    check_attacks(known)
+    check_attacks({**known, name: 0.05 * (fpr + 0.005) / fpr - 1e-9}, unlike=0.005)
+    check_attacks({**known, name.replace("global", "client"): 1.0, name.replace("_low", ""): 1.0})
+    check_attacks({name: 1.0})
+    says = f"attack/global/pia has a true positive rate, at {at} % false ones, of at least 0.06, above the ceiling 0.05"
+    with pytest.raises(AboveCeiling, match=says):
+        check_attacks({**known, name: 0.06})
+    with pytest.raises(AboveCeiling, match=r"above the ceiling 0\.05"):
+        check_attacks({**known, name: 0.05 * (fpr + 0.005) / fpr + 1e-9}, unlike=0.005)
+
+
+GOOD = {
+    ceilings.MU: 1.0,
+    ceilings.CEILING: gaussian.auc_ceiling(1.0),  # .760
+    "attack/global/pia/auc_low": 0.75,
+    "attack/global/pia/auc": 0.9,
+    "attack/client/pia/auc_low": 0.99,  # never left its client
+    "attack/global/pia/balanced_accuracy_low": 0.99,
+}
+
+
+def test_attacks_below_the_ceiling_pass() -> None:
+    check_attacks(GOOD)
+    check_attacks({"attack/global/pia/auc_low": 1.0})
+    check_attacks({**GOOD, "attack/uploads/distance/auc_low": 0.77}, unlike=0.01)
+    check_attacks({**GOOD, ceilings.MU: math.inf, ceilings.CEILING: 1.0, "attack/global/pia/auc_low": 1.0})
+
+
+def test_an_attack_above_the_ceiling_is_named_with_its_limit_and_the_ceiling() -> None:
+    with pytest.raises(AboveCeiling) as e:
+        check_attacks({**GOOD, "attack/global/secmi/auc_low": 0.77, "attack/global/sima/auc_low": 0.765})
+    assert str(e.value) == (
+        "attack/global/secmi has an AUC of at least 0.77, above the ceiling 0.7602 that the ledger's noise (mu 1) sets "
+        f"to any attack; {ceilings.BY_CHANCE}"
+    )
