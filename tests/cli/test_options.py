@@ -70,7 +70,7 @@ def test_a_path_is_absolute_and_of_this_machine(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setenv("HOME", "/home/me")
     assert parse(Sample, ["it", "a/b"], None).other == tmp_path / "a" / "b"
     assert parse(Sample, ["it", "~/b"], None).other == Path("/home/me/b")
-    with pytest.raises(ValueError, match=r"^OTHER must be a path or none, got 's3://a/b'"):
+    with pytest.raises(ValueError, match=r"^OTHER must be a path on this machine or none, got 's3://a/b'"):
         parse(Sample, ["it", "s3://a/b"], None)
 
 

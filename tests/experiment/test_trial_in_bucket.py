@@ -223,7 +223,7 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     code, _, err = command("report", f"{uri}/sweeps/none")
     assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
     code, _, err = command("rm", "lab", "--storage", uri)
-    assert code == 2 and "--storage must be a path on this machine, no bucket, got" in err
+    assert code == 2 and "--storage must be a path on this machine, got" in err
 
 
 def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine, tmp_path):
