@@ -26,7 +26,7 @@ NAMES = {
     float: "a number",
     bool: "true or false",
     str: "text",
-    Path: "a path on this machine, no bucket,",
+    Path: "a path on this machine",
     type(None): "none",
 }
 
