@@ -222,6 +222,14 @@ def test_experiment_files_on_pages_can_be_read() -> None:
         assert file.parse(text, str(page), PRESETS).grid
 
 
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_of_the_code_that_a_page_names_exist(page: Path) -> None:
+    named = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)`", page.read_text())
+    assert [
+        name for name in named if not any((top / name).exists() for top in (ROOT, ROOT / "raydiff", ROOT / "docs"))
+    ] == []
+
+
 def test_the_picture_of_the_rooms_is_of_these_imports() -> None:
     architecture = of_docs("architecture")
     drawn = architecture.described(architecture.shown(architecture.arrows()))
