@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,14 @@ from raydiff.runtime.callbacks import Reporter
 from raydiff.runtime.sweep_folder import resume_command
 
 
-def write(folder: Path, composed: str) -> str:
+def write(folder: Path, composed: Callable[[Path], str]) -> str:
     """Write table, picture and page, and print where they are; returns the table. An error here fails no sweep."""
     table, out = "", folder / "report"
     for message in load.cut_short(folder):
         print(message)
     try:
         table = frontier.write(folder, out)
-        print(f"\n{table}\n{composed}" + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
+        print(f"\n{table}\n{composed(folder)}" + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
     except (ValueError, OSError) as e:
         print(f"no table: {e}")
     try:

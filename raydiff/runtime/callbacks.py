@@ -17,8 +17,8 @@ class Reporter:
 
     describe: Callable[[Path, str], tuple[str, dict[str, dict[str, Any]]]]
     """(folder, table) -> (Markdown for the sweep's own MLflow run, the means of each setting)."""
-    write: Callable[[Path, str], str] | None = None
-    """(folder, composed epsilon, in a sentence) -> the table that it printed, beside the files of the report."""
+    write: Callable[[Path, Callable[[Path], str]], str] | None = None
+    """(folder, what gives its composed epsilon as a sentence) -> the printed table, beside the files of the report."""
 
 
 class SweepCallbacks:

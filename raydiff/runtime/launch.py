@@ -135,7 +135,7 @@ def start(
 
 
 def _report(folder: Path, callbacks: SweepCallbacks, status: str, *, report: Reporter | None) -> None:
-    table = report.write(folder, composed(folder)) if report and report.write else ""
+    table = report.write(folder, composed) if report and report.write else ""
     try:
         readable.put(folder)
     except OSError as e:

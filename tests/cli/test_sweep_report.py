@@ -43,7 +43,7 @@ def folder(tmp_path: Path) -> Path:
 def test_what_the_end_composes_is_what_the_report_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     printed = composed(folder)
     assert printed.startswith("all 2 trials composed: epsilon 6.58 ")  # mu = sqrt(2); 4.38 for each
-    after_sweep.write(folder, composed(folder))
+    after_sweep.write(folder, composed)
     assert f"report: {folder / 'report' / 'report.html'}" in capsys.readouterr().out
     page = (folder / "report" / "report.html").read_text()
     assert printed.splitlines()[0] in page and "leaves out" not in page
@@ -54,7 +54,7 @@ def test_a_line_cut_short_is_named_and_costs_neither_table_nor_report(
 ) -> None:
     path = folder / "trials" / "0" / "metrics.jsonl"
     path.write_text('{"step": 0, "ti\n{"step": 0, "time": 17.0, "train/loss": 0.5}\n')
-    after_sweep.write(folder, composed(folder))
+    after_sweep.write(folder, composed)
     said = capsys.readouterr().out
     assert f"line 1 of {path} " in said and "no table" not in said and "no report" not in said
     assert str(path) in (folder / "report" / "report.html").read_text()
@@ -129,5 +129,5 @@ def test_a_report_that_fails_is_one_line(
         raise RuntimeError("no room")
 
     monkeypatch.setattr(report, "write", fails)
-    after_sweep.write(folder, composed(folder))
+    after_sweep.write(folder, composed)
     assert "no report: RuntimeError: no room\n" in capsys.readouterr().out
