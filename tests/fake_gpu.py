@@ -205,6 +205,7 @@ def attached() -> Iterator[FakeGpu]:
         return autocast("cpu", *args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch, gpu.on():
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         patch.setattr(torch.cuda, "is_available", lambda: True)
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch, "autocast", cast)

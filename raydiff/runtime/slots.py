@@ -150,6 +150,8 @@ def cap_memory(share: float) -> None:
     if share == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `models.ddpm.device` obeys it, also after torch has looked.
         return
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "" and torch.cuda.is_available():
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # An earlier trial of this process had no share.
     if not torch.cuda.is_available():
         raise ValueError(
             f"a GPU share of {share:g} is set, but this process sees no CUDA device: set runtime.gpu_per_worker and "

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from raydiff.experiment.config import Runtime
+from raydiff.models.ddpm import device
 from raydiff.runtime.slots import Slot, cap_memory, fitting, share, slot, unplaced
 
 LAPTOP = {"CPU": 2.0}
@@ -129,3 +130,12 @@ def test_a_process_without_a_share_is_kept_off_the_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     cap_memory(0.0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+def test_a_trial_with_a_share_finds_the_gpu_after_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # torch has looked before the variable was empty
+    cap_memory(0.0)
+    assert device().type == "cpu"
+    cap_memory(1.0)
+    assert device().type == "cuda"
