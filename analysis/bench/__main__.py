@@ -19,7 +19,7 @@ weights move: down to every client, up again, and to the disk. In lines `idle` s
 `floor_s` is what a plain loop takes for them. `soak` is many short rounds: by how much a hundred more of them make the
 driver grow. `coordinator` is its own part of a round alone, on messages that are there already.
 
-`sweep`: of a slot's seconds for each trial, how many went into its round and how many did not; by how many MB the
+`sweep`: seconds between the ends of two trials; by how many MB the
 driver grew in a hundred trials, and by how many seconds a trial became slower, both by least squares over the last
 three quarters; how many runs MLflow has as finished, each with its round.
 """

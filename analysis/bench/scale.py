@@ -161,7 +161,8 @@ def _opened(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tu
 
         def sums(self, *asked: Any) -> Iterator[Any]:
             for part in super().sums(*asked):
-                self.received += part.total.nbytes if isinstance(part, Partial) else 0
+                layout = part.total.layout if isinstance(part, Partial) else None
+                self.received += 8 * layout.size if layout else 0  # int64 on the wire, headers apart
                 yield part
 
     trial = trials.open_trial(case.trial(rounds, folder).experiment, folder)

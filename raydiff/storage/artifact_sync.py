@@ -23,7 +23,7 @@ from raydiff.storage.storage import Storage, storage_at
 NAMES = "files.json"
 AT_ONCE = 8  # trials that are copied at once
 FILES = {
-    "sweep": ("sweep.json", "split.json", "composed.json", "report/**/*"),
+    "sweep": ("sweep.json", "composed.json", "report/**/*"),
     "trial": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "artifacts/*", "config.json", "outcome.json"),
 }
 """What is copied, in this order; `files.json` may list nothing else."""
