@@ -1,4 +1,4 @@
-"""Experiment: the dataclass tree of one trial, and its digest. Experiments are Python (jobs/presets.py)."""
+"""Experiment: the dataclass tree of one trial, and its digest. Experiments are Python (`presets`)."""
 
 from __future__ import annotations
 

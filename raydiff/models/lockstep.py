@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raydiff.models.ddpm import device, device_lost
+from raydiff.models.ddpm import device, device_lost, out_of_memory
 from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Fitted, Task, optimize
 from raydiff.tree import Params
 
@@ -147,7 +147,7 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
                 loss = each(theta, (images, labels), _stacked(draws), extras)
             loss.sum().backward()  # No lane's parameters are in another's loss.
         except RuntimeError as e:
-            if losses or isinstance(e, torch.OutOfMemoryError) or "allocate memory" in str(e) or device_lost(e):
+            if losses or out_of_memory(e) or "allocate memory" in str(e) or device_lost(e):
                 raise  # Memory and device errors say nothing about the loss.
             raise NotBatchable(" ".join(str(e).split())) from e  # `_warm_up` has just evaluated this loss.
         losses.append(loss.detach())
