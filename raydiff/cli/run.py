@@ -1,4 +1,4 @@
-"""Run one trial, and see each round.
+"""Run one trial, and print each round.
 
 raydiff run digits --runtime.pool local                    in this process, no Ray
 raydiff run digits --epsilon 50 --clients 4                on a local Ray, one trial

@@ -36,14 +36,8 @@ def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureF
     out = tmp_path / "out"
     assert attack.main(call(copied, out, "localonly --shadows 4 --draws 1 --timesteps 4,8")) == 0
     said = capsys.readouterr().out
-    digest = copied.folder("localonly").name[:8]
-    assert re.match(rf"LocalOnly {digest}, client 0's own model: 28 members, \d+ non-members; it was trained on", said)
-    assert "\n4 of 4 shadows, " in said
-    table = re.findall(
-        rf"^({'|'.join(READINGS)})  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non-members, 500 needed.*$",
-        said,
-        re.M,
-    )
+    assert "client 0's own model: 28 members" in said and "\n4 of 4 shadows, " in said
+    table = re.findall(rf"^({'|'.join(READINGS)})  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non", said, re.M)
     assert [line[0] for line in table] == READINGS
     kept = json.loads((out / "readings.json").read_text())
     assert kept["privacy"] == "none" and kept["request"]["timesteps"] == [4, 8]
@@ -69,10 +63,8 @@ def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureF
     assert (out / "roc.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_without_shadows_nothing_is_trained(
-    copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The readings that need none are those beside shadows, and no workers are asked for."""
+def test_without_shadows_nothing_is_trained(copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readings that need none are those beside shadows, and no Ray is started."""
     kept = []
     for shadows, folder in (("4", "with"), ("0 --workers 2", "without")):
         command = f"localonly --draws 1 --timesteps 4,8 --shadows {shadows}"
@@ -81,12 +73,9 @@ def test_without_shadows_nothing_is_trained(
         monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained"))
         monkeypatch.setattr("raydiff.runtime.cluster.cluster", lambda *_: pytest.fail("Ray"))
     assert kept[1] == kept[0][:2]
-    assert re.search(r"; it was trained on 28 records\n", capsys.readouterr().out)
 
 
-def test_interrupted_it_continues(
-    copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_interrupted_it_continues(copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     train, trained = Attacked._train, []
 
     def interrupted(self: Attacked, number: int) -> Any:
@@ -103,14 +92,13 @@ def test_interrupted_it_continues(
     assert not (tmp_path / "out").exists()
     assert attack.main(command) == 0
     assert trained == [0, 1, -1, 2, 3]
-    assert "the shared model: 60 members" in capsys.readouterr().out
 
 
 def test_a_reading_at_1_percent_needs_500_nonmembers() -> None:
-    for n, known in ((499, False), (500, True)):
+    for n, is_enough in ((499, False), (500, True)):
         scores = {role: torch.arange(float(n))[:, None].repeat(1, 2) for role in ROLES}
-        row, column = attack._reading("loss", scores, [40])
-        assert (row["tpr_at_1pct_fpr"] is not None) is known and row["n_nonmembers"] == n
+        row, column = attack.reading("loss", scores, [40])
+        assert (row["tpr_at_1pct_fpr"] is not None) is is_enough and row["n_nonmembers"] == n
         assert column == 0 and row["timestep"] == 40
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,29 +69,18 @@ def test_the_tables_and_the_files(trials: Storage, tmp_path: Path, capsys: pytes
     out = tmp_path / "out"
     assert attack.main(call(trials, out, "own --client 1 --num 50 --seed 3")) == 0
     said = capsys.readouterr().out
-    assert re.match(
-        r"LocalOnly \w{8}, client 1's own model on people\.csv: 50 rows made, of 4 columns; "
-        r"30 members, 30 non-members, \d+ reference rows\n",
-        said,
-    )
+    assert "client 1's own model on people.csv: 50 rows made, of 4 columns; 30 members, 30 non-members" in said
     rows = open_rows(open_finished(trials.folder("own")), 1, num=50, seed=3)
     kept = json.loads((out / "readings.json").read_text())
     assert kept["privacy"] == "none" and kept["seed"] == 3 and "None of these numbers is a guarantee" in kept["caveat"]
     readings = {(r["attack"], r["reading"]): r for r in kept["readings"]}
     risks = ["singling out", "linkability", *(f"inference of {name}" for name in COLUMNS)]
     assert [name for name, reading in readings if reading == "risk"] == risks
-    near = closest.attack(
-        rows.made,
-        members=rows.members,
-        nonmembers=rows.nonmembers,
-        spans=rows.spans,
-        rng=generator(3, "closest"),
-    )
+    sides = {"members": rows.members, "nonmembers": rows.nonmembers}
+    near = closest.attack(rows.made, **sides, spans=rows.spans, rng=generator(3, "closest"))
     dcr = readings["DCR", "share nearer to a member"]
     assert (dcr["value"], (dcr["low"], dcr["high"]), dcr["nothing"]) == (near.dcr, near.dcr_interval, 0.5)
-    alone = anonymeter.singling_out(
-        rows.made, members=rows.members, nonmembers=rows.nonmembers, rng=generator(3, "anonymeter")
-    )
+    alone = anonymeter.singling_out(rows.made, **sides, rng=generator(3, "anonymeter"))
     assert alone is not None and readings["singling out", "risk"]["value"] == alone.risk
     assert readings["singling out", "guesses"]["value"] == alone.guesses
     scores = [
@@ -107,7 +95,7 @@ def test_the_tables_and_the_files(trials: Storage, tmp_path: Path, capsys: pytes
     assert "TPR at 1 % FPR: n too small (30 non-members, 500 needed" in said
     with (out / "readings.csv").open() as f:
         assert [float(row["value"]) for row in csv.DictReader(f)] == [r["value"] for r in kept["readings"]]
-    assert "None of these numbers is a guarantee" in said and said.endswith("; privacy: none\n")
+    assert "is a guarantee" in said and said.endswith("; privacy: none\n")
 
 
 @pytest.mark.parametrize(("name", "client"), [("own", 0), ("shared", None), ("counted", None)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -50,7 +49,7 @@ def test_killed_and_called_again_it_gives_the_same_files(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert generate.main(arguments(storage, whole)) == 0
     assert len(files(whole)) == PARTS + 1
-    assert re.search(r"\n1,000 of 8,000 samples, \d+ s left\n", capsys.readouterr().out)
+    assert "\n1,000 of 8,000 samples\n" in capsys.readouterr().out
     victim = start(storage, cut)
     assert victim.stdout is not None
     for line in victim.stdout:

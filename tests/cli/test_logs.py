@@ -26,15 +26,9 @@ def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> N
     assert outcome == "finished" and says.startswith("epsilon inf") and final.startswith("  ")
 
 
-def test_the_clients_numbers_are_shown_on_demand(tmp_path: Path) -> None:
-    Jsonl(tmp_path / "metrics.jsonl").log(0, {"loss": 0.5, "client/0/loss": 0.25})
-    assert list(logs.lines(tmp_path))[1].endswith("round 1: loss 0.5")
-    assert list(logs.lines(tmp_path, clients=True))[1].endswith("round 1: loss 0.5, client/0/loss 0.25")
-
-
 def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:
     for number in (0, 1):
-        Jsonl(tmp_path / "metrics.jsonl").log(number, {"loss": 0.5})
+        Jsonl(tmp_path / "metrics.jsonl").log(number, {"loss": 0.5, "client/0/loss": 0.25})
     Jsonl(tmp_path / "rejected.jsonl").log(0, {"client 3": "it is not finite", "client 10": "it is too long"})
     shown = [line.partition("round ")[2] or line for line in list(logs.lines(tmp_path))[1:-1]]
     says = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]

@@ -159,24 +159,14 @@ def test_what_does_not_fit_is_one_sentence(
     package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, says: str
 ) -> None:
     with pytest.raises(SystemExit) as left:
-        main(
-            [
-                "sweep",
-                "digits",
-                *arguments.split(),
-                "--no-baselines",
-                "--dry-run",
-                "--runtime.storage",
-                str(tmp_path / "s"),
-            ]
-        )
+        main(["sweep", "digits", *arguments.split(), "--dry-run", "--runtime.storage", str(tmp_path / "s")])
     refusal = capsys.readouterr().err
     assert left.value.code == 2 and refusal.count("\n") == 1, refusal
     assert re.match(f"error: .*{says}", refusal) and not (tmp_path / "s").exists()
 
 
 def test_a_number_of_another_name_is_refused_when_it_is_measured(package: Path, tmp_path: Path, tiny) -> None:
-    evaluation = replace(tiny.evaluation, metrics=("wrong:stray",))
+    evaluation = replace(tiny.evaluation, metrics=("wrong:stray",), attack=False, clients=1)
     opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path)
     with pytest.raises(ValueError, match=r"the metric stray must call its numbers stray or stray/\.\.\., not 'other'"):
         list(trial.run(opened, trial.local_executor(opened)))

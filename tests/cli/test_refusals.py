@@ -46,6 +46,7 @@ REFUSED = {
     "init digits --method.clp 3": r"unknown field --method\.clp; did you mean method\.clip",
     "init digits --clients 900": r"client \d+ would get",
     "preview digit": r"unknown data set 'digit'.*; did you mean digits\?",
+    "preview --clients 120": r"client \d+ would get",
     "preview digits --data.public-from digits": "public records must hold no record of the run",
     "theory digitz": "digitz",
     "theory digits --seeds 0": "--seeds must be at least 1, got 0",
