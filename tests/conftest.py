@@ -105,7 +105,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
     shared.mkdir(exist_ok=True)
 
-    def made(name: str, make: Callable[[Path], object]) -> Path:
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (shared / name).exists():
@@ -113,7 +113,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
                 (shared / f"{name}.part").rename(shared / name)
         return shared / name
 
-    return made
+    return make_once
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -121,10 +121,10 @@ def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -
     """Trials share the feature network of the same public records: it takes a second to train."""
     train = features.train_cnn
 
-    def shared(records: Records, **given: Any) -> Params:
-        of = tree.digest({**records.leaves, "labels": records.labels})
-        key = hashlib.sha256(f"{of} {sorted(given.items())}".encode()).hexdigest()
-        path = once(f"cnn-{key}", lambda path: write_tensors(path, train(records, **given)))
+    def shared(records: Records, **settings: Any) -> Params:
+        digest = tree.digest({**records.leaves, "labels": records.labels})
+        key = hashlib.sha256(f"{digest} {sorted(settings.items())}".encode()).hexdigest()
+        path = once(f"cnn-{key}", lambda path: write_tensors(path, train(records, **settings)))
         return read_tensors(path)[0]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -133,17 +133,15 @@ def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -
 
 
 @pytest.fixture(autouse=True)
-def own_process() -> Iterator[None]:
-    """What a command or a worker does to its process, it does not to the tests': files are its user's alone, and a
-    worker without a share keeps off the GPU."""
-    before, umask = os.environ.get("CUDA_VISIBLE_DEVICES"), os.umask(0o022)
+def restored_process() -> Iterator[None]:
+    """Undo what a command or a worker sets in its process: the umask, and the GPUs that it sees."""
+    environment, umask = dict(os.environ), os.umask(0o022)
     os.umask(umask)
     yield
     os.umask(umask)
-    if before is None:
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = before
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        os.environ["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"]
 
 
 @pytest.fixture
@@ -185,7 +183,7 @@ def latent_model(once: Callable[[str, Callable[[Path], object]], Path]) -> Laten
 @pytest.fixture(scope="session")
 def storage(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Storage:
     """The sweeps pfdm, localonly and fedavg, of `tiny` without instruments. Shared: not to be written to."""
-    made = Storage(tmp_path_factory.mktemp("storage"))
+    finished = Storage(tmp_path_factory.mktemp("storage"))
     model, short = tiny.method.model, Training(steps=8, batch=8)
     methods: dict[str, Method] = {
         "pfdm": tiny.method,
@@ -193,8 +191,8 @@ def storage(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Stora
         "fedavg": FedAvg(model=model, local=short, rounds=2),
     }
     for name, method in methods.items():
-        made.finish(name, replace(tiny, method=method, evaluation=None))
-    return made
+        finished.finish(name, replace(tiny, method=method, evaluation=None))
+    return finished
 
 
 @pytest.fixture

@@ -66,9 +66,9 @@ class FakeGpu:
             self._crossing = None
 
     @contextlib.contextmanager
-    def within(self, there: bool) -> Iterator[None]:
+    def within(self, on_gpu: bool) -> Iterator[None]:
         """A call of something on it, or not: what it makes on the way, where its inputs really are, is made there."""
-        before, self.made_there = self.made_there, there
+        before, self.made_there = self.made_there, on_gpu
         try:
             yield
         finally:
@@ -117,11 +117,11 @@ class _Functions(TorchFunctionMode):
         if wanted is not None and torch.device(wanted).type == "cuda":
             if kwargs.get("generator") is not None:
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-            made = func(*args, **{**kwargs, "device": "cpu"})
+            created = func(*args, **{**kwargs, "device": "cpu"})
             self.gpu.counts["up"] += func in (torch.tensor, torch.as_tensor)
-            return self.gpu.put(made)
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        with self.gpu.within(any(map(self.gpu.has, given))):
+            return self.gpu.put(created)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        with self.gpu.within(any(map(self.gpu.has, inputs))):
             return func(*args, **kwargs)
 
     def _to(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -136,8 +136,8 @@ class _Functions(TorchFunctionMode):
         return Tensor.to(x, **kwargs) if where is None else self._moved(x, torch.device(where), **kwargs)
 
     def _moved(self, x: Tensor, where: torch.device, *, copy: bool = False, **more: Any) -> Any:
-        there, wanted = self.gpu.has(x), where.type == "cuda"
-        if there == wanted:
+        on_gpu, wanted = self.gpu.has(x), where.type == "cuda"
+        if on_gpu == wanted:
             return Tensor.to(x, copy=copy, **more)
         self.gpu.counts["up" if wanted else "down"] += 1
         within = _bare(x) is not x  # Its gradient stays where it is.
@@ -168,28 +168,28 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        there = [self.gpu.has(x) for x in tensors]
+        on_gpu = [self.gpu.has(x) for x in tensors]
         if func in MAY_MIX:
-            self._check_mixed(func, there)
-        elif any(there) and not all(on or x.dim() == 0 for on, x in zip(there, tensors, strict=True)):
+            self._check_mixed(func, on_gpu)
+        elif any(on_gpu) and not all(on or x.dim() == 0 for on, x in zip(on_gpu, tensors, strict=True)):
             raise RuntimeError(f"Expected all tensors to be on the same device, cuda:0 and cpu: {func}")
         out = func(*args, **kwargs)
         if func is aten.clone.default and self.gpu._crossing is not None:
             return self.gpu.put(out) if self.gpu._crossing else out
         if not tensors and self.gpu.made_there:
             return tree_map_only(Tensor, self.gpu.put, out)
-        if not any(there) or (func in MAY_MIX and not there[0]):
+        if not any(on_gpu) or (func in MAY_MIX and not on_gpu[0]):
             return out
         self.gpu.counts["ops"] += 1
         return tree_map_only(Tensor, self.gpu.put, out)
 
-    def _check_mixed(self, func: Any, there: list[bool]) -> None:
-        if func is aten.copy_.default and there[0] != there[1]:
-            self.gpu.counts["up" if there[0] else "down"] += 1
-        elif any(there) and not there[0]:
+    def _check_mixed(self, func: Any, on_gpu: list[bool]) -> None:
+        if func is aten.copy_.default and on_gpu[0] != on_gpu[1]:
+            self.gpu.counts["up" if on_gpu[0] else "down"] += 1
+        elif any(on_gpu) and not on_gpu[0]:
             raise RuntimeError(f"indices should be on cpu: {func}")
         elif func is not aten.copy_.default:
-            self.gpu.counts["up"] += there.count(False) if there[0] else 0
+            self.gpu.counts["up"] += on_gpu.count(False) if on_gpu[0] else 0
 
 
 @contextlib.contextmanager

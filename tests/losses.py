@@ -50,8 +50,8 @@ def neyman_pearson(shift: float, *, noise: float) -> float:
     return 0.5 * (1 + math.erf(shift / math.sqrt(2 * (1 + noise)) / math.sqrt(2)))
 
 
-def looks_like_guessing(found: Attack) -> bool:
+def looks_like_guessing(result: Attack) -> bool:
     """Whether its AUC is within four standard deviations of 1/2, of m members among n others in random order: Mann and
     Whitney's (m + n + 1) / (12 m n), which ties make smaller. It is not once in 15,000 times."""
-    m, n = found.n_members, found.n_nonmembers
-    return abs(found.auc - 0.5) < 4 * math.sqrt((m + n + 1) / (12 * m * n))
+    m, n = result.n_members, result.n_nonmembers
+    return abs(result.auc - 0.5) < 4 * math.sqrt((m + n + 1) / (12 * m * n))

@@ -60,15 +60,15 @@ class Proxy:
                 proxy.seen.append(f"{self.command} {self.path}")
                 status, reason, headers, answer = 503, "Slow Down", [], b""
                 if fault != "refused":
-                    there = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
-                    there.request(self.command, self.path, body, dict(self.headers))
-                    came = there.getresponse()
-                    answer = came.read()
+                    upstream = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
+                    upstream.request(self.command, self.path, body, dict(self.headers))
+                    response = upstream.getresponse()
+                    answer = response.read()
                     if fault == "slow":
                         time.sleep(LATE_S)
                     if fault != "lost":
-                        status, reason, headers, fault = came.status, came.reason, came.getheaders(), ""
-                    there.close()
+                        status, reason, headers, fault = response.status, response.reason, response.getheaders(), ""
+                    upstream.close()
                 self.send_response_only(status, reason)
                 for name, value in headers:
                     if name.lower() not in ("connection", "transfer-encoding", "content-length"):

@@ -74,22 +74,22 @@ def test_every_public_name_is_there_documented_and_known_to_type_checkers() -> N
 def test_a_run_has_its_guarantee_its_numbers_and_its_samples(run: rd.Run) -> None:
     assert run.guarantee.epsilon == pytest.approx(run.metrics["privacy/epsilon_server"])
     assert "per example, replace-one, local trust" in str(run.guarantee)
-    spent = run.ledger["epsilon_exact"].max()
-    assert len(run.ledger) == 2 and spent == pytest.approx(run.guarantee.epsilon)
+    epsilon = run.ledger["epsilon_exact"].max()
+    assert len(run.ledger) == 2 and epsilon == pytest.approx(run.guarantee.epsilon)
     assert list(run.rounds["step"]) == list(range(run.experiment.method.rounds))
-    own, shared = run.sample([3, 8, 3], client=1), run.sample(["3", "8", "3"])
-    assert own.shape == shared.shape == (3, 1, 8, 8) and own.dtype == np.float32
-    assert not np.array_equal(own, shared)
-    np.testing.assert_array_equal(own, run.sample(np.array([[3], [8], [3]]), client=1))
-    assert not np.array_equal(own, run.sample([3, 8, 3], client=1, seed=1))
+    personal, shared = run.sample([3, 8, 3], client=1), run.sample(["3", "8", "3"])
+    assert personal.shape == shared.shape == (3, 1, 8, 8) and personal.dtype == np.float32
+    assert not np.array_equal(personal, shared)
+    np.testing.assert_array_equal(personal, run.sample(np.array([[3], [8], [3]]), client=1))
+    assert not np.array_equal(personal, run.sample([3, 8, 3], client=1, seed=1))
 
 
 @pytest.mark.parametrize(
-    ("labels", "client", "says"),
+    ("labels", "client", "message"),
     [([10], 0, "0..9"), (["ten"], 0, "no class 'ten'"), ([[1, 2]], 0, "labels must be"), ([3], 7, "no client 7")],
 )
-def test_what_cannot_be_sampled_is_said(run: rd.Run, labels: list, client: int, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_what_cannot_be_sampled_is_said(run: rd.Run, labels: list, client: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         run.sample(labels, client=client)
 
 
@@ -137,19 +137,18 @@ def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
     def fails(*_: object) -> None:
         raise RuntimeError("poisoned")
 
-    storage = ["--runtime.storage", str(tmp_path), "--name", "s"]
-    given = ["digits", "--runtime.pool", "local", "--protocol-only", "--no-baselines", "--grid", "seed=0,1", *storage]
-    given += ["--method.local.steps", "2", "--method.server.steps", "2", "--data.train", "60"]
+    words = "digits --runtime.pool local --protocol-only --no-baselines --grid seed=0,1 --name s --data.train 60"
+    arguments = f"{words} --method.local.steps 2 --method.server.steps 2 --runtime.storage {tmp_path}".split()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setattr(after_sweep, "FULL", after_sweep.SUMMARY)
     with monkeypatch.context() as patch:
         patch.setattr(rd.PFDM, "local_update", fails)
-        assert cli_sweep.main([*given, "--on-error", "stop"]) == 1
+        assert cli_sweep.main([*arguments, "--on-error", "stop"]) == 1
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["failed"]
-    assert cli_sweep.main([*given, "--resume", "--retry", "failed"]) == 0
+    assert cli_sweep.main([*arguments, "--resume", "--retry", "failed"]) == 0
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"]
     with pytest.raises(ValueError, match="--time-budget"):
-        cli_sweep.main([*given, "--resume", "--time-budget", "5"])
+        cli_sweep.main([*arguments, "--resume", "--time-budget", "5"])
 
 
 # --- the command ---

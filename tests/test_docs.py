@@ -131,10 +131,10 @@ def test_every_number_of_a_page_is_in_a_file_that_a_command_wrote(page: Path) ->
 
 def test_a_number_that_no_file_has_is_found(tmp_path: Path) -> None:
     page, file = tmp_path / "page.md", ROOT / "docs" / "data" / "main-job.csv"
-    says = "From [here](data/main-job.csv): 1.684, and 1.63 of 1.629; `0.123`\n\n| `0.5` |\n\n    0.25\n"
-    page.write_text(says)
+    text = "From [here](data/main-job.csv): 1.684, and 1.63 of 1.629; `0.123`\n\n| `0.5` |\n\n    0.25\n"
+    page.write_text(text)
     assert FIGURES.sources(page) == [file] and FIGURES.unfounded(page) == []
-    page.write_text(says.replace("1.63 of", "7.77 of").replace("1.684", "1,684.5"))
+    page.write_text(text.replace("1.63 of", "7.77 of").replace("1.684", "1,684.5"))
     assert FIGURES.unfounded(page) == ["1,684.5", "7.77"]
 
 
@@ -162,12 +162,12 @@ def test_readmes_table_is_of_the_run_that_is_kept() -> None:
     table = re.findall(r"^\| (LocalOnly|PFDM|FedAvg) (\|.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE)
     assert len(table) == len(kept) == 6
     for method, rest in table:
-        asked, spent, minor, everything, auc, own, sent = (cell.strip() for cell in rest.strip("|").split("|"))
+        asked, ledger, minor, everything, auc, clients, sent = (cell.strip() for cell in rest.strip("|").split("|"))
         asked = asked.replace("-", "")
         row = next(row for row in kept if (row["method"], row["method.epsilon"].removesuffix(".0")) == (method, asked))
         assert [minor, everything] == [f"{float(row[name]):.3f}" for name in ("fd_cnn/minor", "fd_cnn/all")]
-        assert [auc, own] == [f"{float(row[n]):.3f}" if row[n] else "-" for n in ("auc_global", "auc_client")]
-        assert spent.partition(" ")[0] in (f"{float(row['epsilon']):.2f}", f"{float(row['epsilon']):g}")
+        assert [auc, clients] == [f"{float(row[n]):.3f}" if row[n] else "-" for n in ("auc_global", "auc_client")]
+        assert ledger.partition(" ")[0] in (f"{float(row['epsilon']):.2f}", f"{float(row['epsilon']):g}")
         amount, unit = sent.split()
         assert math.isclose(float(amount) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit], float(row["bytes_up"]), rel_tol=5e-3)
 

@@ -66,8 +66,8 @@ def calls(text: str) -> Iterator[str]:
 
 def test_nothing_is_unpickled_and_no_text_is_run() -> None:
     files = [path for top in ("raydiff", "jobs", "analysis") for path in (ROOT / top).rglob("*.py")]
-    found = [f"{path.relative_to(ROOT)}: {name}" for path in files for name in calls(path.read_text())]
-    assert sorted({f for f in found if f.split(": ")[1] in RUNS_CODE}) == [BENCH]
+    calls_by_file = [f"{path.relative_to(ROOT)}: {name}" for path in files for name in calls(path.read_text())]
+    assert sorted({f for f in calls_by_file if f.split(": ")[1] in RUNS_CODE}) == [BENCH]
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_it_would_be_seen(text: str) -> None:
 # --- data sets ---
 
 
-def said(data: Data) -> str:
+def refusal(data: Data) -> str:
     with pytest.raises(ValueError) as error:
         load(data)
     assert "\n" not in str(error.value)
@@ -131,7 +131,7 @@ def test_a_file_that_is_too_large_for_a_picture_is_not_read(tmp_path: Path, monk
     with (folder / "b" / "1.png").open("ab") as f:
         f.truncate(2**28 + 1)  # It has a hole, and takes no room.
     monkeypatch.setattr(Path, "read_bytes", lambda path: path.stat().st_size < 2**20 and path.open("rb").read())
-    assert f"{folder}/b/1.png takes 256 MB, but a picture may take 256 MB: make it smaller" in said(
+    assert f"{folder}/b/1.png takes 256 MB, but a picture may take 256 MB: make it smaller" in refusal(
         Data(name=str(folder), **FEW)
     )
     with pytest.raises(ValueError, match=r"^it takes 256 MB"):
@@ -145,7 +145,7 @@ def test_pictures_that_do_not_fit_together_are_refused_at_the_first(
     monkeypatch.setattr(sizes, "memory", lambda: 12 * 16 * 4)
     load(Data(name=str(folder), **FEW))
     monkeypatch.setattr(sizes, "memory", lambda: 12 * 16 * 4 - 1)
-    assert "12 pictures like" in said(Data(name=str(folder), **{**FEW, "test": 5}))
+    assert "12 pictures like" in refusal(Data(name=str(folder), **{**FEW, "test": 5}))
 
 
 def parquet(path: Path, image: bytes, labels: list[Any]) -> Path:
@@ -174,16 +174,16 @@ def test_rows_and_labels_that_do_not_fit_are_refused_by_what_the_file_says(
 ) -> None:
     path = parquet(tmp_path / "set" / "x.parquet", grey(), [0, 1])
     monkeypatch.setattr(sizes, "memory", lambda: 600 * 8 - 1)
-    assert said(Data(name=str(path.parent), **FEW)).startswith(
+    assert refusal(Data(name=str(path.parent), **FEW)).startswith(
         f"the labels of 600 rows in {path} would take 0 MB, more"
     )
     long = parquet(tmp_path / "long" / "x.parquet", grey(), ["a" * 2**16, "b" * 2**16])
     assert long.stat().st_size < 100_000
     monkeypatch.setattr(sizes, "memory", lambda: 100 * 2**20)
-    assert said(Data(name=str(long.parent), **FEW)).startswith(f"the labels of 600 rows in {long} would take 150 MB")
+    assert refusal(Data(name=str(long.parent), **FEW)).startswith(f"the labels of 600 rows in {long} would take 150 MB")
     monkeypatch.setattr(sizes, "memory", lambda: 600 * 8)
     wide = parquet(tmp_path / "wide" / "x.parquet", grey(more=2**16), [0, 1])
-    assert said(Data(name=str(wide.parent), **FEW)).startswith(
+    assert refusal(Data(name=str(wide.parent), **FEW)).startswith(
         f"the pictures of one row group in {wide} would take 0 MB"
     )
 
@@ -230,7 +230,7 @@ def test_a_config_s_data_set_is_no_function_that_has_nothing_to_do_with_data_set
     wanted = (
         "must be a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
     )
-    assert said(Data(name=name, root=str(victim))) == f"{name} {wanted}"
+    assert refusal(Data(name=name, root=str(victim))) == f"{name} {wanted}"
     assert victim.is_dir()
 
 

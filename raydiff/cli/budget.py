@@ -60,12 +60,12 @@ def lines(log: BudgetLog) -> list[str]:
         sent = "" if record["whole"] else ", as far as it was sent before there was a budget"
         out.append(f"  {record['at']}  {record['trial']}: {epsilons}{sent}")
     left = _left(budget, [events for events in charges.values() if events], order)
-    spent = f"epsilon {rounding.up(total.epsilon)} of {budget.epsilon:g}, by {len(charges)} trials"
-    return [*out, f"spent: {spent}; {left}"]
+    summary = f"epsilon {rounding.up(total.epsilon)} of {budget.epsilon:g}, by {len(charges)} trials"
+    return [*out, f"spent: {summary}; {left}"]
 
 
 def _left(budget: Budget, charges: Sequence[tuple[Event, ...]], order: Order) -> str:
-    """Epsilon left for one more trial: under Gaussian DP squares of mu add up; under Renyi DP it depends on its noise."""
+    """Epsilon left for one more trial: under Gaussian DP squares of mu add up; under Renyi DP it depends on the noise."""
     if order not in (None, "first"):
         return f"what is left depends on the noise that would come next (Renyi order {order:g})"
     used = sum(filters.cost(events, None) for events in charges)

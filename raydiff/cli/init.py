@@ -51,13 +51,13 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"{out} exists already: take it away, or give another --out")
     print(f"reading {name} ...", flush=True)
     start = replace(base, data=datasets.Data(name=name))
-    given = overrides.parse_overrides(start, fields)
-    start = overrides.override(start, given)
-    sizes = {} if any(f"data.{split}" in given for split in SPLITS) else suggested.splits(start.data)
+    changes = overrides.parse_overrides(start, fields)
+    start = overrides.override(start, changes)
+    sizes = {} if any(f"data.{split}" in changes for split in SPLITS) else suggested.splits(start.data)
     dataset = datasets.load(overrides.override(start.data, sizes))
     suggestion = suggested.suggested(dataset)
     splits = {f"data.{split}": n for split, n in sizes.items()}
-    values = {"data.name": name, **splits, **_existing(start, {**suggestion.values, **_as_written(given)})}
+    values = {"data.name": name, **splits, **_existing(start, {**suggestion.values, **_as_written(changes)})}
     experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
     trial.resolve(experiment)
     print("trying it with a few steps, evaluation and all ...", flush=True)
@@ -83,10 +83,10 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     )
 
 
-def _as_written(given: Mapping[str, Any]) -> dict[str, Any]:
+def _as_written(changes: Mapping[str, Any]) -> dict[str, Any]:
     """Values as an experiment file has them."""
-    kinds = {f"{path}.kind": overrides.kind(value) for path, value in given.items() if isinstance(value, type)}
-    return kinds | {path: value for path, value in given.items() if not isinstance(value, type)}
+    kinds = {f"{path}.kind": overrides.kind(value) for path, value in changes.items() if isinstance(value, type)}
+    return kinds | {path: value for path, value in changes.items() if not isinstance(value, type)}
 
 
 def _existing(start: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:

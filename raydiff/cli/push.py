@@ -61,14 +61,14 @@ def main(argv: Sequence[str]) -> int:
 
 def readme(repository: str, card: dict[str, Any]) -> str:
     """The hub's page: the card in sentences."""
-    made, chosen = card["made_by"], card["chosen"]
+    made_by, chosen = card["made_by"], card["chosen"]
     composed = "; ".join(chosen["spent_together"])
     return f"""---
 tags: [synthetic, raydiff]
 ---
 # {repository}
 
-{card["rows"]} synthetic records: {card["about"]}. Made by raydiff {made["raydiff"]} ({card["method"]["kind"]}).
+{card["rows"]} synthetic records: {card["about"]}. Made by raydiff {made_by["raydiff"]} ({card["method"]["kind"]}).
 
 **Privacy: {card["privacy"]}.** What it covers: {card["covers"]}. Labels: {card["labels"]}.
 

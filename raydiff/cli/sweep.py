@@ -93,12 +93,12 @@ def planned(preset: str, study: Study, options: Options, fields: Sequence[str]) 
     from raydiff.runtime import sweep_folder
     from raydiff.runtime.plan import Asked, plan
 
-    given = arguments.overrides(study.experiment, fields)
-    base = overrides.override(study.experiment, given)
+    changes = arguments.overrides(study.experiment, fields)
+    base = overrides.override(study.experiment, changes)
     if options.log_samplers and base.evaluation is None:
         raise ValueError("--log-samplers uploads the clients' own models, which --protocol-only keeps with them")
     asked = Asked(
-        given=given,
+        given=changes,
         grid=None if options.grid is None else arguments.axes(base, options.grid),
         baselines=not options.no_baselines,
         search=options.search,

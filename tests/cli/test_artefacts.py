@@ -91,8 +91,8 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
         data = f"--data.name {at}/people.csv --data.labels diagnosis {GIVEN} --runtime.storage {at}/s"
         method = METHODS[request.param]
         begun = f"digits {method} --method.model discretediffusion --protocol-only --runtime.pool local --name it"
-        said = Said()
-        patch.setattr("sys.stdout", said)
+        stdout = Stdout()
+        patch.setattr("sys.stdout", stdout)
         assert run.main([*begun.split(), *data.split(), *TRAINING.split()]) == 0
         (folder,) = (at / "s" / "sweeps" / "it" / "trials").iterdir()
         shown = ["--num", "400", "--source", "global", "--storage", f"{at}/s", "--out", f"{at}/out/samples"]
@@ -100,10 +100,10 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
         page.main([str(folder.parents[1]), "--out", str(at / "out" / "report")])
     if (artifacts := at / "s" / mlflow_store.ARTIFACTS).exists():
         shutil.copytree(artifacts, at / "out" / "artifacts")
-    yield [("the log", said.text.replace(str(at), "")), *texts(at / "out")], folder
+    yield [("the log", stdout.text.replace(str(at), "")), *texts(at / "out")], folder
 
 
-class Said:
+class Stdout:
     """A standard output that is kept."""
 
     def __init__(self) -> None:
@@ -127,18 +127,18 @@ def test_the_canary_is_among_the_private_records(published: Any) -> None:
 
 def test_no_artefact_tells_of_the_canary(published: Any) -> None:
     """Neither its values nor its label."""
-    found, _ = published
-    assert len(found) > 10
-    assert [(where, TOLD.findall(text)) for where, text in found if TOLD.search(text)] == []
+    artefacts, _ = published
+    assert len(artefacts) > 10
+    assert [(where, TOLD.findall(text)) for where, text in artefacts if TOLD.search(text)] == []
 
 
 def test_no_artefact_has_a_digest_that_records_are_found_by(published: Any) -> None:
     """Nothing in them is what somebody can compute who guesses the records."""
-    found, folder = published
+    artefacts, folder = published
     experiment = config.read(folder / "config.json")
     dataset = datasets.load(experiment.data)
     guesses = {dataset.digest}
     for records in dataset.splits.values():
         guesses |= {tree.digest(records.leaves), *(tree.digest({"x": row}) for row in records.images)}
-    held = [(where, guess) for where, text in found for guess in guesses if guess[:12] in text]
+    held = [(where, guess) for where, text in artefacts for guess in guesses if guess[:12] in text]
     assert held == []

@@ -35,26 +35,26 @@ def call(storage: Any, out: Path, command: str) -> list[str]:
 def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert attack.main(call(copied, out, "localonly --shadows 4 --draws 1 --timesteps 4,8")) == 0
-    said = capsys.readouterr().out
-    assert "client 0's own model: 28 members" in said and "\n4 of 4 shadows, " in said
-    table = re.findall(rf"^({'|'.join(READINGS)})  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non", said, re.M)
+    output = capsys.readouterr().out
+    assert "client 0's own model: 28 members" in output and "\n4 of 4 shadows, " in output
+    table = re.findall(rf"^({'|'.join(READINGS)})  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non", output, re.M)
     assert [line[0] for line in table] == READINGS
     kept = json.loads((out / "readings.json").read_text())
     assert kept["privacy"] == "none" and kept["request"]["timesteps"] == [4, 8]
     assert [f"{row['auc']:.3f}" for row in kept["readings"]] == [line[2] for line in table]
-    found = open_attacked(Request(trial=copied.folder("localonly"), shadows=4, draws=1, timesteps=(4, 8)))
-    target, outside = found.target(), found.role == 2
-    losses = torch.stack([found.losses(i) for i in range(4)])
+    attacked = open_attacked(Request(trial=copied.folder("localonly"), shadows=4, draws=1, timesteps=(4, 8)))
+    target, outside = attacked.target(), attacked.role == 2
+    losses = torch.stack([attacked.losses(i) for i in range(4)])
     columns = [
         lira.with_mean(target),
-        quantile.scores(target, found.records.images, outside),
-        lira.scores(target, losses, found.inside),
-        rmia.scores(target, losses, found.inside, outside),
-        lira.scores(target, losses, found.inside, online=True),
-        rmia.scores(target, losses, found.inside, outside, online=True),
+        quantile.scores(target, attacked.records.images, outside),
+        lira.scores(target, losses, attacked.inside),
+        rmia.scores(target, losses, attacked.inside, outside),
+        lira.scores(target, losses, attacked.inside, online=True),
+        rmia.scores(target, losses, attacked.inside, outside, online=True),
     ]
     for row, scores in zip(kept["readings"], columns, strict=True):
-        auc = judge(**{role: scores[found.role == i] for i, role in enumerate(ROLES)}).auc
+        auc = judge(**{role: scores[attacked.role == i] for i, role in enumerate(ROLES)}).auc
         assert row["auc"] == auc, row["attack"]
     assert all(row["auc_low"] <= row["auc"] <= row["auc_high"] for row in kept["readings"])
     assert all(row["tpr_at_1pct_fpr"] is None for row in kept["readings"])
@@ -112,13 +112,13 @@ def test_it_finds_what_a_small_model_memorised(tiny: Experiment, storage, tmp_pa
     method = LocalOnly(model=DDPM(network=MLP(width=256, depth=2), timesteps=10), local=training)
     sizes = {"train": 1100, "public": 0, "validation": 0, "calibration": 800, "test": 800}
     data = Data(name="mnist", root=str(data_root), size=8, **sizes)
-    own = type(storage)(tmp_path)
-    own.finish("memorised", replace(tiny, method=method, data=data, clients=1, partition=Pooled(), evaluation=None))
-    assert attack.main(call(own, tmp_path / "out", "memorised --shadows 8")) == 0
+    alone = type(storage)(tmp_path)
+    alone.finish("memorised", replace(tiny, method=method, data=data, clients=1, partition=Pooled(), evaluation=None))
+    assert attack.main(call(alone, tmp_path / "out", "memorised --shadows 8")) == 0
     kept = json.loads((tmp_path / "out" / "readings.json").read_text())["readings"]
     loss, quantile, *shadowed = kept
     assert [row["attack"] for row in kept] == READINGS and loss["n_nonmembers"] >= 500
-    for found in shadowed:
-        assert found["tpr_at_1pct_fpr"] > 0.2 > 0.1 > loss["tpr_at_1pct_fpr_high"]
-        assert found["auc_low"] > quantile["auc_high"]
+    for row in shadowed:
+        assert row["tpr_at_1pct_fpr"] > 0.2 > 0.1 > loss["tpr_at_1pct_fpr_high"]
+        assert row["auc_low"] > quantile["auc_high"]
     assert quantile["auc"] > loss["auc"]

@@ -80,12 +80,12 @@ Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.mark.parametrize(
-    ("name", "arguments", "says"),
+    ("name", "arguments", "message"),
     [("run", *case) for case in REFUSED_BY_RUN.items()] + [("sweep", *case) for case in REFUSED_BY_SWEEP.items()],
 )
-def test_refused_in_one_sentence(name: str, arguments: str, says: str, command: Command, tmp_path: Path) -> None:
+def test_refused_in_one_sentence(name: str, arguments: str, message: str, command: Command, tmp_path: Path) -> None:
     code, out, err = command(name, *arguments.split(), "--runtime.storage", tmp_path / "s")
-    assert (code, out, err.count("\n")) == (2, "", 1) and re.search(f"^error: .*{says}", err)
+    assert (code, out, err.count("\n")) == (2, "", 1) and re.search(f"^error: .*{message}", err)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -133,7 +133,7 @@ def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", r"^\S+/mine\.json is not valid JSON"),
         ("{}", r"^\S+/mine\.json has no field 'method'"),
@@ -141,11 +141,11 @@ def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running
         (None, r"^there is no file \S+/mine\.json$"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_named(tmp_path, text, says):
+def test_a_config_that_cannot_be_read_is_named(tmp_path, text, message):
     path = tmp_path / "mine.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         run.main(["--config", str(path)])
 
 
@@ -217,13 +217,13 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
 
 
 def test_nothing_to_retry_is_said(tmp_path, capsys):
-    given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
+    arguments = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
     study = names.PRESETS["digits"]()
-    planned = sweep.planned("digits", study, *parse_known(sweep.Options, given[1:], None, study.experiment))
+    planned = sweep.planned("digits", study, *parse_known(sweep.Options, arguments[1:], None, study.experiment))
     at = sweep_folder.folder(planned.base, "idle")
     this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
     sweep_folder.write(at, {**this, "experiment": "mine"}, planned.secret)
-    assert sweep.main([*given, "--name", "idle", "--resume", "--retry", "failed"]) == 0
+    assert sweep.main([*arguments, "--name", "idle", "--resume", "--retry", "failed"]) == 0
     assert capsys.readouterr().out.startswith("no trial of idle has failed\n")
 
 
@@ -235,7 +235,7 @@ def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, option):
 
 
 @pytest.mark.parametrize(
-    ("storage", "more", "says"),
+    ("storage", "more", "message"),
     [
         ("hdfs://lab/x", "", r"storage must be a folder, .* or a bucket: .*got 'hdfs://lab/x'"),
         ("s3://key:word@lab/x", "", r"storage must be .* no password"),
@@ -244,9 +244,9 @@ def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, option):
         ("s3://lab/x", "--runtime.client-timeout-s 60", "client_timeout_s must be at least 120 where storage"),
     ],
 )
-def test_storage_that_is_neither_a_folder_nor_a_bucket_that_will_do(storage, more, says, tmp_path, monkeypatch):
+def test_storage_that_is_neither_a_folder_nor_a_bucket_that_will_do(storage, more, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         run.main(["--runtime.storage", storage, *more.split()])
     assert not list(tmp_path.iterdir())
 

@@ -59,8 +59,8 @@ def test_killed_and_called_again_it_gives_the_same_files(
     victim.communicate()
     assert victim.returncode == -signal.SIGKILL
     assert 2 <= len(list(cut.glob("train-*"))) < PARTS
-    said, _ = (again := start(storage, cut)).communicate()
-    assert again.returncode == 0 and not said.startswith("0 of "), said
+    output, _ = (again := start(storage, cut)).communicate()
+    assert again.returncode == 0 and not output.startswith("0 of "), output
     assert files(cut) == files(whole)
     rows = load(Data(name=str(cut), test=0, public=0, validation=0, calibration=0)).splits["train"]
     assert len(rows) == 1000 * PARTS

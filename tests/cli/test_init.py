@@ -37,8 +37,8 @@ def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert init.main([str(zoo(tmp_path / "zoo")), "--data.size", "4", "--evaluation", "none"]) == 0
-    said = capsys.readouterr().out
-    assert "wrote zoo.toml\nnext: raydiff run zoo.toml    # about 2:00 min" in said
+    output = capsys.readouterr().out
+    assert "wrote zoo.toml\nnext: raydiff run zoo.toml    # about 2:00 min" in output
     study = rd.preset("zoo.toml")
     experiment = study.experiment
     assert experiment.data == Data(name=str(tmp_path / "zoo"), size=4, public=5, validation=4, calibration=2, test=8)
@@ -52,7 +52,7 @@ def test_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_larger_pictures_get_wider_networks_and_more_steps(tmp_path: Path) -> None:
-    found = []
+    settings = []
     for size in (8, 14, 28, 64):
         file = tmp_path / f"{size}.toml"
         assert init.main(["digits", "--data.size", str(size), "--out", str(file)]) == 0
@@ -60,9 +60,9 @@ def test_larger_pictures_get_wider_networks_and_more_steps(tmp_path: Path) -> No
         local, server = experiment.method.local, experiment.method.server
         assert (local.steps, local.learning_rate) == (server.steps, server.learning_rate)
         assert experiment.method.model.schedule == "cosine"
-        found.append((experiment.method.model.network.width, local.steps, local.learning_rate))
+        settings.append((experiment.method.model.network.width, local.steps, local.learning_rate))
         assert ("colours and outlines" in file.read_text()) == (size == 64)
-    assert found == [(256, 2000, 2e-3), (384, 4000, 1e-3), (512, 12_000, 1e-3), (512, 12_000, 1e-3)]
+    assert settings == [(256, 2000, 2e-3), (384, 4000, 1e-3), (512, 12_000, 1e-3), (512, 12_000, 1e-3)]
 
 
 def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:
@@ -76,8 +76,8 @@ def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:
 
 def test_what_is_given_stands_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "f.toml"
-    given = ["--method", "fedavg", "--clients", "3", "--method.model.network.width", "64", "--partition", "iid"]
-    assert init.main(["digits", *given, "--data.labels", "digit", "--out", str(file)]) == 0
+    arguments = ["--method", "fedavg", "--clients", "3", "--method.model.network.width", "64", "--partition", "iid"]
+    assert init.main(["digits", *arguments, "--data.labels", "digit", "--out", str(file)]) == 0
     experiment = rd.preset(str(file)).experiment
     assert isinstance(experiment.method, FedAvg) and experiment.clients == 3
     assert experiment.method.model.network.width == 64 and experiment.data.labels == ("digit",)

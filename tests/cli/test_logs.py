@@ -17,13 +17,13 @@ from raydiff.formats.jsonl import Jsonl
 
 def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert logs.main(["fedavg", "--storage", str(storage.root)]) == 0
-    first, *rounds, outcome, says, final = capsys.readouterr().out.splitlines()[:6]
+    first, *rounds, outcome, guarantee, final = capsys.readouterr().out.splitlines()[:6]
     folder = storage.folder("fedavg")
     written = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert first == f"fedavg/{folder.name}"
     assert [re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d round (\d): ", line)[1] for line in rounds] == ["1", "2"]
     assert f"comm/bytes_up {written[1]['comm/bytes_up']:.4g}" in rounds[1] and "client/" not in rounds[1]
-    assert outcome == "finished" and says.startswith("epsilon inf") and final.startswith("  ")
+    assert outcome == "finished" and guarantee.startswith("epsilon inf") and final.startswith("  ")
 
 
 def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:
@@ -31,8 +31,8 @@ def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:
         Jsonl(tmp_path / "metrics.jsonl").log(number, {"loss": 0.5, "client/0/loss": 0.25})
     Jsonl(tmp_path / "rejected.jsonl").log(0, {"client 3": "it is not finite", "client 10": "it is too long"})
     shown = [line.partition("round ")[2] or line for line in list(logs.lines(tmp_path))[1:-1]]
-    says = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
-    assert shown == ["1: loss 0.5", *says, "2: loss 0.5"]
+    reasons = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
+    assert shown == ["1: loss 0.5", *reasons, "2: loss 0.5"]
 
 
 def test_following_shows_each_round_once_and_ends_with_the_trial(

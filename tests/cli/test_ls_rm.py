@@ -14,7 +14,7 @@ from raydiff.storage.lease import held
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A storage folder with a run."""
     storage = tmp_path_factory.mktemp("storage")
     changes = {"method.local.steps": 1, "method.server.steps": 1, "evaluation": None, "runtime.pool": "local"}
@@ -24,8 +24,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def storage(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made / "sweeps", tmp_path / "sweeps")
+def storage(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished / "sweeps", tmp_path / "sweeps")
     return tmp_path
 
 
@@ -61,8 +61,8 @@ def test_of_a_cache_only_what_is_made_again_goes(storage: Path, capsys: pytest.C
 
 def test_what_would_be_lost_is_said_and_stays(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert rm.main(["one", "--storage", str(storage)]) == 0
-    said = capsys.readouterr().out
-    assert "1 finished of 1" in said and "epsilon 9.71 (per example" in said and "nothing was removed" in said
+    output = capsys.readouterr().out
+    assert "1 finished of 1" in output and "epsilon 9.71 (per example" in output and "nothing was removed" in output
     assert (storage / "sweeps" / "one" / "secret").exists()
 
 

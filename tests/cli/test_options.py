@@ -77,7 +77,7 @@ def test_a_path_is_absolute_and_of_this_machine(monkeypatch: pytest.MonkeyPatch,
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "message"),
     [
         ("", "RUN is missing: The run."),
         ("it that more", "unexpected argument 'more'"),
@@ -91,10 +91,10 @@ def test_a_path_is_absolute_and_of_this_machine(monkeypatch: pytest.MonkeyPatch,
         ("it --zzz", "unknown option --zzz"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(line: str, says: str) -> None:
+def test_what_cannot_be_is_one_sentence(line: str, message: str) -> None:
     with pytest.raises(ValueError) as e:
         parse(Sample, line.split(), None)
-    assert str(e.value) == says
+    assert str(e.value) == message
 
 
 def test_other_options_are_left_for_the_fields() -> None:

@@ -49,10 +49,10 @@ def test_what_it_prints_and_keeps(shop: Storage, capsys: pytest.CaptureFixture[s
     """Twice the same: the folder is the request's, and all but the seconds are equal."""
     command = call(shop, "fedavg --classes 2,7 --records 20 --epochs 2,1 --lr 1e-3,1e-2 --no-mlflow")
     assert personalize.main(command) == 0
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     digest, folder = shop.folder("fedavg").name, folder_of(shop, "fedavg")
-    assert said.startswith(f"FedAvg {digest[:8]}, an unseen client: 20 records of 2 7; 16 held out\n")
-    assert f"files in {folder}; " in said and "it trains 12,000 of 12,000 parameters (100.000%)" in said
+    assert output.startswith(f"FedAvg {digest[:8]}, an unseen client: 20 records of 2 7; 16 held out\n")
+    assert f"files in {folder}; " in output and "it trains 12,000 of 12,000 parameters (100.000%)" in output
     rows = table(folder / "curves.csv")
     assert [(r["learning_rate"], r["epoch"], r["steps"]) for r in rows] == [
         (rate, epoch, steps) for rate in ("0.001", "0.01") for epoch, steps in (("0", "0"), ("1", "3"), ("2", "6"))

@@ -111,8 +111,8 @@ def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_pat
     assert config.from_dict(written).digest == opened.experiment.digest
     finished = open_finished(opened.folder)
     labels = torch.tensor([[0], [3]])
-    made = [finished.source(i).sample(labels, torch.Generator().manual_seed(0)) for i in (0, 1)]
-    assert made[0].shape == (2, 1, 8, 8) and not torch.equal(*made)  # Each client has a model of its own.
+    samples = [finished.source(i).sample(labels, torch.Generator().manual_seed(0)) for i in (0, 1)]
+    assert samples[0].shape == (2, 1, 8, 8) and not torch.equal(*samples)  # Each client has a model of its own.
 
 
 @pytest.mark.ray
@@ -131,14 +131,14 @@ def test_a_sweep_on_two_workers_imports_it_and_optuna_maximises_its_metric(packa
     assert study.directions == [optuna.study.StudyDirection.MAXIMIZE, optuna.study.StudyDirection.MINIMIZE]
     both = optuna.load_study(study_name="sweep", storage=JournalStorage(JournalFileBackend(str(sweep / "optuna.log"))))
     assert [trial.values[0] > 1 and trial.values[1] > 0 for trial in both.trials] == [True, True]
-    said = done.stdout.decode().partition("Optuna's Pareto-optimal trials (at most 10) by validation/vendi")[2]
+    output = done.stdout.decode().partition("Optuna's Pareto-optimal trials (at most 10) by validation/vendi")[2]
     (first, *_) = (trial for trial in both.best_trials if trial.values == min(t.values for t in both.best_trials))
-    assert f"  {first.values[0]:.4g}, {first.values[1]:.4g}: method." in said
-    assert f"optuna-dashboard {sweep / 'optuna.log'}" in said
+    assert f"  {first.values[0]:.4g}, {first.values[1]:.4g}: method." in output
+    assert f"optuna-dashboard {sweep / 'optuna.log'}" in output
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ("--method os:path", "os:path is no method"),
         ("--method wrong:Thawed", "wrong:Thawed is no method: it must be a frozen dataclass"),
@@ -156,13 +156,13 @@ def test_a_sweep_on_two_workers_imports_it_and_optuna_maximises_its_metric(packa
     ],
 )
 def test_what_does_not_fit_is_one_sentence(
-    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, says: str
+    package: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: str, message: str
 ) -> None:
     with pytest.raises(SystemExit) as left:
         main(["sweep", "digits", *arguments.split(), "--dry-run", "--runtime.storage", str(tmp_path / "s")])
     refusal = capsys.readouterr().err
     assert left.value.code == 2 and refusal.count("\n") == 1, refusal
-    assert re.match(f"error: .*{says}", refusal) and not (tmp_path / "s").exists()
+    assert re.match(f"error: .*{message}", refusal) and not (tmp_path / "s").exists()
 
 
 def test_a_number_of_another_name_is_refused_when_it_is_measured(package: Path, tmp_path: Path, tiny) -> None:
@@ -184,8 +184,10 @@ def test_a_class_that_no_worker_could_import_has_no_name_on_disk() -> None:
 
 def test_which_way_is_up(package: Path) -> None:
     evaluation = Evaluation(metrics=(*Evaluation.metrics, "mylab.measures:vendi"))
-    found = {name: metrics.lower_is_better(f"eval/{name}", evaluation) for name in ("vendi", "vendi/all", "fd_cnn/all")}
-    assert found == {"vendi": False, "vendi/all": False, "fd_cnn/all": True}
+    directions = {
+        name: metrics.lower_is_better(f"eval/{name}", evaluation) for name in ("vendi", "vendi/all", "fd_cnn/all")
+    }
+    assert directions == {"vendi": False, "vendi/all": False, "fd_cnn/all": True}
     assert not metrics.lower_is_better("eval/label_accuracy/all", evaluation)
     for name in ("vendis", "fd_cnn/al", "coverage"):
         with pytest.raises(ValueError, match="unknown metric"):

@@ -31,29 +31,29 @@ def call(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
 
 
 def test_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None) -> None:
-    said = call(capsys, "digits", "--runtime.storage", tmp_path, "--clients", 3, "--partition", "iid")
-    assert "digits: scikit-learn's digits\npictures: 8 x 8 L, values on [-1, 1]\n" in said
-    assert "splits: train 847, public 250, validation 200, calibration 100, test 400" in said
+    output = call(capsys, "digits", "--runtime.storage", tmp_path, "--clients", 3, "--partition", "iid")
+    assert "digits: scikit-learn's digits\npictures: 8 x 8 L, values on [-1, 1]\n" in output
+    assert "splits: train 847, public 250, validation 200, calibration 100, test 400" in output
     public = datasets.load(Data()).splits["public"]
     pixels = torch.from_numpy(load_digits().images[public.numbers.numpy()]) / 8 - 1
     norms = pixels.flatten(1).norm(dim=1)
-    assert f"suggested clip: {norms.median():.2f}, the public median" in said
-    assert f"clip 6.8 clips {(norms > 6.8).double().mean():.1%} of the public pictures" in said
-    clients = re.findall(r"^  client \d( +\d+){10} +(\d+)$", said, flags=re.M)
+    assert f"suggested clip: {norms.median():.2f}, the public median" in output
+    assert f"clip 6.8 clips {(norms > 6.8).double().mean():.1%} of the public pictures" in output
+    clients = re.findall(r"^  client \d( +\d+){10} +(\d+)$", output, flags=re.M)
     assert sorted(int(n) for _, n in clients) == [282, 282, 283]
     written = {path.name for path in (tmp_path / "previews" / "digits").iterdir()}
     assert written == {"norms.png", "partition.png", "pictures.png"}
-    assert f"next: raydiff run digits --runtime.storage {tmp_path} --clients 3 --partition iid\n" in said
+    assert f"next: raydiff run digits --runtime.storage {tmp_path} --clients 3 --partition iid\n" in output
 
 
 def test_around_a_center_the_clip_is_that_of_the_differences(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
-    said = call(capsys, "digits", "--method.center", "true", "--method.clip", "4.3", "--out", tmp_path)
+    output = call(capsys, "digits", "--method.center", "true", "--method.clip", "4.3", "--out", tmp_path)
     images = datasets.load(Data()).splits["public"].images
     norms = (images - images.mean(0)).flatten(1).norm(dim=1)
-    assert f"suggested clip: {norms.quantile(0.5):.2f}, the public median\n" in said
-    assert f"clip 4.3 clips {(norms > 4.3).double().mean():.1%} of the public pictures" in said
+    assert f"suggested clip: {norms.quantile(0.5):.2f}, the public median\n" in output
+    assert f"clip 4.3 clips {(norms > 4.3).double().mean():.1%} of the public pictures" in output
 
 
 def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None) -> None:
@@ -62,29 +62,29 @@ def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.Capt
         (folder / name).mkdir(parents=True)
         for i in range(20):
             Image.fromarray(np.full((4, 6), 10 * i + 5 * c, np.uint8)).save(folder / name / f"{i}.png")
-    said = call(
+    output = call(
         capsys, folder, "--data.size", 4, "--evaluation", "none", "--partition", "iid", "--out", tmp_path / "out"
     )
-    assert f"{folder}: 40 pictures in 2 class folders of {folder}\n" in said
-    assert "splits: train 21, public 5, validation 4, calibration 2, test 8" in said
-    assert "label column class (the class): 2 values" in said and "clips" not in said  # no clip is set
-    assert f"next: raydiff init {folder} --data.size 4 --evaluation none" in said
+    assert f"{folder}: 40 pictures in 2 class folders of {folder}\n" in output
+    assert "splits: train 21, public 5, validation 4, calibration 2, test 8" in output
+    assert "label column class (the class): 2 values" in output and "clips" not in output  # no clip is set
+    assert f"next: raydiff init {folder} --data.size 4 --evaluation none" in output
 
 
 def test_without_a_public_split_nothing_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
-    said = call(capsys, "--data.public", 0, "--out", tmp_path)
-    assert "norms: none, since data.public is 0" in said and "median" not in said
+    output = call(capsys, "--data.public", 0, "--out", tmp_path)
+    assert "norms: none, since data.public is 0" in output and "median" not in output
     assert [p.name for p in tmp_path.iterdir()] == ["partition.png"]
 
 
 def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Other private pictures change nothing: neither a word nor a pixel."""
-    said, dataset = [], datasets.load(Data())
+    output, dataset = [], datasets.load(Data())
     for _ in range(2):
-        out = tmp_path / str(len(said))
-        said.append(call(capsys, "--out", out).replace(str(out), ""))
+        out = tmp_path / str(len(output))
+        output.append(call(capsys, "--out", out).replace(str(out), ""))
         splits = {
             name: r if name == "public" else datasets.Records(-r.images, r.labels, r.numbers)
             for name, r in dataset.splits.items()
@@ -93,6 +93,6 @@ def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
             dataset.name, splits, dataset.label_names, "", dataset.label_columns, dataset.says, dataset.notes
         )
         monkeypatch.setattr(datasets, "load", lambda config, others=others: others)
-    assert said[0] == said[1]
+    assert output[0] == output[1]
     for path in (tmp_path / "0").iterdir():
         assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes(), path.name

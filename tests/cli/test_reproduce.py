@@ -26,10 +26,10 @@ def trials(paper: str, scale: str) -> list:
 
 @pytest.mark.parametrize(("paper", "scale"), papers.STUDIES)
 def test_the_trials_differ_and_share_a_slot(paper, scale):
-    found = trials(paper, scale)
-    assert len({e.digest for e in found}) == len(found) > 10
-    assert len({e.runtime for e in found}) == 1
-    assert len({e.seed for e in found} | {e.data.split_seed for e in found}) >= 3  # intervals need three
+    planned = trials(paper, scale)
+    assert len({e.digest for e in planned}) == len(planned) > 10
+    assert len({e.runtime for e in planned}) == 1
+    assert len({e.seed for e in planned} | {e.data.split_seed for e in planned}) >= 3  # intervals need three
 
 
 def test_every_paper_has_both_scales():
@@ -70,8 +70,8 @@ def test_smoke_runs_to_its_report(paper, tmp_path, data_root):
 
 def test_private_baselines_have_the_budget_of_the_method():
     for scale in papers.SCALES:
-        found = trials("pfdm", scale)
-        assert {e.method.epsilon for e in found if isinstance(e.method, DPSGD)} == {10.0}
+        planned = trials("pfdm", scale)
+        assert {e.method.epsilon for e in planned if isinstance(e.method, DPSGD)} == {10.0}
 
 
 def test_competitors_of_the_table_are_all_run():
@@ -101,7 +101,7 @@ def test_overrides_reach_every_study(data_root):
     _, study, rest = command.preset(
         ["reproduce", "--paper", "pdp", "--scale", "smoke", "--seed=7", "--runtime.storage=/elsewhere"]
     )
-    found = sweep.planned("reproduce", study, *parse_known(sweep.Options, rest, None, study.experiment)).trials
-    assert {e.seed for e in found} == {7}
-    assert {e.runtime.storage for e in found} == {"/elsewhere"}
-    assert {e.evaluation.attack for e in found} == {False, True}  # removal, and the attack beside it
+    planned = sweep.planned("reproduce", study, *parse_known(sweep.Options, rest, None, study.experiment)).trials
+    assert {e.seed for e in planned} == {7}
+    assert {e.runtime.storage for e in planned} == {"/elsewhere"}
+    assert {e.evaluation.attack for e in planned} == {False, True}  # removal, and the attack beside it
