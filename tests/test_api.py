@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import os
 import pickle
@@ -61,12 +60,8 @@ def test_workers_import_only_what_their_work_needs(tiny: rd.Experiment, tmp_path
     assert done.stdout.splitlines() == ["[]", "[]", "['matplotlib']"]
 
 
-def test_every_public_name_is_there_documented_and_known_to_type_checkers() -> None:
-    for name in rd.__all__:
-        assert getattr(rd, name).__doc__, name
-    typed = next(n for n in ast.walk(ast.parse(Path(rd.__file__).read_text())) if isinstance(n, ast.If))
-    seen = {(f.module, a.asname) for f in typed.body if isinstance(f, ast.ImportFrom) for a in f.names}
-    assert seen == {(f"raydiff.{module}", name) for name, module in rd._HOME.items()}
+def test_every_public_name_is_documented() -> None:
+    assert len(rd.__all__) > 40 and all(getattr(rd, name).__doc__ for name in rd.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         rd.nonsense  # noqa: B018
 

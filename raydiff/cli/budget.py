@@ -65,7 +65,7 @@ def lines(log: BudgetLog) -> list[str]:
 
 
 def _left(budget: Budget, charges: Sequence[tuple[Event, ...]], order: Order) -> str:
-    """Epsilon left for one more trial: under Gaussian DP squares of mu add up; under Renyi DP it depends on the noise."""
+    """Epsilon left for one more trial: for Gaussian DP squares of mu add up, for Renyi DP it depends on the noise."""
     if order not in (None, "first"):
         return f"what is left depends on the noise that would come next (Renyi order {order:g})"
     used = sum(filters.cost(events, None) for events in charges)

@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
     if dataset.mapping is not None:
         raise ValueError(f"data set {dataset.name!r} is a table: a preview shows pictures")
     has_clip = hasattr(method, "center") and (is_preset or "method.clip" in changes)  # Else it is yet to be chosen.
-    clip, center = getattr(method, "clip", None) if has_clip else None, has_clip and method.center
+    clip, center = getattr(method, "clip", None) if has_clip else None, bool(getattr(method, "center", False))
     public, train = dataset.splits["public"], dataset.splits["train"]
     rng = seeding.generator(experiment.seed, "partition")
     parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)

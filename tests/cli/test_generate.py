@@ -20,7 +20,7 @@ from raydiff.tracking import mlflow_models
 
 ROOT = Path(__file__).resolve().parents[2]
 
-PARTS = 8
+PARTS = 4
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -49,7 +49,7 @@ def test_killed_and_called_again_it_gives_the_same_files(
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     assert generate.main(arguments(storage, whole)) == 0
     assert len(files(whole)) == PARTS + 1
-    assert "\n1,000 of 8,000 samples\n" in capsys.readouterr().out
+    assert "\n1,000 of 4,000 samples\n" in capsys.readouterr().out
     victim = start(storage, cut)
     assert victim.stdout is not None
     for line in victim.stdout:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,10 +69,10 @@ def test_larger_pictures_get_wider_networks_and_more_steps(tmp_path: Path) -> No
 def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:
     dataset = datasets.load(Data(size=14))  # it can be halved once
     values = suggested.for_pictures(dataset, gpu=True).values
-    assert values["method.model.network.kind"] == "unet" and values["method.model.network.widths"] == [64, 128]
-    assert values["method.local.steps"] == values["method.server.steps"] == 20_000
-    assert values["method.local.learning_rate"] == values["method.server.learning_rate"] == 2e-4
-    assert values["runtime.gpu_per_worker"] == values["runtime.gpu_server"] == 0.5
+    expected = {"method.model.network.kind": "unet", "method.model.network.widths": [64, 128]}
+    expected |= {f"method.{who}.steps": 20_000 for who in ("local", "server")}
+    expected |= {f"method.{who}.learning_rate": 2e-4 for who in ("local", "server")}
+    assert values.items() >= (expected | {"runtime.gpu_per_worker": 0.5, "runtime.gpu_server": 0.5}).items()
 
 
 def test_what_is_given_stands_in_the_file(tmp_path: Path) -> None:
@@ -88,22 +89,18 @@ SIZES = ["--data.validation", "4", "--data.calibration", "4", "--data.test", "8"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "share"),
+    ("arguments", "fraction"),
     [([], "12% of your own rows (5 of 40)"), ([*SIZES, "--data.public", "10"], "25% of your own rows (10 of 40)")],
 )
 def test_how_many_of_your_own_rows_are_public_is_said_and_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    share: str,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, arguments: list[str], fraction: str
 ) -> None:
     """With both ways out; and not where the public records are another's, or none."""
     monkeypatch.chdir(tmp_path)
     folder, bare = str(zoo(tmp_path / "zoo")), ["--data.size", "4", "--evaluation", "none"]
     assert init.main([folder, *bare, *arguments]) == 0
     for text in (capsys.readouterr().out, (tmp_path / "zoo.toml").read_text()):
-        assert f"{share} are declared public, and nothing protects them: " in text
+        assert f"{fraction} are declared public, and nothing protects them: " in text
         assert "--data.public-from NAME" in text and "--data.public 0" in text
     elsewhere = ["--data.public-from", str(zoo(tmp_path / "other", shade=2)), "--data.public", "10"]
     for out, instead in (("a.toml", elsewhere), ("b.toml", ["--data.public", "0", "--data.fitted-on", "all"])):

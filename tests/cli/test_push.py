@@ -44,21 +44,10 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 @pytest.fixture
 def samples(tmp_path: Path) -> Path:
     """As `raydiff generate --source global` leaves them."""
-    card = {
-        "about": "x_t0 of the global model",
-        "privacy": EPSILON,
-        "guarantee": {"epsilon": 9.71},
-        "covers": "every client's records",
-        "labels": "every combination of labels alike often",
-        "rows": 20,
-        "method": {"kind": "PFDM"},
-        "made_by": {"raydiff": "0.1.0"},
-        "chosen": {
-            "from_trials": 24,
-            "spent_together": ["all 24 trials composed: epsilon 61.02"],
-            "says": "no epsilon",
-        },
-    }
+    card = {"about": "x_t0 of the global model", "privacy": EPSILON, "guarantee": {"epsilon": 9.71}, "rows": 20}
+    card |= {"covers": "every client's records", "labels": "every combination of labels alike often"}
+    card |= {"method": {"kind": "PFDM"}, "made_by": {"raydiff": "0.1.0"}}
+    card |= {"chosen": {"from_trials": 24, "spent_together": ["all 24 trials composed"], "says": "no epsilon"}}
     (tmp_path / "card.json").write_text(json.dumps(card))
     (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"parts")
     return tmp_path

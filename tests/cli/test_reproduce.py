@@ -55,13 +55,8 @@ def test_smoke_has_each_kind_of_trial_once_and_a_hundredth_of_the_steps(paper):
 def test_smoke_runs_to_its_report(paper, tmp_path, data_root):
     command = [sys.executable, "jobs/sweep.py", "reproduce", "--paper", paper, "--scale", "smoke"]
     model = ["--method.model.path", str(latents.write(tmp_path / "latent"))] if paper == "feddistr" else []
-    done = subprocess.run(
-        [*command, "--name", "smoke", "--runtime.storage", str(tmp_path), *model],
-        cwd=Path(__file__).resolve().parents[2],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command += ["--name", "smoke", "--runtime.storage", str(tmp_path), *model]
+    done = subprocess.run(command, cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     sweep = tmp_path / "sweeps" / "smoke"
     assert len(list(sweep.glob("trials/*/outcome.json"))) == len(trials(paper, "smoke"))
@@ -89,12 +84,13 @@ def test_the_command_takes_a_paper_and_a_scale():
     assert (name, rest) == ("reproduce-pdp-gpu", ["--seed", "3"])
     assert study == papers.pdp_gpu()
     assert command.preset(["reproduce", "--paper", "pdp"])[0] == "reproduce-pdp-cpu"
-    with pytest.raises(ValueError, match="--paper"):
-        command.preset(["reproduce"])
-    with pytest.raises(ValueError, match="--paper must be one of pfdm, spire, feddistr, pdp, got 'dp'"):
-        command.preset(["reproduce", "--paper", "dp"])
-    with pytest.raises(ValueError, match="--scale must be one of cpu, gpu, smoke, got 'tpu'"):
-        papers.study("pdp", "tpu")
+    for words, message in (
+        ("", "--paper is missing"),
+        ("--paper dp", "--paper must"),
+        ("--paper pdp --scale x", "--scale"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            command.preset(["reproduce", *words.split()])
 
 
 def test_overrides_reach_every_study(data_root):

