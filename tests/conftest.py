@@ -54,20 +54,19 @@ SHARING = {
     **dict.fromkeys(("test_bucket_kills", "test_driver", "test_submit"), "driver"),
     **dict.fromkeys(("test_elastic", "test_faults", "test_processes_die"), "nodes"),
 }
-"""Files that share a process beside those in `runtime`, for they share an undisturbed sweep, or a cluster."""
-LONG = ("test_hangs", "test_cut_network")
-"""Files that take longer than all but these groups."""
+"""Files outside `runtime` that share a process, since they share an undisturbed sweep or a cluster."""
+LONG = ("test_hangs", "test_cut_network")  # files that take longer than all but these groups
 
 
 @pytest.fixture
 def fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps so small that a release is signal plus noise to float32: for tests of the signal or the noise's scale."""
+    """Steps so small that to float32 a release is signal plus noise: for tests of the signal or the noise's scale."""
     monkeypatch.setattr(grid, "FINENESS", 2**30)
 
 
 @pytest.fixture
 def real_gaussians(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Bounds of real Gaussians, without what `grid.charged` adds for the sampler: to compare with other accountants."""
+    """Bounds without the addition of `grid.charged` for the sampler: to compare with other accountants."""
     caches = (accountants.mu_for, private_gradient.noise_multiplier_for)
     monkeypatch.setattr(grid, "charged", lambda bound, delta: bound(delta))
     for cache in caches:
@@ -84,9 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file share a process, and so do all in `runtime`, with its Ray: what they share is made once.
+    """Tests of a file share a process, and so do all in `runtime`, with its Ray.
 
-    By hand, since pytest 9.2 ignores the names that xdist 3.8 gives to `--dist loadgroup`'s groups.
+    Not `--dist loadgroup`: pytest 9.2 ignores the names that xdist 3.8 gives its groups.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -100,7 +99,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
-    """(name, what makes a file or folder) -> where it is: made by one of pytest-xdist's processes, for all of them."""
+    """(name, function that writes a file or folder) -> its path: one of pytest-xdist's processes writes it for all."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
     shared.mkdir(exist_ok=True)
@@ -176,13 +175,13 @@ def tiny() -> Experiment:
 
 @pytest.fixture(scope="session")
 def latent_model(once: Callable[[str, Callable[[Path], object]], Path]) -> LatentModel:
-    """A latent diffusion model that has learned nothing, for digits."""
+    """An untrained latent diffusion model for digits."""
     return LatentModel(path=str(once("latent", latents.write))).for_data((1, 8, 8), (10,))
 
 
 @pytest.fixture(scope="session")
 def storage(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Storage:
-    """The sweeps pfdm, localonly and fedavg, of `tiny` without instruments. Shared: not to be written to."""
+    """The sweeps pfdm, localonly and fedavg, of `tiny` without evaluation. Shared: read-only."""
     finished = Storage(tmp_path_factory.mktemp("storage"))
     model, short = tiny.method.model, Training(steps=8, batch=8)
     methods: dict[str, Method] = {
@@ -204,7 +203,7 @@ def copied(storage: Storage, tmp_path: Path) -> Storage:
 
 @pytest.fixture(scope="session")
 def migrated(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
-    """An MLflow store with its tables; making them takes seconds, so they are made once."""
+    """An MLflow store with its tables, whose creation takes seconds."""
     from mlflow import MlflowClient
 
     return once("mlflow.db", lambda path: MlflowClient(f"sqlite:///{path}").search_experiments())

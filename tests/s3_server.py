@@ -1,5 +1,4 @@
-"""A real S3 server (moto's) on this machine, and a proxy before it that answers some requests as a store in trouble
-does."""
+"""moto's S3 server on this machine, and a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Fault = Callable[[str, str, int], str]
-"""(method, path, how many requests came before) -> "" (none), "refused" (nothing is done), "lost" (it is done, and the
-answer is an error), or "slow" (it is done, and answered LATE_S later)."""
+"""(method, path, number of earlier requests) -> "" (none), "refused" (not done), "lost" (done, and answered by an
+error) or "slow" (done, and answered LATE_S later)."""
 LATE_S = 2.0
 
 

@@ -32,47 +32,38 @@ def call(storage: Any, out: Path, command: str) -> list[str]:
     return [*command.split(), "--storage", str(storage.root), "--out", str(out)]
 
 
-def test_the_table_and_the_files(copied, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = tmp_path / "out"
-    assert attack.main(call(copied, out, "localonly --shadows 4 --draws 1 --timesteps 4,8")) == 0
+def test_the_table_and_the_files(
+    copied, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The readings that need no shadows are the same without them, where nothing is trained and no Ray is started."""
+    out, command = tmp_path / "out", "localonly --draws 1 --timesteps 4,8 --shadows"
+    assert attack.main(call(copied, out, f"{command} 4")) == 0
     output = capsys.readouterr().out
     assert "client 0's own model: 28 members" in output and "\n4 of 4 shadows, " in output
     table = re.findall(rf"^({'|'.join(READINGS)})  +(4|8|mean)  +(\S+) \[.*n too small \(\d+ non", output, re.M)
     assert [line[0] for line in table] == READINGS
-    kept = json.loads((out / "readings.json").read_text())
-    assert kept["privacy"] == "none" and kept["request"]["timesteps"] == [4, 8]
-    assert [f"{row['auc']:.3f}" for row in kept["readings"]] == [line[2] for line in table]
+    content = json.loads((out / "readings.json").read_text())
+    readings = content["readings"]
+    assert content["privacy"] == "none" and content["request"]["timesteps"] == [4, 8]
+    assert [f"{row['auc']:.3f}" for row in readings] == [line[2] for line in table]
     attacked = open_attacked(Request(trial=copied.folder("localonly"), shadows=4, draws=1, timesteps=(4, 8)))
     target, outside = attacked.target(), attacked.role == 2
     losses = torch.stack([attacked.losses(i) for i in range(4)])
-    columns = [
-        lira.with_mean(target),
-        quantile.scores(target, attacked.records.images, outside),
-        lira.scores(target, losses, attacked.inside),
-        rmia.scores(target, losses, attacked.inside, outside),
-        lira.scores(target, losses, attacked.inside, online=True),
-        rmia.scores(target, losses, attacked.inside, outside, online=True),
-    ]
-    for row, scores in zip(kept["readings"], columns, strict=True):
-        auc = judge(**{role: scores[attacked.role == i] for i, role in enumerate(ROLES)}).auc
-        assert row["auc"] == auc, row["attack"]
-    assert all(row["auc_low"] <= row["auc"] <= row["auc_high"] for row in kept["readings"])
-    assert all(row["tpr_at_1pct_fpr"] is None for row in kept["readings"])
+    columns = [lira.with_mean(target), quantile.scores(target, attacked.records.images, outside)]
+    for online in (False, True):
+        columns.append(lira.scores(target, losses, attacked.inside, online=online))
+        columns.append(rmia.scores(target, losses, attacked.inside, outside, online=online))
+    for row, scores in zip(readings, columns, strict=True):
+        assert row["auc"] == judge(**{role: scores[attacked.role == i] for i, role in enumerate(ROLES)}).auc
+    assert all(row["auc_low"] <= row["auc"] <= row["auc_high"] for row in readings)
+    assert all(row["tpr_at_1pct_fpr"] is None for row in readings)
     with (out / "readings.csv").open() as f:
-        assert [float(row["auc"]) for row in csv.DictReader(f)] == [row["auc"] for row in kept["readings"]]
+        assert [float(row["auc"]) for row in csv.DictReader(f)] == [row["auc"] for row in readings]
     assert (out / "roc.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_without_shadows_nothing_is_trained(copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The readings that need none are those beside shadows, and no Ray is started."""
-    kept = []
-    for shadows, folder in (("4", "with"), ("0 --workers 2", "without")):
-        command = f"localonly --draws 1 --timesteps 4,8 --shadows {shadows}"
-        assert attack.main(call(copied, tmp_path / folder, command)) == 0
-        kept.append(json.loads((tmp_path / folder / "readings.json").read_text())["readings"])
-        monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained"))
-        monkeypatch.setattr("raydiff.runtime.cluster.cluster", lambda *_: pytest.fail("Ray"))
-    assert kept[1] == kept[0][:2]
+    monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained"))
+    monkeypatch.setattr("raydiff.runtime.cluster.cluster", lambda *_: pytest.fail("Ray"))
+    assert attack.main(call(copied, tmp_path / "without", f"{command} 0 --workers 2")) == 0
+    assert json.loads((tmp_path / "without" / "readings.json").read_text())["readings"] == readings[:2]
 
 
 def test_interrupted_it_continues(copied, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

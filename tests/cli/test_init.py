@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from PIL import Image
+from sets import with_other_private_pictures, zoo
 
 import raydiff as rd
 from raydiff.cli import init
@@ -19,15 +18,6 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
 from raydiff.runtime import estimate
-
-
-def zoo(folder: Path, shade: int = 0) -> Path:
-    """Two classes of 20 grey 6 x 4 pictures, one of one shade each."""
-    for c, name in enumerate(("ant", "bee")):
-        (folder / name).mkdir(parents=True)
-        for i in range(20):
-            Image.fromarray(np.full((4, 6), 10 * i + 5 * c + shade, np.uint8)).save(folder / name / f"{i}.png")
-    return folder
 
 
 @pytest.fixture(autouse=True)
@@ -123,22 +113,13 @@ def test_a_table(tmp_path: Path) -> None:
 
 
 def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, texts = datasets.load, []
-    for flip in (1.0, -1.0):
-
-        def load(config: Data, flip: float = flip) -> datasets.Dataset:
-            d = whole(config)
-            other = {
-                k: r if k == "public" else datasets.Records(flip * r.images, r.labels, r.numbers)
-                for k, r in d.splits.items()
-            }
-            return datasets.Dataset(d.name, other, d.label_names, "", d.label_columns, d.says, d.notes)
-
-        monkeypatch.setattr(datasets, "load", load)
-        file = tmp_path / f"{flip}" / "one.toml"
+    load, texts = datasets.load, []
+    for name in ("one", "other"):
+        file = tmp_path / name / "f.toml"
         file.parent.mkdir()
         assert init.main(["digits", "--out", str(file)]) == 0
         texts.append(file.read_text().replace(str(file), ""))
+        monkeypatch.setattr(datasets, "load", lambda config: with_other_private_pictures(load(config)))
     assert texts[0] == texts[1]
 
 

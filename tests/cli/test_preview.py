@@ -6,10 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
+from sets import with_other_private_pictures, zoo
 from sklearn.datasets import load_digits
 
 from raydiff.cli import preview
@@ -57,11 +56,7 @@ def test_around_a_center_the_clip_is_that_of_the_differences(
 
 
 def test_a_small_folder_gets_splits_that_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None) -> None:
-    folder = tmp_path / "zoo"
-    for c, name in enumerate(("ant", "bee")):
-        (folder / name).mkdir(parents=True)
-        for i in range(20):
-            Image.fromarray(np.full((4, 6), 10 * i + 5 * c, np.uint8)).save(folder / name / f"{i}.png")
+    folder = zoo(tmp_path / "zoo")
     output = call(
         capsys, folder, "--data.size", 4, "--evaluation", "none", "--partition", "iid", "--out", tmp_path / "out"
     )
@@ -85,14 +80,7 @@ def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):
         out = tmp_path / str(len(output))
         output.append(call(capsys, "--out", out).replace(str(out), ""))
-        splits = {
-            name: r if name == "public" else datasets.Records(-r.images, r.labels, r.numbers)
-            for name, r in dataset.splits.items()
-        }
-        others = datasets.Dataset(
-            dataset.name, splits, dataset.label_names, "", dataset.label_columns, dataset.says, dataset.notes
-        )
-        monkeypatch.setattr(datasets, "load", lambda config, others=others: others)
+        monkeypatch.setattr(datasets, "load", lambda config: with_other_private_pictures(dataset))
     assert output[0] == output[1]
     for path in (tmp_path / "0").iterdir():
         assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes(), path.name

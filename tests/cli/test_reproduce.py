@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ from raydiff.papers import presets as papers
 from raydiff.papers.claims import rows_of, where
 
 
+@functools.cache
 def trials(paper: str, scale: str) -> list:
     study = papers.study(paper, scale)
     return [*trials_of(study.experiment, study.grid, study.beside), *study.others({})]
