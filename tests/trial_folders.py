@@ -7,8 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-
 GAUSSIAN = {"unit": "example", "relation": "replace_one", "trust": "local"}
 FIELDS: dict[str, dict[str, Any]] = {
     "PFDM": {

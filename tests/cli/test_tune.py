@@ -27,6 +27,7 @@ from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training
+from raydiff.report import after_sweep
 from raydiff.report.sections.setting import what_was_run
 from raydiff.report.sweep_view import open_sweep
 
@@ -36,11 +37,11 @@ GOOD, BAD, WRITTEN = 1e-2, 1e-7, 1e-3
 
 
 def study() -> Study:
-    """Two methods with a space of two settings and one without, after 40 steps; the second rate learns nothing."""
+    """Two methods with a space of two settings and one without, after 20 steps; the second rate learns nothing."""
     method = FedAvg(
         model=Classifier(network=CNN(widths=(4,), hidden=16)),
         rounds=2,
-        local=Training(steps=40, batch=16, learning_rate=WRITTEN, decay="constant"),
+        local=Training(steps=20, batch=16, learning_rate=WRITTEN, decay="constant"),
     )
     base = rd.Experiment(
         method=method,
@@ -114,9 +115,10 @@ def test_the_better_rate_is_chosen_on_the_validation_split_and_the_preset_has_it
 
 
 def test_the_sweep_and_its_report_say_what_was_chosen(
-    preset: Path, command: Command, tmp_path: Path, migrated: Path
+    preset: Path, command: Command, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "mlflow.db").write_bytes(migrated.read_bytes())
+    monkeypatch.setattr(after_sweep, "FULL", replace(after_sweep.FULL, write=lambda *_: ""))  # Pictures take seconds.
     kept(preset, CHOSEN)
     quick = ["--method.local.steps", 2, "--grid", "seed=0", "--runtime.storage", tmp_path]
     _, out, _ = command("sweep", "small", "--name", "s", *quick)
