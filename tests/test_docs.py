@@ -138,13 +138,6 @@ def test_a_number_that_no_file_has_is_found(tmp_path: Path) -> None:
     assert FIGURES.unfounded(page) == ["1,684.5", "7.77"]
 
 
-def test_numbers_in_the_sentences_of_a_csv_count(tmp_path: Path) -> None:
-    file = tmp_path / "claims.csv"
-    file.write_text('claim,ours,made\nbetter,"0.833 against 0.822: +0.0107 [-0.00767, +0.0291]",commit 12.5a\n')
-    assert {0.833, 0.822, 0.0107, 0.00767, 0.0291} <= set(FIGURES.numbers(file))
-    assert 12.5 not in set(FIGURES.numbers(file))
-
-
 def test_a_table_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FIGURES, "DOCS", tmp_path)
     (tmp_path / "data").mkdir()

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.cli.options import RunOptions, check, is_vacant, parse
+from raydiff.cli.options import RunOptions, check, is_vacant, parse, subset
 from raydiff.evaluation.attacks import anonymeter, closest, domias, lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
 from raydiff.evaluation.figures import draw_roc
@@ -96,8 +96,7 @@ def _too_few(nonmembers: int) -> str:
 
 
 def _attack_model(finished: Finished, options: Options) -> None:
-    request = {f.name: getattr(options, f.name) for f in fields(Request) if f.name != "trial"}
-    attacked = open_attacked(Request(trial=finished.trial.folder, **request), finished)
+    attacked = open_attacked(subset(options, Request, trial=finished.trial.folder), finished)
     started, target = time.monotonic(), attacked.target()  # First, since it refuses what cannot be computed.
     print(_title(attacked), flush=True)
     for i, _ in enumerate(_trained(attacked, options.workers), start=1):

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from raydiff.cli.options import RunOptions, check, parse
+from raydiff.cli.options import RunOptions, check, parse, subset
 from raydiff.data.tables import rows_file
 from raydiff.results import generation
 from raydiff.results.finished import Finished
@@ -44,13 +44,8 @@ class Options(RunOptions, Request):
         if self.source == "global" and self.client is not None:
             raise ValueError("--client has no meaning with --source global: the server's model is nobody's own")
         check(self, "workers", self.workers >= 1, "at least 1")
-        if self.log_model and (self.request != Request() or self.out):
+        if self.log_model and (subset(self, Request) != Request() or self.out):
             raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed, --labels and --out away")
-
-    @property
-    def request(self) -> Request:
-        """How many samples, with which labels."""
-        return Request(num=self.num, per_class=self.per_class, seed=self.seed, labels=self.labels)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,7 +57,7 @@ def main(argv: Sequence[str]) -> int:
     client = None if is_shared else options.client or 0
     whose = "global" if is_shared else f"client{client}"
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
-    request, code = options.request, sweep_folder.version()
+    request, code = subset(options, Request), sweep_folder.version()
     write = functools.partial(generation.write, finished, client, out, request, code=code, say=_print_progress)
     privacy = write() if options.workers == 1 else _on_ray(write, options.workers)
     print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with {_as_data(finished, out.absolute())}")

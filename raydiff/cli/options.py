@@ -59,6 +59,11 @@ def check(options: Any, name: str, ok: bool, wanted: str) -> None:
         raise ValueError(f"--{name.replace('_', '-')} must be {wanted}, got {getattr(options, name)}")
 
 
+def subset(options: Any, cls: type[T], **values: Any) -> T:
+    """The base class `cls` of the options, with their values and these."""
+    return cls(**{f.name: values.get(f.name, getattr(options, f.name)) for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+
 def is_vacant(folder: Path) -> bool:
     """Whether a folder is missing or empty, so that a command may write there."""
     return not folder.is_dir() or not any(folder.iterdir())

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from raydiff import seeding
@@ -28,7 +29,6 @@ from raydiff.evaluation import figures
 from raydiff.experiment import overrides, suggested
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
-from raydiff.formats.tables import aligned
 from raydiff.lookup import Table
 from raydiff.storage import staging
 
@@ -91,34 +91,28 @@ def _labels(dataset: Dataset) -> str:
     """A table for each label column: records by value and split."""
     blocks = []
     for k, (column, names) in enumerate(zip(dataset.label_columns, dataset.label_names, strict=True)):
-        counts = [dataset.splits[split].labels[:, k].bincount(minlength=len(names)).tolist() for split in SPLITS]
-        rows = [[name, *map(str, row)] for name, row in zip(names, zip(*counts, strict=True), strict=True)]
+        counts = {split: dataset.splits[split].labels[:, k].bincount(minlength=len(names)) for split in SPLITS}
         role = "a condition" if k else "the class"
-        blocks.append(_table(f"label column {column} ({role}): {len(names)} values", ["", *SPLITS], rows))
+        blocks.append(_table(f"label column {column} ({role}): {len(names)} values", pd.DataFrame(counts, index=names)))
     return "\n".join(blocks)
 
 
 def _norms(norms: overview.Norms | None, clip: float | None) -> str:
+    """Clips by the L2 norms of the flattened public pictures; norms.png has their distribution."""
     if norms is None:
-        return "norms: none, since data.public is 0; those of private pictures are not shown"
-    title = f"L2 norms of the {len(norms.plain)} public pictures, flattened, on [-1, 1]"
-    series = (("as they are", norms.plain), ("less the public mean", norms.centred))
-    rows = [[name, *(f"{v:.2f}" for v in overview.quantiles(values))] for name, values in series]
-    lines = [_table(title, ["", "min", "5 %", "25 %", "median", "75 %", "95 %", "max"], rows)]
+        return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
     centered = "" if norms.center else f"; {norms.centred.quantile(0.5):.2f} with --method.center true"
-    lines.append(f"suggested clip: {norms.suggested_clip:.2f}, the public median{centered}")
-    if clip is not None:
-        lines.append(f"clip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
-    return "\n".join(lines)
+    about = f"the median norm of the {len(norms.plain)} public pictures{centered}"
+    text = f"suggested clip: {norms.suggested_clip:.2f}, {about}"
+    return text + ("" if clip is None else f"\nclip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
 
 
 def _clients(dataset: Dataset, counts: Tensor) -> str:
     title = f"partition: training records of {len(counts)} clients by class (seed and partition as in the trial)"
-    rows = [[f"client {m}", *map(str, row), str(sum(row))] for m, row in enumerate(counts.tolist())]
-    return _table(title, ["", *dataset.base_names, "all"], rows)
+    clients = [f"client {m}" for m in range(len(counts))]
+    frame = pd.DataFrame(counts.numpy(), index=clients, columns=dataset.base_names)
+    return _table(title, frame.assign(all=frame.sum(axis=1)))
 
 
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if max(len(header), len(rows)) > MOST_ROWS:
-        return f"{title}: too large to print"
-    return "\n".join([title, *(f"  {line}" for line in aligned([header, *rows], words=1))])
+def _table(title: str, frame: pd.DataFrame) -> str:
+    return f"{title}: too large to print" if max(frame.shape) > MOST_ROWS else f"{title}\n{frame.to_string()}"

@@ -36,9 +36,9 @@ def test_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: N
     public = datasets.load(Data()).splits["public"]
     pixels = torch.from_numpy(load_digits().images[public.numbers.numpy()]) / 8 - 1
     norms = pixels.flatten(1).norm(dim=1)
-    assert f"suggested clip: {norms.median():.2f}, the public median" in output
+    assert f"suggested clip: {norms.median():.2f}, the median norm of the 250 public pictures" in output
     assert f"clip 6.8 clips {(norms > 6.8).double().mean():.1%} of the public pictures" in output
-    clients = re.findall(r"^  client \d( +\d+){10} +(\d+)$", output, flags=re.M)
+    clients = re.findall(r"^client \d( +\d+){10} +(\d+)$", output, flags=re.M)
     assert sorted(int(n) for _, n in clients) == [282, 282, 283]
     written = {path.name for path in (tmp_path / "previews" / "digits").iterdir()}
     assert written == {"norms.png", "partition.png", "pictures.png"}
@@ -51,7 +51,7 @@ def test_around_a_center_the_clip_is_that_of_the_differences(
     output = call(capsys, "digits", "--method.center", "true", "--method.clip", "4.3", "--out", tmp_path)
     images = datasets.load(Data()).splits["public"].images
     norms = (images - images.mean(0)).flatten(1).norm(dim=1)
-    assert f"suggested clip: {norms.quantile(0.5):.2f}, the public median\n" in output
+    assert f"suggested clip: {norms.quantile(0.5):.2f}, the median norm of the 250 public pictures\n" in output
     assert f"clip 4.3 clips {(norms > 4.3).double().mean():.1%} of the public pictures" in output
 
 
@@ -70,7 +70,7 @@ def test_without_a_public_split_nothing_is_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: None
 ) -> None:
     output = call(capsys, "--data.public", 0, "--out", tmp_path)
-    assert "norms: none, since data.public is 0" in output and "median" not in output
+    assert "suggested clip: none, since data.public is 0" in output and "median" not in output
     assert [p.name for p in tmp_path.iterdir()] == ["partition.png"]
 
 
