@@ -100,9 +100,7 @@ def _attack_model(finished: Finished, options: Options) -> None:
     started, target = time.monotonic(), attacked.target()  # First, since it refuses what cannot be computed.
     print(_title(attacked), flush=True)
     for i, _ in enumerate(_trained(attacked, options.workers), start=1):
-        passed_s = time.monotonic() - started
-        left_s = passed_s / i * (options.shadows - i)
-        print(f"{i} of {options.shadows} shadows, {passed_s:.0f} s, {left_s:.0f} s left", flush=True)
+        print(f"{i} of {options.shadows} shadows, {time.monotonic() - started:.0f} s", flush=True)
     _report(attacked, target, options.out)
 
 

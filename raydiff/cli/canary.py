@@ -34,6 +34,7 @@ from raydiff.runtime import sweep_folder
 from raydiff.seeding import generator
 
 CANARIES_OF_ONE_RUN = 16_000
+HALVED = {False: 1.0, True: 0.5}  # --halve -> factor of the noise
 FLAGGED_BY_CHANCE = 0.1
 """Fraction of the seeds that may be flagged."""
 
@@ -109,7 +110,7 @@ def _releases(experiment: Experiment, options: Options) -> Iterator[Finding]:
             shape=subject.shape,
             count=options.canaries or subject.count,
             rng=generator(seed, "canaries"),
-            factor=0.5 if options.halve else 1.0,
+            factor=HALVED[options.halve],
         )
         low, (fnr, fpr) = audit.epsilon_low(method.delta), audit.rates
         text = f"mu >= {down(audit.mu_low, 3)}, epsilon >= {down(low, 3)} (FPR {fpr:.3f}, FNR {fnr:.3f})"
@@ -124,8 +125,7 @@ def _one_run(experiment: Experiment, options: Options) -> Iterator[Finding]:
     for seed in range(options.seeds):
         rng = generator(seed, "canaries")
         coins = one_run.coins(m, rng)
-        noise = canaries.stream(rng, 0.5 if options.halve else 1.0)
-        scores, ledger = canary_subjects.one_run(method, coins, rng, noise)
+        scores, ledger = canary_subjects.one_run(method, coins, rng, canaries.stream(rng, HALVED[options.halve]))
         events = [entry.event for entry in ledger.entries]
         if not seed:
             print(f"{_guarantee(ledger, experiment)}; a client whose records are {m} canaries")

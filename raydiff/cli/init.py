@@ -28,8 +28,7 @@ from raydiff.experiment.presets import PRESETS
 from raydiff.runtime import estimate
 from raydiff.runtime.eta import duration
 
-NAMED = 10
-"""So many classes are named; of more, their number."""
+NAMED = 10  # Most classes that are named; of more, only their number.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
     stem = re.sub(r"[^\w.-]", "-", Path(name.rpartition(":")[2]).absolute().stem)
     out = options.out or Path(stem + toml_file.SUFFIX)
     if out.exists():
-        raise ValueError(f"{out} exists already: take it away, or give another --out")
+        raise ValueError(f"{out} exists already: remove it, or give another --out")
     print(f"reading {name} ...", flush=True)
     start = replace(base, data=datasets.Data(name=name))
     changes = overrides.parse_overrides(start, fields)
@@ -73,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
-    """How many of the user's own rows nothing protects, and the ways out; "" where there are none."""
+    """How many of the user's own rows are public, and the alternatives; "" where there are none."""
     count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""

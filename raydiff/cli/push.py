@@ -43,9 +43,8 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"{folder} has no card.json: raydiff generate did not write it")
     card = read_json(folder / "card.json", needs="privacy")
     files = sorted(path.name for path in folder.iterdir() if path.name != "README.md")
-    if unknown := [
-        name for name in files if not name.startswith("train-") and name not in ("card.json", rows_file.FILE)
-    ]:
+    unknown = [name for name in files if not (name.startswith("train-") or name in ("card.json", rows_file.FILE))]
+    if unknown:
         raise ValueError(f"{folder} holds {unknown[0]}, which raydiff generate did not write: remove it")
     print(f"{', '.join(files)}: {card['rows']} samples\nprivacy: {card['privacy']}\ncovers: {card['covers']}")
     epsilon = float((card.get("guarantee") or {"epsilon": math.inf})["epsilon"])

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from raydiff.__main__ import main
 from raydiff.cli import arguments, budget
 from raydiff.experiment import overrides, spending
 from raydiff.experiment.config import Experiment
@@ -80,7 +80,7 @@ def test_sampled_noise_has_no_number_that_is_left(
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "lost"])
-def test_damage_is_named_in_one_sentence(storage: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+def test_damage_is_named_in_one_sentence(storage: Path, command: Any, damage: str) -> None:
     (last,) = storage.glob("budgets/*/00003.json")
     whole = last.read_bytes()
     last.unlink()
@@ -89,10 +89,8 @@ def test_damage_is_named_in_one_sentence(storage: Path, capsys: pytest.CaptureFi
     else:  # of the last record its trial's note knows
         (note,) = storage.glob("sweeps/s1/trials/*/budget.json")
         assert '"record": 3' in note.read_text()
-    with pytest.raises(SystemExit) as stop:
-        main(["budget", "digits", "--storage", str(storage)])
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1
+    code, _, err = command("budget", "digits", "--storage", storage)
+    assert (code, err.count("\n")) == (2, 1)
     assert ("has lost record 3, by which s1/" if damage == "lost" else "00003.json is damaged") in err
 
 

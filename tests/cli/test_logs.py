@@ -53,11 +53,8 @@ def test_following_shows_each_round_once_and_ends_with_the_trial(
     assert shown[-1] == "stopped: scheduler" and slept == [logs.PERIOD_S] * 2
 
 
-def test_a_trial_without_an_outcome_says_so(tmp_path: Path) -> None:
+def test_a_trial_ends_with_its_outcome_and_traceback(tmp_path: Path) -> None:
     assert list(logs.lines(tmp_path))[-1].startswith("no outcome yet")
-
-
-def test_a_failed_trial_shows_its_traceback(tmp_path: Path) -> None:
     trial.end(tmp_path, "failed", reason="no room")
     (tmp_path / "error.txt").write_text("Traceback\nMemoryError\n")
     assert list(logs.lines(tmp_path))[1:] == ["failed: no room", "Traceback\nMemoryError"]
