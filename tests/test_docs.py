@@ -90,11 +90,10 @@ def test_citation_and_changelog_name_this_version() -> None:
     assert len(versions) == len(set(versions)) > 1
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
-def test_commands_and_presets_exist(page: Path) -> None:
-    lines = list(called(page.read_text()))
-    assert [name for name, _ in lines if name not in NAMES] == []
-    presets = {words[0] for name, words in lines if name == "sweep" and words and words[0][0] not in "-."}
+def test_commands_and_presets_exist() -> None:
+    lines = [(page, name, words) for page in CURRENT for name, words in called(page.read_text())]
+    assert [(page, name) for page, name, _ in lines if name not in NAMES] == []
+    presets = {words[0] for _, name, words in lines if name == "sweep" and words and words[0][0] not in "-."}
     unknown = presets - {*PRESETS, "reproduce"}
     assert {preset for preset in unknown if preset != preset.upper() and not preset.endswith(file.SUFFIX)} == set()
 
@@ -203,11 +202,9 @@ def test_experiment_files_on_pages_can_be_read() -> None:
     assert texts and all(file.parse(text, "a page", PRESETS).grid for text in texts)
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
-def test_files_of_the_code_that_a_page_names_exist(page: Path) -> None:
-    named = re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)`", page.read_text())
-    tops = (ROOT, ROOT / "raydiff", ROOT / "docs")
-    assert [name for name in named if not any((top / name).exists() for top in tops)] == []
+def test_files_of_the_code_that_a_page_names_exist() -> None:
+    named = {name for page in CURRENT for name in re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)`", page.read_text())}
+    assert {n for n in named if not any((top / n).exists() for top in (ROOT, ROOT / "raydiff", ROOT / "docs"))} == set()
 
 
 def test_the_picture_of_the_rooms_is_of_these_imports() -> None:

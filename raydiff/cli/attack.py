@@ -2,7 +2,6 @@
 
     raydiff attack RUN --out DIR                        16 shadows of client 0's own model
     raydiff attack RUN --source global --out DIR        of the model that all clients share
-    raydiff attack RUN --shadows 64 --workers 8 --out DIR
     raydiff attack RUN --shadows 0 --out DIR            only attacks that need none: nothing is trained
     raydiff attack RUN --num 1000 --out DIR             of a table: the rows that raydiff generate would write
 

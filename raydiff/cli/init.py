@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     dataset = datasets.load(overrides.override(start.data, sizes))
     suggestion = suggested.suggested(dataset)
     splits = {f"data.{split}": n for split, n in sizes.items()}
-    values = {"data.name": name, **splits, **_existing(start, {**suggestion.values, **_as_written(changes)})}
+    values = {"data.name": name, **splits, **_fitting(start, suggestion.values, changes)}
     experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
     trial.resolve(experiment)
     print("trying it with a few steps, evaluation and all ...", flush=True)
@@ -82,19 +82,15 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     )
 
 
-def _as_written(changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as an experiment file has them."""
-    kinds = {f"{path}.kind": overrides.kind(value) for path, value in changes.items() if isinstance(value, type)}
-    return kinds | {path: value for path, value in changes.items() if not isinstance(value, type)}
-
-
-def _existing(start: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values whose fields the experiment has: another method than the suggested one lacks some."""
-    existing = {}
-    for path, value in values.items():
+def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Suggested values and the user's, as an experiment file has them; without fields that the chosen method lacks."""
+    classes = {f"{path}.kind": overrides.kind(value) for path, value in changes.items() if isinstance(value, type)}
+    plain = {path: value for path, value in changes.items() if not isinstance(value, type)}
+    fitting = {}
+    for path, value in {**suggestion, **classes, **plain}.items():
         field = path.removesuffix(".kind")
         if overrides.has_path(start, field):
             words = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
             start = overrides.override(start, {field: overrides.convert(start, field, words)})
-            existing[path] = value
-    return existing
+            fitting[path] = value
+    return fitting

@@ -2,7 +2,6 @@
 
 raydiff ls                          newest last
 raydiff ls NAME                     its trials: how each ended, its size, what it guarantees
-raydiff ls --storage /mnt/shared/raydiff
 """
 
 from __future__ import annotations

@@ -112,8 +112,10 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
             most = _most_words(hints[field.name])
             if most <= 1:  # The last one counts; values of a tuple add up.
                 words[field.name] = []
-            current, room = words.setdefault(field.name, []), 0 if equals else most
-            current += [value] if equals else []
+            current, room = words.setdefault(field.name, []), most
+            if equals:
+                current.append(value)
+                room = 0
     return _build(cls, words, unnamed), rest
 
 

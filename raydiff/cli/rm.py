@@ -1,7 +1,6 @@
 """Remove the files of a sweep or run: models, samples, ledgers, its secret.
 
-    raydiff rm NAME                     says what would be lost; nothing is removed
-    raydiff rm NAME --yes
+    raydiff rm NAME                     prints what would be lost; --yes removes it
     raydiff rm NAME --cache             only what can be recomputed: feature networks, shadow models
 
 A sweep that is running is refused; runs in MLflow stay. Removal takes back nothing that was sent.

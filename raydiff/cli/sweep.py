@@ -2,13 +2,9 @@
 
 raydiff sweep                                         the main job: embedded data, local Ray, local MLflow
 raydiff sweep digits --grid method.epsilon=1,5 seed=0,1,2    these axes in place of the preset's
-raydiff sweep digits --model unet --clients 8 --partition dirichlet
 raydiff sweep reproduce --paper pfdm --scale cpu      a paper's tables; raydiff claims compares them with it
 raydiff sweep digits --search random --sample method.clip=uniform:3,8 --samples 20
-raydiff sweep digits --grid seed=0,1,2 --dry-run      trials, slots, GPUs and CPUs, and about how long
-raydiff sweep digits --name mine --resume             start, or continue
-raydiff sweep digits --name mine --resume --extend --grid AXES    the old axes with more values, the same sweep
-ray job submit --working-dir . -- python jobs/sweep.py mnist --name mine --resume    on a cluster
+ray job submit --working-dir . -- python jobs/sweep.py mnist --name mine --resume    on a cluster: start, or continue
 """
 
 from __future__ import annotations

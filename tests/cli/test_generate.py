@@ -14,7 +14,6 @@ import pytest
 
 from raydiff.cli import generate
 from raydiff.data.datasets import Data, load
-from raydiff.results import generation
 from raydiff.runtime import sweep_folder
 from raydiff.tracking import mlflow_models
 
@@ -64,17 +63,6 @@ def test_killed_and_called_again_it_gives_the_same_files(
     assert files(cut) == files(whole)
     rows = load(Data(name=str(cut), test=0, public=0, validation=0, calibration=0)).splits["train"]
     assert len(rows) == 1000 * PARTS
-
-
-def test_an_interrupt_leaves_no_half_part(storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupt(path: Path, *_: Any) -> None:
-        path.write_bytes(b"half a part")
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(generation, "_write_part", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        generate.main(["pfdm", "--num", "5", "--out", str(tmp_path / "o"), "--storage", str(storage.root)])
-    assert [p.name for p in (tmp_path / "o").iterdir()] == ["card.json"]
 
 
 def test_where_it_writes_and_what_it_says(
