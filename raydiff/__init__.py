@@ -9,12 +9,14 @@
 A method is one file: read `raydiff/federated/method.py` first, `raydiff/federated/rounds.py` second.
 """
 
+import ast
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.2.0"
 
-if TYPE_CHECKING:  # what type checkers and editors see of the table below
+if TYPE_CHECKING:  # for type checkers and editors; `_homes` reads it too
     from raydiff.api import Personal as Personal
     from raydiff.api import Run as Run
     from raydiff.api import Sweep as Sweep
@@ -62,47 +64,21 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.privacy.ledger import Guarantee as Guarantee
     from raydiff.privacy.ledger import Ledger as Ledger
 
-_MODULES = {
-    "api": "Personal Run Sweep open preset run sweep",
-    "data.datasets": "Data",
-    "data.partition": "ByClass Dirichlet Entangled Iid MajorityMinority Newcomers Pooled",
-    "evaluation.suite": "Evaluation",
-    "experiment.config": "Experiment Runtime",
-    "experiment.study": "Arm Study",
-    "methods.dpmerf": "DPMERF",
-    "methods.dpsgd": "DPSGD",
-    "methods.evolution": "Evolution",
-    "methods.fedavg": "FedAvg",
-    "methods.fedprox": "FedProx",
-    "methods.localonly": "LocalOnly",
-    "methods.marginals": "Marginals",
-    "methods.moon": "Moon",
-    "methods.perfedavg": "PerFedAvg",
-    "methods.scaffold": "Scaffold",
-    "methods.sharedrep": "SharedRep",
-    "methods.sketch": "Sketch",
-    "methods._averaging": "Averaging",
-    "models.classifier": "Classifier",
-    "models.d3pm": "DiscreteDiffusion",
-    "models.ddpm": "DDPM Sampling",
-    "models.networks": "MLP UNet",
-    "models.training": "Training",
-    "papers.feddistr.method": "FedDistr",
-    "papers.pfdm.method": "PFDM",
-    "papers.spire.method": "SPIRE",
-    "privacy.client_level": "ClientPrivacy",
-    "privacy.ledger": "Guarantee Ledger",
-}
-"""Module -> its public names."""
-_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+def _homes() -> dict[str, str]:
+    """Public name -> its module, from the imports above."""
+    block = next(node for node in ast.parse(Path(__file__).read_text()).body if isinstance(node, ast.If))
+    return {alias.name: str(f.module) for f in block.body if isinstance(f, ast.ImportFrom) for alias in f.names}
+
+
+_HOME = _homes()
 __all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
-    """Imported when first asked for: `import raydiff` takes a hundredth of a second, and `raydiff.report` needs no
-    torch."""
+    """Import a name on first use: `import raydiff` takes a hundredth of a second, and `raydiff.report` no torch."""
     if name in _HOME:
-        return getattr(import_module(f"raydiff.{_HOME[name]}"), name)
+        return getattr(import_module(_HOME[name]), name)
     raise AttributeError(f"module 'raydiff' has no attribute {name!r}")
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 import signal
@@ -24,19 +25,19 @@ COMMANDS = {
         "calibrate": ("papers.pfdm.calibrate_command", "how deep PFDM's noise must be for an epsilon"),
         "pretrain": ("papers.feddistr.pretrain_command", "a latent diffusion model from public records"),
         "ls": ("cli.ls", "the sweeps of a storage folder"),
-        "budget": ("cli.budget", "what the trials on a data set have spent of its budget"),
+        "budget": ("cli.budget", "the epsilon of all trials on a data set, and what is left of its budget"),
         "rm": ("cli.rm", "remove a sweep's files"),
         "logs": ("cli.logs", "what a trial has written so far"),
     },
     "finished trials": {
         "generate": ("cli.generate", "samples, with a card that says what they reveal"),
         "push": ("cli.push", "samples to the Hugging Face hub, with their card"),
-        "personalize": ("cli.personalize", "a new client joins"),
+        "personalize": ("cli.personalize", "fit a finished run to an unseen client"),
         "attack": ("cli.attack", "which records was the model trained on? (LiRA, RMIA; DCR, Anonymeter, DOMIAS)"),
         "reconstruct": ("papers.pfdm.reconstruct_command", "from PFDM's uploads back to the records"),
     },
     "checks": {
-        "account": ("cli.account", "what a mechanism has spent that ran elsewhere: Opacus, Flower"),
+        "account": ("cli.account", "epsilon of a mechanism that ran elsewhere: Opacus, Flower"),
         "audit": ("papers.discrete.audit_command", "what a table's synthetic rows reveal of each record (pDP)"),
         "canary": ("cli.canary", "does a method leak more than its ledger says?"),
         "theory": ("papers.theory_command", "what perfect denoisers would give"),
@@ -47,7 +48,7 @@ COMMANDS = {
         "tables": ("report.load", "all runs and rounds as parquet"),
         "claims": ("papers.claims", "what the papers claim, and what came out"),
         "collaboration": ("papers.pfdm.report", "does federation help the minority? Paired differences"),
-        "newcomers": ("papers.spire.report", "how well new clients are served"),
+        "newcomers": ("papers.spire.report", "how well unseen clients are served"),
         "feddistr": ("papers.feddistr.report", "utility over entanglement"),
         "pdp": ("papers.discrete.report", "the figures of the per-instance bounds"),
         "referees": ("papers.referees", "a benchmark's accuracies beside those that others published"),
@@ -63,18 +64,18 @@ BUCKETS = ("s3://", "gs://", "file://")
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Run a command, and exit: bad input is one sentence on stderr and code 2."""
     name, *arguments = (sys.argv[1:] if argv is None else argv) or ["--help"]
+    leave(functools.partial(_run, name), arguments)
+
+
+def _run(name: str, arguments: Sequence[str]) -> int | None:
     modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
-    if name in ("--help", "-h"):
-        leave(_print_overview, arguments)
-    if name == "--version":
-        leave(lambda _: print(__version__), arguments)
+    if name in ("--help", "-h", "--version"):
+        print(__version__ if name == "--version" else _overview())
+        return 0
     if name not in modules:
-        hint = nearest(name, modules) or "; `raydiff` alone lists them"
-        print(f"error: there is no command {name!r}{hint}", file=sys.stderr)
-        sys.exit(2)
-    if name in READ_SWEEPS:
-        leave(lambda words: import_module(f"raydiff.{modules[name]}").main(_fetched(words)), arguments)
-    leave(import_module(f"raydiff.{modules[name]}").main, arguments)
+        raise ValueError(f"there is no command {name!r}{nearest(name, modules) or '; `raydiff` alone lists them'}")
+    command: Callable[[Sequence[str]], int | None] = import_module(f"raydiff.{modules[name]}").main
+    return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
 
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
@@ -92,7 +93,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
         sys.exit(130)
     except (ValueError, OSError) as e:
         if isinstance(e, BrokenPipeError) and _stdout_is_closed():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the exit flushes what is left and fails again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
             sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
         print(f"error: {redacted(str(e))}", file=sys.stderr)
         sys.exit(2)
@@ -112,17 +113,17 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
 
 
 def _stdout_is_closed() -> bool:
-    """Whether standard output is a pipe whose reader, such as `head`, has gone."""
+    """Whether standard output is a pipe whose reader, such as `head`, has ended."""
     output = select.poll()
     output.register(1, 0)
     return bool(output.poll(0))
 
 
-def _print_overview(arguments: Sequence[str]) -> None:
+def _overview() -> str:
     lines = ["usage: raydiff COMMAND ...      raydiff COMMAND --help says more"]
     for topic, commands in COMMANDS.items():
         lines += ["", f"{topic}:", *(f"  {name:<14} {line}" for name, (_, line) in commands.items())]
-    print("\n".join(lines))
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,4 @@
-"""The Python API: run an experiment or a sweep, and open what it left.
-
-No Ray is started where `runtime.pool` is local. Files are readable by their user only.
-"""
+"""The Python API: run an experiment or a sweep, and open its results. With `runtime.pool` local no Ray is started."""
 
 from __future__ import annotations
 
@@ -47,11 +44,10 @@ class Run:
     """A finished trial."""
 
     folder: Path
-    """Its files."""
 
     @functools.cached_property
     def finished(self) -> Finished:
-        """The trial with its data and the server's state. Raises ValueError where it has not finished."""
+        """The trial with its data and server state. Raises ValueError where it has not finished."""
         return open_finished(self.folder)
 
     @property
@@ -61,12 +57,12 @@ class Run:
 
     @property
     def guarantee(self) -> Guarantee:
-        """Against the server, which sees every upload."""
+        """Guarantee against the server, which sees every upload."""
         return self.finished.uploads
 
     @property
     def published(self) -> Guarantee:
-        """Against outsiders, who see what the server publishes, or samples of its model."""
+        """Guarantee against outsiders, who see what the server publishes, or samples of its model."""
         return self.finished.published
 
     @property
@@ -78,7 +74,7 @@ class Run:
 
     @property
     def rounds(self) -> pd.DataFrame:
-        """A row for each round, a column for each number."""
+        """Metrics by round."""
         import pandas as pd
 
         lines = read_lines(self.folder / "metrics.jsonl")
@@ -86,16 +82,15 @@ class Run:
 
     @property
     def ledger(self) -> pd.DataFrame:
-        """A row for each client: events in words, epsilon, bytes."""
+        """Events in words, epsilon and bytes by client."""
         import pandas as pd
 
         return pd.DataFrame(ledger_of(self.folder).table(self.experiment.method.delta))
 
     def sample(self, labels: Labels, *, client: int | None = None, seed: int = 0) -> NDArray[Any] | pd.DataFrame:
-        """A sample for each label: images (N, C, H, W) float32 on [-1, 1], or the rows of a table.
+        """Images (N, C, H, W) float32 on [-1, 1], or rows of a table, from a client's model or (None) the server's.
 
-        From a client's own model, or with None from the server's. Raises ValueError for an unknown class or client,
-        and where the server has no model to sample.
+        Raises ValueError for an unknown class or client, and where the server has no model to sample.
         """
         return self._sampled(self.finished.source(client).sample, labels, seed)
 
@@ -108,10 +103,9 @@ class Run:
         learning_rate: float | None = None,
         seed: int = 0,
     ) -> Personal:
-        """The model of a new client, which trains what the method personalises on images (N, C, H, W) on [-1, 1].
+        """Fit what the method personalises to an unseen client's images (N, C, H, W) on [-1, 1]; nothing is sent.
 
-        The client sends nothing. Default learning rate: the method's. Raises ValueError where the method personalises
-        nothing.
+        Default learning rate: the method's. Raises ValueError where the method personalises nothing.
         """
         rows = self._rows(labels)
         records = Records(torch.as_tensor(np.asarray(images), dtype=torch.float32), rows, torch.arange(len(rows)))
@@ -122,7 +116,7 @@ class Run:
         return Personal(self, joining, last, rate)
 
     def save(self, folder: str | Path, *, client: int | None = None) -> Path:
-        """Write the sampler of a client, or with None of the server; it needs neither the run nor its data."""
+        """Write the sampler of a client's model or (None) the server's; it needs neither the run nor its data."""
         target = Path(folder).expanduser().absolute()
         self.finished.save_sampler(target, client, shared=client is None)
         return target
@@ -135,7 +129,7 @@ class Run:
         return x.numpy()
 
     def _rows(self, labels: Labels) -> Tensor:
-        """(N, K) label rows. Raises ValueError for a class that does not exist."""
+        """(N, K) label rows. Raises ValueError for an unknown class."""
         names, rows = self.finished.dataset.label_names, np.asarray(labels)
         if rows.dtype.kind in "UO":
             if unknown := sorted({*rows.tolist()} - {*names[0]}):
@@ -152,7 +146,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Personal:
-    """A new client's own model."""
+    """The model of an unseen client."""
 
     run: Run
     joining: personalization.Joining
@@ -164,7 +158,7 @@ class Personal:
         return self.run._sampled(self.joining.deploy(self.stage.state).sample, labels, seed)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the personal part with its card; it needs the run to be used again."""
+        """Write the personal part with its card; to use it again takes the run."""
         target = Path(folder).expanduser().absolute()
         target.mkdir(parents=True, exist_ok=True)
         return personalization.save(target, self.joining, self.stage, rate=self.learning_rate, more={})
@@ -175,7 +169,6 @@ class Sweep:
     """The trials of a sweep."""
 
     folder: Path
-    """Its files."""
 
     @property
     def trials(self) -> list[Run]:
@@ -184,25 +177,16 @@ class Sweep:
 
     @property
     def runs(self) -> pd.DataFrame:
-        """A row for each trial: settings, guarantees, metrics."""
+        """Settings, guarantees and metrics by trial."""
         from raydiff.report import load
 
         return load.runs(self.folder)
 
     def frontier(self) -> pd.DataFrame:
-        """Privacy against quality: a row for each setting, over its seeds."""
+        """Privacy against quality by setting, over its seeds."""
         from raydiff.report.frontier.rows import frontier
 
         return frontier(self.runs)
-
-    def plot(self, file: str | Path | None = None) -> Path:
-        """Draw the frontier; default: frontier.png in its report. Raises ValueError without distances."""
-        from raydiff.report.frontier.scatter import draw
-
-        target = Path(file).expanduser() if file else self.folder / "report" / "frontier.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        draw(self.frontier(), target)
-        return target
 
     def report(self) -> Path:
         """Write a page with all tables and pictures."""
@@ -212,10 +196,16 @@ class Sweep:
 
 
 def run(experiment: Experiment, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:
-    """Run one trial, in this process where `runtime.pool` is local, else on Ray; prints each round.
+    """Run one trial, and print each round.
 
-    `resume` continues the run of this name; `track` logs it to MLflow. Raises ValueError where it cannot begin, and
-    where it fails.
+    Args:
+        experiment: its settings.
+        name: in the storage folder; default: run and the time.
+        resume: continue the run of this name.
+        track: log to MLflow.
+
+    Raises:
+        ValueError: it cannot begin, or it failed.
     """
     from raydiff.report.after_sweep import SUMMARY
 
@@ -243,8 +233,7 @@ def sweep(
     resume: bool = False,
     track: bool = True,
 ) -> Sweep:
-    """Run every combination of the axes `grid` (field path -> values) on `base`, and the arms `beside` it on the axes
-    that they have; then report.
+    """Run every combination of the axes `grid` (field path -> values) on `base`, and the arms `beside` it; then report.
 
     A method as an arm takes from the base's method what it leaves at its default. The other arguments are those of
     `raydiff sweep`. Raises ValueError where the sweep may not begin.
@@ -253,6 +242,7 @@ def sweep(
 
     study = base if isinstance(base, Study) else Study(experiment=base)
     arms = tuple(arm if isinstance(arm, Arm) else Arm(method=arm) for arm in beside)
+    study = replace(study, beside=(*study.beside, *arms))
     asked = Asked(
         grid=grid,
         search=search,
@@ -262,23 +252,20 @@ def sweep(
         concurrent=concurrent,
         budget_s=budget_s,
     )
-    study = replace(study, beside=(*study.beside, *arms))
     with _private_files():
         planned = plan("sweep", study, asked, name=name or sweep_folder.fresh_name("sweep"))
         return Sweep(launch.start(planned, resume=resume, report=FULL, track=track).folder)
 
 
 def preset(name: str) -> Study:
-    """A study that comes with raydiff, such as digits, or that of an experiment file. Raises ValueError for an unknown
-    name."""
+    """The study of a preset, such as digits, or of an experiment file. Raises ValueError for an unknown name."""
     return presets.study(name)
 
 
 def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sweep:
-    """A run or a sweep by its folder, a sweep's name, an MLflow run's id, SWEEP/DIGEST or a digest.
+    """A run or a sweep by its folder, a sweep's name or place in a bucket, an MLflow run's id, SWEEP/DIGEST, a digest.
 
-    `storage` is where names are looked up, a folder or a bucket; a sweep may also be named in its bucket. Raises
-    ValueError where none or several have the name.
+    Names are looked up in `storage`, a folder or a bucket. Raises ValueError where none or several have the name.
     """
     path, root = artifact_sync.fetched(str(name)), artifact_sync.fetched(str(storage)).expanduser().absolute()
     for folder in (path.expanduser().absolute(), root / "sweeps" / str(path)):

@@ -1,6 +1,4 @@
-"""What a name means: an entry of a table, or `module:name`, which is imported; and which one was meant where it is
-neither; and what the name of a setting has to say. It stands on the lowest floor and imports nothing, for every room
-and the command itself look names up."""
+"""Names to objects: an entry of a table, or `module:name`, which is imported. The lowest layer: it imports nothing."""
 
 from __future__ import annotations
 
@@ -16,28 +14,28 @@ OUTSIDE = re.compile(r"\w+(\.\w+)*:\w+")
 """`module:name`, such as mylab.ditto:Ditto."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`; did you mean x?`, or "" where nothing known is like it."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+def nearest(name: str, names: Iterable[str]) -> str:
+    """`; did you mean x?`, or "" where none of the names is similar."""
+    close = difflib.get_close_matches(name, list(names), n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
 
 
 def is_outside(name: str) -> bool:
-    """Whether the name says where to import something from."""
+    """Whether the name is `module:name`."""
     return OUTSIDE.fullmatch(name) is not None
 
 
 def own_name(name: str) -> str:
-    """What people call it: `vendi` of `mylab.metrics:vendi`."""
+    """The part after the module: `vendi` of `mylab.metrics:vendi`."""
     return name.rpartition(":")[2]
 
 
 def imported(name: str) -> Any:
-    """What `module:name` names. Raises ValueError, in one sentence, where it cannot be imported."""
+    """Import `module:name`. Raises ValueError, in one sentence, where that fails."""
     path, _, attribute = name.partition(":")
     try:
         module = import_module(path)
-    except Exception as e:  # Somebody else's module may fail in any way.
+    except Exception as e:  # A user's module may fail in any way.
         why = " ".join(str(e).split())
         raise ValueError(f"{name} cannot be imported: {type(e).__name__}: {why}") from e
     if not hasattr(module, attribute):
@@ -46,9 +44,9 @@ def imported(name: str) -> Any:
 
 
 class Table(UserDict[str, T]):
-    """Entries by name, each a value or the `module:name` of one, which is imported when it is asked for.
+    """Entries by name, each a value or the `module:name` of one, which is imported on access.
 
-    By such a table a room lists what rooms above it hold, such as the papers, which it never imports.
+    With such tables the core lists what higher layers provide, such as the papers, without importing them.
     """
 
     def __init__(self, entries: Mapping[str, T | str]) -> None:
@@ -60,37 +58,36 @@ class Table(UserDict[str, T]):
         return imported(entry) if isinstance(entry, str) else entry
 
 
-def check_one_of(field: str, value: object, known: Iterable[str]) -> None:
+def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:
     """Raises ValueError naming the field unless its value is one of these."""
-    if value not in (known := tuple(known)):
-        raise ValueError(f"{field} must be one of {', '.join(known)}, got {value!r}")
+    if value not in (allowed := tuple(allowed)):
+        raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
 
 
 def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """The functions of these names by what people call them, each an entry of the table or a `module:name`.
+    """The functions of these names by `own_name`, each an entry of the table or a `module:name`.
 
-    Raises ValueError naming the field where a name is neither, and where two functions are called the same.
+    Raises ValueError naming the field where a name is neither, and where two functions have the same name.
     """
-    found: dict[str, T] = {}
+    functions: dict[str, T] = {}
     for name in names:
-        own = own_name(name)
+        short = own_name(name)
         if name not in table and not is_outside(name):
-            known = f"{', '.join(table)}, or module:name of another"
-            raise ValueError(f"{field} must be some of {known}, got {name!r}{nearest(name, table)}")
-        if own in found or (own in table and name not in table):
-            raise ValueError(f"{field} must be called differently, each once, and {name} is called {own} like another")
-        found[own] = table[name] if name in table else imported(name)
-        if not callable(found[own]):
+            allowed = f"{', '.join(table)}, or module:name of another"
+            raise ValueError(f"{field} must be some of {allowed}, got {name!r}{nearest(name, table)}")
+        if short in functions or (short in table and name not in table):
+            raise ValueError(f"{field} must have different names, and {name} is called {short} like another")
+        functions[short] = table[name] if name in table else imported(name)
+        if not callable(functions[short]):
             raise ValueError(f"{field} must be functions, and {name} is none")
-    return found
+    return functions
 
 
 def telling(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> list[str]:
-    """Those of these fields, from the first on, that are needed to tell the settings apart."""
-    kept: list[str] = []
-    told = 1
-    for name in (k for k in fields if any(own.get(k) != settings[0].get(k) for own in settings)):
-        more = len({repr([own.get(k) for k in (*kept, name)]) for own in settings})
-        if more > told:
-            kept, told = [*kept, name], more
-    return kept
+    """The fields, from the first on, that are needed to tell the settings apart."""
+    chosen, groups = list[str](), 1
+    for name in fields:
+        more = len({repr([setting.get(k) for k in (*chosen, name)]) for setting in settings})
+        if more > groups:
+            chosen, groups = [*chosen, name], more
+    return chosen

@@ -1,4 +1,4 @@
-"""What every process of raydiff begins with."""
+"""Settings of every raydiff process."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ import ctypes
 import os
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
-KEPT = 2**28  # bytes
+KEPT_BYTES = 2**28
 
 
 def begin() -> None:
-    """What this process writes from now on, and what those that it starts write, is for its user alone: files 600,
-    folders 700, on a mount that others see too.
+    """Make files of this process and its children private to the user, and keep freed memory, at most KEPT_BYTES.
 
-    And memory that it frees stays with it, KEPT bytes at most: each client's training takes a model's weights a few
-    times anew, and memory that the system has just given costs several times what is computed in it. Only glibc is
-    told; elsewhere nothing changes but seconds.
+    Each client's training allocates a model's weights several times, and fresh memory costs more than the arithmetic on
+    it. Only glibc has this setting.
     """
     os.umask(0o077)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, KEPT // 2)
-        mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)

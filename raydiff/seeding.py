@@ -1,8 +1,8 @@
-"""Where randomness comes from: named streams, so that nothing depends on the order in which things run.
+"""Named random streams, so that no draw depends on the order in which things run.
 
-Two families. `generator` is for everything that may be replayed: initial weights, batches, sampling. Privacy noise
-comes from a `NoiseStream`, keyed by a secret: with the experiment's seed instead, two trials at different epsilon would
-share their noise, and the difference of their uploads would reveal the data.
+`generator` is for everything that may be replayed: initial weights, batches, sampling. Privacy noise comes from a
+`NoiseStream`, keyed by a secret: with the experiment's seed instead, two trials at different epsilon would share their
+noise, and the difference of their uploads would reveal the data.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-_FEW = 2**47  # A smaller word of 64 bits has too few significant ones.
-_BLOCK = 2**15  # draws that are made at a time, so that they stay in a CPU's cache
+_FEW = 2**47  # A smaller word of 64 bits has too few significant bits.
+_BLOCK = 2**15  # draws at a time, so that they fit a CPU's cache
 
 
 def generator(seed: int, *path: str | int) -> torch.Generator:
@@ -33,7 +33,7 @@ class NoiseStream:
     """Gaussian noise for one upload, one independent stream per record.
 
     Keyed by the noise secret and (config digest, client, round), then by the record's number: the same record of the
-    same upload always gets the same draw, so a repeated round repeats the noise and spends nothing new.
+    same upload always gets the same draw, so a repeated round repeats the noise and costs no epsilon.
     """
 
     secret: bytes = field(repr=False)
@@ -42,8 +42,8 @@ class NoiseStream:
     def normal(self, records: Sequence[int], shape: Sequence[int]) -> Tensor:
         """Standard normal draws, (len(records), *shape), float64, for `privacy.grid.noised`.
 
-        Not from torch's CPU generator, which keeps 32 bits of its seed: among 100,000 records some would share their
-        noise, and all streams can be tried. SHAKE-256 makes the bits, the normal quantile function the draws.
+        Torch's CPU generator keeps 32 bits of its seed: among 100,000 records some would share their noise, and all
+        streams can be tried. So SHAKE-256 gives the bits, and the normal quantile function the draws.
         """
         size = math.prod(shape)
         streams = [_digest(self.secret, (*self.path, record)) for record in records]
@@ -57,7 +57,7 @@ class NoiseStream:
         return _normal(np.frombuffer(bits, "<u8"), further).view(len(streams), *shape)
 
     def many_normal(self, count: int, *path: str | int) -> Tensor:
-        """(count,) standard normal draws in float64 from `generator`: for millions of draws, step after step."""
+        """(count,) standard normal draws in float64 from `generator`: fast enough for millions of draws a step."""
         source = self.generator(*path).bit_generator
         blocks = [min(_BLOCK, count - start) for start in range(0, count, _BLOCK)]
         draws = [_normal(source.random_raw(n), lambda _: iter(source.random_raw, None)) for n in blocks]
@@ -66,20 +66,19 @@ class NoiseStream:
     def generator(self, *path: str | int) -> np.random.Generator:
         """A fast generator for the stream named by `path` below this one.
 
-        Philox with 128 bits of the HMAC as its key: no two of these streams will ever meet, and none can be found by
-        trying. Each is a bijection of a counter and passes the usual statistical tests. It is no cipher: that its key
-        does not follow from noise seen through an unknown gradient is an assumption, which `normal` does not need.
+        Philox with 128 bits of the HMAC as its key: streams do not overlap, and none can be found by trying. Philox is
+        no cipher: that its key does not follow from noise seen through an unknown gradient is an assumption, which
+        `normal` does not need.
         """
         key = int.from_bytes(_digest(self.secret, (*self.path, *path))[:16], "little")
         return np.random.Generator(np.random.Philox(key=key))
 
 
 def keyed_digest(secret: bytes, what: str, text: str) -> str:
-    """64 hex digits (HMAC-SHA256) that tell, under one secret, whether two texts are the same.
+    """64 hex digits (HMAC-SHA256) for digests of private records that are written to files.
 
-    For digests of private records that are written down: a plain hash is found by trying, by whoever knows all but a
-    few fields of one record. No stream of noise is named "keyed", so none has these bits. Raises ValueError where the
-    secret is empty.
+    A plain hash can be inverted by trying, by anyone who knows all but a few fields of a record. No stream of noise is
+    named "keyed", so none has these bits. Raises ValueError where the secret is empty.
     """
     if not secret:
         raise ValueError("the file secret of the sweep is gone, and digests of records are keyed by it")
@@ -88,10 +87,7 @@ def keyed_digest(secret: bytes, what: str, text: str) -> str:
 
 @contextlib.contextmanager
 def forked(rng: torch.Generator) -> Iterator[None]:
-    """Run code that insists on global randomness (weight initialisers, dropout, numpy.random) on a stream of `rng`.
-
-    The global states are put back afterwards.
-    """
+    """Seed the global generators (weight initialisers, dropout, numpy.random) from `rng`; restore them afterwards."""
     seed = int(torch.randint(2**31, (1,), generator=rng))
     numpy_state = np.random.get_state()
     with torch.random.fork_rng(devices=[]):  # the CPU's alone: naming no device would wake every GPU
@@ -104,11 +100,11 @@ def forked(rng: torch.Generator) -> Iterator[None]:
 
 
 def _normal(words: np.ndarray[Any, np.dtype[np.uint64]], further: Callable[[int], Iterator[int]]) -> Tensor:
-    """Standard normal draws in float64, one from each uniform word of 64 bits: its first bit is the sign, the others
-    are a uniform number in (0, 1/2), whose quantile is taken.
+    """Standard normal draws in float64, one from each uniform word of 64 bits: the first bit is the sign, the others
+    a uniform number in (0, 1/2), whose quantile is taken.
 
-    A number below 2^-17 gets more bits behind its own, of the words `further(its place)`, so that each has 47
-    significant bits at least and no tail is cut off.
+    A number below 2^-17 gets more bits from the words `further(its place)`, so that each has at least 47 significant
+    bits and no tail is cut off.
     """
     words = words.view(np.int64)
     bits = words & (2**63 - 1)

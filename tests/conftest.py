@@ -54,20 +54,19 @@ SHARING = {
     **dict.fromkeys(("test_bucket_kills", "test_driver", "test_submit"), "driver"),
     **dict.fromkeys(("test_elastic", "test_faults", "test_processes_die"), "nodes"),
 }
-"""Files that share a process beside those in `runtime`, for they share an undisturbed sweep, or a cluster."""
-LONG = ("test_hangs", "test_cut_network")
-"""Files that take longer than all but these groups."""
+"""Files outside `runtime` that share a process, since they share an undisturbed sweep or a cluster."""
+LONG = ("test_hangs", "test_cut_network")  # files that take longer than all but these groups
 
 
 @pytest.fixture
 def fine_grid(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps so small that a release is signal plus noise to float32: for tests of the signal or the noise's scale."""
+    """Steps so small that to float32 a release is signal plus noise: for tests of the signal or the noise's scale."""
     monkeypatch.setattr(grid, "FINENESS", 2**30)
 
 
 @pytest.fixture
 def real_gaussians(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Bounds of real Gaussians, without what `grid.charged` adds for the sampler: to compare with other accountants."""
+    """Bounds without the addition of `grid.charged` for the sampler: to compare with other accountants."""
     caches = (accountants.mu_for, private_gradient.noise_multiplier_for)
     monkeypatch.setattr(grid, "charged", lambda bound, delta: bound(delta))
     for cache in caches:
@@ -84,9 +83,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """The tests of a file share a process, and so do all in `runtime`, with its Ray: what they share is made once.
+    """Tests of a file share a process, and so do all in `runtime`, with its Ray.
 
-    By hand, since pytest 9.2 ignores the names that xdist 3.8 gives to `--dist loadgroup`'s groups.
+    Not `--dist loadgroup`: pytest 9.2 ignores the names that xdist 3.8 gives its groups.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -100,12 +99,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 @pytest.fixture(scope="session")
 def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], object]], Path]:
-    """(name, what makes a file or folder) -> where it is: made by one of pytest-xdist's processes, for all of them."""
+    """(name, function that writes a file or folder) -> its path: one of pytest-xdist's processes writes it for all."""
     base = tmp_path_factory.getbasetemp()
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "once"
     shared.mkdir(exist_ok=True)
 
-    def made(name: str, make: Callable[[Path], object]) -> Path:
+    def make_once(name: str, make: Callable[[Path], object]) -> Path:
         with (shared / f"{name}.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not (shared / name).exists():
@@ -113,7 +112,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
                 (shared / f"{name}.part").rename(shared / name)
         return shared / name
 
-    return made
+    return make_once
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -121,10 +120,10 @@ def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -
     """Trials share the feature network of the same public records: it takes a second to train."""
     train = features.train_cnn
 
-    def shared(records: Records, **given: Any) -> Params:
-        of = tree.digest({**records.leaves, "labels": records.labels})
-        key = hashlib.sha256(f"{of} {sorted(given.items())}".encode()).hexdigest()
-        path = once(f"cnn-{key}", lambda path: write_tensors(path, train(records, **given)))
+    def shared(records: Records, **settings: Any) -> Params:
+        digest = tree.digest({**records.leaves, "labels": records.labels})
+        key = hashlib.sha256(f"{digest} {sorted(settings.items())}".encode()).hexdigest()
+        path = once(f"cnn-{key}", lambda path: write_tensors(path, train(records, **settings)))
         return read_tensors(path)[0]
 
     with pytest.MonkeyPatch.context() as patch:
@@ -133,17 +132,15 @@ def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -
 
 
 @pytest.fixture(autouse=True)
-def own_process() -> Iterator[None]:
-    """What a command or a worker does to its process, it does not to the tests': files are its user's alone, and a
-    worker without a share keeps off the GPU."""
-    before, umask = os.environ.get("CUDA_VISIBLE_DEVICES"), os.umask(0o022)
+def restored_process() -> Iterator[None]:
+    """Undo what a command or a worker sets in its process: the umask, and the GPUs that it sees."""
+    environment, umask = dict(os.environ), os.umask(0o022)
     os.umask(umask)
     yield
     os.umask(umask)
-    if before is None:
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    else:
-        os.environ["CUDA_VISIBLE_DEVICES"] = before
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    if "CUDA_VISIBLE_DEVICES" in environment:
+        os.environ["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"]
 
 
 @pytest.fixture
@@ -178,14 +175,14 @@ def tiny() -> Experiment:
 
 @pytest.fixture(scope="session")
 def latent_model(once: Callable[[str, Callable[[Path], object]], Path]) -> LatentModel:
-    """A latent diffusion model that has learned nothing, for digits."""
+    """An untrained latent diffusion model for digits."""
     return LatentModel(path=str(once("latent", latents.write))).for_data((1, 8, 8), (10,))
 
 
 @pytest.fixture(scope="session")
 def storage(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Storage:
-    """The sweeps pfdm, localonly and fedavg, of `tiny` without instruments. Shared: not to be written to."""
-    made = Storage(tmp_path_factory.mktemp("storage"))
+    """The sweeps pfdm, localonly and fedavg, of `tiny` without evaluation. Shared: read-only."""
+    finished = Storage(tmp_path_factory.mktemp("storage"))
     model, short = tiny.method.model, Training(steps=8, batch=8)
     methods: dict[str, Method] = {
         "pfdm": tiny.method,
@@ -193,8 +190,8 @@ def storage(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Stora
         "fedavg": FedAvg(model=model, local=short, rounds=2),
     }
     for name, method in methods.items():
-        made.finish(name, replace(tiny, method=method, evaluation=None))
-    return made
+        finished.finish(name, replace(tiny, method=method, evaluation=None))
+    return finished
 
 
 @pytest.fixture
@@ -206,7 +203,7 @@ def copied(storage: Storage, tmp_path: Path) -> Storage:
 
 @pytest.fixture(scope="session")
 def migrated(once: Callable[[str, Callable[[Path], object]], Path]) -> Path:
-    """An MLflow store with its tables; making them takes seconds, so they are made once."""
+    """An MLflow store with its tables, whose creation takes seconds."""
     from mlflow import MlflowClient
 
     return once("mlflow.db", lambda path: MlflowClient(f"sqlite:///{path}").search_experiments())

@@ -1,8 +1,7 @@
-"""A GPU that is none: tensors that are "on cuda" lie on the CPU, and behave as if they did not.
+"""A simulated GPU: tensors "on cuda" lie on the CPU, and behave as on another device.
 
-Tensors of unlike devices that meet raise, as they do on a GPU; a generator of the CPU draws nothing on the GPU; numpy
-takes nothing from it; what is copied between the two is counted. The arithmetic is the CPU's, so a result must have the
-bits that it has without all this.
+Operations on tensors of both devices raise, CPU generators cannot draw on the GPU, numpy cannot read it, and copies
+between the two are counted. The arithmetic is the CPU's, so results must have the same bits as without it.
 """
 
 from __future__ import annotations
@@ -32,33 +31,33 @@ MAY_MIX = {
     aten.index_put_.default,
     aten.index_put.default,
 }
-"""Operations that take tensors of both, as on a GPU: some of them copy."""
+"""Operations that take tensors of both devices, as on a GPU; some of them copy."""
 
 
 class FakeGpu:
-    """What is on it, by storage, and what was done with it."""
+    """Which storages are on it, and counts of its operations."""
 
     def __init__(self) -> None:
-        self._held: dict[int, StorageWeakRef] = {}  # A weak reference keeps the number from being given again.
-        self.made_there = False
+        self._held: dict[int, StorageWeakRef] = {}  # A weak reference keeps the number from being reused.
+        self.creates_here = False
         self._crossing: bool | None = None
         self.counts: Counter[str] = Counter()
         """up, down: copies to and from the device; ops: operations on it."""
 
     def has(self, x: Tensor) -> bool:
-        """Whether it is there."""
+        """Whether the tensor is on it."""
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             return _bare(x).untyped_storage()._cdata in self._held
 
     def put(self, x: Tensor) -> Tensor:
-        """From now on it is there."""
+        """Declare the tensor to be on it."""
         with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
             storage = _bare(x).untyped_storage()
             self._held.setdefault(storage._cdata, StorageWeakRef(storage))
         return x
 
     def crossing(self, x: Tensor, wanted: bool) -> Tensor:
-        """A copy on the other side."""
+        """A copy on the GPU if `wanted`, else on the CPU."""
         self._crossing = wanted
         try:
             return x.clone()
@@ -66,27 +65,27 @@ class FakeGpu:
             self._crossing = None
 
     @contextlib.contextmanager
-    def within(self, there: bool) -> Iterator[None]:
-        """A call of something on it, or not: what it makes on the way, where its inputs really are, is made there."""
-        before, self.made_there = self.made_there, there
+    def within(self, on_gpu: bool) -> Iterator[None]:
+        """Within, tensors that a call creates without inputs are on the GPU if `on_gpu`."""
+        before, self.creates_here = self.creates_here, on_gpu
         try:
             yield
         finally:
-            self.made_there = before
+            self.creates_here = before
 
     def device_of(self, x: Tensor) -> torch.device:
-        """The device that it seems to be on."""
+        """The simulated device of a tensor."""
         return GPU if self.has(x) else CPU
 
     @contextlib.contextmanager
     def on(self) -> Iterator[FakeGpu]:
-        """Within, this thread has it."""
+        """Within, this thread has the GPU."""
         with _Functions(self), _Operations(self):
             yield self
 
 
 def _bare(x: Tensor) -> Tensor:
-    """Without what vmap and grad put around it."""
+    """The tensor inside the wrappers of vmap and grad."""
     while (
         functorch.is_gradtrackingtensor(x) or functorch.is_batchedtensor(x) or functorch.is_functorch_wrapped_tensor(x)
     ):
@@ -95,7 +94,7 @@ def _bare(x: Tensor) -> Tensor:
 
 
 class _Functions(TorchFunctionMode):
-    """What people call: where tensors are, and where they are to be."""
+    """Public functions: devices of tensors, and moves between devices."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         super().__init__()
@@ -117,11 +116,11 @@ class _Functions(TorchFunctionMode):
         if wanted is not None and torch.device(wanted).type == "cuda":
             if kwargs.get("generator") is not None:
                 raise RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'")
-            made = func(*args, **{**kwargs, "device": "cpu"})
+            created = func(*args, **{**kwargs, "device": "cpu"})
             self.gpu.counts["up"] += func in (torch.tensor, torch.as_tensor)
-            return self.gpu.put(made)
-        given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        with self.gpu.within(any(map(self.gpu.has, given))):
+            return self.gpu.put(created)
+        inputs = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        with self.gpu.within(any(map(self.gpu.has, inputs))):
             return func(*args, **kwargs)
 
     def _to(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -136,8 +135,8 @@ class _Functions(TorchFunctionMode):
         return Tensor.to(x, **kwargs) if where is None else self._moved(x, torch.device(where), **kwargs)
 
     def _moved(self, x: Tensor, where: torch.device, *, copy: bool = False, **more: Any) -> Any:
-        there, wanted = self.gpu.has(x), where.type == "cuda"
-        if there == wanted:
+        on_gpu, wanted = self.gpu.has(x), where.type == "cuda"
+        if on_gpu == wanted:
             return Tensor.to(x, copy=copy, **more)
         self.gpu.counts["up" if wanted else "down"] += 1
         within = _bare(x) is not x  # Its gradient stays where it is.
@@ -146,7 +145,7 @@ class _Functions(TorchFunctionMode):
 
 
 class _Crossing(torch.autograd.Function):
-    """A copy to the other side; its gradient goes back the same way."""
+    """A copy to the other device; its gradient is copied back."""
 
     @staticmethod
     def forward(ctx: Any, gpu: FakeGpu, x: Tensor, wanted: bool) -> Tensor:
@@ -159,7 +158,7 @@ class _Crossing(torch.autograd.Function):
 
 
 class _Operations(TorchDispatchMode):
-    """What is computed: all inputs on one side, and the outputs there too."""
+    """Operations: all inputs on one device, and the outputs too."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         super().__init__()
@@ -168,33 +167,33 @@ class _Operations(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        there = [self.gpu.has(x) for x in tensors]
+        on_gpu = [self.gpu.has(x) for x in tensors]
         if func in MAY_MIX:
-            self._check_mixed(func, there)
-        elif any(there) and not all(on or x.dim() == 0 for on, x in zip(there, tensors, strict=True)):
+            self._check_mixed(func, on_gpu)
+        elif any(on_gpu) and not all(on or x.dim() == 0 for on, x in zip(on_gpu, tensors, strict=True)):
             raise RuntimeError(f"Expected all tensors to be on the same device, cuda:0 and cpu: {func}")
         out = func(*args, **kwargs)
         if func is aten.clone.default and self.gpu._crossing is not None:
             return self.gpu.put(out) if self.gpu._crossing else out
-        if not tensors and self.gpu.made_there:
+        if not tensors and self.gpu.creates_here:
             return tree_map_only(Tensor, self.gpu.put, out)
-        if not any(there) or (func in MAY_MIX and not there[0]):
+        if not any(on_gpu) or (func in MAY_MIX and not on_gpu[0]):
             return out
         self.gpu.counts["ops"] += 1
         return tree_map_only(Tensor, self.gpu.put, out)
 
-    def _check_mixed(self, func: Any, there: list[bool]) -> None:
-        if func is aten.copy_.default and there[0] != there[1]:
-            self.gpu.counts["up" if there[0] else "down"] += 1
-        elif any(there) and not there[0]:
+    def _check_mixed(self, func: Any, on_gpu: list[bool]) -> None:
+        if func is aten.copy_.default and on_gpu[0] != on_gpu[1]:
+            self.gpu.counts["up" if on_gpu[0] else "down"] += 1
+        elif any(on_gpu) and not on_gpu[0]:
             raise RuntimeError(f"indices should be on cpu: {func}")
         elif func is not aten.copy_.default:
-            self.gpu.counts["up"] += there.count(False) if there[0] else 0
+            self.gpu.counts["up"] += on_gpu.count(False) if on_gpu[0] else 0
 
 
 @contextlib.contextmanager
 def attached() -> Iterator[FakeGpu]:
-    """Within, this process has a GPU, in every thread that begins within."""
+    """Within, this process has a GPU, in this thread and those that start."""
     gpu, run, autocast = FakeGpu(), threading.Thread.run, torch.autocast
 
     def with_it(thread: threading.Thread) -> None:
@@ -210,5 +209,5 @@ def attached() -> Iterator[FakeGpu]:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch, "autocast", cast)
         patch.setattr(threading.Thread, "run", with_it)
-        _placed.cache_clear()  # What another one held lies on the CPU for this one.
+        _placed.cache_clear()  # Tensors of an earlier FakeGpu are not on this one.
         yield gpu

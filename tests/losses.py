@@ -1,4 +1,4 @@
-"""Simulated losses of members and others, against which attacks are tried, and what an attack finds in them."""
+"""Simulated losses of members and non-members, and the result of an attack on them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def calibrating(members: Tensor) -> Tensor:
 
 
 def judged(columns: Tensor, members: Tensor) -> Attack:
-    """Half of the records set it up."""
+    """An attack that half of the records calibrate."""
     half = calibrating(members)
     return attack(
         calibration_members=columns[half & members],
@@ -31,8 +31,8 @@ def judged(columns: Tensor, members: Tensor) -> Attack:
 
 
 def simulated(*, shift: float, spread: float = 1.0, shadows: int = 32) -> tuple[Tensor, ...]:
-    """(target, shadows, inside, members, mu): losses N(mu_i, 1) without a record, N(mu_i - shift, spread^2) with it;
-    mu_i ~ N(0, 3^2) is how hard it is."""
+    """(target, shadows, inside, members, mu): losses N(mu_i, 1) of non-members, N(mu_i - shift, spread^2) of members;
+    mu_i ~ N(0, 3^2)."""
     rng = generator(7, "simulated")
     inside = halves(N, shadows, rng)
     members = torch.rand(N, generator=rng) < 0.5
@@ -50,8 +50,8 @@ def neyman_pearson(shift: float, *, noise: float) -> float:
     return 0.5 * (1 + math.erf(shift / math.sqrt(2 * (1 + noise)) / math.sqrt(2)))
 
 
-def looks_like_guessing(found: Attack) -> bool:
-    """Whether its AUC is within four standard deviations of 1/2, of m members among n others in random order: Mann and
-    Whitney's (m + n + 1) / (12 m n), which ties make smaller. It is not once in 15,000 times."""
-    m, n = found.n_members, found.n_nonmembers
-    return abs(found.auc - 0.5) < 4 * math.sqrt((m + n + 1) / (12 * m * n))
+def looks_like_guessing(result: Attack) -> bool:
+    """Whether its AUC is within four standard deviations of 1/2, for m members among n others in random order: Mann and
+    Whitney's variance (m + n + 1) / (12 m n), smaller with ties. False for one guess in 15,000."""
+    m, n = result.n_members, result.n_nonmembers
+    return abs(result.auc - 0.5) < 4 * math.sqrt((m + n + 1) / (12 * m * n))

@@ -1,5 +1,4 @@
-"""A real S3 server (moto's) on this machine, and a proxy before it that answers some requests as a store in trouble
-does."""
+"""moto's S3 server on this machine, and a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -13,8 +12,8 @@ from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Fault = Callable[[str, str, int], str]
-"""(method, path, how many requests came before) -> "" (none), "refused" (nothing is done), "lost" (it is done, and the
-answer is an error), or "slow" (it is done, and answered LATE_S later)."""
+"""(method, path, number of earlier requests) -> "" (none), "refused" (not done), "lost" (done, and answered by an
+error) or "slow" (done, and answered LATE_S later)."""
 LATE_S = 2.0
 
 
@@ -60,15 +59,15 @@ class Proxy:
                 proxy.seen.append(f"{self.command} {self.path}")
                 status, reason, headers, answer = 503, "Slow Down", [], b""
                 if fault != "refused":
-                    there = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
-                    there.request(self.command, self.path, body, dict(self.headers))
-                    came = there.getresponse()
-                    answer = came.read()
+                    upstream = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
+                    upstream.request(self.command, self.path, body, dict(self.headers))
+                    response = upstream.getresponse()
+                    answer = response.read()
                     if fault == "slow":
                         time.sleep(LATE_S)
                     if fault != "lost":
-                        status, reason, headers, fault = came.status, came.reason, came.getheaders(), ""
-                    there.close()
+                        status, reason, headers, fault = response.status, response.reason, response.getheaders(), ""
+                    upstream.close()
                 self.send_response_only(status, reason)
                 for name, value in headers:
                     if name.lower() not in ("connection", "transfer-encoding", "content-length"):

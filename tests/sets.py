@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,24 @@ def grey_set(folder: Path) -> Path:
     write(folder / "train-00001-of-00002.parquet", encoded[25:40], labels[25:40], names=names)
     write(folder / "test-00000-of-00001.parquet", encoded[40:], labels[40:], names=names)
     return folder
+
+
+def zoo(folder: Path, shade: int = 0) -> Path:
+    """Two class folders of 20 grey 6 x 4 pictures, each of one shade."""
+    for c, name in enumerate(("ant", "bee")):
+        (folder / name).mkdir(parents=True)
+        for i in range(20):
+            Image.fromarray(np.full((4, 6), 10 * i + 5 * c + shade, np.uint8)).save(folder / name / f"{i}.png")
+    return folder
+
+
+def with_other_private_pictures(dataset: Dataset) -> Dataset:
+    """The data set with all pictures negated but the public ones."""
+    splits = {
+        name: records if name == "public" else replace(records, images=-records.images)
+        for name, records in dataset.splits.items()
+    }
+    return replace(dataset, splits=splits, digest="")
 
 
 def message(config: Data) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import ast
+import itertools
 import os
 import pickle
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,11 @@ import numpy as np
 import pytest
 
 import raydiff as rd
-from raydiff.__main__ import COMMANDS, leave, main
+from raydiff.__main__ import COMMANDS, leave
 from raydiff.cli import sweep as cli_sweep
+from raydiff.report import after_sweep
+
+Command = Callable[..., tuple[int, str, str]]
 
 
 def local(experiment: rd.Experiment, storage: Path) -> rd.Experiment:
@@ -38,39 +42,26 @@ def test_importing_it_imports_nothing_heavy() -> None:
 TRAINED = """
 import pickle, sys
 from pathlib import Path
+import raydiff.runtime.actors
+print(sorted({"scipy", "pandas", "ray.tune", "mlflow"} & set(sys.modules)))
 from raydiff.experiment import trial
-this = trial.open_trial(pickle.loads(Path(sys.argv[1]).read_bytes()), Path(sys.argv[2]))
-list(trial.run(this, trial.local_executor(this)))
-print(sorted({"torch._dynamo", "torchvision", "sklearn.datasets", "pandas", "matplotlib"} & set(sys.modules)))
+for number, experiment in enumerate(pickle.loads(Path(sys.argv[1]).read_bytes())):
+    this = trial.open_trial(experiment, Path(sys.argv[2]) / str(number))
+    list(trial.run(this, trial.local_executor(this)))
+    print(sorted({"torch._dynamo", "torchvision", "sklearn.datasets", "pandas", "matplotlib"} & set(sys.modules)))
 """
 
 
-@pytest.mark.parametrize("measured", [False, True])
-def test_training_imports_nothing_that_only_other_things_need(
-    measured: bool, tiny: rd.Experiment, tmp_path: Path
-) -> None:
-    """They take seconds of each process that hosts clients; torch's compiler of those that measure too."""
-    experiment = tiny if measured else replace(tiny, evaluation=None)
-    (tmp_path / "experiment").write_bytes(pickle.dumps(experiment))
-    command = [sys.executable, "-c", TRAINED, str(tmp_path / "experiment"), str(tmp_path / "trial")]
+def test_workers_import_only_what_their_work_needs(tiny: rd.Experiment, tmp_path: Path) -> None:
+    """Imports take seconds of each process that hosts clients: at its start, after training, and after measuring."""
+    (tmp_path / "experiments").write_bytes(pickle.dumps([replace(tiny, evaluation=None), tiny]))
+    command = [sys.executable, "-c", TRAINED, str(tmp_path / "experiments"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == ("['matplotlib']" if measured else "[]")
+    assert done.stdout.splitlines() == ["[]", "[]", "['matplotlib']"]
 
 
-def test_workers_start_without_what_only_coordinators_need() -> None:
-    """Theirs are the ledgers, and the roots that these solve for."""
-    coordinators = {"scipy", "pandas", "ray.tune", "mlflow"}
-    code = f"import sys, raydiff.runtime.actors; print(sorted({coordinators} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-def test_every_public_name_is_there_documented_and_known_to_type_checkers() -> None:
-    for name in rd.__all__:
-        assert getattr(rd, name).__doc__, name
-    typed = next(n for n in ast.walk(ast.parse(Path(rd.__file__).read_text())) if isinstance(n, ast.If))
-    seen = {(f.module, a.asname) for f in typed.body if isinstance(f, ast.ImportFrom) for a in f.names}
-    assert seen == {(f"raydiff.{module}", name) for name, module in rd._HOME.items()}
+def test_every_public_name_is_documented() -> None:
+    assert len(rd.__all__) > 40 and all(getattr(rd, name).__doc__ for name in rd.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         rd.nonsense  # noqa: B018
 
@@ -78,22 +69,22 @@ def test_every_public_name_is_there_documented_and_known_to_type_checkers() -> N
 def test_a_run_has_its_guarantee_its_numbers_and_its_samples(run: rd.Run) -> None:
     assert run.guarantee.epsilon == pytest.approx(run.metrics["privacy/epsilon_server"])
     assert "per example, replace-one, local trust" in str(run.guarantee)
-    spent = run.ledger["epsilon_exact"].max()
-    assert len(run.ledger) == 2 and spent == pytest.approx(run.guarantee.epsilon)
+    epsilon = run.ledger["epsilon_exact"].max()
+    assert len(run.ledger) == 2 and epsilon == pytest.approx(run.guarantee.epsilon)
     assert list(run.rounds["step"]) == list(range(run.experiment.method.rounds))
-    own, shared = run.sample([3, 8, 3], client=1), run.sample(["3", "8", "3"])
-    assert own.shape == shared.shape == (3, 1, 8, 8) and own.dtype == np.float32
-    assert not np.array_equal(own, shared)
-    np.testing.assert_array_equal(own, run.sample(np.array([[3], [8], [3]]), client=1))
-    assert not np.array_equal(own, run.sample([3, 8, 3], client=1, seed=1))
+    personal, shared = run.sample([3, 8, 3], client=1), run.sample(["3", "8", "3"])
+    assert personal.shape == shared.shape == (3, 1, 8, 8) and personal.dtype == np.float32
+    assert not np.array_equal(personal, shared)
+    np.testing.assert_array_equal(personal, run.sample(np.array([[3], [8], [3]]), client=1))
+    assert not np.array_equal(personal, run.sample([3, 8, 3], client=1, seed=1))
 
 
 @pytest.mark.parametrize(
-    ("labels", "client", "says"),
+    ("labels", "client", "message"),
     [([10], 0, "0..9"), (["ten"], 0, "no class 'ten'"), ([[1, 2]], 0, "labels must be"), ([3], 7, "no client 7")],
 )
-def test_what_cannot_be_sampled_is_said(run: rd.Run, labels: list, client: int, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_what_cannot_be_sampled_is_said(run: rd.Run, labels: list, client: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         run.sample(labels, client=client)
 
 
@@ -106,9 +97,9 @@ def test_a_run_is_opened_by_its_names(run: rd.Run) -> None:
         rd.open("two", storage=storage)
 
 
-def test_a_saved_sampler_makes_the_same(run: rd.Run, tmp_path: Path) -> None:
-    assert (run.save(tmp_path / "own", client=1) / "sampler.json").exists()
-    assert (run.save(tmp_path / "shared") / "sampler.json").exists()
+def test_samplers_are_saved(run: rd.Run, tmp_path: Path) -> None:
+    for client, name in ((1, "own"), (None, "shared")):
+        assert (run.save(tmp_path / name, client=client) / "sampler.json").exists()
 
 
 def test_a_run_that_fails_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,72 +121,55 @@ def test_a_sweep_without_ray(tiny: rd.Experiment, tmp_path: Path) -> None:
     assert {m.local for m in methods} == {tiny.method.local}
     assert {m.epsilon for m in methods if isinstance(m, rd.PFDM)} == {10.0, None}
     assert set(sweep.frontier()["method"]) == {"FedAvg", "LocalOnly", "PFDM"} and len(sweep.runs) == 4
-    assert sweep.report().read_text().startswith("<!")
-    again = rd.sweep(
-        local(tiny, tmp_path), grid={"method.epsilon": [10.0, None]}, beside=arms, track=False, name="s", resume=True
-    )
-    assert [run.folder for run in again.trials] == [run.folder for run in sweep.trials]
+    assert (sweep.folder / "report" / "report.html").read_text().startswith("<!")
 
 
 def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
-    migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(migrated, tmp_path / "mlflow.db")
 
     def fails(*_: object) -> None:
         raise RuntimeError("poisoned")
 
-    storage = ["--runtime.storage", str(tmp_path), "--name", "s"]
-    given = ["digits", "--runtime.pool", "local", "--protocol-only", "--no-baselines", "--grid", "seed=0,1", *storage]
-    given += ["--method.local.steps", "2", "--method.server.steps", "2", "--data.train", "60"]
+    words = "digits --runtime.pool local --protocol-only --no-baselines --grid seed=0,1 --name s --data.train 60"
+    arguments = f"{words} --method.local.steps 2 --method.server.steps 2 --runtime.storage {tmp_path}".split()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setattr(after_sweep, "FULL", after_sweep.SUMMARY)
     with monkeypatch.context() as patch:
         patch.setattr(rd.PFDM, "local_update", fails)
-        assert cli_sweep.main([*given, "--on-error", "stop"]) == 1
+        assert cli_sweep.main([*arguments, "--on-error", "stop"]) == 1
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["failed"]
-    assert cli_sweep.main([*given, "--resume", "--retry", "failed"]) == 0
+    assert cli_sweep.main([*arguments, "--resume", "--retry", "failed"]) == 0
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"]
     with pytest.raises(ValueError, match="--time-budget"):
-        cli_sweep.main([*given, "--resume", "--time-budget", "5"])
+        cli_sweep.main([*arguments, "--resume", "--time-budget", "5"])
 
 
 # --- the command ---
 
 
-def test_alone_it_lists_its_commands(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main([])
-    out = capsys.readouterr().out
-    assert end.value.code == 0
-    assert all(f"  {name} " in out for group in COMMANDS.values() for name in group)
+def test_alone_it_lists_its_commands(command: Command) -> None:
+    code, out, _ = command()
+    assert code == 0 and all(f"  {name} " in out for group in COMMANDS.values() for name in group)
 
 
-def test_an_unknown_command_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["sweeep"])
-    out, err = capsys.readouterr()
-    assert (end.value.code, out) == (2, "") and "did you mean sweep?" in err and err.count("\n") == 1
+def test_an_unknown_command_is_one_sentence(command: Command) -> None:
+    code, out, err = command("sweeep")
+    assert (code, out) == (2, "") and "did you mean sweep?" in err and err.count("\n") == 1
 
 
-def unread(*command: str) -> tuple[int, str]:
-    """(exit code, standard error) of a command whose standard output nobody reads any more, with what it imports."""
+def test_help_ends_quietly_without_a_reader_and_needs_neither_tables_nor_ray() -> None:
+    """As in `raydiff sweep --help | head -1`."""
     reader, writer = os.pipe()
     os.close(reader)
-    try:
-        done = subprocess.run(
-            [sys.executable, "-X", "importtime", "-m", "raydiff", *command],
-            stdout=writer,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-    finally:
-        os.close(writer)
-    return done.returncode, done.stderr
-
-
-def test_a_reader_that_has_seen_enough_ends_a_command_quietly() -> None:
-    code, said = unread()
-    assert code == 141 and all(line.startswith("import time:") for line in said.splitlines())
+    arguments = [sys.executable, "-X", "importtime", "-m", "raydiff", "sweep", "--help"]
+    done = subprocess.run(arguments, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    lines = done.stderr.splitlines()
+    assert done.returncode == 141 and all(line.startswith("import time:") for line in lines)
+    imported = {line.rpartition("|")[2].strip() for line in lines}
+    assert "torch" in imported and not {"pandas", "pyarrow", "matplotlib", "ray", "mlflow"} & imported
 
 
 def test_another_broken_pipe_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
@@ -207,23 +181,9 @@ def test_another_broken_pipe_is_an_error(capsys: pytest.CaptureFixture[str]) -> 
     assert end.value.code == 2 and capsys.readouterr().err == "error: a worker's pipe is broken\n"
 
 
-def test_help_needs_neither_tables_nor_ray() -> None:
-    code, said = unread("sweep", "--help")
-    imported = {line.rpartition("|")[2].strip() for line in said.splitlines()}
-    assert code == 141 and all(line.startswith("import time:") for line in said.splitlines())
-    assert "torch" in imported and not {"pandas", "pyarrow", "matplotlib", "ray", "mlflow"} & imported
-
-
-def test_help_shows_what_each_field_means(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as end:
-        main(["sweep", "digits", "--help"])
-    out = capsys.readouterr().out
-    assert end.value.code == 0
-    assert out.index("--method.epsilon 10") < out.index("--method.delta 1e-05")
+def test_help_shows_what_each_field_means(command: Command) -> None:
+    code, out, _ = command("sweep", "digits", "--help")
+    assert code == 0 and out.index("--method.epsilon 10") < out.index("--method.delta 1e-05")
     assert "--method.clip 6.8\n      C: L2 norm to which each flattened image is clipped." in out
-    undocumented = [
-        line
-        for line, below in zip(out.splitlines(), out.splitlines()[1:], strict=False)
-        if line.startswith("  --method.") and not below.startswith("      ")
-    ]
-    assert undocumented == []
+    pairs = itertools.pairwise(out.splitlines())
+    assert [a for a, below in pairs if a.startswith("  --method.") and not below.startswith("      ")] == []

@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
+from sets import message as refusal
 
 from raydiff.data import hub, pictures, sizes
 from raydiff.data.datasets import Data, load
@@ -66,8 +67,8 @@ def calls(text: str) -> Iterator[str]:
 
 def test_nothing_is_unpickled_and_no_text_is_run() -> None:
     files = [path for top in ("raydiff", "jobs", "analysis") for path in (ROOT / top).rglob("*.py")]
-    found = [f"{path.relative_to(ROOT)}: {name}" for path in files for name in calls(path.read_text())]
-    assert sorted({f for f in found if f.split(": ")[1] in RUNS_CODE}) == [BENCH]
+    calls_by_file = [f"{path.relative_to(ROOT)}: {name}" for path in files for name in calls(path.read_text())]
+    assert sorted({f for f in calls_by_file if f.split(": ")[1] in RUNS_CODE}) == [BENCH]
 
 
 @pytest.mark.parametrize(
@@ -80,15 +81,8 @@ def test_it_would_be_seen(text: str) -> None:
 # --- data sets ---
 
 
-def said(data: Data) -> str:
-    with pytest.raises(ValueError) as error:
-        load(data)
-    assert "\n" not in str(error.value)
-    return str(error.value)
-
-
 def png(width: int, height: int) -> bytes:
-    """A picture that says that it is so large, in 100 bytes."""
+    """100 bytes that declare a picture of this size."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -104,9 +98,8 @@ def test_a_picture_that_says_it_is_huge_is_not_unpacked(
     width: int, height: int, has: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Image.Image, "load", lambda _: pytest.fail("it is unpacked"))
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match=f"^it: a picture may have 67,108,864 pixels, and it has {has}"):
         pictures.decode(png(width, height), "it")
-    assert str(error.value) == f"it: a picture may have 67,108,864 pixels, and it has {has}: make it smaller"
 
 
 def grey(value: int = 0, more: int = 0) -> bytes:
@@ -131,9 +124,7 @@ def test_a_file_that_is_too_large_for_a_picture_is_not_read(tmp_path: Path, monk
     with (folder / "b" / "1.png").open("ab") as f:
         f.truncate(2**28 + 1)  # It has a hole, and takes no room.
     monkeypatch.setattr(Path, "read_bytes", lambda path: path.stat().st_size < 2**20 and path.open("rb").read())
-    assert f"{folder}/b/1.png takes 256 MB, but a picture may take 256 MB: make it smaller" in said(
-        Data(name=str(folder), **FEW)
-    )
+    assert f"{folder}/b/1.png takes 256 MB, but a picture may take 256 MB" in refusal(Data(name=str(folder), **FEW))
     with pytest.raises(ValueError, match=r"^it takes 256 MB"):
         pictures.decode(memoryview(np.broadcast_to(np.uint8(0), 2**28 + 1)), "it")  # type: ignore[arg-type]
 
@@ -145,7 +136,7 @@ def test_pictures_that_do_not_fit_together_are_refused_at_the_first(
     monkeypatch.setattr(sizes, "memory", lambda: 12 * 16 * 4)
     load(Data(name=str(folder), **FEW))
     monkeypatch.setattr(sizes, "memory", lambda: 12 * 16 * 4 - 1)
-    assert "12 pictures like" in said(Data(name=str(folder), **{**FEW, "test": 5}))
+    assert "12 pictures like" in refusal(Data(name=str(folder), **{**FEW, "test": 5}))
 
 
 def parquet(path: Path, image: bytes, labels: list[Any]) -> Path:
@@ -174,18 +165,14 @@ def test_rows_and_labels_that_do_not_fit_are_refused_by_what_the_file_says(
 ) -> None:
     path = parquet(tmp_path / "set" / "x.parquet", grey(), [0, 1])
     monkeypatch.setattr(sizes, "memory", lambda: 600 * 8 - 1)
-    assert said(Data(name=str(path.parent), **FEW)).startswith(
-        f"the labels of 600 rows in {path} would take 0 MB, more"
-    )
+    assert f"the labels of 600 rows in {path} would take 0 MB" in refusal(Data(name=str(path.parent), **FEW))
     long = parquet(tmp_path / "long" / "x.parquet", grey(), ["a" * 2**16, "b" * 2**16])
     assert long.stat().st_size < 100_000
     monkeypatch.setattr(sizes, "memory", lambda: 100 * 2**20)
-    assert said(Data(name=str(long.parent), **FEW)).startswith(f"the labels of 600 rows in {long} would take 150 MB")
+    assert f"the labels of 600 rows in {long} would take 150 MB" in refusal(Data(name=str(long.parent), **FEW))
     monkeypatch.setattr(sizes, "memory", lambda: 600 * 8)
     wide = parquet(tmp_path / "wide" / "x.parquet", grey(more=2**16), [0, 1])
-    assert said(Data(name=str(wide.parent), **FEW)).startswith(
-        f"the pictures of one row group in {wide} would take 0 MB"
-    )
+    assert f"the pictures of one row group in {wide} would take 0" in refusal(Data(name=str(wide.parent), **FEW))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -193,31 +180,24 @@ def test_a_table_that_does_not_fit_is_not_read(tmp_path: Path, monkeypatch: pyte
     path = tmp_path / f"x.{suffix}"
     if suffix == "csv":
         path.write_text("a,b\n" + "1,2\n3,4\n" * 500)
+        monkeypatch.setattr(sizes, "memory", lambda: 4004)
+        assert len(cells.frame(path)) == 1000
     else:
         pq.write_table(pa.table({"a": [1] * 1000, "b": [2] * 1000}), path)
-    monkeypatch.setattr(sizes, "memory", lambda: 4004)
-    if suffix == "csv":
-        assert len(cells.frame(path)) == 1000
     monkeypatch.setattr(sizes, "memory", lambda: 4003)
-    with pytest.raises(ValueError, match=f"^the table {path} would take 0 MB, more than this machine's 0 MB: take"):
+    with pytest.raises(ValueError, match=f"^the table {path} would take 0 MB"):
         cells.frame(path)
 
 
 def test_a_data_set_of_the_hub_is_not_downloaded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     files = [SimpleNamespace(rfilename=f"data/{name}", size=2**36) for name in ("0.parquet", "1.parquet", "x.zip")]
-    downloaded: list[object] = []
-
-    def download(*_: Any, **__: Any) -> str:
-        downloaded.append(1)
-        return "/nowhere"
-
     monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", lambda *_, **how: SimpleNamespace(siblings=files))
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: "/nowhere")
     assert str(hub.snapshot_of("some/birds", kind="dataset", patterns=["*.parquet"], says="it")) == "/nowhere"
     files.append(SimpleNamespace(rfilename="2.parquet", size=1))
-    with pytest.raises(ValueError, match=r"^'it' takes 128\.0 GB, more than the 128\.0 GB that are downloaded: name"):
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: pytest.fail("downloaded"))
+    with pytest.raises(ValueError, match=r"^'it' takes 128\.0 GB, more than the 128\.0 GB"):
         hub.snapshot_of("some/birds", kind="dataset", patterns=["*.parquet"], says="it")
-    assert downloaded == [1]
 
 
 # --- experiments, finished trials and models of others ---
@@ -227,10 +207,7 @@ def test_a_data_set_of_the_hub_is_not_downloaded_where_it_is_too_large(monkeypat
 def test_a_config_s_data_set_is_no_function_that_has_nothing_to_do_with_data_sets(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "mine"
     victim.mkdir()
-    wanted = (
-        "must be a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
-    )
-    assert said(Data(name=name, root=str(victim))) == f"{name} {wanted}"
+    assert f"{name} must be a function of (folder, labels)" in refusal(Data(name=name, root=str(victim)))
     assert victim.is_dir()
 
 
@@ -315,8 +292,8 @@ def test_a_local_ray_s_sockets_are_in_a_folder_of_its_user_alone(
     folder.chmod(0o770)
     with pytest.raises(ValueError, match="must be a folder of yours alone"):
         cluster._own_folder()
-    folder.rmdir()
-    (tmp_path / "theirs").mkdir(mode=0o700)
+    folder.rename(tmp_path / "theirs")
+    (tmp_path / "theirs").chmod(0o700)
     folder.symlink_to(tmp_path / "theirs")
     with pytest.raises(ValueError, match="must be a folder of yours alone"):
         cluster._own_folder()

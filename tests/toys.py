@@ -71,7 +71,7 @@ def run(
 ) -> list[Progress]:
     """The protocol on one client for each of `data`, by default on two with 12 records each."""
     data = [records(0), records(1)] if data is None else data
-    pool = LocalExecutor([Client(i, method, own, keys=keys, store=store) for i, own in enumerate(data)])
+    pool = LocalExecutor([Client(i, method, part, keys=keys, store=store) for i, part in enumerate(data)])
     return list(rounds(method, pool, keys=keys, participation=participation, store=store))
 
 
@@ -79,8 +79,8 @@ def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deplo
     """A client that joins later, trained as the method says: its state, and its model."""
     assert isinstance(method, WithNewClients)
     personal, fixed = method.join(server, generator(0))
-    own, more = (data.images, data.labels), {"training": method.joining, "rng": generator(1)}
-    state, _, _ = fit_personal(method.trained_model, personal, fixed, own, **more)  # type: ignore[arg-type]
+    leaves, more = (data.images, data.labels), {"training": method.joining, "rng": generator(1)}
+    state, _, _ = fit_personal(method.trained_model, personal, fixed, leaves, **more)  # type: ignore[arg-type]
     return state, method.deploy(server, state)
 
 

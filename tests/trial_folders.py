@@ -7,8 +7,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-
 GAUSSIAN = {"unit": "example", "relation": "replace_one", "trust": "local"}
 FIELDS: dict[str, dict[str, Any]] = {
     "PFDM": {
@@ -90,13 +88,13 @@ def finished(epsilon: float, distance: float, **changes: Any) -> dict[str, Any]:
 
 def line(step: int, epsilon: float = 9.77, **more: Any) -> dict[str, Any]:
     """A round of metrics.jsonl."""
-    spent: dict[str, Any] = {
+    privacy: dict[str, Any] = {
         "privacy/epsilon_server": epsilon,
         "privacy/epsilon_outsiders": epsilon,
         "privacy/auc_ceiling": 0.9,
     }
-    spent |= {view: finished(epsilon, 1.0)[view] for view in ("server", "outsiders")}
-    return {"step": step, "time": 1.8e9 + step, **spent, "comm/bytes_up": 100.0, "time/seconds": 2.0, **more}
+    privacy |= {view: finished(epsilon, 1.0)[view] for view in ("server", "outsiders")}
+    return {"step": step, "time": 1.8e9 + step, **privacy, "comm/bytes_up": 100.0, "time/seconds": 2.0, **more}
 
 
 def stop(sweep: Path, digest: str, epsilon: float, distance: float, **fields: Any) -> None:

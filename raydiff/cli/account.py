@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from raydiff.cli.options import parse
+from raydiff.cli.options import check, parse
 from raydiff.formats.rounding import up
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Entry, Exposed, Ledger
@@ -36,53 +36,46 @@ class Options:
     steps: int = 1
     """Noised sums in a round."""
     rounds: int = 1
-    """How often all of it happened."""
+    """Rounds of so many steps."""
     unit: Unit = "example"
     """Whose part is clipped."""
     trust: Literal["local", "central"] = "central"
-    """Whom the noise holds against: local also covers the server."""
+    """Trust model: local also covers the server."""
     relation: Relation | None = None
     """What neighbours differ in (default: add_remove, and zero_out for clients under local trust)."""
     delta: float = 1e-5
     """The delta at which epsilon is stated."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise < math.inf:
-            raise ValueError(f"--noise must be a number >= 0, got {self.noise}")
-        if not 0 < self.q <= 1:
-            raise ValueError(f"--q must be in (0, 1], got {self.q}")
-        for name in ("steps", "rounds"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} must be at least 1, got {getattr(self, name)}")
-        if not 0 < self.delta < 1:
-            raise ValueError(f"--delta must be in (0, 1), got {self.delta}")
-        if self.relation == "add_remove" and self.seen:
-            raise ValueError("--relation add_remove has no meaning here: the server sees which clients send")
+        check(self, "noise", 0 <= self.noise < math.inf, "a number >= 0")
+        check(self, "q", 0 < self.q <= 1, "in (0, 1]")
+        check(self, "steps", self.steps >= 1, "at least 1")
+        check(self, "rounds", self.rounds >= 1, "at least 1")
+        check(self, "delta", 0 < self.delta < 1, "in (0, 1)")
+        adds_or_removes = self.relation == "add_remove" and self.sees_senders
+        check(self, "relation", not adds_or_removes, "zero_out or replace_one where the server sees which clients send")
 
     @property
-    def seen(self) -> bool:
-        """Whether the adversary sees who takes part."""
+    def sees_senders(self) -> bool:
+        """Whether the adversary sees which units take part."""
         return (self.unit, self.trust) == ("client", "local")
 
     @property
-    def event(self) -> Gaussian:
-        """The whole mechanism. A clipped part moves the sum by its norm, and by twice that where it is replaced."""
-        relation = self.relation or ("zero_out" if self.seen else "add_remove")
-        std = self.noise / (2 if relation == "replace_one" else 1)
-        return Gaussian(std, self.unit, relation, self.trust, self.q, self.steps * self.rounds)
-
-
-def exposed(event: Gaussian) -> Exposed:
-    """The ledger of the mechanism, as its adversary sees it."""
-    return Exposed(Ledger((Entry(0, 0, event, 0),)))
+    def exposure(self) -> Exposed:
+        """The ledger of the whole mechanism, as its adversary sees it."""
+        relation = self.relation or ("zero_out" if self.sees_senders else "add_remove")
+        std = self.noise / (2 if relation == "replace_one" else 1)  # Replaced, a clipped part moves by twice its norm.
+        event = Gaussian(std, self.unit, relation, self.trust, self.q, self.steps * self.rounds)
+        return Exposed(Ledger((Entry(0, 0, event, 0),)))
 
 
 def main(argv: Sequence[str]) -> int:
     """Print epsilon with its definition, and the bounds on attacks."""
     options = parse(Options, argv, __doc__)
-    seen = exposed(options.event)
-    print(accountants.tightest(lambda name: seen.guarantee(options.delta, name)))
-    print(f"no attack exceeds AUC {up(seen.auc_ceiling(), 4)}, nor TPR {up(seen.tpr_ceiling(FPR), 4)} at FPR {FPR}")
+    exposure = options.exposure
+    print(accountants.tightest(lambda name: exposure.guarantee(options.delta, name)))
+    auc, tpr = up(exposure.auc_ceiling(), 4), up(exposure.tpr_ceiling(FPR), 4)
+    print(f"no attack exceeds AUC {auc}, nor TPR {tpr} at FPR {FPR}")
     if options.q < 1:
-        print(SEEN if options.seen else SAMPLED)
+        print(SEEN if options.sees_senders else SAMPLED)
     return 0

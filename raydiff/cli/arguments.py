@@ -1,4 +1,4 @@
-"""What the command lines of `raydiff sweep`, `run`, `preview` and `canary` share: a preset, overrides by path, axes."""
+"""Command lines of `raydiff sweep`, `run`, `tune`, `init`, `preview` and `canary`: a preset, fields by path, axes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from raydiff.cli.options import build, split
+from raydiff.cli.options import take
 from raydiff.experiment import overrides as paths
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment
@@ -26,7 +26,6 @@ SHORT = {
     "--budget": "--runtime.budget.epsilon",
 }
 DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
-"""Of sampled fields: two numbers, or any values to choose from."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,8 +58,7 @@ def preset(argv: Sequence[str]) -> tuple[str, Study, list[str]]:
     """(name, study, the other arguments): the first argument is a preset or an experiment file, unless an option."""
     name, rest = first(argv, "digits")
     if name == REPRODUCE:
-        named, unnamed, rest = split(ReproduceOptions, rest)
-        options = build(ReproduceOptions, named, unnamed)
+        options, rest = take(ReproduceOptions, rest)
         study = import_module(presets.REPRODUCE).study(options.paper, options.scale)
         return f"{REPRODUCE}-{options.paper}-{options.scale}", study, rest
     return re.sub(r"[^\w.-]", "-", Path(name).stem), presets.study(name), rest
@@ -73,11 +71,7 @@ def first(argv: Sequence[str], default: str) -> tuple[str, list[str]]:
 
 def shorthand(argv: Sequence[str]) -> list[str]:
     """Expand `--model unet` to `--method.model.network unet`, `--protocol-only` to `--evaluation none`, and
-    `--budget 10` to `--runtime.budget budget --runtime.budget.epsilon 10`.
-
-    Under `--protocol-only` only releases leave a client. What is recorded: their ledger, bytes, seconds, counts of
-    rejected and repeated uploads and of clients trained in lock-step, and the outcome with its reason.
-    """
+    `--budget 10` to `--runtime.budget budget --runtime.budget.epsilon 10`."""
     out: list[str] = []
     for token in argv:
         name, equals, value = token.partition("=")
@@ -94,40 +88,38 @@ def overrides(start: Experiment, argv: Sequence[str]) -> dict[str, Any]:
 
 def axes(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     """{"seed": (0, 1)} from ["seed=0,1"]. Raises ValueError for a text that is no axis of this experiment."""
-    out = {}
-    for text in texts:
-        path, _, values = text.partition("=")
-        if not values:
-            raise ValueError(f"an axis looks like method.epsilon=1,5,10, got {text!r}")
-        path = path.replace("-", "_")
-        out[path] = tuple(paths.convert(start, path, value) for value in values.split(","))
-    return out
+    return dict(_values(start, text, "an axis looks like method.epsilon=1,5,10") for text in texts)
 
 
-def distributions(base: Experiment, texts: Sequence[str]) -> dict[str, tuple[str, tuple[Any, ...]]]:
-    """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"]."""
-    out = {}
+def distributions(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[str, tuple[Any, ...]]]:
+    """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"].
+
+    Raises ValueError for a text that is no distribution of a field's values.
+    """
+    out, form = {}, f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)})"
     for text in texts:
-        path, _, rule = text.partition("=")
-        kind, _, values = rule.partition(":")
-        if kind not in DISTRIBUTIONS or not values:
-            known = ", ".join(DISTRIBUTIONS)
-            raise ValueError(f"a sampled field looks like method.clip=loguniform:1,10 ({known}), got {text!r}")
-        path = path.replace("-", "_")
-        typed = tuple(paths.convert(base, path, value) for value in values.split(","))
+        kind = text.partition("=")[2].partition(":")[0]
+        if kind not in DISTRIBUTIONS:
+            raise ValueError(f"{form}, got {text!r}")
+        path, values = _values(start, text.replace(f"{kind}:", "", 1), form)
         if kind != "choice":
-            _check_range(path, kind, typed)
-        out[path] = (kind, typed)
+            _check_range(path, kind, values)
+        out[path] = (kind, values)
     return out
+
+
+def _values(start: Experiment, text: str, form: str) -> tuple[str, tuple[Any, ...]]:
+    path, _, values = text.partition("=")
+    if not values:
+        raise ValueError(f"{form}, got {text!r}")
+    path = path.replace("-", "_")
+    return path, tuple(paths.convert(start, path, value) for value in values.split(","))
 
 
 def _check_range(path: str, kind: str, ends: tuple[Any, ...]) -> None:
-    """Raises ValueError where the distribution is none of numbers of this field."""
     if len(ends) != 2 or not all(type(v) in (int, float) for v in ends):
         raise ValueError(f"{kind} needs two numbers for {path}, got {ends}")
-    if kind != "randint" and any(type(v) is int for v in ends):
+    if kind != "randint" and int in map(type, ends):
         raise ValueError(f"{path} takes integers: use randint or choice, not {kind}")
-    if not ends[0] < ends[1]:
-        raise ValueError(f"the range of {path} must go upwards, got {ends}")
-    if kind == "loguniform" and not ends[0] > 0:
-        raise ValueError(f"the range of {path} must be positive for loguniform, got {ends}")
+    if not ends[0] < ends[1] or (kind == "loguniform" and ends[0] <= 0):
+        raise ValueError(f"the range of {path} must go upwards, for loguniform from a positive number, got {ends}")

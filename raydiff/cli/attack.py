@@ -2,7 +2,6 @@
 
     raydiff attack RUN --out DIR                        16 shadows of client 0's own model
     raydiff attack RUN --source global --out DIR        of the model that all clients share
-    raydiff attack RUN --shadows 64 --workers 8 --out DIR
     raydiff attack RUN --shadows 0 --out DIR            only attacks that need none: nothing is trained
     raydiff attack RUN --num 1000 --out DIR             of a table: the rows that raydiff generate would write
 
@@ -13,25 +12,33 @@ DOMIAS). DIR gets readings.json, readings.csv and roc.png. No reading is a guara
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import pandas as pd
 import torch
 from torch import Tensor
 
-from raydiff.cli import attack_rows
-from raydiff.cli.options import RunOptions, parse
-from raydiff.evaluation.attacks import lira, quantile, rmia
-from raydiff.evaluation.attacks.membership import LOW_FPRS, attack, needed
+from raydiff import seeding
+from raydiff.cli.options import RunOptions, check, is_vacant, parse, subset
+from raydiff.evaluation.attacks import anonymeter, closest, domias, lira, quantile, rmia
+from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
 from raydiff.evaluation.figures import draw_roc
 from raydiff.formats.tables import aligned
+from raydiff.results.attacked_rows import AttackedRows, open_rows
+from raydiff.results.finished import Finished
 from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
+from raydiff.runtime import sweep_folder
+from raydiff.storage.atomic_files import write_text
 
 TPR = "tpr_at_1pct_fpr"
 """Always a column; empty where the non-members are too few."""
+CAVEAT = """None of these numbers is a guarantee. Where one is as if nothing were remembered (0 for a risk), this attack
+on these rows found nothing in the mean over records; DCR and NNDR are known to miss what membership attacks find."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +49,13 @@ class Options(RunOptions, Request):
     workers: int = 1
     """Shadows at the same time, as tasks on Ray; 1: in this process."""
     num: int | None = None
-    """Of a table: rows that are made (default: as many as there are records behind them)."""
+    """Of a table: number of rows (default: as many as there are records behind them)."""
 
     def __post_init__(self) -> None:
         if self.source == "global" and self.client:
             raise ValueError("--client has no meaning with --source global: the shared model is nobody's own")
-        if self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
-        if self.out.is_dir() and any(self.out.iterdir()):
-            raise ValueError(f"{self.out} is not empty: give another --out")
+        check(self, "workers", self.workers >= 1, "at least 1")
+        check(self, "out", is_vacant(self.out), "a folder that is new or empty")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,25 +63,44 @@ def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, __doc__)
     finished = options.open()
     is_table = finished.dataset.mapping is not None
+    unused = ("shadows", "timesteps", "draws", "workers") if is_table else ("num",)
     for f in fields(options):
-        unused = f.name in (("shadows", "timesteps", "draws", "workers") if is_table else ("num",))
-        if unused and getattr(options, f.name) != f.default:
+        if f.name in unused and getattr(options, f.name) != f.default:
             raise ValueError(f"--{f.name} has no meaning for {'the rows of a table' if is_table else 'pictures'}")
-    if is_table:
-        client = None if options.source == "global" else options.client
-        attack_rows.run(finished, client, options.out, num=options.num, seed=options.seed)
-        return 0
-    given = {f.name: getattr(options, f.name) for f in fields(Request) if f.name != "trial"}
-    attacked = open_attacked(Request(trial=finished.trial.folder, **given), finished)
+    started = time.monotonic()
+    (_attack_rows if is_table else _attack_model)(finished, options)
+    print(f"files in {options.out}; {time.monotonic() - started:.0f} s in all; privacy: none")
+    return 0
+
+
+def _write(out: Path, readings: Sequence[Mapping[str, Any]], **about: Any) -> None:
+    """Write readings.json, with `about` in it, and readings.csv; at least one reading."""
+    out.mkdir(parents=True, exist_ok=True)
+    content = {**about, "privacy": "none", "made_by": sweep_folder.version(), "readings": readings}
+    write_text(out / "readings.json", json.dumps(content, indent=1))
+    pd.DataFrame(readings).to_csv(out / "readings.csv", index=False)
+
+
+def _with_interval(value: float, interval: Interval) -> str:
+    """`0.613 [0.588, 0.640]`."""
+    return f"{value:.3f} [{interval[0]:.3f}, {interval[1]:.3f}]"
+
+
+def _too_few(nonmembers: int) -> str:
+    """Why there is no rate at 1 % FPR."""
+    return f"n too small ({nonmembers} non-members, {needed(LOW_FPRS[0])} needed to calibrate and as many to evaluate)"
+
+
+# --- a model of pictures ---
+
+
+def _attack_model(finished: Finished, options: Options) -> None:
+    attacked = open_attacked(subset(options, Request, trial=finished.trial.folder), finished)
     started, target = time.monotonic(), attacked.target()  # First, since it refuses what cannot be computed.
     print(_title(attacked), flush=True)
     for i, _ in enumerate(_trained(attacked, options.workers), start=1):
-        passed = time.monotonic() - started
-        left = passed / i * (options.shadows - i)
-        print(f"{i} of {options.shadows} shadows, {passed:.0f} s, {left:.0f} s left", flush=True)
+        print(f"{i} of {options.shadows} shadows, {time.monotonic() - started:.0f} s", flush=True)
     _report(attacked, target, options.out)
-    print(f"files in {options.out}; {time.monotonic() - started:.0f} s in all; privacy: none")
-    return 0
 
 
 def _title(attacked: Attacked) -> str:
@@ -109,16 +133,16 @@ def _report(attacked: Attacked, target: Tensor, out: Path) -> None:
     rows, curves = [], {}
     for name, scores in _scores(attacked, target).items():
         by_role = {role: scores[attacked.role == i] for i, role in enumerate(ROLES)}
-        row, column = _reading(name, by_role, attacked.timesteps)
+        row, column = reading(name, by_role, attacked.timesteps)
         rows.append(row)
         curves[name] = by_role["members"][:, column], by_role["nonmembers"][:, column]
     lines = [("attack", "timestep", "AUC", "balanced accuracy", "TPR at 1 % FPR")]
     for row in rows:
-        rates = (_with_interval(row, rate) for rate in ("auc", "balanced_accuracy", TPR))
+        rates = (_rate(row, rate) for rate in ("auc", "balanced_accuracy", TPR))
         lines.append((row["attack"], str(row["timestep"]), *rates))
     print(*aligned(lines), sep="\n")
     request = {**asdict(attacked.request), "trial": str(attacked.request.trial), "timesteps": attacked.timesteps}
-    attack_rows.keep(out, rows, about=_title(attacked), request=request)
+    _write(out, rows, about=_title(attacked), request=request)
     draw_roc(curves, out / "roc.png", title=_title(attacked).replace("; ", "\n"))
 
 
@@ -135,8 +159,8 @@ def _scores(attacked: Attacked, target: Tensor) -> dict[str, Tensor]:
     return scores
 
 
-def _reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> tuple[dict[str, Any], int]:
-    """(a line of the table, the column of the scores that the calibration records chose)."""
+def reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> tuple[dict[str, Any], int]:
+    """(a row of readings.csv, the column of the scores (n, S + 1) that the calibration records chose)."""
     result = attack(**scores)
     column = result.timestep_index
     rates = {key.removeprefix("/"): value for key, value in result.metrics("").items() if key != "/timestep_index"}
@@ -144,8 +168,78 @@ def _reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> 
     return {"attack": name, "timestep": [*timesteps, "mean"][column], **empty, **rates}, column
 
 
-def _with_interval(row: dict[str, Any], rate: str) -> str:
+def _rate(row: dict[str, Any], rate: str) -> str:
     if row[rate] is None:
-        least = f"{needed(LOW_FPRS[0])} needed to calibrate and to evaluate"
-        return f"n too small ({row['n_nonmembers']:.0f} non-members, {least})"
-    return attack_rows.with_interval(row[rate], (row[f"{rate}_low"], row[f"{rate}_high"]))
+        return _too_few(int(row["n_nonmembers"]))
+    return _with_interval(row[rate], (row[f"{rate}_low"], row[f"{rate}_high"]))
+
+
+# --- the rows of a table ---
+
+
+class Reading(NamedTuple):
+    """A row of readings.csv."""
+
+    attack: str
+    reading: str
+    value: float
+    low: float
+    """Of the 95 % interval."""
+    high: float
+    nothing: float | None
+    """The value where nothing is remembered; None: a success rate, which depends on the table."""
+
+
+def _attack_rows(finished: Finished, options: Options) -> None:
+    client = None if options.source == "global" else options.client
+    rows = open_rows(finished, client, num=options.num, seed=options.seed)
+    model = "the server's model" if client is None else f"client {client}'s own model"
+    experiment = finished.trial.experiment
+    about = (
+        f"{type(experiment.method).__name__} {experiment.digest[:8]}, {model} on {Path(finished.dataset.name).name}: "
+        f"{len(rows.made):,} rows made, of {len(rows.columns)} columns; {len(rows.members):,} members, "
+        f"{len(rows.nonmembers):,} non-members, {len(rows.reference):,} reference rows"
+    )
+    print(f"{about}\n", flush=True)
+    readings, lines = list(_readings(rows)), [("attack", "reading", "value", "remembering nothing")]
+    for r in readings:
+        nothing = "" if r.nothing is None else f"{r.nothing:g}"
+        lines.append((r.attack, r.reading, _with_interval(r.value, (r.low, r.high)), nothing))
+    print(*aligned(lines), sep="\n")
+    if len(rows.nonmembers) // 2 < needed(LOW_FPRS[0]):
+        print(f"TPR at 1 % FPR: {_too_few(len(rows.nonmembers))}")
+    print(f"\n{CAVEAT}")
+    _write(options.out, [r._asdict() for r in readings], about=about, caveat=CAVEAT, seed=options.seed)
+
+
+def _readings(rows: AttackedRows) -> Iterator[Reading]:
+    records = {"members": rows.members, "nonmembers": rows.nonmembers}
+    near = closest.attack(rows.made, **records, spans=rows.spans, rng=seeding.generator(rows.seed, "closest"))
+    yield Reading("DCR", "share nearer to a member", near.dcr, *near.dcr_interval, 0.5)
+    yield Reading("NNDR", "share with a smaller ratio to members", near.nndr, *near.nndr_interval, 0.5)
+    half = len(rows.members) // 2  # They are in random order.
+    inside, outside = (
+        domias.scores(x, made=rows.made, reference=rows.reference, spans=rows.spans) for x in records.values()
+    )
+    membership = attack(
+        calibration_members=inside[:half],
+        calibration_nonmembers=outside[:half],
+        members=inside[half:],
+        nonmembers=outside[half:],
+    )
+    yield Reading("DOMIAS", "AUC", membership.auc, *membership.auc_interval, 0.5)
+    accuracy, interval = membership.balanced_accuracy, membership.balanced_accuracy_interval
+    yield Reading("DOMIAS", "balanced accuracy", accuracy, *interval, 0.5)
+    for rate in membership.low_fpr:
+        yield Reading("DOMIAS", f"TPR at {100 * rate.fpr:g} % FPR", rate.tpr, *rate.interval, rate.fpr)
+    rng = seeding.generator(rows.seed, "anonymeter")
+    risks = {"singling out": anonymeter.singling_out(rows.made, **records, rng=rng)}
+    if len(rows.columns) > 1:
+        risks["linkability"] = anonymeter.linkability(rows.made, **records, spans=rows.spans, rng=rng)
+        for i, column in enumerate(rows.columns):
+            name = f"inference of {column}"
+            risks[name] = anonymeter.inference(rows.made, i, **records, spans=rows.spans, rng=rng)
+    for name, risk in risks.items():
+        if risk is not None:
+            yield Reading(name, "risk", risk.risk, *risk.risk_interval, 0.0)
+            yield from (Reading(name, k, getattr(risk, k), *ends, None) for k, ends in risk.intervals.items())

@@ -1,10 +1,10 @@
-"""What the trials on a data set have spent of its budget, and what is left.
+"""Epsilon of all trials on a data set together, and what is left of its budget.
 
     raydiff budget                       every budget of the storage folder
     raydiff budget digits                that of a data set, a preset or an experiment file
 
-The first trial with `--budget 10` (raydiff sweep, raydiff run) begins a budget, which is what is guaranteed. The log is
-verified: with a record that is damaged, cut or missing nothing more is charged.
+The first trial with `--budget 10` (raydiff sweep, raydiff run) begins a budget. The log is verified: with a record
+damaged, cut or missing nothing more is charged.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ class Options(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Print each budget. Raises ValueError where there is none, or where its records are damaged."""
     options = parse(Options, argv, __doc__)
-    logs, of = spending.logs(options.storage), ""
+    logs, about = spending.logs(options.storage), ""
     if (name := options.data) is not None:
-        of = f" of {name}"
+        about = f" of {name}"
         if name in presets.PRESETS or (name.endswith(toml_file.SUFFIX) and Path(name).exists()):
             name = presets.study(name).experiment.data.name
         wanted = spending.called(sources.identity(name))
         logs = [log for log in logs if log.folder.name == wanted]
     if not logs:
-        raise ValueError(f"there is no budget{of} in {options.storage}: the first trial with --budget begins one")
+        raise ValueError(f"there is no budget{about} in {options.storage}: the first trial with --budget begins one")
     for log in logs:
         print("\n".join(lines(log)))
     return 0
@@ -60,12 +60,12 @@ def lines(log: BudgetLog) -> list[str]:
         sent = "" if record["whole"] else ", as far as it was sent before there was a budget"
         out.append(f"  {record['at']}  {record['trial']}: {epsilons}{sent}")
     left = _left(budget, [events for events in charges.values() if events], order)
-    spent = f"epsilon {rounding.up(total.epsilon)} of {budget.epsilon:g}, by {len(charges)} trials"
-    return [*out, f"spent: {spent}; {left}"]
+    summary = f"epsilon {rounding.up(total.epsilon)} of {budget.epsilon:g}, by {len(charges)} trials"
+    return [*out, f"spent: {summary}; {left}"]
 
 
 def _left(budget: Budget, charges: Sequence[tuple[Event, ...]], order: Order) -> str:
-    """What one more trial may spend: under Gaussian DP the squares of mu add up; for Renyi divergences it depends."""
+    """Epsilon left for one more trial: for Gaussian DP squares of mu add up, for Renyi DP it depends on the noise."""
     if order not in (None, "first"):
         return f"what is left depends on the noise that would come next (Renyi order {order:g})"
     used = sum(filters.cost(events, None) for events in charges)

@@ -1,4 +1,4 @@
-"""Use what a finished run made: labelled samples as a data set, or its sampler as an MLflow model.
+"""Write labelled samples of a finished run as a data set, or log its sampler as an MLflow model.
 
     raydiff generate RUN --num 1000                    samples of client 0 in the proportions of its classes
     raydiff generate RUN --num 100 --per-class --client 1 --out DIR
@@ -11,13 +11,12 @@ DIR is a data set: --data.name ./DIR, or ./DIR/rows.csv for a table. After an in
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from raydiff.cli.options import RunOptions, parse
+from raydiff.cli.options import RunOptions, check, parse, subset
 from raydiff.data.tables import rows_file
 from raydiff.results import generation
 from raydiff.results.finished import Finished
@@ -44,29 +43,22 @@ class Options(RunOptions, Request):
         super().__post_init__()
         if self.source == "global" and self.client is not None:
             raise ValueError("--client has no meaning with --source global: the server's model is nobody's own")
-        if self.workers < 1:
-            raise ValueError(f"--workers must be at least 1, got {self.workers}")
-        if self.log_model and (self.request != Request() or self.out):
+        check(self, "workers", self.workers >= 1, "at least 1")
+        if self.log_model and (subset(self, Request) != Request() or self.out):
             raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed, --labels and --out away")
-
-    @property
-    def request(self) -> Request:
-        """How many samples, with which labels."""
-        return Request(num=self.num, per_class=self.per_class, seed=self.seed, labels=self.labels)
 
 
 def main(argv: Sequence[str]) -> int:
-    """Find the run; make samples, or log its sampler."""
+    """Write samples of the run, or log its sampler."""
     options = parse(Options, argv, __doc__)
-    finished, shared = options.open(), options.source == "global"
+    finished, is_shared = options.open(), options.source == "global"
     if options.log_model:
-        return _log_model(finished, options.client, shared, sweep_folder.tracking_store(options.storage)[0])
-    client = None if shared else options.client or 0
-    whose = "global" if shared else f"client{client}"
+        return _log_model(finished, options.client, is_shared, sweep_folder.tracking_store(options.storage)[0])
+    client = None if is_shared else options.client or 0
+    whose = "global" if is_shared else f"client{client}"
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
-    write = functools.partial(
-        generation.write, finished, client, out, options.request, code=sweep_folder.version(), say=_progress()
-    )
+    request, code = subset(options, Request), sweep_folder.version()
+    write = functools.partial(generation.write, finished, client, out, request, code=code, say=_print_progress)
     privacy = write() if options.workers == 1 else _on_ray(write, options.workers)
     print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with {_as_data(finished, out.absolute())}")
     return 0
@@ -88,21 +80,12 @@ def _as_data(finished: Finished, out: Path) -> str:
     return f"--data.name {out / rows_file.FILE} --data.labels {finished.dataset.label_columns[0]!r} --data.bins {bins}"
 
 
-def _progress() -> Callable[[int, int], None]:
-    """Prints how many samples there are, and the seconds left at the pace since the first call."""
-    calls: list[tuple[float, int]] = []
-
-    def say(done: int, rows: int) -> None:
-        calls.append((time.monotonic(), done))
-        (started, first), (now, _) = calls[0], calls[-1]
-        left = f", {(now - started) / (done - first) * (rows - done):.0f} s left" if first < done < rows else ""
-        print(f"{done:,} of {rows:,} samples{left}", flush=True)
-
-    return say
+def _print_progress(done: int, rows: int) -> None:
+    print(f"{done:,} of {rows:,} samples", flush=True)
 
 
-def _log_model(finished: Finished, client: int | None, shared: bool, uri: str) -> int:
+def _log_model(finished: Finished, client: int | None, is_shared: bool, uri: str) -> int:
     run = mlflow_models.find_run(uri, finished.trial.folder)
-    name = mlflow_models.log_sampler(mlflow_models.open_client(uri), run, finished, client, shared=shared)
+    name = mlflow_models.log_sampler(mlflow_models.open_client(uri), run, finished, client, shared=is_shared)
     print(f'set MLFLOW_TRACKING_URI={redacted(uri)} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
     return 0

@@ -28,8 +28,7 @@ from raydiff.experiment.presets import PRESETS
 from raydiff.runtime import estimate
 from raydiff.runtime.eta import duration
 
-NAMED = 10
-"""So many classes are named; of more, their number."""
+NAMED = 10  # Most classes that are named; of more, only their number.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,16 +47,16 @@ def main(argv: Sequence[str]) -> int:
     stem = re.sub(r"[^\w.-]", "-", Path(name.rpartition(":")[2]).absolute().stem)
     out = options.out or Path(stem + toml_file.SUFFIX)
     if out.exists():
-        raise ValueError(f"{out} exists already: take it away, or give another --out")
+        raise ValueError(f"{out} exists already: remove it, or give another --out")
     print(f"reading {name} ...", flush=True)
     start = replace(base, data=datasets.Data(name=name))
-    given = overrides.parse_overrides(start, fields)
-    start = overrides.override(start, given)
-    sizes = {} if any(f"data.{split}" in given for split in SPLITS) else suggested.splits(start.data)
+    changes = overrides.parse_overrides(start, fields)
+    start = overrides.override(start, changes)
+    sizes = {} if any(f"data.{split}" in changes for split in SPLITS) else suggested.splits(start.data)
     dataset = datasets.load(overrides.override(start.data, sizes))
     suggestion = suggested.suggested(dataset)
     splits = {f"data.{split}": n for split, n in sizes.items()}
-    values = {"data.name": name, **splits, **_existing(start, {**suggestion.values, **_as_written(given)})}
+    values = {"data.name": name, **splits, **_fitting(start, suggestion.values, changes)}
     experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
     trial.resolve(experiment)
     print("trying it with a few steps, evaluation and all ...", flush=True)
@@ -73,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
-    """How many of the user's own rows nothing protects, and the ways out; "" where there are none."""
+    """How many of the user's own rows are public, and the alternatives; "" where there are none."""
     count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""
@@ -83,19 +82,15 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     )
 
 
-def _as_written(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Values as an experiment file has them."""
-    kinds = {f"{path}.kind": overrides.kind(value) for path, value in given.items() if isinstance(value, type)}
-    return kinds | {path: value for path, value in given.items() if not isinstance(value, type)}
-
-
-def _existing(start: Experiment, values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values whose fields the experiment has: another method than the suggested one lacks some."""
-    existing = {}
-    for path, value in values.items():
+def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Suggested values and the user's, as an experiment file has them; without fields that the chosen method lacks."""
+    classes = {f"{path}.kind": overrides.kind(value) for path, value in changes.items() if isinstance(value, type)}
+    plain = {path: value for path, value in changes.items() if not isinstance(value, type)}
+    fitting = {}
+    for path, value in {**suggestion, **classes, **plain}.items():
         field = path.removesuffix(".kind")
         if overrides.has_path(start, field):
             words = list(map(str, value)) if isinstance(value, list | tuple) else [str(value)]
             start = overrides.override(start, {field: overrides.convert(start, field, words)})
-            existing[path] = value
-    return existing
+            fitting[path] = value
+    return fitting

@@ -1,7 +1,7 @@
-"""What a trial has written: a line per round, and how it ended.
+"""Log of a trial: a line per round, and how it ended.
 
-    raydiff logs TRIAL                as far as it has got
-    raydiff logs TRIAL --follow       and go on until it ends
+    raydiff logs TRIAL                so far
+    raydiff logs TRIAL --follow       until it ends
 
 Where a trial failed, its traceback follows. What Ray writes about its processes is in `ray job logs`.
 """
@@ -27,21 +27,19 @@ class Options(StorageOptions):
     """A digest (its first digits suffice), SWEEP/DIGEST, a folder, an MLflow run, or a sweep of one trial."""
     follow: bool = False
     """Wait until the trial has an outcome."""
-    clients: bool = False
-    """Show the numbers of each client too."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Find the trial and print its log."""
     options = parse(Options, argv, __doc__)
     folder = sweep_folder.trial_folder(options.trial, options.storage)
-    for line in lines(folder, follow=options.follow, clients=options.clients):
+    for line in lines(folder, follow=options.follow):
         print(line, flush=True)
     return 0
 
 
-def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Iterator[str]:
-    """The log of the trial in this folder; with `follow`, until it has an outcome."""
+def lines(folder: Path, *, follow: bool = False) -> Iterator[str]:
+    """The log of the trial in this folder, without the clients' numbers; with `follow`, until it has an outcome."""
     yield f"{folder.parents[1].name}/{folder.name}"
     shown: set[int] = set()
     while True:
@@ -52,7 +50,7 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
             shown.add(line["step"])
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["time"]))
             metrics = {k: v for k, v in line.items() if k not in ("step", "time") and not isinstance(v, dict)}
-            yield f"{at} round {line['step'] + 1}: {', '.join(_numbers(metrics, clients))}"
+            yield f"{at} round {line['step'] + 1}: {', '.join(_numbers(metrics))}"
             reasons = rejected.get(line["step"], {})
             yield from (f"  rejected {who}: {reasons[who]}" for who in reasons if who not in ("step", "time"))
         if outcome is not None or not follow:
@@ -64,10 +62,10 @@ def lines(folder: Path, *, follow: bool = False, clients: bool = False) -> Itera
     yield f"{outcome['outcome']}" + (f": {outcome['reason']}" if outcome.get("reason") else "")
     if "says" in outcome:
         yield outcome["says"]
-    yield from (f"  {number}" for number in _numbers(dict(sorted(outcome.get("final", {}).items())), clients))
+    yield from (f"  {number}" for number in _numbers(dict(sorted(outcome.get("final", {}).items()))))
     if outcome["outcome"] == "failed" and (folder / "error.txt").exists():
         yield (folder / "error.txt").read_text().rstrip()
 
 
-def _numbers(metrics: Mapping[str, Any], clients: bool) -> list[str]:
-    return [f"{k} {v:.4g}" for k, v in metrics.items() if clients or not k.startswith("client/")]
+def _numbers(metrics: Mapping[str, Any]) -> list[str]:
+    return [f"{k} {v:.4g}" for k, v in metrics.items() if not k.startswith("client/")]

@@ -2,7 +2,6 @@
 
 raydiff ls                          newest last
 raydiff ls NAME                     its trials: how each ended, its size, what it guarantees
-raydiff ls --storage /mnt/shared/raydiff
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         sweeps = sorted((path.parent for path in options.storage.glob("sweeps/*/sweep.json")), key=changed)
         if not sweeps:
             raise ValueError(f"there are no sweeps in {options.storage}")
-        rows = [(strftime("%Y-%m-%d %H:%M", localtime(changed(s))), s.name, state(s), taken(s)) for s in sweeps]
+        rows = [(strftime("%Y-%m-%d %H:%M", localtime(changed(s))), s.name, state(s), disk_use(s)) for s in sweeps]
     print(*aligned(rows), sep="\n")
     return 0
 
@@ -54,11 +53,11 @@ def trials(sweep: Path) -> list[tuple[str, ...]]:
     if not folders:
         raise ValueError(f"no trial of {sweep.name} has begun")
     experiments = [config.read(folder / "config.json") for folder in folders]
-    named, rows = varying(experiments), list[tuple[str, ...]]()
-    for folder, experiment in zip(folders, experiments, strict=True):
-        outcome = read_outcome(folder) or {"outcome": "not ended"}
-        rows.append((folder.name, named(experiment), outcome["outcome"], taken(folder), outcome.get("says", "")))
-    return rows
+    label, ends = varying(experiments), [read_outcome(folder) or {"outcome": "not ended"} for folder in folders]
+    return [
+        (folder.name, label(experiment), end["outcome"], disk_use(folder), end.get("says", ""))
+        for folder, experiment, end in zip(folders, experiments, ends, strict=True)
+    ]
 
 
 def state(sweep: Path) -> str:
@@ -69,11 +68,11 @@ def state(sweep: Path) -> str:
     return f"{counts} of {max(planned, ended.total())}"
 
 
-def taken(folder: Path) -> str:
-    """The size of its files."""
+def disk_use(folder: Path) -> str:
+    """Size of its files."""
     return size(sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()))
 
 
 def changed(sweep: Path) -> float:
-    """When a file of it was written last, in seconds since 1970."""
+    """Time of the last write to a file of it, in seconds since 1970."""
     return max(path.stat().st_mtime for path in sweep.rglob("*") if path.is_file())

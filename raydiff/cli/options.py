@@ -1,8 +1,7 @@
 """Command-line options: one frozen dataclass a command.
 
-A field is an option: `out` is --out. Its annotation types the value, its default is the option's, and the docstring
-beneath it is the help text. `positional()` marks an argument without a name; a bool is a flag; a tuple takes several
-values.
+A field is an option (`out` is --out) of the annotated type; the docstring beneath it is the help text. `positional()`
+marks an argument without a name; a bool is a flag; a tuple takes several values.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import dataclasses
 import math
 import sys
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -27,7 +26,7 @@ T = TypeVar("T")
 
 
 def positional(default: Any = MISSING) -> Any:
-    """A field that is given without its name; required unless it has a default."""
+    """An argument without a name; required unless it has a default."""
     return dataclasses.field(default=default, metadata={"positional": True})
 
 
@@ -54,8 +53,24 @@ class RunOptions(StorageOptions):
         return open_finished(sweep_folder.trial_folder(self.run, self.storage))
 
 
+def check(options: Any, name: str, ok: bool, wanted: str) -> None:
+    """Raises ValueError, naming the option and what it takes, unless `ok`."""
+    if not ok:
+        raise ValueError(f"--{name.replace('_', '-')} must be {wanted}, got {getattr(options, name)}")
+
+
+def subset(options: Any, cls: type[T], **values: Any) -> T:
+    """The base class `cls` of the options, with their values and these."""
+    return cls(**{f.name: values.get(f.name, getattr(options, f.name)) for f in dataclasses.fields(cls)})  # type: ignore[arg-type]
+
+
+def is_vacant(folder: Path) -> bool:
+    """Whether a folder is missing or empty, so that a command may write there."""
+    return not folder.is_dir() or not any(folder.iterdir())
+
+
 def parse(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
-    """The options that the arguments give; --help prints `doc` and the options, and exits.
+    """The options of a command; --help prints `doc` and the options, and exits.
 
     Raises ValueError naming the option, what it takes, and the nearest name.
     """
@@ -67,65 +82,65 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
     if {"--help", "-h"} & {*argv}:
         print(_help(cls, doc, start), flush=True)
         sys.exit(0)
-    named, unnamed, rest = split(cls, argv)
-    known = [
-        *map(_label, _fields(cls)),
-        *(f"--{path}" for path in (overrides.flat(start) if start is not None else ())),
-    ]
-    for token in rest:
-        option = token.partition("=")[0]
+    options, rest = take(cls, argv)
+    names = [*_labels(cls), *(f"--{path}" for path in (overrides.flat(start) if start is not None else ()))]
+    for option in (token.partition("=")[0] for token in rest if token.startswith("--")):
         path = option[2:].replace("-", "_")
-        if token.startswith("--") and (start is None or not ("." in path or overrides.has_path(start, path))):
-            raise ValueError(f"unknown option {option}{nearest(option, known)}")
-    return build(cls, named, unnamed), rest
+        if start is None or not ("." in path or overrides.has_path(start, path)):
+            raise ValueError(f"unknown option {option}{nearest(option, names)}")
+    return options, rest
 
 
-def split(cls: type[Any], argv: Sequence[str]) -> tuple[dict[str, list[str]], list[str], list[str]]:
-    """(field -> its words, words that belong to no option, options that the class has not, with their words)."""
-    hints, labels = typing.get_type_hints(cls), {_label(f): f.name for f in _fields(cls)}
-    named, unnamed, rest = dict[str, list[str]](), list[str](), list[str]()
-    taking, room = unnamed, math.inf
+def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
+    """(the options, options that the class does not have, with their words).
+
+    Raises ValueError for a value of another type, for one that is missing, and for a word that belongs to no option.
+    """
+    hints, labels = typing.get_type_hints(cls), _labels(cls)
+    words, unnamed, rest = dict[str, list[str]](), list[str](), list[str]()
+    current, room = unnamed, 0.0
     for token in argv:
         option, equals, value = token.partition("=")
-        name = labels.get(option.replace("_", "-"))
+        field = labels.get(option.replace("_", "-"))
         if not token.startswith("--"):
-            if not room:
-                taking, room = unnamed, math.inf
-            taking.append(token)
+            (current if room > 0 else unnamed).append(token)
             room -= 1
-        elif name is None:
+        elif field is None:
             rest.append(token)
-            taking, room = rest, math.inf
+            current, room = rest, math.inf
         else:
-            room = _most_words(hints[name])
-            if room <= 1:  # The last one counts; values of a tuple add up.
-                named[name] = []
-            taking = named.setdefault(name, [])
+            most = _most_words(hints[field.name])
+            if most <= 1:  # The last one counts; values of a tuple add up.
+                words[field.name] = []
+            current, room = words.setdefault(field.name, []), most
             if equals:
-                taking.append(value)
+                current.append(value)
                 room = 0
-    return named, unnamed, rest
+    return _build(cls, words, unnamed), rest
 
 
-def build(cls: type[T], named: Mapping[str, list[str]], unnamed: Sequence[str]) -> T:
-    """The options from their words. Raises ValueError for a value of another type, and for one that is missing."""
-    hints, left, values = typing.get_type_hints(cls), list(unnamed), dict[str, Any]()
-    for f in _fields(cls):
-        words = named.get(f.name)
-        if "positional" in f.metadata:
-            words = [left.pop(0)] if left else None
-        if words is not None:
-            flag = hints[f.name] is bool and not words
-            values[f.name] = overrides.parse_value(hints[f.name], _label(f), ["true"] if flag else words)
+def _build(cls: type[T], words: dict[str, list[str]], unnamed: list[str]) -> T:
+    hints, values = typing.get_type_hints(cls), dict[str, Any]()
+    for label, f in _labels(cls).items():
+        if "positional" in f.metadata and unnamed:
+            words[f.name] = [unnamed.pop(0)]
+        if f.name in words:
+            flag = hints[f.name] is bool and not words[f.name]
+            values[f.name] = overrides.parse_value(hints[f.name], label, ["true"] if flag else words[f.name])
         elif f.default is MISSING:
-            raise ValueError(f"{_label(f)} is missing: {fields.sentences(cls)[f.name]}")
-    if left:
-        raise ValueError(f"unexpected argument {left[0]!r}")
+            raise ValueError(f"{label} is missing: {fields.sentences(cls)[f.name]}")
+    if unnamed:
+        raise ValueError(f"unexpected argument {unnamed[0]!r}")
     return cls(**values)
 
 
-def _fields(cls: type[Any]) -> list[dataclasses.Field[Any]]:
-    return [f for f in dataclasses.fields(cls) if f.init]
+def _labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+    """--name, or NAME of a positional argument -> field."""
+    return {
+        f.name.upper() if "positional" in f.metadata else f"--{f.name.replace('_', '-')}": f
+        for f in dataclasses.fields(cls)
+        if f.init
+    }
 
 
 def _most_words(declared: Any) -> float:
@@ -135,17 +150,13 @@ def _most_words(declared: Any) -> float:
     return math.inf if any(typing.get_origin(o) is tuple for o in overrides.alternatives(declared)) else 1
 
 
-def _label(f: dataclasses.Field[Any]) -> str:
-    return f.name.upper() if "positional" in f.metadata else f"--{f.name.replace('_', '-')}"
-
-
 def _help(cls: type[Any], doc: str | None, start: Any) -> str:
     hints, texts = typing.get_type_hints(cls), fields.sentences(cls)
     entries = [fields.entry("--help", "Show this text.")]
-    for f in sorted(_fields(cls), key=lambda f: "positional" not in f.metadata):
+    for label, f in sorted(_labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
         literals = [o for o in overrides.alternatives(hints[f.name]) if typing.get_origin(o) is Literal]
         allowed = "".join(f"    {overrides.readable(literal)}" for literal in literals)
-        entries.append(fields.entry(f"{_label(f)}{value}{allowed}", texts[f.name]))
+        entries.append(fields.entry(f"{label}{value}{allowed}", texts[f.name]))
     below = [] if start is None else [f"fields, with their values here:\n\n{fields.described(start)}"]
     return "\n\n".join([(doc or "").strip(), "options:\n" + "\n".join(entries), *below])

@@ -10,13 +10,13 @@ Some methods add a picture: for FedDistr on superclasses, latents of the test sp
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from torch import Tensor
 
 from raydiff import seeding
@@ -26,15 +26,13 @@ from raydiff.data import datasets, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
 from raydiff.evaluation import figures
-from raydiff.experiment import overrides, suggested, trial
+from raydiff.experiment import overrides, suggested
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
-from raydiff.formats.tables import aligned
 from raydiff.lookup import Table
 from raydiff.storage import staging
 
-MOST_ROWS = 24
-"""A table with more rows or columns is not printed."""
+MOST_ROWS = 24  # of a table that is printed, and most columns
 MORE_PICTURES: Table[Callable[[Any, Dataset, Path], str]] = Table(
     {"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"}
 )
@@ -50,23 +48,25 @@ class Options:
 def main(argv: Sequence[str]) -> int:
     """Load the data, print its tables, draw its pictures."""
     name, rest = arguments.first(argv, "digits")
-    start: Experiment = PRESETS[name if name in PRESETS else "digits"]().experiment
-    if name not in PRESETS:
-        start = dataclasses.replace(start, data=Data(name=name))
+    is_preset = name in PRESETS
+    start: Experiment = PRESETS[name if is_preset else "digits"]().experiment
+    if not is_preset:
+        start = replace(start, data=Data(name=name))
     options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, start)
-    given = overrides.parse_overrides(start, fields)
-    experiment: Experiment = overrides.override(start, given)
-    if name not in PRESETS and not any(f"data.{split}" in given for split in SPLITS):
-        experiment = dataclasses.replace(
-            experiment, data=overrides.override(experiment.data, suggested.splits(experiment.data))
-        )
-    method = experiment.method
-    clips = hasattr(method, "center") and (name in PRESETS or "method.clip" in given)  # Else it is yet to be chosen.
-    clip, center = getattr(method, "clip", None) if clips else None, bool(getattr(method, "center", False))
-    dataset = datasets.load(experiment.data)
+    changes = overrides.parse_overrides(start, fields)
+    experiment: Experiment = overrides.override(start, changes)
+    if not is_preset and not any(f"data.{split}" in changes for split in SPLITS):
+        sizes = {f"data.{split}": size for split, size in suggested.splits(experiment.data).items()}
+        experiment = overrides.override(experiment, sizes)
+    method, dataset = experiment.method, datasets.load(experiment.data)
     if dataset.mapping is not None:
         raise ValueError(f"data set {dataset.name!r} is a table: a preview shows pictures")
-    public, counts = dataset.splits["public"], _counts(experiment, dataset)
+    has_clip = hasattr(method, "center") and (is_preset or "method.clip" in changes)  # Else it is yet to be chosen.
+    clip, center = getattr(method, "clip", None) if has_clip else None, bool(getattr(method, "center", False))
+    public, train = dataset.splits["public"], dataset.splits["train"]
+    rng = seeding.generator(experiment.seed, "partition")
+    parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
+    counts = partition.counts(train, parts, len(dataset.base_names))
     norms = overview.norms(public, center=center) if len(public) else None
     print(_source(dataset), _labels(dataset), _norms(norms, clip), _clients(dataset, counts), sep="\n\n")
     folder = options.out or staging.root(experiment.runtime.storage) / "previews" / Path(name).absolute().name
@@ -74,23 +74,11 @@ def main(argv: Sequence[str]) -> int:
     if norms is not None:
         overview.draw_pictures(public, dataset.label_names[0], folder / "pictures.png")
         overview.draw_norms(norms, folder / "norms.png", clip=clip)
-    if counts is not None:
-        figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
+    figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
     if (draw := MORE_PICTURES.get(type(method).__name__)) and dataset.splits["test"].base is not None:
         print(f"\n{draw(method, dataset, folder / 'latents.png')}")
-    print(f"\npictures in {folder}\n{_next(name, fields, experiment)}")
+    print(f"\npictures in {folder}\nnext: raydiff {'run' if is_preset else 'init'} {shlex.join([name, *fields])}")
     return 0
-
-
-def _counts(experiment: Experiment, dataset: Dataset) -> Tensor | None:
-    """(clients, classes): training records of each client; None where the partition fails, for which `_next` has the
-    reason."""
-    rng, train = seeding.generator(experiment.seed, "partition"), dataset.splits["train"]
-    try:
-        parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
-    except ValueError:
-        return None
-    return partition.counts(train, parts, len(dataset.base_names))
 
 
 def _source(dataset: Dataset) -> str:
@@ -100,48 +88,31 @@ def _source(dataset: Dataset) -> str:
 
 
 def _labels(dataset: Dataset) -> str:
-    """For each label column a table: records of each value in each split."""
+    """A table for each label column: records by value and split."""
     blocks = []
     for k, (column, names) in enumerate(zip(dataset.label_columns, dataset.label_names, strict=True)):
-        counts = [dataset.splits[split].labels[:, k].bincount(minlength=len(names)).tolist() for split in SPLITS]
-        rows = [[name, *map(str, row)] for name, row in zip(names, zip(*counts, strict=True), strict=True)]
+        counts = {split: dataset.splits[split].labels[:, k].bincount(minlength=len(names)) for split in SPLITS}
         role = "a condition" if k else "the class"
-        blocks.append(_table(f"label column {column} ({role}): {len(names)} values", ["", *SPLITS], rows))
+        blocks.append(_table(f"label column {column} ({role}): {len(names)} values", pd.DataFrame(counts, index=names)))
     return "\n".join(blocks)
 
 
 def _norms(norms: overview.Norms | None, clip: float | None) -> str:
+    """Clips by the L2 norms of the flattened public pictures; norms.png has their distribution."""
     if norms is None:
-        return "norms: none, since there is no public split (data.public is 0), and private records have none to give"
-    title = f"L2 norms of the {len(norms.plain)} public pictures, flattened, on [-1, 1]; of private ones, nothing"
-    series = (("as they are", norms.plain), ("less the public mean", norms.centred))
-    rows = [[name, *(f"{v:.2f}" for v in overview.quantiles(values))] for name, values in series]
-    lines = [_table(title, ["", "min", "5 %", "25 %", "median", "75 %", "95 %", "max"], rows)]
+        return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
     centered = "" if norms.center else f"; {norms.centred.quantile(0.5):.2f} with --method.center true"
-    lines.append(f"suggested clip: {norms.suggested_clip:.2f}, the public median{centered}")
-    if clip is not None:
-        lines.append(f"clip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
-    return "\n".join(lines)
+    about = f"the median norm of the {len(norms.plain)} public pictures{centered}"
+    text = f"suggested clip: {norms.suggested_clip:.2f}, {about}"
+    return text + ("" if clip is None else f"\nclip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
 
 
-def _clients(dataset: Dataset, counts: Tensor | None) -> str:
-    if counts is None:
-        return "partition: none, see below"
+def _clients(dataset: Dataset, counts: Tensor) -> str:
     title = f"partition: training records of {len(counts)} clients by class (seed and partition as in the trial)"
-    rows = [[f"client {m}", *map(str, row), str(sum(row))] for m, row in enumerate(counts.tolist())]
-    return _table(title, ["", *dataset.base_names, "all"], rows)
+    clients = [f"client {m}" for m in range(len(counts))]
+    frame = pd.DataFrame(counts.numpy(), index=clients, columns=dataset.base_names)
+    return _table(title, frame.assign(all=frame.sum(axis=1)))
 
 
-def _table(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    if max(len(header), len(rows)) > MOST_ROWS:
-        return f"{title}: too large to print"
-    return "\n".join([title, *(f"  {line}" for line in aligned([header, *rows], words=1))])
-
-
-def _next(name: str, fields: Sequence[str], experiment: Experiment) -> str:
-    """The next command, or why a trial would be refused."""
-    try:
-        trial.resolve(experiment)
-    except ValueError as e:
-        return f"raydiff run would refuse it: {e}"
-    return f"train on it: raydiff {'run' if name in PRESETS else 'init'} {shlex.join([name, *fields])}"
+def _table(title: str, frame: pd.DataFrame) -> str:
+    return f"{title}: too large to print" if max(frame.shape) > MOST_ROWS else f"{title}\n{frame.to_string()}"

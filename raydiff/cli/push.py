@@ -1,4 +1,4 @@
-"""Upload what `raydiff generate` made to the Hugging Face hub, as a data set with a card.
+"""Upload samples of `raydiff generate` to the Hugging Face hub, as a data set with a card.
 
     raydiff push FOLDER hub:owner/name            says what would leave, and under which privacy; nothing is uploaded
     raydiff push FOLDER hub:owner/name --yes      uploads it, for yourself alone; with --public for everybody
@@ -24,13 +24,13 @@ from raydiff.storage.atomic_files import write_text
 @dataclass(frozen=True, kw_only=True)
 class Options:
     folder: Path = positional()
-    """What raydiff generate wrote."""
+    """Folder that raydiff generate wrote."""
     name: str = positional()
     """hub:owner/name."""
     yes: bool = False
     """Upload it."""
     public: bool = False
-    """For everybody to see, not for the owner alone."""
+    """Visible to everybody, not only to the owner."""
     without_guarantee: bool = False
     """Also where no epsilon covers the records, such as for samples of a client's own model."""
 
@@ -40,12 +40,12 @@ def main(argv: Sequence[str]) -> int:
     options = parse(Options, argv, __doc__)
     folder, repository = options.folder, hub.repository(options.name)
     if not (folder / "card.json").exists():
-        raise ValueError(f"{folder} has no card.json: it is not what raydiff generate wrote")
+        raise ValueError(f"{folder} has no card.json: raydiff generate did not write it")
     card = read_json(folder / "card.json", needs="privacy")
     files = sorted(path.name for path in folder.iterdir() if path.name != "README.md")
-    written = ("card.json", rows_file.FILE)
-    if unknown := [name for name in files if not name.startswith("train-") and name not in written]:
-        raise ValueError(f"{folder} holds {unknown[0]}, which raydiff generate did not write: take it away")
+    unknown = [name for name in files if not (name.startswith("train-") or name in ("card.json", rows_file.FILE))]
+    if unknown:
+        raise ValueError(f"{folder} holds {unknown[0]}, which raydiff generate did not write: remove it")
     print(f"{', '.join(files)}: {card['rows']} samples\nprivacy: {card['privacy']}\ncovers: {card['covers']}")
     epsilon = float((card.get("guarantee") or {"epsilon": math.inf})["epsilon"])
     if not (epsilon < math.inf or options.without_guarantee):
@@ -60,18 +60,18 @@ def main(argv: Sequence[str]) -> int:
 
 def readme(repository: str, card: dict[str, Any]) -> str:
     """The hub's page: the card in sentences."""
-    made, chosen = card["made_by"], card["chosen"]
-    spent = "; ".join(chosen["spent_together"])
+    made_by, chosen = card["made_by"], card["chosen"]
+    composed = "; ".join(chosen["spent_together"])
     return f"""---
 tags: [synthetic, raydiff]
 ---
 # {repository}
 
-{card["rows"]} synthetic records: {card["about"]}. Made by raydiff {made["raydiff"]} ({card["method"]["kind"]}).
+{card["rows"]} synthetic records: {card["about"]}. Made by raydiff {made_by["raydiff"]} ({card["method"]["kind"]}).
 
 **Privacy: {card["privacy"]}.** What it covers: {card["covers"]}. Labels: {card["labels"]}.
 
-Chosen from {chosen["from_trials"]} trials of one sweep: {chosen["says"]}. Against the server, {spent}.
+Chosen from {chosen["from_trials"]} trials of one sweep: {chosen["says"]}. Against the server, {composed}.
 
 `card.json` has the method's settings, the seed and the guarantee in numbers.
 """

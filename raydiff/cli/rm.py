@@ -1,8 +1,7 @@
 """Remove the files of a sweep or run: models, samples, ledgers, its secret.
 
-    raydiff rm NAME                     says what would be lost; nothing is removed
-    raydiff rm NAME --yes
-    raydiff rm NAME --cache             files that are made again when needed: feature networks, shadow models
+    raydiff rm NAME                     prints what would be lost; --yes removes it
+    raydiff rm NAME --cache             only what can be recomputed: feature networks, shadow models
 
 A sweep that is running is refused; runs in MLflow stay. Removal takes back nothing that was sent.
 """
@@ -19,8 +18,8 @@ from raydiff.formats.tables import size
 from raydiff.results.spent import composed
 from raydiff.storage.lease import held
 
-REMADE = ("cnn-*", "shadow*")
-"""Cached files that any command trains again where they are missing; not the clients' models, which are sampled."""
+RECOMPUTED = ("cnn-*", "shadow*")
+"""Cached files that any command trains again; not the clients' models, which are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,7 @@ class Options(StorageOptions):
     name: str = positional()
     """The sweep or run, as raydiff ls shows it."""
     cache: bool = False
-    """Remove only files that are made again when needed."""
+    """Remove only files that can be recomputed."""
     yes: bool = False
     """Remove the files."""
 
@@ -39,12 +38,12 @@ def main(argv: Sequence[str]) -> int:
     folder = ls.sweep_named(options.storage, options.name)
     with held(folder):
         if options.cache:
-            files = [path for kind in REMADE for path in (folder / "cache").glob(kind)]
+            files = [path for pattern in RECOMPUTED for path in (folder / "cache").glob(pattern)]
             print(f"{folder / 'cache'}: {len(files)} files, {size(sum(path.stat().st_size for path in files))}")
+            for path in files if options.yes else []:
+                path.unlink()
         else:
-            print(f"{folder}: {ls.state(folder)}, {ls.taken(folder)}\n{composed(folder)}")
-        for path in files if options.cache and options.yes else []:
-            path.unlink()
+            print(f"{folder}: {ls.state(folder)}, {ls.disk_use(folder)}\n{composed(folder)}")
     if options.yes and not options.cache:
         shutil.rmtree(folder)
     print("removed; runs in MLflow stay" if options.yes else "nothing was removed: --yes does")

@@ -2,13 +2,9 @@
 
 raydiff sweep                                         the main job: embedded data, local Ray, local MLflow
 raydiff sweep digits --grid method.epsilon=1,5 seed=0,1,2    these axes in place of the preset's
-raydiff sweep digits --model unet --clients 8 --partition dirichlet
 raydiff sweep reproduce --paper pfdm --scale cpu      a paper's tables; raydiff claims compares them with it
 raydiff sweep digits --search random --sample method.clip=uniform:3,8 --samples 20
-raydiff sweep digits --grid seed=0,1,2 --dry-run      trials, slots, GPUs and CPUs, and about how long
-raydiff sweep digits --name mine --resume             start, or continue
-raydiff sweep digits --name mine --resume --extend --grid AXES    the old axes with more values, the same sweep
-ray job submit --working-dir . -- python jobs/sweep.py mnist --name mine --resume    on a cluster
+ray job submit --working-dir . -- python jobs/sweep.py mnist --name mine --resume    on a cluster: start, or continue
 """
 
 from __future__ import annotations
@@ -38,8 +34,8 @@ class Options(arguments.ExperimentOptions):
     search: Literal["grid", "random", "optuna", "asha"] = "grid"
     """How trials are chosen."""
     metric: tuple[str, ...] = ()
-    """What is best, and what Optuna and ASHA search for (default: eval/fd_cnn/all, kd_cnn or utility_loss); the others
-    are weighed against it by Optuna: privacy/epsilon_server, comm/bytes_up."""
+    """Objective (default: eval/fd_cnn/all, kd_cnn or utility_loss), and further ones of Optuna: privacy/epsilon_server,
+    comm/bytes_up."""
     no_baselines: bool = False
     """Leave out the arms that the preset compares with."""
     max_concurrent: int | None = None
@@ -47,16 +43,15 @@ class Options(arguments.ExperimentOptions):
     time_budget: float | None = None
     """Seconds after which no trial goes on."""
     on_error: Literal["continue", "stop"] = "continue"
-    """What a failed trial does to the sweep."""
+    """Whether a failed trial ends the sweep."""
     log_samplers: bool = False
     """Log every trial's sampler to MLflow, with its weights."""
     dry_run: bool = False
-    """Print what the sweep would need and about how long it would take; keep nothing."""
+    """Print resources and an estimate of the time; write nothing."""
     extend: bool = False
     """With --resume: the grid may have grown."""
     retry: Literal["failed"] | None = None
-    """With --resume: run only the failed trials again, after GPU memory ran out on twice the slice, then on four
-    times."""
+    """With --resume: run only the failed trials; those out of GPU memory on twice the slice, then on four times."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -94,12 +89,12 @@ def planned(preset: str, study: Study, options: Options, fields: Sequence[str]) 
     from raydiff.runtime import sweep_folder
     from raydiff.runtime.plan import Asked, plan
 
-    given = arguments.overrides(study.experiment, fields)
-    base = overrides.override(study.experiment, given)
+    changes = arguments.overrides(study.experiment, fields)
+    base = overrides.override(study.experiment, changes)
     if options.log_samplers and base.evaluation is None:
         raise ValueError("--log-samplers uploads the clients' own models, which --protocol-only keeps with them")
     asked = Asked(
-        given=given,
+        given=changes,
         grid=None if options.grid is None else arguments.axes(base, options.grid),
         baselines=not options.no_baselines,
         search=options.search,
@@ -117,7 +112,7 @@ def planned(preset: str, study: Study, options: Options, fields: Sequence[str]) 
 
 
 def _dry_run(plan: Planned) -> int:
-    """Print the resources and the time that the sweep would take, without starting Ray or keeping files."""
+    """Print the resources and the time that the sweep would take, without starting Ray or writing files."""
     import torch
 
     from raydiff.runtime import estimate, tuner
@@ -125,22 +120,19 @@ def _dry_run(plan: Planned) -> int:
     from raydiff.runtime.eta import RemainingTime, duration
     from raydiff.runtime.slots import fitting, say, total_of
 
-    print(f"{plan.total} trials" + (f", {plan.suggested} of them Optuna's" if plan.suggested else ""))
     trials = [*plan.trials, *[plan.base] * plan.suggested]
     with cluster(only_join=True) as nodes:
         slot = tuner.slot_of(plan, nodes)
         slots = min(fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
-        print(f"a trial: {slot.workers} worker(s), {say(slot.total)}")
-        print(f"needed: {say({k: slots * v for k, v in slot.total.items()})}, for {slots} trial(s) side by side")
+        print(f"{len(trials)} trials, {slots} concurrently: each {slot.workers} worker(s), {say(slot.total)}")
         print(f"available: {say(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
     if "GPU" in slot.total and not torch.cuda.is_available():
         print("no time estimate: the trials use a GPU, and this machine has none")
         return 0
-    left = RemainingTime()
+    remaining = RemainingTime()
     for experiment in {type(e.method): e for e in sorted(trials, key=lambda e: -e.clients)}.values():
         bare = {"evaluation": None, "newcomers": None, "runtime.workers": slot.workers}
-        left.add(experiment, seconds := estimate.seconds(overrides.override(experiment, bare)))
-        print(f"{type(experiment.method).__name__}, {experiment.clients} clients: {duration(seconds)}", flush=True)
-    total = left.seconds(trials, [], slots=slots)
-    print(f"about {duration(total or 0.0)} for all rounds; evaluation and the start of processes come on top")
+        remaining.add(experiment, estimate.seconds(overrides.override(experiment, bare)))
+    total_s = remaining.seconds(trials, [], slots=slots)
+    print(f"about {duration(total_s or 0.0)} for all rounds; evaluation and the start of processes come on top")
     return 0

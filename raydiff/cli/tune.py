@@ -1,4 +1,4 @@
-"""Choose the settings of a preset's arms alike: on the validation split, with one budget, and with seeds of their own.
+"""Choose the settings of every arm of a preset alike: on the validation split, with equally many trials.
 
     raydiff tune feddistr-digits --trials 8 --seeds 10,11          on Ray, like a sweep
     raydiff tune digits --trials 8 --runtime.pool local --name mine --resume    in this process; continue
@@ -10,12 +10,13 @@ which is the default folder, they change the preset's settings from then on.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from raydiff.cli import arguments
-from raydiff.cli.options import parse_known
+from raydiff.cli.options import check, parse_known
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.experiment import overrides, tuning
 from raydiff.experiment.study import Study
@@ -24,11 +25,11 @@ from raydiff.experiment.study import Study
 @dataclass(frozen=True, kw_only=True)
 class Options(arguments.ExperimentOptions):
     trials: int = 8
-    """Settings that are tried of each arm."""
+    """Settings to try for each arm."""
     seeds: tuple[int, ...] = (10, 11)
     """Seeds of each setting's runs."""
     metric: str | None = None
-    """What is best (default: as in raydiff sweep)."""
+    """Objective (default: as in raydiff sweep)."""
     out: Path = tuning.FOLDER
     """Folder to write."""
 
@@ -37,7 +38,8 @@ def main(argv: Sequence[str]) -> int:
     """Draw, run, choose, write."""
     preset, study, rest = arguments.preset(argv)
     options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, study.experiment)
-    _check_seeds(options.seeds, study)
+    reported = study.grid.get("seed", (study.experiment.seed,))
+    check(options, "seeds", not {*options.seeds} & {*reported}, f"apart from those that are reported {reported}")
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import Asked, plan
@@ -53,15 +55,15 @@ def main(argv: Sequence[str]) -> int:
     asked = Asked(metric=metric, experiment=options.experiment)
     planned = plan(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)
     sweep_folder.check_writable(options.out, "--out")
-    begun = options.resume and (planned.folder / "sweep.json").exists()
-    ended = launch.start(planned, resume=options.resume, extend=begun, report=SUMMARY)
+    exists = options.resume and (planned.folder / "sweep.json").exists()
+    ended = launch.start(planned, resume=options.resume, extend=exists, report=SUMMARY)
     if ended.interrupted:
         print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
         return ended.code
     rows = tuning.table(candidates, planned.trials, ended.folder, metric)
     chosen = tuning.chosen(candidates, rows, lower_is_better=lower)
     search = {
-        "command": _command(preset, options, fields),
+        "command": shlex.join(["raydiff", "tune", *argv]),
         "metric": metric,
         "split": "validation",
         "seeds": options.seeds,
@@ -75,22 +77,3 @@ def main(argv: Sequence[str]) -> int:
         print(f"{method}: {shown} ({metric} {means[method]:.4g})")
     print(f"files: {path}, {path.with_suffix('.csv')}")
     return ended.code
-
-
-def _command(preset: str, options: Options, fields: Sequence[str]) -> str:
-    """The command that makes the same choice, without the options of where it ran."""
-    words = ["raydiff tune", preset, "--trials", str(options.trials), "--seeds", ",".join(map(str, options.seeds))]
-    words += ["--metric", options.metric] if options.metric else []
-    skipped = False
-    for word in fields:
-        skipped = word.startswith("--runtime.") or (skipped and not word.startswith("--"))
-        words += [] if skipped else [word]
-    return " ".join(words)
-
-
-def _check_seeds(seeds: Sequence[int], study: Study) -> None:
-    """Raises ValueError where the preset reports one of them."""
-    reported = study.grid.get("seed", (study.experiment.seed,))
-    if both := sorted({*seeds} & {*reported}):
-        listed = ", ".join(map(str, reported))
-        raise ValueError(f"--seeds must be apart from those that are reported ({listed}), got {both[0]}")

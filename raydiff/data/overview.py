@@ -16,7 +16,6 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.formats.plots import panels
 
-QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
 CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
 
 
@@ -50,11 +49,6 @@ def norms(public: Records, *, center: bool = False) -> Norms:
     """The norms of the public records, of which there must be at least one."""
     flat = public.images.flatten(1)
     return Norms(flat.norm(dim=1).sort().values, (flat - flat.mean(0)).norm(dim=1).sort().values, center)
-
-
-def quantiles(values: Tensor) -> list[float]:
-    """`values` (N,) at the `QUANTILES`."""
-    return [float(v) for v in torch.quantile(values.double(), torch.tensor(QUANTILES, dtype=torch.float64))]
 
 
 def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:

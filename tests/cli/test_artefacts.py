@@ -3,7 +3,8 @@ that carries an epsilon tells of it."""
 
 from __future__ import annotations
 
-import csv
+import contextlib
+import io
 import random
 import re
 import shutil
@@ -24,8 +25,8 @@ from raydiff.report import page
 from raydiff.tracking import mlflow_store, writer
 
 CANARY = {"income": "987654.25", "job": "lighthouse keeper", "diagnosis": "hiv"}
-TOLD = re.compile(r"987654|lighthouse|\bhiv\b")
-GIVEN = "--data.train 120 --data.public 60 --data.validation 0 --data.calibration 0 --data.test 10 --clients 2"
+VALUES = re.compile(r"987654|lighthouse|\bhiv\b")
+SPLITS = "--data.train 120 --data.public 60 --data.validation 0 --data.calibration 0 --data.test 10 --clients 2"
 TRAINING = "--partition iid --method.local.steps 2 --method.local.batch 8 --method.model.steps 4"
 METHODS = {
     "dpsgd": "--method dpsgd --method.epsilon 1 --method.rounds 1",
@@ -36,31 +37,22 @@ METHODS = {
 def table(path: Path) -> None:
     """190 rows and, in the place of one that is not public, the canary."""
     draw = random.Random(0)
-    rows = [
-        {
-            "income": f"{draw.randint(20, 90)}000",
-            "job": draw.choice(["teacher", "nurse"]),
-            "diagnosis": draw.choice(["flu", "cold"]),
-        }
-        for _ in range(190)
-    ]
-    with path.open("w", newline="") as f:
-        writer = csv.DictWriter(f, list(CANARY))
-        writer.writeheader()
-        writer.writerows(rows)
+    columns = {
+        "income": [f"{draw.randint(20, 90)}000" for _ in range(190)],
+        "job": [draw.choice(["teacher", "nurse"]) for _ in range(190)],
+        "diagnosis": [draw.choice(["flu", "cold"]) for _ in range(190)],
+    }
+    frame = pd.DataFrame(columns, dtype=str)
+    frame.to_csv(path, index=False)
     public = set(datasets.load(data_of(path)).splits["public"].numbers.tolist())
-    rows[next(i for i in range(190) if i not in public)] = CANARY
-    with path.open("w", newline="") as f:
-        writer = csv.DictWriter(f, list(CANARY))
-        writer.writeheader()
-        writer.writerows(rows)
+    frame.loc[next(i for i in range(190) if i not in public)] = CANARY
+    frame.to_csv(path, index=False)
     datasets._load.cache_clear()
 
 
 def data_of(path: Path) -> datasets.Data:
-    return datasets.Data(
-        name=str(path), labels=("diagnosis",), train=120, public=60, validation=0, calibration=0, test=10
-    )
+    few = {"train": 120, "public": 60, "validation": 0, "calibration": 0, "test": 10}
+    return datasets.Data(name=str(path), labels=("diagnosis",), **few)
 
 
 def texts(folder: Path) -> Iterator[tuple[str, str]]:
@@ -84,61 +76,44 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
     (at / "out").mkdir()
     shutil.copy(migrated, at / "out" / "mlflow.db")
     table(at / "people.csv")
-    with pytest.MonkeyPatch.context() as patch:
+    data = f"--data.name {at}/people.csv --data.labels diagnosis {SPLITS} --runtime.storage {at}/s"
+    model = "--method.model discretediffusion --protocol-only --runtime.pool local --name it"
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
         patch.setattr(writer, "PERIOD_S", 0.01)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{at}/out/mlflow.db")
         patch.chdir(at)
-        data = f"--data.name {at}/people.csv --data.labels diagnosis {GIVEN} --runtime.storage {at}/s"
-        method = METHODS[request.param]
-        begun = f"digits {method} --method.model discretediffusion --protocol-only --runtime.pool local --name it"
-        said = Said()
-        patch.setattr("sys.stdout", said)
-        assert run.main([*begun.split(), *data.split(), *TRAINING.split()]) == 0
+        assert run.main(f"digits {METHODS[request.param]} {model} {data} {TRAINING}".split()) == 0
         (folder,) = (at / "s" / "sweeps" / "it" / "trials").iterdir()
-        shown = ["--num", "400", "--source", "global", "--storage", f"{at}/s", "--out", f"{at}/out/samples"]
-        assert generate.main([folder.name, *shown]) == 0
+        samples = f"--num 400 --source global --storage {at}/s --out {at}/out/samples"
+        assert generate.main([folder.name, *samples.split()]) == 0
         page.main([str(folder.parents[1]), "--out", str(at / "out" / "report")])
     if (artifacts := at / "s" / mlflow_store.ARTIFACTS).exists():
         shutil.copytree(artifacts, at / "out" / "artifacts")
-    yield [("the log", said.text.replace(str(at), "")), *texts(at / "out")], folder
-
-
-class Said:
-    """A standard output that is kept."""
-
-    def __init__(self) -> None:
-        self.text = ""
-
-    def write(self, text: str) -> int:
-        self.text += text
-        return len(text)
-
-    def flush(self) -> None:
-        """Nothing is held back."""
+    yield [("the log", stdout.getvalue().replace(str(at), "")), *texts(at / "out")], folder
 
 
 def test_the_canary_is_among_the_private_records(published: Any) -> None:
     """Else what follows would show nothing."""
     _, folder = published
     text = (folder.parents[4] / "people.csv").read_text()
-    assert len(TOLD.findall(text)) == 3
+    assert len(VALUES.findall(text)) == 3
     assert read_json(folder / "outcome.json")["server"]["epsilon"] < 1e6
 
 
 def test_no_artefact_tells_of_the_canary(published: Any) -> None:
     """Neither its values nor its label."""
-    found, _ = published
-    assert len(found) > 10
-    assert [(where, TOLD.findall(text)) for where, text in found if TOLD.search(text)] == []
+    artefacts, _ = published
+    assert len(artefacts) > 10
+    assert [(where, VALUES.findall(text)) for where, text in artefacts if VALUES.search(text)] == []
 
 
 def test_no_artefact_has_a_digest_that_records_are_found_by(published: Any) -> None:
     """Nothing in them is what somebody can compute who guesses the records."""
-    found, folder = published
+    artefacts, folder = published
     experiment = config.read(folder / "config.json")
     dataset = datasets.load(experiment.data)
     guesses = {dataset.digest}
     for records in dataset.splits.values():
         guesses |= {tree.digest(records.leaves), *(tree.digest({"x": row}) for row in records.images)}
-    held = [(where, guess) for where, text in found for guess in guesses if guess[:12] in text]
+    held = [(where, guess) for where, text in artefacts for guess in guesses if guess[:12] in text]
     assert held == []

@@ -9,8 +9,7 @@ import os
 import re
 import shutil
 import stat
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,142 +28,115 @@ from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.plan import Planned
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.checkpoint import Store
+from raydiff.storage.lease import held
 
-ROOT = Path(__file__).resolve().parents[2]
 SECRET = b"the noise secret"
 
-CASES = {
-    "epsilon zero": ("--epsilon 0", "epsilon must be .*, got 0"),
-    "budget": ("--epsilon 0.0001", "epsilon 0.0001 .*the smallest reachable .* is 0.2"),
-    "clip": ("--method.clip -1", "clip must be a positive number, got -1"),
-    "t0": ("--method.t0 101", r"t0 must be in 1\.\.100 .*, got 101"),
-    "preset": ("digit", "unknown preset 'digit'.*did you mean digits"),
-    "data": ("--data.name digitz", "digitz.*did you mean '?digits"),
-    "no records": ("--clients 2000 --partition iid", "client .*no record"),
-    "unet size": ("--model unet --method.model.network.widths 8 16 32 64 128", "divisible by 16, got 8x8"),
-    "no calibration": ("--data.calibration 0", "split calibration"),
-    "dimension": ("--evaluation.dim 40", "evaluation.dim must be at most n/5"),
-    "secret": ("--runtime.noise-secret " + "ab" * 16, "must not be where others can read it: set RAYDIFF_NOISE_SECRET"),
-    "nothing to resume": ("--resume", "give its --name"),
-    "no latent model": (
-        "--method feddistr",
-        r"model\.path names no latent diffusion model.*raydiff pretrain makes one",
-    ),
-    "superclasses": ("--data.superclasses pears", "pears.*did you mean '?pairs"),
-    "entangled": ("--partition entangled --clients 3", "a number that divides that of the base distributions, got 3"),
-    "stray": ("digits oops", "unexpected argument 'oops'"),
+REFUSED_BY_RUN = {
+    "--epsilon 0": "epsilon must be .*, got 0",
+    "--epsilon 0.0001": "epsilon 0.0001 .*the smallest reachable .* is 0.2",
+    "--method.clip -1": "clip must be a positive number, got -1",
+    "--method.t0 101": r"t0 must be in 1\.\.100 .*, got 101",
+    "digit": "unknown preset 'digit'.*did you mean digits",
+    "--data.name digitz": "digitz.*did you mean '?digits",
+    "--clients 2000 --partition iid": "client .*no record",
+    "--model unet --method.model.network.widths 8 16 32 64 128": "divisible by 16, got 8x8",
+    "--data.calibration 0": "split calibration",
+    "--evaluation.dim 40": "evaluation.dim must be at most n/5",
+    "--runtime.noise-secret abab": "must not be where others can read it: set RAYDIFF_NOISE_SECRET",
+    "--resume": "give its --name",
+    "--method feddistr": r"model\.path names no latent diffusion model.*raydiff pretrain makes one",
+    "--data.superclasses pears": "pears.*did you mean '?pairs",
+    "--partition entangled --clients 3": "a number that divides that of the base distributions, got 3",
+    "digits oops": "unexpected argument 'oops'",
 }
-SWEEP_ONLY = {
-    "metric": ("--metric eval/fd_cnn/al", "unknown metric 'eval/fd_cnn/al'; did you mean eval/fd_cnn/all"),
-    "axis": ("--grid method.epsilon", "an axis looks like"),
-    "axis value": ("--grid clients=2,x", "--clients must be an integer, got 'x'"),
-    "sample": ("--search random --sample method.clip=normal:1,2", "a sampled field looks like"),
-    "range": ("--search random --sample method.clip=uniform:5,2", "must go upwards"),
-    "sampled integers": ("--search random --sample clients=uniform:2,5", "clients takes integers"),
-    "sampled none": ("--search random --sample method.epsilon=uniform:none,5", "uniform needs two numbers"),
-    "time budget": ("--time-budget -5", "--time-budget must be positive, got -5"),
-    "concurrency": ("--max-concurrent 0", "--max-concurrent must be positive, got 0"),
-    "blind search": ("--search asha --protocol-only", "needs the evaluation"),
-    "samplers of clients": ("--log-samplers --protocol-only", "which --protocol-only keeps with them"),
-    "validated metric": ("--search asha --metric eval/fd_cnn/minor", "needs a metric over all classes"),
-    "name": ("--name it's", "--name must be letters"),
-    "no sample": ("--search optuna", "needs --sample"),
-    "second metric": ("--metric eval/fd_cnn/all --metric privacy/epsilon_server", "needs --search optuna"),
-    "unknown cost": (
-        "--search optuna --sample method.clip=uniform:3,7 --metric eval/fd_cnn/all --metric privacy/epsilon",
-        "must be one of privacy/epsilon_server, .*, got 'privacy/epsilon'; did you mean privacy/epsilon_server",
-    ),
-    "retry of nothing": (
-        "--retry failed --name x",
-        "--retry is for a sweep that exists",
-    ),
-    "extension of nothing": ("--extend --name x", "--extend is for a sweep that exists"),
-    "both": ("--extend --retry failed --resume --name x", "give one of them"),
+CLIP_SEARCH = "--search optuna --sample method.clip=uniform:3,7"
+REFUSED_BY_SWEEP = {
+    "--metric eval/fd_cnn/al": "unknown metric 'eval/fd_cnn/al'; did you mean eval/fd_cnn/all",
+    "--grid method.epsilon": "an axis looks like",
+    "--grid clients=2,x": "--clients must be an integer, got 'x'",
+    "--search random --sample method.clip=normal:1,2": "a sampled field looks like",
+    "--search random --sample method.clip=uniform:5,2": "the range of method.clip must go upwards",
+    "--search random --sample method.clip=loguniform:0,2": "loguniform from a positive number",
+    "--search random --sample clients=uniform:2,5": "clients takes integers",
+    "--search random --sample method.epsilon=uniform:none,5": "uniform needs two numbers",
+    "--time-budget -5": "--time-budget must be positive, got -5",
+    "--max-concurrent 0": "--max-concurrent must be positive, got 0",
+    "--search asha --protocol-only": "needs the evaluation",
+    "--log-samplers --protocol-only": "which --protocol-only keeps with them",
+    "--search asha --metric eval/fd_cnn/minor": "needs a metric over all classes",
+    "--name it's": "--name must be letters",
+    "--search optuna": "needs --sample",
+    "--metric eval/fd_cnn/all --metric privacy/epsilon_server": "needs --search optuna",
+    f"{CLIP_SEARCH} --metric eval/fd_cnn/all --metric privacy/epsilon": "did you mean privacy/epsilon_server",
+    "--retry failed --name x": "--retry is for a sweep that exists",
+    "--extend --name x": "--extend is for a sweep that exists",
+    "--extend --retry failed --resume --name x": "give one of them",
 }
+Command = Callable[..., tuple[int, str, str]]
 
 
-def refused(main, given: str, storage: Path) -> str:
-    with pytest.raises(ValueError) as e:
-        main([*given.split(), "--runtime.storage", str(storage)])
-    assert "\n" not in str(e.value)
-    assert not storage.exists()
-    return str(e.value)
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [("run", *case) for case in REFUSED_BY_RUN.items()] + [("sweep", *case) for case in REFUSED_BY_SWEEP.items()],
+)
+def test_refused_in_one_sentence(name: str, arguments: str, message: str, command: Command, tmp_path: Path) -> None:
+    code, out, err = command(name, *arguments.split(), "--runtime.storage", tmp_path / "s")
+    assert (code, out, err.count("\n")) == (2, "", 1) and re.search(f"^error: .*{message}", err)
+    assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_refused_in_one_sentence(name, tmp_path):
-    given, says = CASES[name]
-    assert re.search(says, refused(run.main, given, tmp_path / "s"))
-
-
-@pytest.mark.parametrize("name", SWEEP_ONLY)
-def test_a_sweep_refuses(name, tmp_path):
-    given, says = SWEEP_ONLY[name]
-    assert re.search(says, refused(sweep.main, given, tmp_path / "s"))
-
-
-def command_line(job: str, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "jobs" / job), *arguments],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_the_process_says_one_line_and_exits_with_2(tmp_path):
-    done = command_line("sweep.py", "--epsilon", "0", "--runtime.storage", str(tmp_path / "s"))
-    assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
-    assert not (tmp_path / "s").exists()
-
-
-def test_storage_that_cannot_be_written(tmp_path):
+@pytest.mark.parametrize("what", ["storage folder", "MLflow store"])
+def test_what_cannot_be_written_is_named(what, tmp_path, monkeypatch, command):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"the storage folder .* cannot be written"):
-        run.main(["--runtime.storage", str(tmp_path / "file" / "s")])
+    storage = tmp_path / "file" / "s" if what == "storage folder" else tmp_path / "s"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
+    code, _, err = command("run", "--runtime.pool", "local", "--runtime.storage", storage)
+    assert (code, err.count("\n")) == (2, 1) and re.match(rf"error: the {what} \S+ cannot be written", err)
+    assert not list((tmp_path / "s").glob("sweeps/*"))
 
 
-def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, migrated, monkeypatch):
-    """It is said, and no run is left running in an MLflow store that is elsewhere."""
+@pytest.fixture
+def statuses(tmp_path, migrated, monkeypatch):
+    """Gives the status of each run in a fresh MLflow store."""
     shutil.copy(migrated, tmp_path / "mlflow.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
+    client = MlflowClient(uri)
+
+    def of_runs():
+        runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+        return sorted(run.info.status for run in runs)
+
+    return of_runs
+
+
+def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, statuses, monkeypatch):
+    """It is said, and no run is left running in an MLflow store that is elsewhere."""
 
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
 
     monkeypatch.setattr(Store, "save_server", full)
     monkeypatch.setattr(trial, "cut_short", full)
-    here = dataclasses.replace(tiny.runtime, storage=str(tmp_path))
     with pytest.raises(ValueError, match=r"^the storage folder \S+/s cannot be written: No space left on device$"):
-        rd.run(dataclasses.replace(tiny, evaluation=None, runtime=here), name="s")
-    client = MlflowClient(uri)
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert [run.info.status for run in runs] == ["KILLED"] * 2
+        rd.run(settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)}), name="s")
+    assert statuses() == ["KILLED"] * 2
 
 
-def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running(
-    tmp_path, tiny, migrated, monkeypatch, capsys
-):
+def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running(tmp_path, tiny, statuses, capsys):
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    shutil.copy(migrated, tmp_path / "mlflow.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
-    here = dataclasses.replace(tiny.runtime, storage=str(tmp_path))
-    base = trial.resolve(dataclasses.replace(tiny, evaluation=None, runtime=here), b"0" * 32)
+    base = trial.resolve(settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)}), b"0" * 32)
     plan = Planned(preset="x", folder=tmp_path / "sweeps" / "s", base=base, trials=(base,), secret=b"0" * 32, metric="")
     ended = launch.start(plan, report=dataclasses.replace(FULL, write=interrupt))
     assert ended.code == 130
     assert f"interrupted while reporting; to make the report: raydiff report {plan.folder}\n" in capsys.readouterr().out
-    client = MlflowClient(uri)
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    assert sorted(run.info.status for run in runs) == ["FINISHED", "KILLED"]
+    assert statuses() == ["FINISHED", "KILLED"]
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("{", r"^\S+/mine\.json is not valid JSON"),
         ("{}", r"^\S+/mine\.json has no field 'method'"),
@@ -172,28 +144,16 @@ def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running
         (None, r"^there is no file \S+/mine\.json$"),
     ],
 )
-def test_a_config_that_cannot_be_read_is_named(tmp_path, text, says):
+def test_a_config_that_cannot_be_read_is_named(tmp_path, text, message):
     path = tmp_path / "mine.json"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ValueError, match=says):
+    with pytest.raises(ValueError, match=message):
         run.main(["--config", str(path)])
 
 
-def test_an_mlflow_store_that_cannot_be_written(tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/file/mlflow.db")
-    with pytest.raises(ValueError, match=r"the MLflow store sqlite:.* cannot be written") as e:
-        run.main(["--runtime.pool", "local", "--runtime.storage", str(tmp_path / "s")])
-    assert "\n" not in str(e.value)
-    assert not list((tmp_path / "s").glob("sweeps/*"))
-
-
-@pytest.mark.parametrize("job", [run, sweep])
-@pytest.mark.parametrize("more", [[], ["--resume"]], ids=["", "resume"])
+@pytest.mark.parametrize(("job", "more"), [(run, ["--resume"]), (sweep, []), (sweep, ["--resume"])])
 def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path, job, more):
-    from raydiff.storage.lease import held
-
     with held(tmp_path / "sweeps" / "mine"):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
         with pytest.raises(ValueError, match=rf"^mine is being run by process {os.getpid()} on [^\n]*$"):
@@ -202,8 +162,6 @@ def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path,
 
 
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
-    from raydiff.experiment import trial
-
     at = tmp_path / "sweeps" / "mine"
     same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "space": {}, "search": "grid"}
     first = sweep_folder.plan(at, **same, resume=False)
@@ -235,87 +193,63 @@ def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
 
 
 def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
-    import json
-
-    from raydiff.experiment import trial
-
     at = tmp_path / "sweeps" / "mine"
-    outcomes = {"a": "finished", "b": "failed", "c": "killed"}
-    for name, outcome in outcomes.items():
+    for name, outcome in (("a", "finished"), ("b", "failed"), ("c", "killed")):
         trial.end(at / "trials" / name, outcome)
     trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
     sweep_folder.write(at, sweep_folder.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
 
     def outcomes_left():
-        return {p.parent.name: json.loads(p.read_text())["outcome"] for p in at.glob("trials/*/outcome.json")}
+        return {p.parent.name: read_json(p)["outcome"] for p in at.glob("trials/*/outcome.json")}
 
     assert outcomes_left() == {"a": "finished", "e": "stopped"}
     trial.end(at / "trials" / "b", "failed")
-    this = read_json(at / "sweep.json")
-    sweep_folder.write(at, this, SECRET, again=False)  # of --retry, which does it itself
+    sweep_folder.write(at, read_json(at / "sweep.json"), SECRET, again=False)  # of --retry, which does it itself
     assert outcomes_left() == {"a": "finished", "b": "failed", "e": "stopped"}
 
 
 def test_nothing_to_retry_is_said(tmp_path, capsys):
-    given = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
+    arguments = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
     study = names.PRESETS["digits"]()
-    planned = sweep.planned("digits", study, *parse_known(sweep.Options, given[1:], None, study.experiment))
+    planned = sweep.planned("digits", study, *parse_known(sweep.Options, arguments[1:], None, study.experiment))
     at = sweep_folder.folder(planned.base, "idle")
     this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
     sweep_folder.write(at, {**this, "experiment": "mine"}, planned.secret)
-    assert sweep.main([*given, "--name", "idle", "--resume", "--retry", "failed"]) == 0
+    assert sweep.main([*arguments, "--name", "idle", "--resume", "--retry", "failed"]) == 0
     assert capsys.readouterr().out.startswith("no trial of idle has failed\n")
 
 
-@pytest.mark.parametrize("given", ["--retry failed", "--extend"])
-def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, given):
+@pytest.mark.parametrize("option", ["--retry failed", "--extend"])
+def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, option):
     with pytest.raises(ValueError, match="there is no sweep nope "):
-        sweep.main(["digits", "--name", "nope", "--resume", *given.split(), "--runtime.storage", str(tmp_path)])
+        sweep.main(["digits", "--name", "nope", "--resume", *option.split(), "--runtime.storage", str(tmp_path)])
     assert not (tmp_path / "sweeps" / "nope").exists()
 
 
-@pytest.mark.parametrize("main", [run.main, sweep.main], ids=["run", "sweep"])
 @pytest.mark.parametrize(
-    ("storage", "more", "says"),
+    ("storage", "more", "message"),
     [
-        ("hdfs://lab/x", [], r"storage must be a folder, .* or a bucket: .*got 'hdfs://lab/x'"),
-        ("s3://key:word@lab/x", [], r"storage must be .* no password"),
-        ("s3://lab/x", ["--budget", "10"], r"budget needs storage in a folder that all nodes share, got 's3://lab/x'"),
-        ("s3://lab/x", ["--runtime.server-workers", "2"], r"server_workers needs storage in a folder"),
-        (
-            "s3://lab/x",
-            ["--runtime.client-timeout-s", "60"],
-            r"client_timeout_s must be at least 120 where storage",
-        ),
+        ("hdfs://lab/x", "", r"storage must be a folder, .* or a bucket: .*got 'hdfs://lab/x'"),
+        ("s3://key:word@lab/x", "", r"storage must be .* no password"),
+        ("s3://lab/x", "--budget 10", "budget needs storage in a folder that all nodes share, got 's3://lab/x'"),
+        ("s3://lab/x", "--runtime.server-workers 2", "server_workers needs storage in a folder"),
+        ("s3://lab/x", "--runtime.client-timeout-s 60", "client_timeout_s must be at least 120 where storage"),
     ],
 )
-def test_storage_that_is_neither_a_folder_nor_a_bucket_that_will_do(main, storage, more, says, tmp_path, monkeypatch):
+def test_storage_that_is_neither_a_folder_nor_a_bucket_that_will_do(storage, more, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=says):
-        main(["--runtime.storage", storage, *more])
+    with pytest.raises(ValueError, match=message):
+        run.main(["--runtime.storage", storage, *more.split()])
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("name", ["sweep.json", "outcome.json"])
-def test_a_file_of_a_sweep_that_is_cut_short_is_named(name, storage, tmp_path):
-    copy = shutil.copytree(storage.root, tmp_path / "s") / "sweeps" / "fedavg"
-    (path,) = copy.rglob(name) if name == "outcome.json" else [copy / name]
-    path.write_text('{"id": "0", "tri')
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(path))} is not valid JSON .*--") as e:
-        if name == "sweep.json":
-            sweep_folder.plan(copy, trials=[], space={}, search="grid", resume=True)
-        sweep_folder.ended(copy, "failed")
-    assert "\n" not in str(e.value)
-
-
-def test_a_jobs_error_shows_no_password(monkeypatch, capsys):
+def test_a_jobs_error_shows_no_password(capsys):
     def main(argv):
         raise ValueError("the MLflow store postgresql://me:hunter2@db:5432/runs cannot be written")
 
-    with pytest.raises(SystemExit) as e:
+    with pytest.raises(SystemExit):
         leave(main, [])
-    assert e.value.code == 2
     assert capsys.readouterr().err == "error: the MLflow store postgresql://me:***@db:5432/runs cannot be written\n"
 
 
@@ -335,9 +269,8 @@ def test_what_a_command_writes_is_its_users_alone(shell, tmp_path):
 
 def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
     (tmp_path / "sweeps").mkdir(mode=0o755)
-    sweep_folder.folder(
-        settings.override(names.PRESETS["digits"]().experiment, {"runtime.storage": str(tmp_path)}), "mine"
-    )
+    experiment = settings.override(names.PRESETS["digits"]().experiment, {"runtime.storage": str(tmp_path)})
+    sweep_folder.folder(experiment, "mine")
     assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == 0o700
 
 
@@ -347,26 +280,13 @@ def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 
 
-@pytest.mark.slow  # a Ray of its own
-def test_a_slot_that_does_not_fit_leaves_no_sweep_behind(tmp_path):
-    arguments = ["--runtime.threads", "64", "--name", "big", "--runtime.storage", str(tmp_path / "s")]
-    done = command_line("sweep.py", *arguments)
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
-    assert re.search(r"error: one trial needs 64 CPU .* but the cluster has", done.stderr)
-    assert not (tmp_path / "s" / "sweeps" / "big").exists()
-
-
 def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tmp_path, tiny):
     def of(name: str, asked: str | None = None) -> str:
         base = dataclasses.replace(tiny, data=dataclasses.replace(tiny.data, name=name))
         return sweep_folder.mlflow_experiment(tmp_path, base, asked=asked)
 
-    assert [of("mnist"), of("/there/credit.csv"), of("owner/pets"), of("mine:Source")] == [
-        "raydiff-mnist",
-        "raydiff-credit",
-        "raydiff-pets",
-        "raydiff-mine-Source",
-    ]
+    names = [of("mnist"), of("/there/credit.csv"), of("owner/pets"), of("mine:Source")]
+    assert names == ["raydiff-mnist", "raydiff-credit", "raydiff-pets", "raydiff-mine-Source"]
     assert of("mnist", "trial runs") == "trial runs"
     (tmp_path / "sweep.json").write_text('{"experiment": "trial runs"}')
     assert of("mnist") == of("mnist", "trial runs") == "trial runs"

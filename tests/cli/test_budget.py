@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from raydiff.__main__ import main
 from raydiff.cli import arguments, budget
 from raydiff.experiment import overrides, spending
 from raydiff.experiment.config import Experiment
@@ -48,11 +48,11 @@ def test_what_is_left_can_be_spent_and_no_more(tiny: Experiment, storage: Path) 
     book = spending.budget_log_of(storage / "sweeps" / "x" / "trials" / "y", tiny.data)
     left = float(budget.lines(book)[-1].partition("at epsilon ")[2].partition(",")[0])
     records = spending.verified(book)[1:]
-    spent = [privacy.read(r["events"]) for r in records]
+    charges = [privacy.read(r["events"]) for r in records]
 
     def with_one_more(epsilon: float) -> float:
         event = Gaussian(1 / mu_for(epsilon, 1e-5), "example", "replace_one", "local")
-        return Budget(epsilon=7).spent([*spent, [event]]).epsilon
+        return Budget(epsilon=7).spent([*charges, [event]]).epsilon
 
     assert with_one_more(left - 0.01) <= 7 < with_one_more(left + 0.01)
 
@@ -61,13 +61,13 @@ def test_sampled_noise_has_no_number_that_is_left(
     tiny: Experiment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     method = DPSGD(model=tiny.method.model, local=tiny.method.local, rounds=1, noise_multiplier=2.0)
-    given = Budget(epsilon=7, relation="zero_out")
-    base = replace(tiny, evaluation=None, method=method, runtime=replace(tiny.runtime, budget=given))
+    limit = Budget(epsilon=7, relation="zero_out")
+    base = replace(tiny, evaluation=None, method=method, runtime=replace(tiny.runtime, budget=limit))
     this = open_trial(base, tmp_path / "sweeps" / "s")
     spending.charge(this.experiment, this.folder)
     budget.main(["digits", "--storage", str(tmp_path)])
     *_, trial, last = capsys.readouterr().out.splitlines()
-    order = given.order(privacy.read(spending.verified(this.store.guard.book)[1]["events"]))  # type: ignore[union-attr]
+    order = limit.order(privacy.read(spending.verified(this.store.guard.book)[1]["events"]))  # type: ignore[union-attr]
     assert last.endswith(f"; what is left depends on the noise that would come next (Renyi order {order:g})")
     assert trial.partition("together ")[2] in last  # One trial alone: by the tightest accountant.
     again = open_trial(replace(base, seed=1), tmp_path / "sweeps" / "t")
@@ -75,12 +75,12 @@ def test_sampled_noise_has_no_number_that_is_left(
     budget.main(["digits", "--storage", str(tmp_path)])
     *_, last = capsys.readouterr().out.splitlines()
     events = [privacy.read(r["events"]) for r in spending.verified(again.store.guard.book)[1:]]  # type: ignore[union-attr]
-    by_the_filter = given.epsilon_of(sum(privacy.cost(e, order) for e in events), order)
+    by_the_filter = limit.epsilon_of(sum(privacy.cost(e, order) for e in events), order)
     assert last.startswith(f"spent: epsilon {bounds.up(by_the_filter)} of 7, by 2 trials")
 
 
 @pytest.mark.parametrize("damage", ["flipped", "cut", "lost"])
-def test_damage_is_named_in_one_sentence(storage: Path, capsys: pytest.CaptureFixture[str], damage: str) -> None:
+def test_damage_is_named_in_one_sentence(storage: Path, command: Any, damage: str) -> None:
     (last,) = storage.glob("budgets/*/00003.json")
     whole = last.read_bytes()
     last.unlink()
@@ -89,17 +89,15 @@ def test_damage_is_named_in_one_sentence(storage: Path, capsys: pytest.CaptureFi
     else:  # of the last record its trial's note knows
         (note,) = storage.glob("sweeps/s1/trials/*/budget.json")
         assert '"record": 3' in note.read_text()
-    with pytest.raises(SystemExit) as stop:
-        main(["budget", "digits", "--storage", str(storage)])
-    err = capsys.readouterr().err
-    assert stop.value.code == 2 and err.count("\n") == 1
+    code, _, err = command("budget", "digits", "--storage", storage)
+    assert (code, err.count("\n")) == (2, 1)
     assert ("has lost record 3, by which s1/" if damage == "lost" else "00003.json is damaged") in err
 
 
 def test_budget_is_short_for_its_epsilon(tiny: Experiment) -> None:
     for words in (["--budget", "10"], ["--budget=10"]):
-        given = arguments.overrides(tiny, arguments.shorthand([*words, "--runtime.budget.unit", "client"]))
-        assert overrides.override(tiny, given).runtime.budget == Budget(epsilon=10, unit="client")
+        fields = arguments.overrides(tiny, arguments.shorthand([*words, "--runtime.budget.unit", "client"]))
+        assert overrides.override(tiny, fields).runtime.budget == Budget(epsilon=10, unit="client")
 
 
 def test_a_name_and_the_folder_that_it_means_are_apart_and_colours_are_not() -> None:

@@ -17,28 +17,22 @@ from raydiff.formats.jsonl import Jsonl
 
 def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert logs.main(["fedavg", "--storage", str(storage.root)]) == 0
-    first, *rounds, outcome, says, final = capsys.readouterr().out.splitlines()[:6]
+    first, *rounds, outcome, guarantee, final = capsys.readouterr().out.splitlines()[:6]
     folder = storage.folder("fedavg")
     written = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert first == f"fedavg/{folder.name}"
     assert [re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d round (\d): ", line)[1] for line in rounds] == ["1", "2"]
     assert f"comm/bytes_up {written[1]['comm/bytes_up']:.4g}" in rounds[1] and "client/" not in rounds[1]
-    assert outcome == "finished" and says.startswith("epsilon inf") and final.startswith("  ")
-
-
-def test_the_clients_numbers_are_shown_on_demand(tmp_path: Path) -> None:
-    Jsonl(tmp_path / "metrics.jsonl").log(0, {"loss": 0.5, "client/0/loss": 0.25})
-    assert list(logs.lines(tmp_path))[1].endswith("round 1: loss 0.5")
-    assert list(logs.lines(tmp_path, clients=True))[1].endswith("round 1: loss 0.5, client/0/loss 0.25")
+    assert outcome == "finished" and guarantee.startswith("epsilon inf") and final.startswith("  ")
 
 
 def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:
     for number in (0, 1):
-        Jsonl(tmp_path / "metrics.jsonl").log(number, {"loss": 0.5})
+        Jsonl(tmp_path / "metrics.jsonl").log(number, {"loss": 0.5, "client/0/loss": 0.25})
     Jsonl(tmp_path / "rejected.jsonl").log(0, {"client 3": "it is not finite", "client 10": "it is too long"})
     shown = [line.partition("round ")[2] or line for line in list(logs.lines(tmp_path))[1:-1]]
-    says = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
-    assert shown == ["1: loss 0.5", *says, "2: loss 0.5"]
+    reasons = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
+    assert shown == ["1: loss 0.5", *reasons, "2: loss 0.5"]
 
 
 def test_following_shows_each_round_once_and_ends_with_the_trial(
@@ -59,11 +53,8 @@ def test_following_shows_each_round_once_and_ends_with_the_trial(
     assert shown[-1] == "stopped: scheduler" and slept == [logs.PERIOD_S] * 2
 
 
-def test_a_trial_without_an_outcome_says_so(tmp_path: Path) -> None:
+def test_a_trial_ends_with_its_outcome_and_traceback(tmp_path: Path) -> None:
     assert list(logs.lines(tmp_path))[-1].startswith("no outcome yet")
-
-
-def test_a_failed_trial_shows_its_traceback(tmp_path: Path) -> None:
     trial.end(tmp_path, "failed", reason="no room")
     (tmp_path / "error.txt").write_text("Traceback\nMemoryError\n")
     assert list(logs.lines(tmp_path))[1:] == ["failed: no room", "Traceback\nMemoryError"]

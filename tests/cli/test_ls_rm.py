@@ -14,7 +14,7 @@ from raydiff.storage.lease import held
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A storage folder with a run."""
     storage = tmp_path_factory.mktemp("storage")
     changes = {"method.local.steps": 1, "method.server.steps": 1, "evaluation": None, "runtime.pool": "local"}
@@ -24,8 +24,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def storage(made: Path, tmp_path: Path) -> Path:
-    shutil.copytree(made / "sweeps", tmp_path / "sweeps")
+def storage(finished: Path, tmp_path: Path) -> Path:
+    shutil.copytree(finished / "sweeps", tmp_path / "sweeps")
     return tmp_path
 
 
@@ -52,29 +52,23 @@ def test_of_a_cache_only_what_is_made_again_goes(storage: Path, capsys: pytest.C
         (cache / f"{name}.safetensors").write_text("12345")
     kept = sorted(cache.glob("client-*"))
     assert rm.main(["one", "--cache", "--storage", str(storage)]) == 0
-    assert "3 files, 15 B\nnothing was removed" in capsys.readouterr().out and len(list(cache.iterdir())) == 3 + len(
-        kept
-    )
+    assert "3 files, 15 B\nnothing was removed" in capsys.readouterr().out
+    assert len(list(cache.iterdir())) == 3 + len(kept)
     assert rm.main(["one", "--cache", "--yes", "--storage", str(storage)]) == 0
     assert sorted(cache.iterdir()) == kept and len(kept) > 1
 
 
-def test_what_would_be_lost_is_said_and_stays(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_be_lost_is_printed_and_goes_only_on_request(
+    storage: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert rm.main(["one", "--storage", str(storage)]) == 0
-    said = capsys.readouterr().out
-    assert "1 finished of 1" in said and "epsilon 9.71 (per example" in said and "nothing was removed" in said
-    assert (storage / "sweeps" / "one" / "secret").exists()
-
-
-def test_a_sweep_goes_with_all_its_files(storage: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert rm.main(["one", "--yes", "--storage", str(storage)]) == 0
-    assert "epsilon 9.71" in capsys.readouterr().out and not list((storage / "sweeps").iterdir())
-
-
-def test_one_that_is_run_is_refused(storage: Path) -> None:
+    output = capsys.readouterr().out
+    assert "1 finished of 1" in output and "epsilon 9.71 (per example" in output and "nothing was removed" in output
     with held(storage / "sweeps" / "one"), pytest.raises(ValueError, match="is being run by process"):
         rm.main(["one", "--yes", "--storage", str(storage)])
-    assert (storage / "sweeps" / "one" / "sweep.json").exists()
+    assert (storage / "sweeps" / "one" / "secret").exists()
+    assert rm.main(["one", "--yes", "--storage", str(storage)]) == 0
+    assert "epsilon 9.71" in capsys.readouterr().out and not list((storage / "sweeps").iterdir())
 
 
 @pytest.mark.parametrize("name", ["two", "..", "../sweeps/one", "one/trials"])

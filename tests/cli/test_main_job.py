@@ -34,8 +34,8 @@ def test_the_numbers_without_noise_come_out_again(method: str, tmp_path: Path) -
     *_, final = trial.run(this, trial.local_executor(this))
     table = pd.read_csv(TABLE)
     at = (table["method"] == method) & (table["clients"] == 4) & (table["schedule"] == "linear")
-    (said,) = table[at & ~table["method.epsilon"].isin(["10.0", "50.0", "200.0"])].to_dict("records")
+    (row,) = table[at & ~table["method.epsilon"].isin(["10.0", "50.0", "200.0"])].to_dict("records")
     for name in ("fd_cnn/minor", "fd_cnn/all"):
-        assert final[f"eval/{name}"] == pytest.approx(said[name], abs=SPREAD)
-    assert final["eval/label_accuracy/all"] == pytest.approx(said["label_accuracy"], abs=0.05)
-    assert final["comm/bytes_up"] == said["bytes_up"]
+        assert final[f"eval/{name}"] == pytest.approx(row[name], abs=SPREAD)
+    assert final["eval/label_accuracy/all"] == pytest.approx(row["label_accuracy"], abs=0.05)
+    assert final["comm/bytes_up"] == row["bytes_up"]

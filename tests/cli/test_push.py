@@ -36,29 +36,18 @@ class Hub:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
-    made = Hub()
-    monkeypatch.setattr("huggingface_hub.HfApi", made)
-    return made
+    fake = Hub()
+    monkeypatch.setattr("huggingface_hub.HfApi", fake)
+    return fake
 
 
 @pytest.fixture
 def samples(tmp_path: Path) -> Path:
     """As `raydiff generate --source global` leaves them."""
-    card = {
-        "about": "x_t0 of the global model",
-        "privacy": EPSILON,
-        "guarantee": {"epsilon": 9.71},
-        "covers": "every client's records",
-        "labels": "every combination of labels alike often",
-        "rows": 20,
-        "method": {"kind": "PFDM"},
-        "made_by": {"raydiff": "0.1.0"},
-        "chosen": {
-            "from_trials": 24,
-            "spent_together": ["all 24 trials composed: epsilon 61.02"],
-            "says": "no epsilon",
-        },
-    }
+    card = {"about": "x_t0 of the global model", "privacy": EPSILON, "guarantee": {"epsilon": 9.71}, "rows": 20}
+    card |= {"covers": "every client's records", "labels": "every combination of labels alike often"}
+    card |= {"method": {"kind": "PFDM"}, "made_by": {"raydiff": "0.1.0"}}
+    card |= {"chosen": {"from_trials": 24, "spent_together": ["all 24 trials composed"], "says": "no epsilon"}}
     (tmp_path / "card.json").write_text(json.dumps(card))
     (tmp_path / "train-00000-of-00001.parquet").write_bytes(b"parts")
     return tmp_path
@@ -69,9 +58,9 @@ def test_without_yes_it_says_what_would_leave_and_nothing_does(
 ) -> None:
     before = sorted(samples.iterdir())
     assert push.main([str(samples), "hub:me/digits"]) == 0
-    said = capsys.readouterr().out
-    assert "card.json, train-00000-of-00001.parquet: 20 samples" in said and f"privacy: {EPSILON}" in said
-    assert said.endswith("nothing was uploaded: --yes uploads it to hub:me/digits, private\n")
+    output = capsys.readouterr().out
+    assert "card.json, train-00000-of-00001.parquet: 20 samples" in output and f"privacy: {EPSILON}" in output
+    assert output.endswith("nothing was uploaded: --yes uploads it to hub:me/digits, private\n")
     assert hub.calls == [] and sorted(samples.iterdir()) == before
 
 
@@ -80,8 +69,8 @@ def test_the_card_and_a_page_made_of_it_go_along(
     public: bool, hub: Hub, samples: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert push.main([str(samples), "hub:me/digits", "--yes", *["--public"] * public]) == 0
-    (_, made), (_, sent) = hub.calls
-    assert made == {"repo_type": "dataset", "private": not public, "exist_ok": True}
+    (_, created), (_, sent) = hub.calls
+    assert created == {"repo_type": "dataset", "private": not public, "exist_ok": True}
     assert (sent["repo_id"], sent["repo_type"], sent["folder_path"]) == ("me/digits", "dataset", samples)
     assert sent["files"] == ["README.md", "card.json", "train-00000-of-00001.parquet"]
     page = (samples / "README.md").read_text()

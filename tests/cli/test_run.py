@@ -56,17 +56,13 @@ def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("means", "number"),
-    [
-        ("--runtime.server-workers 2", signal.SIGINT),
-        ("--runtime.server-workers 2", signal.SIGTERM),
-        ("--runtime.pool local", signal.SIGTERM),
-    ],
+    [("--runtime.server-workers 2", signal.SIGINT), ("--runtime.pool local", signal.SIGTERM)],
 )
 def test_an_interrupt_while_the_server_trains_is_no_success(tmp_path: Path, means: str, number: signal.Signals) -> None:
     process = start(tmp_path, "long", *means.split(), "--method.server.steps", "1000000", "--protocol-only")
     assert process.stdout is not None
-    said = iter(process.stdout.readline, "")
-    assert any(line.startswith("round 1/2") for line in said), "".join(said)
+    lines = iter(process.stdout.readline, "")
+    assert any(line.startswith("round 1/2") for line in lines), "".join(lines)
     process.send_signal(number)
     output, _ = process.communicate()
     assert process.returncode == 130, output

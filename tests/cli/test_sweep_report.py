@@ -20,17 +20,14 @@ from raydiff.report import page as report
 from raydiff.results.spent import composed
 from raydiff.storage.checkpoint import Store
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 def write_trial(folder: Path, digest: str, std: float, **changes: Any) -> None:
     """A trial of one client that sent one noised value."""
-    own = folder / "trials" / digest
-    own.mkdir(parents=True)
-    kind = {"unit": "example", "relation": "replace_one", "trust": "local", **changes}
-    event = Gaussian(std_over_sensitivity=std, **kind)
-    Store(own).commit(0, {"ledger": Ledger().with_upload(0, 0, event, 100).to_json()})
-    (own / "config.json").write_text(json.dumps({"method": {"kind": "PFDM", "delta": 1e-5}, "seed": int(digest)}))
+    path = folder / "trials" / digest
+    path.mkdir(parents=True)
+    event = Gaussian(std, **({"unit": "example", "relation": "replace_one", "trust": "local"} | changes))
+    Store(path).commit(0, {"ledger": Ledger().with_upload(0, 0, event, 100).to_json()})
+    (path / "config.json").write_text(json.dumps({"method": {"kind": "PFDM", "delta": 1e-5}, "seed": int(digest)}))
 
 
 @pytest.fixture
@@ -55,8 +52,8 @@ def test_a_line_cut_short_is_named_and_costs_neither_table_nor_report(
     path = folder / "trials" / "0" / "metrics.jsonl"
     path.write_text('{"step": 0, "ti\n{"step": 0, "time": 17.0, "train/loss": 0.5}\n')
     after_sweep.write(folder, composed)
-    said = capsys.readouterr().out
-    assert f"line 1 of {path} " in said and "no table" not in said and "no report" not in said
+    output = capsys.readouterr().out
+    assert f"line 1 of {path} " in output and "no table" not in output and "no report" not in output
     assert str(path) in (folder / "report" / "report.html").read_text()
 
 
