@@ -22,7 +22,7 @@ def test_digits_as_a_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
     path = tmp_path / "new" / "mine.csv"
     assert theory.main(["digits", "--seeds", "3", "--out", str(path)]) == 0
     out = capsys.readouterr().out
-    assert f"written: {path}" in out and "clip 6.8" in out
+    assert f"written: {path}" in out and "clip 6.8 (centre 4.3); t0 by epsilon: 10: 617 (centre 541)," in out
     with path.open() as file:
         assert file.readline().strip() == COLUMNS
         rows = list(csv.DictReader(file, COLUMNS.split(",")))

@@ -7,19 +7,19 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar, denoise
+from raydiff.models.ddpm import MEASURED, Sampler
 from raydiff.papers.pfdm.theory.closed_forms import (
+    ABAR,
     Gauss,
     fitted,
     measured_weight,
     refine,
+    reverse,
     uploads,
     w2_squared,
     weight,
 )
 from raydiff.seeding import generator
-
-ABAR = alphas_bar("linear", 1000)
 
 
 def tensor(*rows: object) -> Tensor:
@@ -50,7 +50,7 @@ def square_root(a: Tensor) -> Tensor:
     ],
 )
 def test_the_weight_is_that_of_the_chain(t0: int, value: float, sampler: Sampler, expected: float) -> None:
-    measured = measured_weight(value, ABAR, t0, sampler=sampler)
+    measured = measured_weight(value, t0, sampler=sampler)
     assert measured == pytest.approx(expected, abs=5e-5)
     assert float(weight(tensor(value), float(ABAR[t0]), sampler)) == pytest.approx(measured, rel=2e-3)
 
@@ -61,15 +61,7 @@ def test_refine_is_the_limit_of_simulated_chains(sampler: Sampler) -> None:
     t0, count, rng = 250, 40_000, generator(0, "chains")
     client = Gauss(tensor(1.0, -0.5), tensor([2.0, 0.8], [0.8, 0.5]))
     start = Gauss(tensor(-1.0, 2.0), tensor([0.4, -0.3], [-0.3, 1.5]))
-    x = denoise(
-        client.denoiser(ABAR),
-        start.sample(count, rng),
-        labels=torch.zeros(count, 0),
-        abar=ABAR,
-        start=t0,
-        sampler=sampler,
-        rng=rng,
-    )
+    x = reverse(client.predict, start.sample(count, rng), start=t0, sampler=sampler, rng=rng)
     ended = fitted(x)
 
     def error(by: Sampler) -> float:
