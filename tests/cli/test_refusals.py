@@ -40,7 +40,6 @@ REFUSED = {
     "reconstruct fedavg": "FedAvg sends no noised records: there is nothing to reconstruct",
     "reconstruct pfdm --records 1": "--records must be at least 2, got 1",
     "reconstruct pfdm --public-steps 0": "--public-steps must be at least 1",
-    "reconstruct pfdm --pretrained /gone": "--pretrained: /gone cannot be read",
     "init": "DATA is missing",
     "init digit": r"unknown data set 'digit'.*; did you mean digits\?",
     "init digits --method.clp 3": r"unknown field --method\.clp; did you mean method\.clip",

@@ -2,10 +2,9 @@
 
     raydiff reconstruct RUN --out DIR                        by the global model, and by one of the public split
     raydiff reconstruct RUN --public-steps 5000 --out DIR    trained for that many steps (default: as a client's)
-    raydiff reconstruct RUN --pretrained MODEL --out DIR     by the model that an earlier attack has left
 
-DIR gets metrics.json, reconstruction.png (rows as in Figures 8 and 9: uploads, originals, reconstructions) and
-pretrained.safetensors. They show private records: all are confidential.
+DIR gets metrics.json and reconstruction.png (rows as in Figures 8 and 9: uploads, originals, reconstructions). They
+show private records: both are confidential.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from raydiff.models.training import Diverged, fit
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.pfdm.reconstruction import Denoise, Reconstruction, compare, reconstruct
 from raydiff.results.finished import Finished
-from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
+from raydiff.storage.atomic_files import write_text
 from raydiff.tree import Params
 
 COLUMNS = 10  # of the picture
@@ -46,14 +45,12 @@ class Options(RunOptions):
     """How many uploads are attacked."""
     public_steps: int | None = None
     """Steps of the attacker's training on the public split."""
-    pretrained: Path | None = None
-    """A safetensors file of the attacker's denoiser."""
 
     def __post_init__(self) -> None:
         if self.records < 2:
             raise ValueError(f"--records must be at least 2, got {self.records}")
-        if self.public_steps is not None and (self.public_steps < 1 or self.pretrained):
-            raise ValueError("--public-steps must be at least 1, and has no meaning with --pretrained")
+        if self.public_steps is not None and self.public_steps < 1:
+            raise ValueError(f"--public-steps must be at least 1, got {self.public_steps}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,12 +59,15 @@ def main(argv: Sequence[str]) -> int:
     finished = options.open()
     method = method_of(finished)
     uploads, originals = sent(finished, method, options.records)
-    attackers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
-    attackers = {name: params for name, params in attackers.items() if params}
-    if not attackers:
-        raise ValueError("there is no attacker: this run has no global denoiser and no public split; give --pretrained")
+    denoisers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
+    made = {
+        name: reconstruct(attacker(method, params), uploads, originals.labels)
+        for name, params in denoisers.items()
+        if params
+    }
+    if not made:
+        raise ValueError("there is no attacker: this run has no global denoiser and no public split")
     images, classes = originals.images, originals.labels[:, 0]
-    made = {name: reconstruct(attacker(method, x), uploads, originals.labels) for name, x in attackers.items()}
     results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **made}.items()}
     print("\n".join(table(results, len(originals), method)))
     metrics = {k: v for name, one in results.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
@@ -77,9 +77,7 @@ def main(argv: Sequence[str]) -> int:
     pictures = [x[:COLUMNS] for x in rows.values()]
     privacy = "none: the second row are private records"
     sample_grid(pictures, options.out / "reconstruction.png", privacy=privacy, names=tuple(rows))
-    if "pretrained" in attackers:
-        write_tensors(options.out / "pretrained.safetensors", attackers["pretrained"])
-    print(f"files in {options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
+    print(f"files in {options.out}: metrics.json, reconstruction.png")
     return 0
 
 
@@ -138,17 +136,8 @@ def table(results: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[s
 
 
 def _pretrained(finished: Finished, method: PFDM, options: Options) -> Params:
-    """The denoiser of --pretrained, or one of the method's model trained on the public split; {} without either."""
-    public, rng = finished.dataset.splits["public"], seeding.generator(0, "reconstruction", "pretrained")
-    fresh, steps = method.model.init(rng), options.public_steps
-    if (path := options.pretrained) is not None:
-        try:
-            params, _ = read_tensors(path)
-        except Exception as e:  # by kind of damage: FileNotFoundError, SafetensorError, ...
-            raise ValueError(f"--pretrained: {path} cannot be read ({type(e).__name__})") from None
-        if {k: v.shape for k, v in params.items()} != {k: v.shape for k, v in fresh.items()}:
-            raise ValueError(f"--pretrained: {path} holds no parameters of this run's model")
-        return params
+    """A denoiser of the method's model trained on the public split; {} without one."""
+    public, steps = finished.dataset.splits["public"], options.public_steps
     if not len(public):
         if steps is not None:
             raise ValueError("--public-steps needs public records: the run's data.public is 0")
@@ -157,6 +146,8 @@ def _pretrained(finished: Finished, method: PFDM, options: Options) -> Params:
     training = method.local if steps is None else dataclasses.replace(method.local, steps=steps, epochs=None)
     training = training.of(len(public))
     print(f"training a denoiser on {len(public)} public records, {training.steps} steps", flush=True)
+    rng = seeding.generator(0, "reconstruction", "pretrained")
+    fresh = method.model.init(rng)
     try:
         return fit(method.model, fresh, public.images, public.labels, training=training, rng=rng)[0]
     except Diverged as e:
