@@ -1,5 +1,4 @@
-"""Presets: PFDM and its comparisons. The main job, the frontier of privacy, the paper's sizes, and when
-collaboration helps."""
+"""Presets: PFDM on digits, the frontier of privacy, the paper's sizes, and when collaboration helps."""
 
 from __future__ import annotations
 
@@ -49,7 +48,12 @@ def digits() -> Study:
     return Study(experiment=experiment, grid=grid, beside=BASELINES)
 
 
-# --- methods whose epsilons are of different kinds, side by side ---
+def _varied(study: Study, changes: Settings, beside: tuple[Arm, ...] | None = None) -> Study:
+    """The study on another experiment, and beside other arms if there are some."""
+    return replace(study, experiment=override(study.experiment, changes), beside=beside or study.beside)
+
+
+# --- methods with different privacy definitions, side by side ---
 
 
 COLUMN = (0.5, 1.0, 3.0, 10.0, 50.0)
@@ -60,8 +64,8 @@ CENTRED_CLIP = 4.26  # median distance of the public split's pictures from its m
 def frontier() -> Study:
     """Digits, two clients that have 3 or 20 records of each minority class: at each epsilon, which method? PFDM, with
     its clip around 0 and around the public mean, the sketch, as it is and refined by the client's denoiser of PFDM,
-    DP-MERF, Private Evolution and DP-SGD at the same five epsilons, in one column; DP-FedAvg under either trust, in
-    columns of their own; FedAvg and local training.
+    DP-MERF, Private Evolution and DP-SGD at the same five epsilons; DP-FedAvg under either trust; FedAvg and local
+    training.
 
     All means are unweighted, which central trust needs. A step of DP-SGD draws 64 of a client's about 430 records.
     """
@@ -98,11 +102,9 @@ LONG_BASELINES = (Arm(method=LocalOnly), Arm(changes={"method": FedAvg, "method.
 
 
 def mnist() -> Study:
-    """PFDM on MNIST at 28x28 with the paper's T = 1000 and batch 128: sized for a GPU that holds four clients and a
-    server.
+    """PFDM on MNIST at 28x28 with the paper's T = 1000 and batch 128, for a GPU that holds four clients and a server.
 
-    1000 : 100 records of each majority and minority class, as in the paper's coloured MNIST; clip is the public median
-    norm.
+    1000 : 100 records of each majority and minority class, as in the paper's coloured MNIST.
     """
     method = PFDM(
         model=DDPM(network=UNet(widths=(64, 128, 128), layers=2), timesteps=1000, precision="bfloat16"),
@@ -123,14 +125,11 @@ def mnist() -> Study:
 
 def colour_mnist() -> Study:
     """The same on coloured MNIST: 28x28 in three channels, conditions digit and colour."""
-    study = mnist()
-    changes = {"data.name": "colour-mnist", "method.clip": 47.9}
-    return replace(study, experiment=override(study.experiment, changes))
+    return _varied(mnist(), {"data.name": "colour-mnist", "method.clip": 47.9})
 
 
 def cifar10() -> Study:
     """PFDM on CIFAR-10 at 32x32 with the paper's clip (15: about half the median norm) and a UNet of four scales."""
-    study = mnist()
     changes = {
         "data": Data(name="cifar10", public=2000, validation=1000, calibration=1000, test=4000),
         "method.model.network": UNet(widths=(128, 256, 256, 256), layers=2),
@@ -138,7 +137,7 @@ def cifar10() -> Study:
         "method.local.steps": 100_000,
         "method.server.steps": 100_000,
     }
-    return replace(study, experiment=override(study.experiment, changes))
+    return _varied(mnist(), changes)
 
 
 # --- when does collaboration help? ---
@@ -148,7 +147,6 @@ SMALL_MNIST = Data(name="mnist", size=14, train=6400, public=1000, validation=0,
 
 def mnist_cpu() -> Study:
     """`mnist` at 14x14 with an MLP, T = 100 and 2,000 records: about half an hour on 2 cores."""
-    study = mnist()
     changes = {
         "method": digits().experiment.method,
         "method.clip": 13.0,
@@ -158,7 +156,7 @@ def mnist_cpu() -> Study:
         "data": Data(name="mnist", size=14, train=2000, public=1000, validation=500, calibration=500, test=1000),
         "runtime": Runtime(workers=1),
     }
-    return replace(study, experiment=override(study.experiment, changes), beside=BASELINES)
+    return _varied(mnist(), changes, BASELINES)
 
 
 def collaboration() -> Study:
@@ -192,9 +190,7 @@ def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_cli
     centred = {"method.clip": centred_clip, "method.center": True}
     beside = (
         Arm(method=LocalOnly),
-        Arm(changes={"method.start": "noise"}, private=True),
-        Arm(changes={"method.start": "shuffled"}, private=True),
-        Arm(changes={"method.start": "gaussian"}, private=True),
+        *(Arm(changes={"method.start": start}, private=True) for start in ("noise", "shuffled", "gaussian")),
         Arm(changes={}, at_depths=True),  # CollaFuse
         Arm(changes={"method": LocalOnly, **centred}),
         Arm(changes=centred, private=True),

@@ -39,35 +39,22 @@ def _trained(path: str, training: Training) -> dict[str, Any]:
 
 
 def _spire(
-    base: Experiment,
-    *,
-    rounds: int,
-    local: Training,
-    joining: Training,
-    others: Training,
-    middle: Training,
-    beside: tuple[Arm, ...],
+    base: Experiment, *, rounds: int, local: Training, joining: Training, finetune: Training, head: Training
 ) -> Study:
     """The paper's five methods, for the clients of the federation and for those that join later: SPIRE's `joining` its
-    embedding, `others` fine-tuning, `middle` joining a shared representation; and what else there is `beside`."""
-    tuning = {"method.finetune": Training, "method.finetune.batch": local.batch}
-    arms = (
-        Arm(changes={"method": FedAvg, **tuning, **_trained("method.finetune", others)}),
-        Arm(changes={"method": SharedRep, **_trained("method.joining", middle)}),
+    embedding, `finetune` FedAvg's, `head` joining a shared representation."""
+    tuned = {"method.finetune": Training, "method.finetune.batch": local.batch}
+    beside = (
+        Arm(changes={"method": FedAvg, **tuned, **_trained("method.finetune", finetune)}),
+        Arm(changes={"method": SharedRep, **_trained("method.joining", head)}),
         Arm(changes={"method": PerFedAvg, "method.adapt_steps": 100}),
         Arm(method=LocalOnly),
     )
     assert isinstance(base.method, PFDM | SPIRE)
-    method = SPIRE(
-        model=DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network),
-        rounds=rounds,
-        local=local,
-        joining=joining,
-        sampling=base.method.sampling,
-    )
-    kernel = Evaluation(distance="kernel", attack=False)
-    experiment = replace(base, method=method, evaluation=kernel)
-    return Study(experiment=experiment, grid={"seed": SEEDS}, beside=(*beside, *arms))
+    model = DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network)
+    method = SPIRE(model=model, rounds=rounds, local=local, joining=joining, sampling=base.method.sampling)
+    experiment = replace(base, method=method, evaluation=Evaluation(distance="kernel", attack=False))
+    return Study(experiment=experiment, grid={"seed": SEEDS}, beside=beside)
 
 
 def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) -> Study:
@@ -76,30 +63,9 @@ def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch
     """
     a_tenth = float(f"{rate / 10:g}")  # 1e-5, not 1.0000000000000001e-05
     tenth = Training(steps=100, learning_rate=a_tenth, decay="constant")
-    return _spire(
-        base,
-        rounds=rounds,
-        local=Training(steps=rounds * tau, batch=batch, learning_rate=rate, decay="constant"),
-        joining=Training(steps=100, batch=batch, learning_rate=1e-2, decay="constant"),
-        others=tenth,
-        middle=tenth,
-        beside=(),
-    )
-
-
-def spire_digits() -> Study:
-    """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings for these.
-
-    Rates, decay and rounds are those that validation records chose for SPIRE, FedAvg and shared representations.
-    """
-    base = replace(
-        override(digits().experiment, {"method.model.network": MLP(width=128)}),
-        data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
-        clients=10,
-        partition=ByClass(),
-        newcomers=Newcomers(clients=5, classes=3, records=50),
-    )
-    return _as_searched(base)
+    local = Training(steps=rounds * tau, batch=batch, learning_rate=rate, decay="constant")
+    joining = Training(steps=100, batch=batch, learning_rate=1e-2, decay="constant")
+    return _spire(base, rounds=rounds, local=local, joining=joining, finetune=tenth, head=tenth)
 
 
 def _as_searched(base: Experiment) -> Study:
@@ -112,12 +78,24 @@ def _as_searched(base: Experiment) -> Study:
         rounds=400,
         local=Training(steps=2000, batch=20, learning_rate=2e-3, decay="cosine"),
         joining=Training(steps=1000, batch=20, learning_rate=0.1, decay="cosine"),
-        others=Training(steps=1000, learning_rate=1e-3, decay="cosine"),
-        middle=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
-        beside=(Arm(changes={"method.embeddings": 3}),),
+        finetune=Training(steps=1000, learning_rate=1e-3, decay="cosine"),
+        head=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
     )
-    beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in study.beside)
+    arms = (Arm(changes={"method.embeddings": 3}), *study.beside)
+    beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
     return replace(study, beside=tuple(beside), space={"method.joining.learning_rate": (0.03, 0.1, 0.3, 1.0)})
+
+
+def spire_digits() -> Study:
+    """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings."""
+    base = replace(
+        override(digits().experiment, {"method.model.network": MLP(width=128)}),
+        data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
+        clients=10,
+        partition=ByClass(),
+        newcomers=Newcomers(clients=5, classes=3, records=50),
+    )
+    return _as_searched(base)
 
 
 def spire_mnist14() -> Study:
