@@ -2,9 +2,9 @@
 
     raydiff theory                  theory, mixture and digits
     raydiff theory theory           PFDM's Theorem 5.2 and Eq. 9 against Monte-Carlo; mixture: its Figure 5
-    raydiff theory mnist --size 14 --covariance own --out mine.csv        minority W2^2 of each arm, for any data set
+    raydiff theory mnist --size 14 --out mine.csv       minority W2^2 of each arm, for any data set
     raydiff theory collaboration    the same for a preset's data and minority sizes: raydiff collaboration reads it
-    raydiff theory spire            SPIRE's Figure 3, Theorems 4.2 and 4.3; feddistr: Theorems 1, 2; pdp: the bound
+    raydiff theory spire            SPIRE's Theorems 4.2 and 4.3; feddistr: Theorems 1, 2; pdp: the bound
 
 The csv has means over seeds with 95 % t intervals; the gain over local training is paired by seed. Options beside these
 override fields of the data set. The arms and the assumptions: raydiff/papers/pfdm/theory/on_data.py.
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from raydiff.cli.options import parse_known, positional
 from raydiff.data.datasets import Data
@@ -49,8 +48,6 @@ class Options:
     """Folder; for a data set also x.csv."""
     seeds: int = 20
     """Draws of the clients' records."""
-    covariance: Literal["shared", "own"] = "shared"
-    """Of a fit: one for all classes, or each its own."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -72,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
     path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
     data, minorities = _data(name)
     data = overrides.override(data, overrides.parse_overrides(data, fields))
-    shared = options.covariance == "shared"
-    print("\n".join(pfdm_data.report(data, path, minorities, shared=shared, seeds=options.seeds)))
+    print("\n".join(pfdm_data.report(data, path, minorities, seeds=options.seeds)))
     return 0
 
 

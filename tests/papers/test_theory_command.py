@@ -57,7 +57,7 @@ def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow
 def test_spire_measures_the_orders(tmp_path: Path) -> None:
-    lines = spire.report(tmp_path, seeds=3, trials=1, steps=10)
+    lines = spire.report(tmp_path, seeds=3, trials=1)
     written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
     assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 1
     cells = [line.split() for line in lines]

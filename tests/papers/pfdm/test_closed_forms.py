@@ -82,6 +82,13 @@ def test_ddim_mean_and_covariance_are_the_papers_when_matrices_commute() -> None
     torch.testing.assert_close(got.cov.diag(), A**2 * tensor(2.0, 1.0) + (1 - A**2) * lam)
 
 
+@pytest.mark.parametrize("sampler", MEASURED)
+def test_a_client_that_memorised_one_record_forgets_the_server(sampler: Sampler) -> None:
+    client = fitted(tensor([1.0, 2.0]))
+    end = refine(random_gauss(2, "start"), client, abar=0.5, sampler=sampler)
+    torch.testing.assert_close((end.mean, end.cov), (client.mean, client.cov))
+
+
 # --- the distance ---
 
 

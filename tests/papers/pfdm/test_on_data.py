@@ -9,7 +9,7 @@ import torch
 from raydiff.data.datasets import Data, Dataset, Records, load
 from raydiff.models.ddpm import MEASURED
 from raydiff.papers.pfdm.theory.closed_forms import Gauss
-from raydiff.papers.pfdm.theory.on_data import Truth, predict, predictions, truth
+from raydiff.papers.pfdm.theory.on_data import Truth, predictions, truth
 from raydiff.seeding import generator
 
 
@@ -26,7 +26,7 @@ def world() -> Truth:
 
 @pytest.fixture(scope="module")
 def table(world: Truth) -> pd.DataFrame:
-    rows = predictions(world, [3, 150], [200.0, None], shared=True, seeds=10)
+    rows = predictions(world, [3, 150], [200.0, None], seeds=10)
     return rows.set_index(["minority", "epsilon", "sampler", "arm"])
 
 
@@ -40,13 +40,6 @@ def test_the_gain_is_paired(table: pd.DataFrame) -> None:
     local, pfdm = (table.loc[(3, "200", "ddim", arm)] for arm in ("localonly", "pfdm"))
     assert pfdm["gain_over_local"] == pytest.approx(local["w2_squared"] - pfdm["w2_squared"])
     assert pfdm["gain_high"] - pfdm["gain_low"] < local["w2_high"] - local["w2_low"]
-
-
-def test_a_client_that_memorised_one_record_forgets_the_server(world: Truth) -> None:
-    for cells in predict(world, minority=1, epsilons=[10.0, 200.0], shared=False, seed=0).values():
-        for sampler in MEASURED:
-            for arm in ("pfdm", "no-server", "shuffled", "collafuse", "centre"):
-                assert cells[sampler, arm] == pytest.approx(cells[sampler, "localonly"])
 
 
 def test_the_truth_of_digits_is_the_data() -> None:

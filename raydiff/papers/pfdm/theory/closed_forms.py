@@ -107,7 +107,7 @@ def fitted(x: Tensor) -> Gauss:
     return Gauss(mean, centred.mT @ centred / x.shape[-2])
 
 
-def fitted_classes(classes: Sequence[Tensor], *, shared: bool) -> Gauss:
+def fitted_classes(classes: Sequence[Tensor], *, shared: bool = True) -> Gauss:
     """One Gaussian for each class's records (n_c, d): means (K, d); one covariance for all if `shared`, else its own.
 
     The shared one is the mean of the classes' covariances, weighted by their numbers of records.

@@ -4,12 +4,8 @@ The truth: every class (a combination of label values) is Gaussian with the mean
 splits. Simulated records are dealt to two clients as by `MajorityMinority` (`minority` records of a minority class to
 one, the rest to the other), and every denoiser's score is exact for its fit.
 
-A fit, of a client or the server, has the mean of each class's records, and a covariance that is either
-
-- shared (default): one for all classes, as in a network with one set of weights. It is well estimated, but leaves a
-  distance that no number of records removes; or
-- per class, of rank n - 1: a client that has memorised. Where its eigenvalues are 0 its chain forgets x_t0 at any
-  depth.
+A fit, of a client or the server, has the mean of each class's records and one covariance for all classes, as a network
+has one set of weights. It is well estimated, but leaves a distance that no number of records removes.
 
 `w2_squared` is between the resulting Gaussian and the truth, per class, in pixels on [-1, 1]; its mean is over all
 classes, each on the client that holds it as minority.
@@ -109,7 +105,7 @@ def truth(data: Dataset) -> Truth:
 
 
 def predict(
-    world: Truth, *, minority: int, epsilons: Sequence[float | None], shared: bool, seed: int
+    world: Truth, *, minority: int, epsilons: Sequence[float | None], seed: int
 ) -> dict[float | None, dict[Key, float]]:
     """Mean W2^2 over the classes by epsilon and (sampler, arm), for one draw of the records and the noise.
 
@@ -121,11 +117,11 @@ def predict(
     clients = []
     for classes in (~world.cluster, world.cluster):  # the minority classes of client 0 and of client 1
         held = [x_c[:minority] if few else x_c[minority:] for x_c, few in zip(x, classes.tolist(), strict=True)]
-        fit, target = fitted_classes(held, shared=shared)[classes], world.classes[classes]
+        fit, target = fitted_classes(held)[classes], world.classes[classes]
         clients.append((classes, fit, target, w2_squared(fit, target)))
     out = {}
     for epsilon in epsilons:
-        starts = _server(world, x, noise, epsilon, shared)
+        starts = _server(world, x, noise, epsilon)
         of_class: dict[Key, list[Tensor]] = {(s, a): [] for s in MEASURED for a in ARMS}
         for classes, client, target, local in clients:
             for sampler in MEASURED:
@@ -137,12 +133,10 @@ def predict(
     return out
 
 
-def _server(
-    world: Truth, x: Tensor, noise: Tensor, epsilon: float | None, shared: bool
-) -> dict[str, tuple[Gauss, float]]:
+def _server(world: Truth, x: Tensor, noise: Tensor, epsilon: float | None) -> dict[str, tuple[Gauss, float]]:
     """x_t0's distribution and abar_t0 by arm, from all clients' records x (K, N, d)."""
     abar, centred_abar = (float(ABAR[depth(epsilon, clip)]) for clip in (world.clip, world.centred_clip))
-    (count, d), public = x.shape[1:], fitted_classes(list(x), shared=shared).noised(abar)
+    (count, d), public = x.shape[1:], fitted_classes(list(x)).noised(abar)
     noise_alone = Gauss(torch.zeros(len(x), d, dtype=torch.float64), torch.eye(d, dtype=torch.float64))
     starts = {"no-server": (noise_alone, abar), "collafuse": (public, abar)}
     if epsilon is None:
@@ -154,15 +148,15 @@ def _server(
         signal = deconvolved(fitted_classes(list(sent), shared=False), abar=abar, count=count)
         shifted = uploads(x - world.centre, noise, abar=centred_abar, clip=world.centred_clip)
         shifted = shifted + math.sqrt(centred_abar) * world.centre
-        starts["pfdm"] = fitted_classes(list(sent), shared=shared), abar
-        starts["centre"] = fitted_classes(list(shifted), shared=shared), centred_abar
+        starts["pfdm"] = fitted_classes(list(sent)), abar
+        starts["centre"] = fitted_classes(list(shifted)), centred_abar
         starts["gaussian"] = signal.noised(abar), abar
     starts["shuffled"] = (Gauss(mixed.mean.expand(len(x), -1), mixed.cov), abar)
     return starts
 
 
 def predictions(
-    world: Truth, minorities: Sequence[int], epsilons: Sequence[float | None], *, shared: bool, seeds: int
+    world: Truth, minorities: Sequence[int], epsilons: Sequence[float | None], *, seeds: int
 ) -> pd.DataFrame:
     """A row for every minority size, epsilon, sampler and arm: W2^2 to the truth, and what it is less than localonly's
     on the same draws (positive: better); mean over seeds and 95 % Student interval.
@@ -171,7 +165,7 @@ def predictions(
     """
     rows = []
     for minority in minorities:
-        runs = [predict(world, minority=minority, epsilons=epsilons, shared=shared, seed=s) for s in range(seeds)]
+        runs = [predict(world, minority=minority, epsilons=epsilons, seed=s) for s in range(seeds)]
         for epsilon, cells in runs[0].items():
             for sampler, arm in cells:
                 local, w2 = (pd.Series([run[epsilon][sampler, a] for run in runs]) for a in ("localonly", arm))
@@ -188,19 +182,18 @@ def _median_norm(x: Tensor) -> float:
 # --- what `raydiff theory DATA` prints ---
 
 
-def report(config: Data, path: Path, minorities: Sequence[int], *, shared: bool, seeds: int) -> list[str]:
+def report(config: Data, path: Path, minorities: Sequence[int], *, seeds: int) -> list[str]:
     """Write the predictions for a data set to the csv `path`; a table of them."""
     world = truth(load(config))
-    table = predictions(world, minorities, EPSILONS, shared=shared, seeds=seeds)
+    table = predictions(world, minorities, EPSILONS, seeds=seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     table.insert(0, "data", config.name)
     write_csv(path, table)
     classes, d = world.classes.mean.shape
     pools = ", ".join(f"{world.pooled(n)} at n = {n}" for n in minorities)
     t0s = ", ".join(f"{_budget(e)}: {depth(e, world.clip)} (centre {depth(e, world.centred_clip)})" for e in EPSILONS)
-    kind = "one covariance for all classes" if shared else "each class's own covariance"
     return [
-        f"{config.name}: W2^2 to the truth of a client's minority classes, perfect denoisers, {kind}, {seeds} seeds.",
+        f"{config.name}: W2^2 to the truth of a client's minority classes, perfect denoisers, {seeds} seeds.",
         f"{classes} classes, {d} pixels; two clients, n records of each minority class; of a class in all: {pools}",
         f"clip {world.clip:g} (centre {world.centred_clip:g}); t0 by epsilon: {t0s}",
         "+ better, - worse than localonly (95 % interval of the difference, paired by seed)",
