@@ -22,14 +22,12 @@ from raydiff.experiment import overrides, presets
 from raydiff.papers.discrete.theory import random_tables
 from raydiff.papers.discrete.theory import trained as pdp_trained
 from raydiff.papers.feddistr import theory as feddistr
-from raydiff.papers.pfdm.theory import mixture as pfdm_mixture
-from raydiff.papers.pfdm.theory import on_data as pfdm_data
-from raydiff.papers.pfdm.theory import theorems as pfdm_theorems
+from raydiff.papers.pfdm.theory import mixture, on_data, theorems
 from raydiff.papers.spire import theory as spire
 
 THEORIES: dict[str, Callable[[Path], list[str]]] = {
-    "theory": lambda out: [*pfdm_theorems.report(), ""],
-    "mixture": lambda out: [*pfdm_mixture.report(out), ""],
+    "theory": lambda out: [*theorems.report(), ""],
+    "mixture": lambda out: [*mixture.report(out), ""],
     "spire": spire.report,
     "feddistr": feddistr.report,
     "pdp": lambda out: [*random_tables.report(out), "", *pdp_trained.report()],
@@ -63,13 +61,12 @@ def main(argv: Sequence[str]) -> int:
         if name != "theory":  # which writes no file
             options.out.mkdir(parents=True, exist_ok=True)
         print("\n".join(THEORIES[name](options.out)))
-    if options.what in THEORIES:
-        return 0
-    name = "digits" if options.what == "all" else options.what
-    path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
-    data, minorities = _data(name)
-    data = overrides.override(data, overrides.parse_overrides(data, fields))
-    print("\n".join(pfdm_data.report(data, path, minorities, seeds=options.seeds)))
+    if options.what not in THEORIES:
+        name = "digits" if options.what == "all" else options.what
+        path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
+        data, minorities = _data(name)
+        data = overrides.override(data, overrides.parse_overrides(data, fields))
+        print("\n".join(on_data.report(data, path, minorities, seeds=options.seeds)))
     return 0
 
 

@@ -97,7 +97,7 @@ def weight_bound(w: float, square: float, n: int, *, d: int) -> float:
 
 
 def ddpm_variance(w: float, norm: float, t: float) -> float:
-    """n times the mean squared error of the w that minimises the DDPM loss over n records, n large, |mu| = `norm` known.
+    """n times the mean squared error of the w that minimises the DDPM loss, for large n and a known |mu| = `norm`.
 
     At its best: the loss averaged over all noise z. Only the direction of mu matters. With b = 1/2 logit w,
     u = mu_t x_t + b and g(x_0) = E_z[tanh'(u) (mu_t tanh(u) - x_t + z / s)], the derivative by b is E g up to a
