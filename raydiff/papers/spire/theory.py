@@ -137,11 +137,9 @@ class Federation:
     """One setting of Theorem 4.3."""
 
     clients: int = 8
-    records: int = 100
-    """Of each client."""
+    records: int = 100  # of each client
     d: int = 8
-    square: float = SQUARE
-    """|mu_t|^2, which the theorem bounds by B."""
+    square: float = SQUARE  # |mu_t|^2, which the theorem bounds by B
 
 
 def score_losses(setting: Federation, *, trials: int, fresh: int = 100, rng: torch.Generator) -> Tensor:

@@ -37,10 +37,8 @@ RANK = 1e-10  # eigenvalues below this fraction of the largest one are rounding
 class Gauss:
     """Gaussians N(mean, cov), one for each leading index; a `cov` without leading axes is common to all."""
 
-    mean: Tensor
-    """(..., d) float64."""
-    cov: Tensor
-    """(..., d, d) float64, positive semi-definite."""
+    mean: Tensor  # (..., d) float64
+    cov: Tensor  # (..., d, d) float64, positive semi-definite
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:

@@ -42,10 +42,8 @@ STEPS = 100  # of each chain in a hand-over, or all where there are fewer
 class Mixture:
     """Equally weighted isotropic Gaussians."""
 
-    means: Tensor
-    """(K, d) float64."""
-    variance: float
-    """Of each component, along each axis."""
+    means: Tensor  # (K, d) float64
+    variance: float  # of each component, along each axis
 
     def noised(self, abar: float) -> Mixture:
         """The distribution of sqrt(abar) x + sqrt(1 - abar) z."""
@@ -98,24 +96,18 @@ class HandOver(NamedTuple):
     """One client's samples of its minority class at one depth."""
 
     t0: int
-    x_t0: Tensor
-    """(B, 2), from the global chain."""
-    samples: Tensor
-    """(B, 2), after the client's chain."""
-    w2_squared: float
-    """To as many draws of the truth, equally many of each leaf, by optimal assignment."""
+    x_t0: Tensor  # (B, 2), from the global chain
+    samples: Tensor  # (B, 2), after the client's chain
+    w2_squared: float  # to as many draws of the truth, equally many of each leaf, by optimal assignment
 
 
 class Case(NamedTuple):
     """A class, the tree's first branch, of which a client has a few records."""
 
     truth: Mixture
-    records: Tensor
-    """(n, 2)."""
-    local: float
-    """W2^2 of what the client samples alone, from T to 0."""
-    floor: float
-    """W2^2 of as many independent draws of the truth."""
+    records: Tensor  # (n, 2)
+    local: float  # W2^2 of what the client samples alone, from T to 0
+    floor: float  # W2^2 of as many independent draws of the truth
     depths: list[HandOver]
 
 

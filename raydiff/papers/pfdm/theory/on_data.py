@@ -39,17 +39,8 @@ from raydiff.data.partition import TEN_CLASSES
 from raydiff.formats.intervals import interval
 from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import MEASURED, Sampler
-from raydiff.papers.pfdm.theory.closed_forms import (
-    ABAR,
-    Gauss,
-    deconvolved,
-    depth,
-    fitted,
-    fitted_classes,
-    refine,
-    uploads,
-    w2_squared,
-)
+from raydiff.papers.pfdm.theory import closed_forms as forms
+from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
 from raydiff.papers.theory_tables import Rows, write_csv
 from raydiff.seeding import generator
 
@@ -62,18 +53,12 @@ Key = tuple[Sampler, str]
 class Truth:
     """A data set as Gaussian classes, and what its public split says."""
 
-    classes: Gauss
-    """(K, d)."""
-    cluster: Tensor
-    """(K,) bool: the classes that client 0 holds as majority, client 1 as minority."""
-    centre: Tensor
-    """(d,): mean of the public split."""
-    clip: float
-    """Median norm of the public split, to one decimal as in the presets."""
-    centred_clip: float
-    """The same around `centre`."""
-    records: int
-    """Training records of a class, all clients together (mean over the classes)."""
+    classes: Gauss  # (K, d)
+    cluster: Tensor  # (K,) bool: the classes that client 0 holds as majority, client 1 as minority
+    centre: Tensor  # (d,), mean of the public split
+    clip: float  # median norm of the public split, to one decimal as in the presets
+    centred_clip: float  # the same around `centre`
+    records: int  # training records of a class, all clients together (mean over the classes)
 
     def pooled(self, minority: int) -> int:
         """Records of a class in all: as many as the data has, and at least twice the minority client's."""
@@ -95,7 +80,7 @@ def truth(data: Dataset) -> Truth:
     public = data.splits["public"].images.flatten(1).double()
     centre = public.mean(0)
     return Truth(
-        fitted_classes([images[which == c] for c in range(len(conditions))], shared=False),
+        forms.fitted_classes([images[which == c] for c in range(len(conditions))], shared=False),
         torch.isin(conditions[:, 0], torch.tensor(cluster)),
         centre,
         _median_norm(public),
@@ -117,8 +102,8 @@ def predict(
     clients = []
     for classes in (~world.cluster, world.cluster):  # the minority classes of client 0 and of client 1
         held = [x_c[:minority] if few else x_c[minority:] for x_c, few in zip(x, classes.tolist(), strict=True)]
-        fit, target = fitted_classes(held)[classes], world.classes[classes]
-        clients.append((classes, fit, target, w2_squared(fit, target)))
+        fit, target = forms.fitted_classes(held)[classes], world.classes[classes]
+        clients.append((classes, fit, target, forms.w2_squared(fit, target)))
     out = {}
     for epsilon in epsilons:
         starts = _server(world, x, noise, epsilon)
@@ -127,29 +112,29 @@ def predict(
             for sampler in MEASURED:
                 of_class[sampler, "localonly"].append(local)
                 for arm, (start, abar) in starts.items():
-                    samples = refine(start[classes], client, abar=abar, sampler=sampler)
-                    of_class[sampler, arm].append(w2_squared(samples, target))
+                    samples = forms.refine(start[classes], client, abar=abar, sampler=sampler)
+                    of_class[sampler, arm].append(forms.w2_squared(samples, target))
         out[epsilon] = {key: float(torch.cat(parts).mean()) for key, parts in of_class.items()}
     return out
 
 
 def _server(world: Truth, x: Tensor, noise: Tensor, epsilon: float | None) -> dict[str, tuple[Gauss, float]]:
     """x_t0's distribution and abar_t0 by arm, from all clients' records x (K, N, d)."""
-    abar, centred_abar = (float(ABAR[depth(epsilon, clip)]) for clip in (world.clip, world.centred_clip))
-    (count, d), public = x.shape[1:], fitted_classes(list(x)).noised(abar)
+    abar, centred_abar = (float(ABAR[forms.depth(epsilon, clip)]) for clip in (world.clip, world.centred_clip))
+    (count, d), public = x.shape[1:], forms.fitted_classes(list(x)).noised(abar)
     noise_alone = Gauss(torch.zeros(len(x), d, dtype=torch.float64), torch.eye(d, dtype=torch.float64))
     starts = {"no-server": (noise_alone, abar), "collafuse": (public, abar)}
     if epsilon is None:
-        mixed = fitted(x.flatten(0, 1)).noised(abar)
+        mixed = forms.fitted(x.flatten(0, 1)).noised(abar)
         starts |= dict.fromkeys(("pfdm", "centre", "gaussian"), starts["collafuse"])
     else:
-        sent = uploads(x, noise, abar=abar, clip=world.clip)
-        mixed = fitted(sent.flatten(0, 1))
-        signal = deconvolved(fitted_classes(list(sent), shared=False), abar=abar, count=count)
-        shifted = uploads(x - world.centre, noise, abar=centred_abar, clip=world.centred_clip)
+        sent = forms.uploads(x, noise, abar=abar, clip=world.clip)
+        mixed = forms.fitted(sent.flatten(0, 1))
+        signal = forms.deconvolved(forms.fitted_classes(list(sent), shared=False), abar=abar, count=count)
+        shifted = forms.uploads(x - world.centre, noise, abar=centred_abar, clip=world.centred_clip)
         shifted = shifted + math.sqrt(centred_abar) * world.centre
-        starts["pfdm"] = fitted_classes(list(sent)), abar
-        starts["centre"] = fitted_classes(list(shifted)), centred_abar
+        starts["pfdm"] = forms.fitted_classes(list(sent)), abar
+        starts["centre"] = forms.fitted_classes(list(shifted)), centred_abar
         starts["gaussian"] = signal.noised(abar), abar
     starts["shuffled"] = (Gauss(mixed.mean.expand(len(x), -1), mixed.cov), abar)
     return starts
@@ -191,7 +176,9 @@ def report(config: Data, path: Path, minorities: Sequence[int], *, seeds: int) -
     write_csv(path, table)
     classes, d = world.classes.mean.shape
     pools = ", ".join(f"{world.pooled(n)} at n = {n}" for n in minorities)
-    t0s = ", ".join(f"{_budget(e)}: {depth(e, world.clip)} (centre {depth(e, world.centred_clip)})" for e in EPSILONS)
+    t0s = ", ".join(
+        f"{_budget(e)}: {forms.depth(e, world.clip)} (centre {forms.depth(e, world.centred_clip)})" for e in EPSILONS
+    )
     return [
         f"{config.name}: W2^2 to the truth of a client's minority classes, perfect denoisers, {seeds} seeds.",
         f"{classes} classes, {d} pixels; two clients, n records of each minority class; of a class in all: {pools}",

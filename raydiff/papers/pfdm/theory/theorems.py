@@ -28,17 +28,8 @@ from torch import Tensor
 
 from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import MEASURED, Sampler
-from raydiff.papers.pfdm.theory.closed_forms import (
-    ABAR,
-    Gauss,
-    depth,
-    fitted,
-    measured_weight,
-    refine,
-    uploads,
-    w2_squared,
-    weight,
-)
+from raydiff.papers.pfdm.theory import closed_forms as forms
+from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
 from raydiff.papers.theory_tables import Rows, over_seeds
 from raydiff.seeding import generator
 
@@ -63,14 +54,14 @@ def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: Sampl
     entry of the mean has the error 1 / n locally, of the covariance too (up to a constant); of the global
     estimate 1 / (abar N) and 1 / (abar^2 N).
     """
-    w = float(weight(torch.ones(1, dtype=torch.float64), abar, sampler))
+    w = float(forms.weight(torch.ones(1, dtype=torch.float64), abar, sampler))
     means, covs = _gain(w, 1 / abar, n, pooled), _gain(w * w, abar**-2, n, pooled)
     return d * means + d * (d + 1) / 4 * covs
 
 
 def break_even(abar: float, sampler: Sampler) -> tuple[float, float]:
     """The N / n from which collaboration improves (the mean, the covariance), to first order in 1 / n."""
-    w = float(weight(torch.ones(1, dtype=torch.float64), abar, sampler))
+    w = float(forms.weight(torch.ones(1, dtype=torch.float64), abar, sampler))
     return _ratio(w, 1 / abar), _ratio(w * w, abar**-2)
 
 
@@ -84,9 +75,9 @@ def trials(
     truth = Gauss(mean.expand(count, d), torch.eye(d, dtype=torch.float64))
     x = truth.sample(pooled, rng)
     noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
-    client, start = fitted(x[:, :n]), fitted(uploads(x, noise, abar=abar, clip=clip))
-    pfdm = {s: w2_squared(refine(start, client, abar=abar, sampler=s), truth) for s in MEASURED}
-    return w2_squared(client, truth), pfdm
+    client, start = forms.fitted(x[:, :n]), forms.fitted(forms.uploads(x, noise, abar=abar, clip=clip))
+    pfdm = {s: forms.w2_squared(forms.refine(start, client, abar=abar, sampler=s), truth) for s in MEASURED}
+    return forms.w2_squared(client, truth), pfdm
 
 
 def _gain(w: float, noise: float, n: int, pooled: int) -> float:
@@ -109,8 +100,8 @@ def report(trials: int = 200) -> list[str]:
 def _weights() -> list[str]:
     rows: Rows = [("t0", "lambda", "sampler", "limit", "all steps", "50 steps")]
     for (t0, value), sampler in itertools.product(((740, 1.0), (690, 5.0)), MEASURED):
-        limit = float(weight(torch.tensor(value, dtype=torch.float64), float(ABAR[t0]), sampler))
-        chains = (measured_weight(value, t0, sampler=sampler, steps=steps) for steps in (1000, 50))
+        limit = float(forms.weight(torch.tensor(value, dtype=torch.float64), float(ABAR[t0]), sampler))
+        chains = (forms.measured_weight(value, t0, sampler=sampler, steps=steps) for steps in (1000, 50))
         rows.append((str(t0), f"{value:g}", sampler, *(f"{number:.4f}" for number in (limit, *chains))))
     title = "Weight of the global mean after the client's chain: the limit, and raydiff's own chain"
     return [title, *aligned(rows, words=0)]
@@ -130,7 +121,7 @@ def _gains(count: int) -> list[str]:
     ]
     regimes = []
     for epsilon in (10.0, 50.0, 200.0):
-        t0 = depth(epsilon, clip)
+        t0 = forms.depth(epsilon, clip)
         for n in (3, 20, 100):
             for pooled in dict.fromkeys((n, 10 * n, 1000)):
                 cells = _gain_cells(n, pooled, float(ABAR[t0]), clip, count)
