@@ -40,8 +40,7 @@ def beside(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int | None, pd.DataFrame]]:
-    """(rounds, their trials) of a published cell, with as many local epochs in each round as there; no number of rounds
-    where it has none."""
+    """(rounds, trials) of a published cell with as many local epochs in each round; None where it has no rounds."""
     wanted = where(entry["config"])
     rounds, epochs = wanted.pop(ROUNDS, None), wanted.pop(EPOCHS, None)
     trials = values(done, entry["ours"], wanted)
@@ -49,7 +48,7 @@ def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int | No
         yield None, trials
     elif trials is not None:
         same = trials[trials[EPOCHS] * rounds == trials[ROUNDS] * epochs]
-        yield from ((int(number), own) for number, own in same.groupby(ROUNDS))
+        yield from ((int(number), rows) for number, rows in same.groupby(ROUNDS))
 
 
 def shown_table(rows: pd.DataFrame) -> Table:
@@ -61,7 +60,7 @@ def shown_table(rows: pd.DataFrame) -> Table:
         theirs = [row[name] for name in ("data", "method", "source", "printed")]
         lines.append([*theirs, short(row["rounds"]), f"{row['ours']:.2f}", difference])
     differs = load.groups(rows, ["source", "differs"], sort=False)
-    notes = [f"{of['source']}, {' and '.join(own['method'].unique())}: {of['differs']}." for of, own in differs]
+    notes = [f"{of['source']}, {' and '.join(cells['method'].unique())}: {of['differs']}." for of, cells in differs]
     first = f"Test accuracy, %; n = {span(rows['n'])} seeds of ours; ± as published."
     return Table(header, lines, note="\n\n".join([first, *notes]))
 
