@@ -9,10 +9,9 @@ show private records: both are confidential.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -23,10 +22,10 @@ from raydiff.cli.options import RunOptions, parse
 from raydiff.data.records import Records, joined
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
-from raydiff.federated.method import SERVER_ONLY
 from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Diverged, fit
+from raydiff.papers.pfdm.controls import POOL
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.pfdm.reconstruction import Denoise, Reconstruction, compare, reconstruct
 from raydiff.results.finished import Finished
@@ -95,30 +94,26 @@ def method_of(finished: Finished) -> PFDM:
 def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]:
     """(uploads, the records behind them) of at most `count` records, the same ones in every attack on this run.
 
-    The uploads are read from the server's pool, where they lie in the order of the clients that took part.
+    The server's pool has the uploads in the order of the clients that took part.
     """
     trial = finished.trial
     last = trial.store.last_commit()
     assert last is not None  # an opened trial has one
-    pool = trial.store.load_server(last[0])[f"{SERVER_ONLY}/pool/x"]
+    pool = trial.store.load_server(last[0])[f"{POOL}/x"]
     took_part = sorted(trial.store.ledger().bytes_by_client)
-    parts = [c.data for c in make_clients(trial, took_part, keys=dataclasses.replace(trial.keys, secret=b""))]
-    if len(pool) != sum(map(len, parts)):
-        raise ValueError(
-            f"the server holds {len(pool)} uploads of {sum(map(len, parts))} records: it was tampered with"
-        )
-    records = joined(parts)
+    records = joined([c.data for c in make_clients(trial, took_part, keys=replace(trial.keys, secret=b""))])
+    if len(pool) != len(records):
+        raise ValueError(f"the server has {len(pool)} uploads of {len(records)} records: it was tampered with")
     rows = torch.randperm(len(pool), generator=seeding.generator(0, "reconstructed"))[:count]
     return pool[rows], records.select(rows)
 
 
 def attacker(method: PFDM, params: Params) -> Denoise:
     """The client's chain from t0 to 0 with these parameters; the attacker knows that pictures end in [-1, 1]."""
-    z = method.model.denoiser(params)
+    z, chain = method.model.denoiser(params), method.client_sampling
 
     def denoise(uploads: Tensor, labels: Tensor) -> Tensor:
         rng = seeding.generator(0, "reconstruction")
-        chain = method.client_sampling
         return chain.run(method.model, z, uploads, labels=labels, start=method.depth, bound=1.0, rng=rng)
 
     return denoise
@@ -143,7 +138,7 @@ def _pretrained(finished: Finished, method: PFDM, options: Options) -> Params:
             raise ValueError("--public-steps needs public records: the run's data.public is 0")
         print("no pretrained attacker: the run has no public split")
         return {}
-    training = method.local if steps is None else dataclasses.replace(method.local, steps=steps, epochs=None)
+    training = method.local if steps is None else replace(method.local, steps=steps, epochs=None)
     training = training.of(len(public))
     print(f"training a denoiser on {len(public)} public records, {training.steps} steps", flush=True)
     rng = seeding.generator(0, "reconstruction", "pretrained")

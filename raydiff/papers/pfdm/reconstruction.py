@@ -3,8 +3,8 @@
 Patel et al., CVPR 2026 (arXiv 2504.00952), appendix D.2: the attacker takes a noised record for x_{t0} and runs a
 denoiser from t0 to 0, be it the global one or one that was trained on related public data.
 
-A reconstruction always resembles something of its class. So it is measured against its original and against the nearest
-other original, of the same class where there is one: the attack has found a record where the first is nearer.
+A reconstruction always resembles something of its class. So it is compared with its original and with the nearest other
+original, of the same class where there is one: the attack succeeds where the first is nearer.
 
 Shapes: n records, images (n, C, H, W) on [-1, 1].
 """
@@ -23,7 +23,6 @@ from raydiff.federated.method import Metrics
 
 DATA_RANGE = 2.0  # of [-1, 1]
 LEAST_MSE = 1e-10  # so that the PSNR of an exact copy is a number, 106 dB
-BLOCK = 256
 
 Denoise = Callable[[Tensor, Tensor], Tensor]
 """(uploads (n, C, H, W), labels (n, K)) -> images (n, C, H, W): the attacker's chain from t0 to 0."""
@@ -31,25 +30,19 @@ Denoise = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """How like the originals reconstructions are: means over records. `_wrong`: beside the nearest wrong original."""
+    """How like the originals reconstructions are: means over records. `_wrong`: beside the nearest wrong original;
+    `_random`: of reconstructions that know nothing, or no more than the class."""
 
-    mse: float
-    """Squared error of a pixel, on [-1, 1]: two pictures of opposite pixels have 4."""
+    mse: float  # squared error of a pixel, on [-1, 1]: two pictures of opposite pixels have 4
     mse_wrong: float
-    psnr: float
-    """dB: 10 log10(4 / mse) of each record."""
+    psnr: float  # dB: 10 log10(4 / mse) of each record
     psnr_wrong: float
-    ssim: float
-    """Structural similarity (Wang et al. 2004), of 1 for equal pictures."""
+    ssim: float  # structural similarity (Wang et al. 2004), of 1 for equal pictures
     ssim_wrong: float
-    closest: float
-    """Share of the reconstructions whose nearest original, of all n, is the right one."""
+    closest: float  # fraction of the reconstructions whose nearest original, of all n, is the right one
     closest_random: float
-    """Of reconstructions that know nothing: 1 / n."""
-    closest_in_class: float
-    """The same among the originals of its own class, which the attacker knows: labels are public."""
+    closest_in_class: float  # the same among the originals of its class, which is public
     closest_in_class_random: float
-    """Of reconstructions that know the class and nothing else."""
 
     def metrics(self, prefix: str) -> Metrics:
         """Flat numbers under `prefix/`."""
@@ -96,7 +89,7 @@ def _errors(made: Tensor, originals: Tensor) -> Tensor:
     """Mean squared error of every reconstruction and every original: (n, n) float64."""
     x, y = made.flatten(1).double(), originals.flatten(1).double()
     exact = "donot_use_mm_for_euclid_dist"  # equal distances must come out equal
-    return torch.cat([torch.cdist(rows, y, compute_mode=exact).square() / x.shape[1] for rows in x.split(BLOCK)])
+    return torch.cdist(x, y, compute_mode=exact).square() / x.shape[1]
 
 
 def _psnr(errors: Tensor) -> float:

@@ -1,12 +1,12 @@
-"""PFDM with perfect denoisers on a hierarchical Gaussian mixture: what is coarse, what is fine, and who knows it.
+"""PFDM with perfect denoisers on a hierarchical Gaussian mixture: the server decides what is coarse, the client the rest.
 
-The mixture is that of PFDM's Figure 5 (arXiv 2504.00952; the paper gives no numbers, these are ours): a tree of depth
-3 in the plane, each node the centre of three children on a circle, a Gaussian at each leaf. Forward in time the
-leaves merge first, then the twigs, then the branches (`merge_time`); so a chain that runs backwards decides the
-branch first. PFDM hands over at t0: what merges later than t0 is decided by the global model, the rest by the client's.
+The mixture is that of PFDM's Figure 5 (arXiv 2504.00952, without numbers; these are ours): a tree of depth 3 in the
+plane, each node the centre of three children on a circle, a Gaussian at each leaf. Forward in time the leaves merge
+first, then the twigs, then the branches (`merge_time`); so a reverse chain decides the branch first. PFDM hands over at
+t0: what merges later than t0 is decided by the global model, the rest by the client's.
 
-A client's denoiser has the exact score of what it was fitted to: one Gaussian of the leaves' width at each of its
-records. The global one has the exact score of the truth diffused to t0, that is of infinitely many uploads.
+A client's denoiser has the exact score of one Gaussian of the leaves' width at each of its records, the global one that
+of the truth diffused to t0, that is of infinitely many uploads.
 
 Shapes: B samples, K components, d dimensions. All in float64.
 """
@@ -167,24 +167,16 @@ def report(out: Path, *, seeds: int = 4) -> list[str]:
 def draw_hierarchy(path: Path, *, count: int = 1500) -> None:
     """Write Figure 5 as a PNG: the perfect ancestral chain for the whole tree, stopped on its way from T to 0."""
     T, rng, target, (branches, twigs, leaves) = len(ABAR) - 1, generator(0, "hierarchy"), tree(), merge_times()
-    stages = {
-        T: "noise",
-        branches: "branches merge",
-        (branches + twigs) // 2: "branches apart",
-        twigs: "twigs merge",
-        (twigs + leaves) // 2: "twigs apart",
-        leaves: "leaves merge",
-        leaves // 2: "leaves apart",
-        0: "the mixture",
-    }
+    stops = (T, branches, (branches + twigs) // 2, twigs, (twigs + leaves) // 2, leaves, leaves // 2, 0)
+    names = (f"{level} {what}" for level in ("branches", "twigs", "leaves") for what in ("merge", "apart"))
     points = [torch.randn(count, 2, dtype=torch.float64, generator=rng)]
-    for start, stop in itertools.pairwise(stages):
+    for start, stop in itertools.pairwise(stops):
         points.append(reverse(target.predict, points[-1], start=start, stop=stop, sampler="ancestral", rng=rng))
     colours = [f"C{leaf // 9}" for leaf in torch.cdist(points[-1], target.means).argmin(1).tolist()]
     figure, axes = panels(2, 4, size=(4 * 3.2, 2 * 3.4), dpi=110)
-    for ax, x, (t, what) in zip(axes.flat, points, stages.items(), strict=True):
+    for ax, x, t, name in zip(axes.flat, points, stops, ("noise", *names, "the mixture"), strict=True):
         ax.scatter(*x.T.numpy(), s=3, c=colours, linewidths=0)
-        ax.set(title=f"t = {t}: {what}", xlim=(-6.5, 6.5), ylim=(-6.5, 6.5), aspect="equal")
+        ax.set(title=f"t = {t}: {name}", xlim=(-6.5, 6.5), ylim=(-6.5, 6.5), aspect="equal")
     figure.suptitle("The chain of the exact score, stopped at t. Colour: the branch in which a sample ends.")
     save(figure, path)
 
