@@ -1,9 +1,8 @@
 """The papers' tables as studies: `raydiff sweep reproduce --paper pfdm|spire|feddistr|pdp`.
 
-`--scale cpu`: for 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits, German
-Credit), meant for 30 minutes each: beside other work PFDM took 28, SPIRE 21, FedDistr 16 and pDP 7. `gpu`: the papers'
-data and sizes, as far as the data are to be had. `smoke`: that of the CPU with a hundredth of the training and one
-seed, to see in minutes that all of it runs. What a paper claims, and whether a sweep shows it: `raydiff claims SWEEP`.
+`--scale cpu`: for 2 cores, at most 30 minutes each, on small data (MNIST coloured and cut to 14x14, 8x8 digits, German
+Credit). `gpu`: the papers' data and sizes, as far as the data are available. `smoke`: the CPU's with a hundredth of the
+training and one seed, minutes in all. Whether a sweep shows what a paper claims: `raydiff claims SWEEP`.
 """
 
 from __future__ import annotations
@@ -64,15 +63,13 @@ def pfdm_cpu() -> Study:
     100 records a minority class, the paper's; the attack on a model of all records over the length of its training is
     Table 6 of the appendix.
     """
-    base = override(
-        pfdm.collaboration_colour().experiment,
-        {
-            "partition.minority": 100,
-            "data.calibration": 500,  # what a rate at 1 % takes
-            "data.test": 1000,
-            "evaluation": Evaluation(clusters=True, attacks=("pia",), members=2000),
-        },
-    )
+    changes = {
+        "partition.minority": 100,
+        "data.calibration": 500,  # what a rate at 1 % takes
+        "data.test": 1000,
+        "evaluation": Evaluation(clusters=True, attacks=("pia",), members=2000),
+    }
+    base = override(pfdm.collaboration_colour().experiment, changes)
     beside = (
         Arm(method=LocalOnly),
         Arm(method=FedAvg),

@@ -57,13 +57,13 @@ def table(abar: Tensor, options: Options) -> list[str]:
 
     Raises ValueError where --t0 is out of range, or is missing and no depth satisfies the budget.
     """
-    clip, budget, t0 = options.clip, {"epsilon": options.epsilon, "delta": options.delta}, options.t0
+    clip, epsilon, delta, t0 = options.clip, options.epsilon, options.delta, options.t0
     if t0 is not None and not 1 <= t0 < len(abar):
         raise ValueError(f"--t0 must be in 1..{len(abar) - 1}, got {t0}")
     depths: dict[str, int | None] = {}
     for name in ACCOUNTANTS:
         try:
-            depths[name] = depth_for(**budget, clip=clip, alphas_bar=abar, accountant=name)
+            depths[name] = depth_for(epsilon=epsilon, delta=delta, clip=clip, alphas_bar=abar, accountant=name)
         except ValueError:
             if name == ACCOUNTANTS[-1] and t0 is None:  # the tightest has no depth, so none has
                 raise
@@ -74,6 +74,6 @@ def table(abar: Tensor, options: Options) -> list[str]:
             rows.append([name, "none", *["-"] * (1 + len(ACCOUNTANTS))])
             continue
         event = release_event(clip, float(abar[depth]))
-        epsilons = (rounding.up(epsilon_of([event], options.delta, a)) for a in ACCOUNTANTS)
+        epsilons = (rounding.up(epsilon_of([event], delta, a)) for a in ACCOUNTANTS)
         rows.append([name, str(depth), f"{2 * clip * event.std_over_sensitivity:.2f}", *epsilons])
     return aligned(rows, words=1)

@@ -150,7 +150,7 @@ def shown_table(table: pd.DataFrame) -> Table:
     return Table(header, lines)
 
 
-def _level(epsilon: float) -> str:
+def _level(epsilon: Any) -> str:
     return "none" if math.isinf(epsilon) else "-" if math.isnan(epsilon) or epsilon == NONE else f"{epsilon:g}"
 
 

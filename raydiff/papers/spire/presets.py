@@ -100,16 +100,13 @@ def spire_digits() -> Study:
 
 def spire_mnist14() -> Study:
     """The paper's clients and records of MNIST at 14x14, for 2 cores: an MLP, trained as in `spire_digits`."""
-    base = override(
-        spire_digits().experiment,
-        {
-            "method.model.network": MLP(width=128, skip=True),
-            "data": replace(PAPERS_MNIST, size=14, validation=1000),
-            "clients": 30,
-            "newcomers": Newcomers(clients=30, classes=3, records=400),
-        },
-    )
-    return _as_searched(base)
+    changes = {
+        "method.model.network": MLP(width=128, skip=True),
+        "data": replace(PAPERS_MNIST, size=14, validation=1000),
+        "clients": 30,
+        "newcomers": Newcomers(clients=30, classes=3, records=400),
+    }
+    return _as_searched(override(spire_digits().experiment, changes))
 
 
 def spire_mnist() -> Study:
@@ -127,22 +124,20 @@ def spire_mnist() -> Study:
 def spire_cifar10() -> Study:
     """CIFAR-10, widths and numbers of clients as in the paper, with the records there are: 18 clients x 700 records of
     one class, 18 more x 275 of two; 400 rounds of 100 steps."""
-    study = spire_mnist()
     changes = {
         "data": Data(name="cifar10", public=2000, validation=0, calibration=0, test=4000),
         "clients": 18,
         "newcomers": Newcomers(clients=18, classes=2, records=275),
         "method.model.network": UNet(widths=(64, 128, 128, 128), layers=2),
     }
-    return _as_published(override(study.experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
+    return _as_published(override(spire_mnist().experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
 
 
 def spire_faces() -> Study:
     """Faces at 64x64: 6 clients x 5 people, 2 more x 5 other people; 8 pictures of each."""
-    study = spire_cifar10()
     changes = {
         "data": Data(name="faces", public=40, validation=0, calibration=0, test=80),
         "clients": 6,
         "newcomers": Newcomers(clients=2, classes=5, records=40, own_classes=True),
     }
-    return _as_published(override(study.experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)
+    return _as_published(override(spire_cifar10().experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)

@@ -1,4 +1,4 @@
-"""PFDM with perfect denoisers on a hierarchical Gaussian mixture: the server decides what is coarse, the client the rest.
+"""PFDM with perfect denoisers on a hierarchical Gaussian mixture: what the server decides, and what the client.
 
 The mixture is that of PFDM's Figure 5 (arXiv 2504.00952, without numbers; these are ours): a tree of depth 3 in the
 plane, each node the centre of three children on a circle, a Gaussian at each leaf. Forward in time the leaves merge

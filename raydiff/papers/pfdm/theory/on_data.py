@@ -194,7 +194,7 @@ def _lines(table: pd.DataFrame) -> list[str]:
     for (n, epsilon, sampler), arms in table.groupby(["minority", "epsilon", "sampler"], sort=False):
         numbers = arms[["w2_squared", "gain_low", "gain_high"]].itertuples(index=False)
         cells = (f"{w2:.3f}{'+' if low > 0 else '-' if high < 0 else ' '}" for w2, low, high in numbers)
-        rows.append((str(n), epsilon, sampler, *cells))
+        rows.append((str(n), str(epsilon), str(sampler), *cells))
     return aligned(rows, words=0)
 
 
