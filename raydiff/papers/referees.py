@@ -2,10 +2,10 @@
 
     raydiff referees SWEEP [SWEEP ...] [--out DIR]      prints, and writes referees.csv and .md
 
-A row is a published cell (a row of published.tsv): source, data, method, accuracy in % with its deviation; ours, the
-mean over seeds; and ours minus theirs in points with the 95 % Student interval over seeds, bold where it excludes 0.
-Cells without a finished trial are left out. Where theirs has rounds, trials of fewer rounds with as many local epochs
-in each (`--method.rounds 10 --method.local.epochs 100`) have a row with their number of rounds.
+A row is a row of published.tsv that has finished trials: source, data, method, accuracy in % with its deviation; our
+mean over seeds; and ours minus theirs in points with the 95 % Student interval, bold where it excludes 0. Where theirs
+has rounds, trials of fewer rounds with as many local epochs in each (`--method.rounds 10 --method.local.epochs 100`)
+have a row with their number of rounds.
 """
 
 from __future__ import annotations
@@ -27,8 +27,7 @@ ROUNDS, EPOCHS = "method.rounds", "method.local.epochs"
 
 
 def beside(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each published cell that has finished trials: source, data, method, rounds, printed, theirs, ours, n,
-    difference and its low and high, in percent and points; differs."""
+    """A row for each published cell that has finished trials; percent, and points for the difference."""
     done, rows = load.finished(runs), []
     for entry in (row for row in rows_of("published") if row["measure"] == MEASURE):
         for rounds, trials in _alike(done, entry):

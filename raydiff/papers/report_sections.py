@@ -1,4 +1,4 @@
-"""Sections of the report about papers: their own tables, claims and published numbers."""
+"""Sections of the report about papers: their tables, claims and published numbers."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ POOL = f"{SERVER_ONLY}/pool"
 
 
 def pooled(start: Start, pool: Params, *, noise_std: float, rng: torch.Generator) -> Params:
-    """The server's leaves that are made of the pooled uploads x (N, C, H, W) and labels (N, K)."""
+    """The server's leaves from the pooled uploads x (N, C, H, W) and labels (N, K)."""
     if start == "gaussian":
         return tree.prefixed("classes", class_gaussians.fit_classes(**pool, noise_std=noise_std))
     if start == "shuffled":

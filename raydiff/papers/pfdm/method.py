@@ -1,17 +1,17 @@
 """PFDM: personalised federated diffusion with local differential privacy (Patel et al., CVPR 2026, arXiv 2504.00952).
 
-Each client trains its own denoiser, and sends its images once, clipped and noised to depth t0 of the forward process.
+Each client trains a denoiser, and sends its images once, clipped and noised to depth t0 of the forward process.
 The server trains a global denoiser on these noisy images as if they were clean. To sample, the global denoiser makes
-an x_{t0}, and the client's own denoiser takes it from t0 to 0.
+an x_{t0}, and the client's denoiser takes it from t0 to 0.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
-Covered: the upload and all that is computed from it, the global denoiser above all. Not covered: the client's own
+Covered: the upload and all that is computed from it, the global denoiser above all. Not covered: the client's
 denoiser and what it samples; labels and the number of records, which are public by declaration.
 
 | paper | here |
 |---|---|
 | z_{theta_m}, Algorithm 1 stage 1 | `init_client`, `local` |
-| CLIP(x, C), t_0 | `clip`, `depth` (given as `t0`, or solved from `epsilon`, `delta`) |
+| CLIP(x, C), t_0 | `clip`, `depth` (`t0`, or solved from `epsilon`, `delta`) |
 | Dtilde, z_w, stage 2 | the server's `server_only/pool/` and `model/`; `server`, `server_rounds` |
 | Algorithm 2 | `deploy`; `sampling` for the server's chain, `client_sampling` for the client's |
 
@@ -75,7 +75,7 @@ class PFDM(Method):
     center: bool = False
     """Clip around the mean of the public records instead of around 0."""
     t0: int | None = None
-    """Depth of the noise and of the hand-over. Default: the smallest within the budget; a given one must be too."""
+    """Depth of the noise and of the hand-over. Default, and minimum: the smallest within the budget."""
     accountant: accountants.Accountant = "exact"
     """Which bound turns the noise into an epsilon: exact, rdp or theorem."""
     local: Training = Training()
@@ -111,7 +111,7 @@ class PFDM(Method):
 
     @cached_property
     def depth(self) -> int:
-        """t_0. Raises ValueError when no depth, or not the given one, keeps to the budget."""
+        """t_0. Raises ValueError when no depth, or not `t0`, keeps to the budget."""
         if self.epsilon is None:
             return self.t0 or 1
         budget = {"epsilon": self.epsilon, "delta": self.delta, "clip": self.clip}
@@ -189,7 +189,7 @@ class PFDM(Method):
         return {**server, **tree.prefixed("model", w), **tree.prefixed(MOMENTS, moments)}, {"server/loss": loss}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """Algorithm 2: the global chain gives x_{t0}, the client's own chain takes it to x_0, flag = unclipped."""
+        """Algorithm 2: the global chain gives x_{t0}, the client's chain takes it to x_0, flag = unclipped."""
         model, t0, copies = self.model, self.depth, self._copies
         z_w = model.denoiser(tree.under("model", server)) if self._trains else None
         stop = t0 if state is not None and self.epsilon is None else 0

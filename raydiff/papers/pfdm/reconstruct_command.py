@@ -59,20 +59,20 @@ def main(argv: Sequence[str]) -> int:
     method = method_of(finished)
     uploads, originals = sent(finished, method, options.records)
     denoisers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
-    made = {
+    images, classes = originals.images, originals.labels[:, 0]
+    attacked = {
         name: reconstruct(attacker(method, params), uploads, originals.labels)
         for name, params in denoisers.items()
         if params
     }
-    if not made:
+    if not attacked:
         raise ValueError("there is no attacker: this run has no global denoiser and no public split")
-    images, classes = originals.images, originals.labels[:, 0]
-    results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **made}.items()}
+    results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **attacked}.items()}
     print("\n".join(table(results, len(originals), method)))
     metrics = {k: v for name, one in results.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
     options.out.mkdir(parents=True, exist_ok=True)
     write_text(options.out / "metrics.json", json.dumps(metrics, indent=1))
-    rows = {"upload": uploads, "original": images, **dict(reversed(made.items()))}
+    rows = {"upload": uploads, "original": images, **dict(reversed(attacked.items()))}
     pictures = [x[:COLUMNS] for x in rows.values()]
     privacy = "none: the second row are private records"
     sample_grid(pictures, options.out / "reconstruction.png", privacy=privacy, names=tuple(rows))

@@ -54,17 +54,17 @@ def reconstruct(denoise: Denoise, uploads: Tensor, labels: Tensor) -> Tensor:
     return denoise(uploads, labels).clamp(-1, 1)
 
 
-def compare(made: Tensor, originals: Tensor, classes: Tensor) -> Reconstruction:
+def compare(images: Tensor, originals: Tensor, classes: Tensor) -> Reconstruction:
     """Reconstructions beside the originals (n, C, H, W), row by row; classes (n,).
 
-    Nearest is by squared error; a reconstruction as near to its own original as to another counts as right. Raises
+    Nearest is by squared error; a reconstruction as near to its original as to another counts as right. Raises
     ValueError for fewer than 2 records, other shapes, or pictures that SSIM has no window for.
     """
     n = len(originals)
-    if made.shape != originals.shape or len(classes) != n or n < 2:
-        shapes = f"{tuple(made.shape)}, {tuple(originals.shape)} and {tuple(classes.shape)}"
+    if images.shape != originals.shape or len(classes) != n or n < 2:
+        shapes = f"{tuple(images.shape)}, {tuple(originals.shape)} and {tuple(classes.shape)}"
         raise ValueError(f"there must be 2 or more reconstructions, with an original and a class each, got {shapes}")
-    errors = _errors(made, originals)
+    errors = _errors(images, originals)
     right = errors.diagonal()
     same = classes[:, None] == classes[None]
     alone = same.sum(1) == 1
@@ -76,8 +76,8 @@ def compare(made: Tensor, originals: Tensor, classes: Tensor) -> Reconstruction:
         mse_wrong=float(mse_wrong.mean()),
         psnr=_psnr(right),
         psnr_wrong=_psnr(mse_wrong),
-        ssim=_ssim(made, originals),
-        ssim_wrong=_ssim(made, originals[wrong]),
+        ssim=_ssim(images, originals),
+        ssim_wrong=_ssim(images, originals[wrong]),
         closest=float((right <= errors.min(1).values).double().mean()),
         closest_random=1 / n,
         closest_in_class=float((right <= in_class).double().mean()),
@@ -85,9 +85,9 @@ def compare(made: Tensor, originals: Tensor, classes: Tensor) -> Reconstruction:
     )
 
 
-def _errors(made: Tensor, originals: Tensor) -> Tensor:
+def _errors(images: Tensor, originals: Tensor) -> Tensor:
     """Mean squared error of every reconstruction and every original: (n, n) float64."""
-    x, y = made.flatten(1).double(), originals.flatten(1).double()
+    x, y = images.flatten(1).double(), originals.flatten(1).double()
     exact = "donot_use_mm_for_euclid_dist"  # equal distances must come out equal
     return torch.cdist(x, y, compute_mode=exact).square() / x.shape[1]
 
@@ -96,12 +96,12 @@ def _psnr(errors: Tensor) -> float:
     return float((10 * torch.log10(DATA_RANGE**2 / errors.clamp_min(LEAST_MSE))).mean())
 
 
-def _ssim(made: Tensor, originals: Tensor) -> float:
+def _ssim(images: Tensor, originals: Tensor) -> float:
     from skimage.metrics import structural_similarity
 
-    side = min(made.shape[2:])
+    side = min(images.shape[2:])
     if side < 3:
-        raise ValueError(f"SSIM needs pictures of at least 3 pixels a side, got {tuple(made.shape[2:])}")
+        raise ValueError(f"SSIM needs pictures of at least 3 pixels a side, got {tuple(images.shape[2:])}")
     how: dict[str, Any] = {"data_range": DATA_RANGE, "channel_axis": 0, "win_size": min(7, side - (side + 1) % 2)}
-    pairs = zip(made.double().numpy(), originals.double().numpy(), strict=True)
-    return sum(float(structural_similarity(a, b, **how)) for a, b in pairs) / len(made)
+    pairs = zip(images.double().numpy(), originals.double().numpy(), strict=True)
+    return sum(float(structural_similarity(a, b, **how)) for a, b in pairs) / len(images)

@@ -176,8 +176,7 @@ def main(argv: Sequence[str]) -> None:
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Distance over epsilon, a panel per minority's size (columns) and sampler (rows); mean over seeds, bars from least
-    to greatest."""
+    """Distance over epsilon by minority's size (columns) and sampler (rows): mean over seeds, bars over their range."""
     minorities, levels = (sorted(table[name].dropna().unique()) for name in CELL[:2])
     samplers, arms = list(dict.fromkeys(table["sampler"])), sorted(table["arm"].unique())
     size = (3.6 * len(minorities) + 1.6, 3.0 * len(samplers))

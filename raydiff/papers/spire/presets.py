@@ -30,7 +30,7 @@ LAST_RATES: dict[Any, Choices] = {
     PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03, 0.1)},
     LocalOnly: {"method.local.learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
 }
-"""Method -> rates with which it trains what a client that joins has of its own."""
+"""Method -> rates of what a client that joins trains."""
 
 
 def _trained(path: str, training: Training) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def spire_mnist() -> Study:
 
 
 def spire_cifar10() -> Study:
-    """CIFAR-10, widths and numbers of clients as in the paper, with the records there are: 18 clients x 700 records of
+    """CIFAR-10, widths and numbers of clients as in the paper, with all its records: 18 clients x 700 records of
     one class, 18 more x 275 of two; 400 rounds of 100 steps."""
     changes = {
         "data": Data(name="cifar10", public=2000, validation=0, calibration=0, test=4000),

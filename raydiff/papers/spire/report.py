@@ -87,8 +87,7 @@ def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
 
 
 def draw(sweep: Path, readings: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
-    """Samples of the smallest seed that most methods have, a row for each of these: clients of the federation on the
-    left, unseen clients on the right."""
+    """Samples of the smallest seed that most methods have, a row for each: clients left, unseen clients right."""
     from matplotlib.image import imread
 
     seed = readings["seed"].value_counts().sort_index().idxmax()

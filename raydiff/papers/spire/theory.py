@@ -22,6 +22,7 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -38,13 +39,13 @@ WEIGHTS = (0.2, 0.8)  # of the clients: drawn uniformly from here
 W, MU = 0.7, 4.0  # the weight and the mean of the paper's Figure 3
 SQUARE = 4.0  # |mu_t|^2 where it does not vary
 CLIENTS, COUNTS = (2, 8, 32, 128), (30, 100, 300, 1000)
-AXES = {
-    "clients": ("clients m", "-1", "0"),
-    "records": ("records n", "-1", "-1"),
-    "d": ("dimensions d", "6", "0"),
-    "square": ("|mu_t|^2", "8", "0"),
-}
-"""Fields of a setting; Theorem 4.3's exponents of the mean's part and of the weights'."""
+AXES = (
+    ("clients m", "clients", CLIENTS, ("-1", "0")),
+    ("records n", "records", COUNTS, ("-1", "-1")),
+    ("dimensions d", "d", (2, 4, 8, 16, 32), ("6", "0")),
+    ("|mu_t|^2", "square", (1.0, 2.0, 4.0, 8.0, 16.0), ("8", "0")),
+)
+"""Title, field of a setting, its values, and Theorem 4.3's exponents of the mean's part and of the weights'."""
 
 
 # --- the mixture ---
@@ -145,7 +146,7 @@ class Federation:
 def score_losses(setting: Federation, *, trials: int, fresh: int = 100, rng: torch.Generator) -> Tensor:
     """Expected squared error of the score, (3,): of both estimates, of the mean alone, of the weights alone.
 
-    The mean comes from `shared_mean`, each client's weight from `weight_estimate` with its own n records (and the mean
+    The mean comes from `shared_mean`, each client's weight from `weight_estimate` with its n records (and the mean
     as estimated, if both are; the weights alone have the true mean, the mean alone the true weights). Averaged over the
     clients, `fresh` new records of each, and `trials` draws of weights and records.
     """
@@ -161,9 +162,7 @@ def score_losses(setting: Federation, *, trials: int, fresh: int = 100, rng: tor
 
 def exponents(x: Sequence[float], losses: Tensor) -> Tensor:
     """The slope of the log of the mean over seeds of `losses` (S, K) over log x (K), by least squares: jackknife
-    pseudo-values (S,), for an interval.
-
-    The mean of each seed's own exponent would be biased, as the logarithm of a noisy loss is on average too low.
+    pseudo-values (S,), for an interval. Each seed's exponent would be biased: the log of a noisy loss is too low.
     """
     a = torch.tensor(x, dtype=torch.float64).log()
     a = a - a.mean()
@@ -215,27 +214,20 @@ def _minimum() -> list[str]:
 
 def _orders(path: Path, seeds: int, trials: int) -> list[str]:
     base = Federation()
-    axes = {
-        "clients": [replace(base, clients=m) for m in CLIENTS],
-        "records": [replace(base, records=n) for n in COUNTS],
-        "d": [replace(base, records=300, d=d) for d in (2, 4, 8, 16, 32)],
-        "square": [replace(base, records=300, square=b) for b in (1.0, 2.0, 4.0, 8.0, 16.0)],
-    }
-    lattice = {n: [replace(base, records=n, clients=m) for m in CLIENTS] for n in COUNTS}
-    losses = {s: _losses(s, seeds, trials) for s in {*itertools.chain(*lattice.values(), *axes.values())}}
-    parts = {s: each.mean(0).tolist() for s, each in losses.items()}  # all, the mean's, the weights'
-    rows: Rows = [("n", *(f"m = {m}" for m in CLIENTS))]
-    for n, row in lattice.items():
-        rows.append((str(n), *("{:.5f} ({:.5f} | {:.5f})".format(*parts[s]) for s in row)))
+    losses = cache(lambda setting: _losses(setting, seeds, trials))
+    parts = {m: [losses(replace(base, records=n, clients=m)).mean(0).tolist() for n in COUNTS] for m in CLIENTS}
+    rows: Rows = [("n", *(f"m = {m}" for m in CLIENTS))]  # all (the mean's | the weights')
+    for n, row in zip(COUNTS, zip(*parts.values(), strict=True), strict=True):
+        rows.append((str(n), *("{:.5f} ({:.5f} | {:.5f})".format(*values) for values in row)))
     fitted: Rows = [("in", "all", "only the mean", "only the weights")]
-    for axis, settings in axes.items():
-        title, *orders = AXES[axis]
-        along = torch.stack([losses[s] for s in settings], dim=-1)  # (seeds, 3, settings)
-        x = [float(getattr(s, axis)) for s in settings]
-        every, *others = (over_seeds(exponents(x, part)) for part in along.unbind(1))
+    for title, field, values, orders in AXES:
+        start = replace(base, records=300) if field in ("d", "square") else base
+        along = torch.stack([losses(replace(start, **{field: value})) for value in values], dim=-1)
+        every, *others = (over_seeds(exponents(values, part)) for part in along.unbind(1))  # (seeds, settings) each
         fitted.append((title, every, *(f"{part} ({order})" for part, order in zip(others, orders, strict=True))))
-    _draw(path, {m: [parts[row[i]] for row in lattice.values()] for i, m in enumerate(CLIENTS)})
-    even = base.clients * parts[base][1] / parts[base][2]  # the mean's part falls like 1 / m, the weights' does not
+    _draw(path, parts)
+    _, mean, weights = losses(base).mean(0).tolist()
+    even = base.clients * mean / weights  # the mean's part falls like 1 / m, the weights' does not
     return [
         f"Theorem 4.3: squared error of the score, m clients with n records each, d = {base.d}, |mu_t|^2 = {SQUARE:g}:",
         "all estimated (only the shared mean, with the true w | only the clients' weights, with the true mu)",
@@ -247,7 +239,7 @@ def _orders(path: Path, seeds: int, trials: int) -> list[str]:
 
 
 def _losses(setting: Federation, seeds: int, trials: int) -> Tensor:
-    """(seeds, 3); more trials where there are few clients, whose weights alone differ much."""
+    """(seeds, 3); more trials for few clients, whose weights alone differ much."""
     trials = max(trials, 32 * trials // setting.clients)
     rngs = [generator(seed, "spire", "losses", repr(setting)) for seed in range(seeds)]
     return torch.stack([score_losses(setting, trials=trials, rng=rng) for rng in rngs])

@@ -61,7 +61,7 @@ def test_refine_is_the_limit_of_simulated_chains(sampler: Sampler) -> None:
     t0, count, rng = 250, 40_000, generator(0, "chains")
     client = Gauss(tensor(1.0, -0.5), tensor([2.0, 0.8], [0.8, 0.5]))
     start = Gauss(tensor(-1.0, 2.0), tensor([0.4, -0.3], [-0.3, 1.5]))
-    x = reverse(client.predict, start.sample(count, rng), start=t0, sampler=sampler, rng=rng)
+    x = reverse(client.predict, start.sample(count, rng), t0, sampler=sampler, rng=rng)
     ended = fitted(x)
 
     def error(by: Sampler) -> float:

@@ -40,7 +40,7 @@ def test_the_denoiser_is_the_score() -> None:
 def test_the_perfect_chain_ends_in_the_mixture() -> None:
     rng = generator(0, "chain")
     x = torch.randn(900, 2, dtype=torch.float64, generator=rng)
-    x = reverse(tree().predict, x, start=1000, sampler="ancestral", steps=250, rng=rng)
+    x = reverse(tree().predict, x, 1000, sampler="ancestral", steps=250, rng=rng)
     nearest = torch.cdist(x, tree().means).min(1)
     assert float(nearest.values.median()) == pytest.approx(LEAF * math.sqrt(2 * math.log(2)), rel=0.15)  # Rayleigh
     shares = nearest.indices.bincount(minlength=27) / 900

@@ -9,7 +9,7 @@ x_t0 ~ N(mu~, S~) and run to 0 it ends, as its steps grow fine, in a Gaussian wi
 where sqrt(abar) G = A for DDIM and A^2 for the ancestral chain, and A has the eigenvectors of S and the entries
 sqrt(lambda abar / (1 + (lambda - 1) abar)). With mu~ = sqrt(abar) mu_global this is the mean A mu_global + (I - A) m
 of PFDM's proof (Patel et al., CVPR 2026, arXiv 2504.00952, appendix E.2). That proof follows the probability-flow
-ODE, so it speaks of DDIM; for the paper's own Algorithm 4 the global mean's weight is A^2.
+ODE, so it is about DDIM; for the paper's Algorithm 4 the global mean's weight is A^2.
 
 Shapes: d pixels; leading axes are batches (classes, trials). All in float64.
 """
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from raydiff.models.ddpm import Denoiser, Sampler, alphas_bar, denoise
 from raydiff.papers.pfdm.depth import depth_for
@@ -62,7 +62,7 @@ class Gauss:
         eye = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype)
         return Gauss(math.sqrt(abar) * self.mean, abar * self.cov + (1 - abar) * eye)
 
-    def sample(self, count: int, rng: torch.Generator) -> Tensor:
+    def sample(self, count: int, rng: Generator) -> Tensor:
         """`count` records of each, (..., count, d)."""
         L = self.factor
         z = torch.randn(*self.mean.shape[:-1], count, L.shape[-1], dtype=torch.float64, generator=rng)
@@ -76,16 +76,9 @@ class Gauss:
 
 
 def reverse(
-    predict: Denoiser,
-    x: Tensor,
-    *,
-    start: int,
-    stop: int = 0,
-    sampler: Sampler,
-    steps: int = 1000,
-    rng: torch.Generator,
+    predict: Denoiser, x: Tensor, start: int, stop: int = 0, *, sampler: Sampler, rng: Generator, steps: int = 1000
 ) -> Tensor:
-    """raydiff's own chain, `denoise`, from x = x_start (B, d) to x_stop in at most `steps` steps."""
+    """raydiff's chain, `denoise`, from x = x_start (B, d) to x_stop in at most `steps` steps."""
     none = torch.zeros(len(x), 0)
     return denoise(predict, x, labels=none, abar=ABAR, start=start, stop=stop, sampler=sampler, steps=steps, rng=rng)
 
@@ -106,10 +99,8 @@ def fitted(x: Tensor) -> Gauss:
 
 
 def fitted_classes(classes: Sequence[Tensor], *, shared: bool = True) -> Gauss:
-    """One Gaussian for each class's records (n_c, d): means (K, d); one covariance for all if `shared`, else its own.
-
-    The shared one is the mean of the classes' covariances, weighted by their numbers of records.
-    """
+    """One Gaussian for each class's records (n_c, d): means (K, d); one covariance for all if `shared`, the mean of the
+    classes' weighted by their numbers of records, else one for each."""
     fits = [fitted(x) for x in classes]
     covs, counts = torch.stack([f.cov for f in fits]), torch.tensor([len(x) for x in classes], dtype=torch.float64)
     common = torch.einsum("c,cij->ij", counts / counts.sum(), covs) if shared else covs
@@ -117,10 +108,8 @@ def fitted_classes(classes: Sequence[Tensor], *, shared: bool = True) -> Gauss:
 
 
 def weight(eigenvalues: Tensor, abar: float, sampler: Sampler) -> Tensor:
-    """How much of the global mean is left after the client's chain, in each eigen-direction: A, or A^2 if ancestral.
-
-    Needs abar < 1.
-    """
+    """How much of the global mean is left after the client's chain, in each eigen-direction: A, or A^2 if ancestral,
+    for abar < 1."""
     square = eigenvalues * abar / (1 + (eigenvalues - 1) * abar)
     return square.sqrt() if sampler == "ddim" else square
 
@@ -133,8 +122,8 @@ def measured_weight(eigenvalue: float, t0: int, *, sampler: Sampler, steps: int 
     client = Gauss(torch.zeros(1, dtype=torch.float64), torch.full((1, 1), eigenvalue, dtype=torch.float64))
 
     def end(x: float) -> float:
-        x_t0, rng = torch.full((1, 1), x, dtype=torch.float64), torch.Generator().manual_seed(0)
-        return float(reverse(client.predict, x_t0, start=t0, sampler=sampler, steps=steps, rng=rng))
+        x_t0, rng = torch.full((1, 1), x, dtype=torch.float64), Generator().manual_seed(0)
+        return float(reverse(client.predict, x_t0, t0, sampler=sampler, rng=rng, steps=steps))
 
     return math.sqrt(float(ABAR[t0])) * (end(1.0) - end(0.0))
 

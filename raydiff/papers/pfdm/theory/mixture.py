@@ -35,7 +35,7 @@ RADII = (4.0, 1.2, 0.36)
 LEAF = 0.08
 """Radius of each level of the tree, and standard deviation of a leaf."""
 CHILDREN = 3
-STEPS = 100  # of each chain in a hand-over, or all where there are fewer
+STEPS = 100  # of each chain in a hand-over, or all that it has
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,8 +86,7 @@ def merge_time(half_distance: float, variance: float) -> int:
 
 
 def merge_times() -> list[int]:
-    """When two siblings of each level merge, coarsest level first. A sibling is taken as one Gaussian, with the
-    variance of all that is below it."""
+    """When siblings of each level merge, coarsest first: each as one Gaussian with the variance of all below it."""
     below = [LEAF**2 + sum(r * r / 2 for r in RADII[level + 1 :]) for level in range(len(RADII))]
     return [merge_time(r * math.sin(math.pi / CHILDREN), v) for r, v in zip(RADII, below, strict=True)]
 
@@ -121,7 +120,7 @@ def hand_overs(*, minority: int, depths: Sequence[int], sampler: Sampler, count:
     pure, T = torch.randn(len(target), 2, dtype=torch.float64, generator=rng), len(ABAR) - 1
 
     def run(model: Mixture, x: Tensor, start: int) -> Tensor:
-        return reverse(model.predict, x, start=start, sampler=sampler, steps=STEPS, rng=rng)
+        return reverse(model.predict, x, start, sampler=sampler, steps=STEPS, rng=rng)
 
     hands = []
     for t0 in depths:
@@ -171,7 +170,7 @@ def draw_hierarchy(path: Path, *, count: int = 1500) -> None:
     names = (f"{level} {what}" for level in ("branches", "twigs", "leaves") for what in ("merge", "apart"))
     points = [torch.randn(count, 2, dtype=torch.float64, generator=rng)]
     for start, stop in itertools.pairwise(stops):
-        points.append(reverse(target.predict, points[-1], start=start, stop=stop, sampler="ancestral", rng=rng))
+        points.append(reverse(target.predict, points[-1], start, stop, sampler="ancestral", rng=rng))
     colours = [f"C{leaf // 9}" for leaf in torch.cdist(points[-1], target.means).argmin(1).tolist()]
     figure, axes = panels(2, 4, size=(4 * 3.2, 2 * 3.4), dpi=110)
     for ax, x, t, name in zip(axes.flat, points, stops, ("noise", *names, "the mixture"), strict=True):
@@ -190,7 +189,7 @@ def draw_hand_overs(case: Case, path: Path, *, title: str) -> None:
             ax.set_aspect("equal")
         above.set(title=f"from the global chain, t0 = {hand.t0}", xlim=(-4, 4), ylim=(-3, 7))
         below.scatter(*case.truth.means.T.numpy(), marker="x", color="grey", s=40, linewidths=1, label="truth's leaves")
-        below.scatter(*case.records.T.numpy(), marker="o", facecolors="none", edgecolors="black", label="own records")
+        below.scatter(*case.records.T.numpy(), marker="o", facecolors="none", edgecolors="black", label="records")
         below.set(title=f"after the client's: W2² {hand.w2_squared:.3f}", xlim=(-2.2, 2.2), ylim=(1.8, 6.2))
     axes[1, 0].legend(loc="lower left", fontsize=8)
     figure.suptitle(f"{title}; W2² of local training {case.local:.3f}, floor {case.floor:.3f}")

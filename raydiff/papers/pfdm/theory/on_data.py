@@ -7,17 +7,17 @@ one, the rest to the other), and every denoiser's score is exact for its fit.
 A fit, of a client or the server, has the mean of each class's records and one covariance for all classes, as a network
 has one set of weights. It is well estimated, but leaves a distance that no number of records removes.
 
-`w2_squared` is between the resulting Gaussian and the truth, per class, in pixels on [-1, 1]; its mean is over all
-classes, each on the client that holds it as minority.
+`w2_squared` is between the samples' Gaussian and the truth, in pixels on [-1, 1]; mean over all classes, each on the
+client that holds it as minority.
 
 | arm | x_t0 | then |
 |---|---|---|
-| localonly | - | samples of the client's own fit |
+| localonly | - | samples of the client's fit |
 | pfdm | fit of the clipped, noised uploads of this class | client's chain from t0 |
 | no-server | pure noise | client's chain from t0 |
 | shuffled | fit of the uploads of all classes | client's chain from t0 |
 | collafuse | fit of the records as they are, diffused to the same t0 (not private) | client's chain from t0 |
-| gaussian | `deconvolved` fit of PFDM's uploads, each class with its own covariance, noised again | client's chain |
+| gaussian | `deconvolved` fit of PFDM's uploads, one covariance for each class, noised again | client's chain |
 | centre | as pfdm, but clipped around the mean of the public split: less clip norm, so a smaller t0 | client's chain |
 
 epsilon None: images are sent as they are, t0 = 1, and x_1 is the global fit diffused to abar_1; centre is then pfdm.
