@@ -41,13 +41,7 @@ def square_root(a: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    ("t0", "value", "sampler", "expected"),
-    [
-        (740, 1.0, "ddim", 0.0623),
-        (740, 1.0, "ancestral", 0.0039),
-        (690, 5.0, "ddim", 0.1968),
-        (690, 5.0, "ancestral", 0.0388),
-    ],
+    ("t0", "value", "sampler", "expected"), [(740, 1.0, "ancestral", 0.0039), (690, 5.0, "ddim", 0.1968)]
 )
 def test_the_weight_is_that_of_the_chain(t0: int, value: float, sampler: Sampler, expected: float) -> None:
     measured = measured_weight(value, t0, sampler=sampler)

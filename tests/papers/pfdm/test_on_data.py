@@ -26,7 +26,7 @@ def world() -> Truth:
 
 @pytest.fixture(scope="module")
 def table(world: Truth) -> pd.DataFrame:
-    rows = predictions(world, [3, 150], [200.0, None], seeds=10)
+    rows = predictions(world, [3, 150], [200.0, None], seeds=5)
     return rows.set_index(["minority", "epsilon", "sampler", "arm"])
 
 
