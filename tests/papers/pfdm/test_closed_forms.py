@@ -1,4 +1,4 @@
-"""Closed forms of perfect denoisers against raydiff's own chains, brute force and numbers made by hand."""
+"""Closed forms of perfect denoisers against raydiff's chains, brute force and numbers by hand."""
 
 from __future__ import annotations
 
@@ -87,12 +87,10 @@ def test_a_client_that_memorised_one_record_forgets_the_server(sampler: Sampler)
 
 
 def test_w2_of_rank_one_covariances_by_hand() -> None:
-    # points on two orthogonal lines: nothing is saved, 4 + 9
-    p, q = Gauss(tensor(0.0, 0.0), tensor(4.0, 0.0).diag()), Gauss(tensor(0.0, 0.0), tensor(0.0, 9.0).diag())
-    assert float(w2_squared(p, q)) == pytest.approx(13)
+    p, q, point = (Gauss(tensor(0.0, 0.0), tensor(*cov).diag()) for cov in ((4.0, 0.0), (0.0, 9.0), (0.0, 0.0)))
+    assert float(w2_squared(p, q)) == pytest.approx(13)  # points on two orthogonal lines: nothing is saved, 4 + 9
     assert float(w2_squared(p, p)) == pytest.approx(0)
-    nothing = Gauss(tensor(0.0, 0.0), torch.zeros(2, 2, dtype=torch.float64))
-    assert float(w2_squared(p, nothing)) == pytest.approx(4)
+    assert float(w2_squared(p, point)) == pytest.approx(4)
 
 
 def test_w2_is_the_best_assignment() -> None:

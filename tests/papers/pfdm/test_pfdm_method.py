@@ -24,6 +24,7 @@ from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))
+States = tuple[Params, Params]
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +40,7 @@ def progress(method: PFDM) -> list[Progress]:
 
 
 @pytest.fixture(scope="module")
-def states(method: PFDM, progress: list[Progress]) -> tuple[Params, Params]:
+def states(method: PFDM, progress: list[Progress]) -> States:
     """(what clients see of the server's state, client 0's state)."""
     return progress[-1].sent, method.init_client({}, records(0), None, Round(0, generator(5)))
 
@@ -98,9 +99,8 @@ def test_without_a_budget_images_go_as_they_are_and_the_ledger_says_so(method: P
 
 
 def test_the_server_pools_the_uploads_in_client_order(method: PFDM) -> None:
-    uploads = [
-        Upload(i, 12, method.local_update({}, {}, records(i), Round(0, generator(0), NOISE)).release) for i in (0, 1)
-    ]
+    rnd = Round(0, generator(0), NOISE)
+    uploads = [Upload(i, 12, method.local_update({}, {}, records(i), rnd).release) for i in (0, 1)]
     server = method.init_server(None, generator(0))
     after, metrics, events = method.aggregate(server, iter(uploads), Round(0, generator(0)))
     assert torch.equal(after["server_only/pool/x"], torch.cat([u.release.value["x"] for u in uploads]))
@@ -126,11 +126,7 @@ def test_clients_never_see_the_pool(progress: list[Progress]) -> None:
 
 @pytest.mark.parametrize(("epsilon", "t0"), [(10.0, None), (None, 7)])
 def test_samples_come_through_both_chains(
-    method: PFDM,
-    states: tuple[Params, Params],
-    monkeypatch: pytest.MonkeyPatch,
-    epsilon: float | None,
-    t0: int | None,
+    method: PFDM, states: States, monkeypatch: pytest.MonkeyPatch, epsilon: float | None, t0: int | None
 ) -> None:
     """Algorithm 2: the global denoiser's whole chain, then the client's from t0, flag "unclipped"."""
     method, asked, predict = replace(method, epsilon=epsilon, t0=t0), [], DDPM.predict
@@ -148,7 +144,7 @@ def test_samples_come_through_both_chains(
     assert asked == by_server + by_client
 
 
-def test_the_servers_chain_may_leave_the_range_of_clean_images(method: PFDM, states: tuple[Params, Params]) -> None:
+def test_the_servers_chain_may_leave_the_range_of_clean_images(method: PFDM, states: States) -> None:
     """Noised images reach sqrt(abar) + 4 sqrt(1 - abar); the client's chain brings them back."""
     method = replace(method, sampling=Sampling(sampler="ddim"), client_sampling=Sampling(sampler="ddim"))
     server, state = states
@@ -229,7 +225,7 @@ def test_each_start_gives_images_by_both_samplers(method: PFDM, changes: dict[st
 
 
 def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
-    method: PFDM, states: tuple[Params, Params], monkeypatch: pytest.MonkeyPatch
+    method: PFDM, states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     labels, starts, denoised = torch.arange(4)[:, None], list[Tensor](), ddpm.denoise
 

@@ -22,8 +22,8 @@ from raydiff.tree import clip_records
 
 def call(storage: Any, run: str, out: Path, *more: str) -> dict[str, float]:
     assert reconstruct.main([run, "--out", str(out), "--storage", str(storage.root), *more]) == 0
-    found: dict[str, float] = json.loads((out / "metrics.json").read_text())
-    return found
+    metrics: dict[str, float] = json.loads((out / "metrics.json").read_text())
+    return metrics
 
 
 def test_uploads_and_originals_belong_together(storage) -> None:
@@ -69,8 +69,8 @@ def test_without_public_records_the_global_model_attacks_alone(
     tiny, copied, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     copied.finish("bare", replace(tiny, evaluation=None, data=replace(tiny.data, public=0, train=120)))
-    found = call(copied, "bare", tmp_path / "o", "--records", "6")
-    assert {k.split("/")[1] for k in found} == {"upload", "global"}
+    metrics = call(copied, "bare", tmp_path / "o", "--records", "6")
+    assert {k.split("/")[1] for k in metrics} == {"upload", "global"}
     assert "no pretrained attacker: the run has no public split\n" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"^--public-steps needs public records: the run's data.public is 0$"):
         call(copied, "bare", tmp_path / "p", "--public-steps", "2")

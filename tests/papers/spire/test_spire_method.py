@@ -53,8 +53,8 @@ def pool(method: Method) -> Watching:
 def two_kinds() -> Records:
     """Four dark pictures and eight light ones; their labels say nothing."""
     shade = torch.tensor([-0.8] * 4 + [0.8] * 8).view(-1, 1, 1, 1)
-    own = records(7)
-    return replace(own, images=(shade + own.images * 0.1).clamp(-1, 1))
+    data = records(7)
+    return replace(data, images=(shade + data.images * 0.1).clamp(-1, 1))
 
 
 def run(method: Method) -> list[Progress]:
@@ -80,28 +80,30 @@ def test_no_release_of_a_whole_run_holds_an_embedding(method: SPIRE) -> None:
         states.append([clients.state(i, progress.number) for i in range(3)])
         assert progress.server.keys() == whole.keys() - {CLIENT}
     assert len(clients.sent) == 9
-    for upload in clients.sent:
-        shapes = {k: v.shape for k, v in upload.release.value.items()}
-        assert shapes == {k: v.shape for k, v in whole.items() if k != CLIENT}
-    values = [state[CLIENT] for own in states for state in own if state.keys() == {CLIENT}]
+    shapes = {k: v.shape for k, v in whole.items() if k != CLIENT}
+    assert all({k: v.shape for k, v in upload.release.value.items()} == shapes for upload in clients.sent)
+    values = [state[CLIENT] for each in states for state in each if state.keys() == {CLIENT}]
     assert len(values) == 9 and {v.shape for v in values} == {(method.model.network.embedding_width,)}
     assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])  # each client's, and trained
 
 
 def test_both_parts_follow_one_gradient(method: SPIRE) -> None:
     """Algorithm 1: each local step moves the whole theta_j, the embedding with the backbone."""
-    server, own = method.init_server(None, generator(0)), {CLIENT: torch.ones(method.model.network.embedding_width)}
+    server, embedding = (
+        method.init_server(None, generator(0)),
+        {CLIENT: torch.ones(method.model.network.embedding_width)},
+    )
     data, sgd = records(0), Training(steps=1, batch=6, learning_rate=0.1, optimizer="sgd", decay="constant")
     one = replace(method, rounds=1, local=sgd)
-    result = one.local_update(server, own, data, Round(0, generator(5)))
+    result = one.local_update(server, embedding, data, Round(0, generator(5)))
     rng = generator(5)
     rows = torch.randint(len(data), (6,), generator=rng)
     model = one.trained_model
     draws = model.draws(6, rng)
-    params = {k: v.clone().requires_grad_() for k, v in {**server, **own}.items()}
+    params = {k: v.clone().requires_grad_() for k, v in {**server, **embedding}.items()}
     loss = model.loss(params, (data.images[rows], data.labels[rows]), draws, {})
     gradient = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
-    torch.testing.assert_close(result.state[CLIENT], own[CLIENT] - 0.1 * gradient[CLIENT])
+    torch.testing.assert_close(result.state[CLIENT], embedding[CLIENT] - 0.1 * gradient[CLIENT])
     for name, sent in result.release.value.items():
         torch.testing.assert_close(sent, -0.1 * gradient[name])
     assert float(gradient[CLIENT].norm()) > 1e-4
@@ -123,10 +125,10 @@ def test_a_client_that_joins_with_several_embeddings_trains_one_for_each_cluster
     several = replace(method, embeddings=3)
     data, rng = two_kinds(), generator(KEYS.seed, "client", 7, "join")
     personal, fixed = several.join(server, rng)
-    own, fractions = several.kinds(data, rng)
+    clustered, fractions = several.kinds(data, rng)
     assert personal.keys() == {KINDS} and personal[KINDS].shape == (3, 32) and fixed is server
-    kinds = own.labels[:, -1]
-    assert torch.equal(own.labels[:, :-1], data.labels) and torch.equal(own.images, data.images)
+    kinds = clustered.labels[:, -1]
+    assert torch.equal(clustered.labels[:, :-1], data.labels) and torch.equal(clustered.images, data.images)
     assert fractions[SHARES].tolist() == pytest.approx([float((kinds == k).sum()) / 12 for k in range(3)])
     assert not {*kinds[:4].tolist()} & {*kinds[4:].tolist()} and len(kinds.unique()) == 3  # dark and light lie apart
     (again, _), (other, _) = (
@@ -135,11 +137,11 @@ def test_a_client_that_joins_with_several_embeddings_trains_one_for_each_cluster
     assert torch.equal(again.labels[:, -1], other.labels[:, -1])
     params = {k: v.clone().requires_grad_() for k, v in personal.items()}
     draws = several.trained_model.draws(4, generator(2))
-    several.trained_model.loss({**fixed, **params}, (own.images[:4], own.labels[:4]), draws, {}).backward()
+    several.trained_model.loss({**fixed, **params}, (clustered.images[:4], clustered.labels[:4]), draws, {}).backward()
     gradient = params[KINDS].grad
     assert gradient is not None
     assert {k for k in range(3) if float(gradient[k].norm()) > 0} == {*kinds[:4].tolist()}
-    rows = (own.images, own.labels)
+    rows = (clustered.images, clustered.labels)
     trained, _, _ = fit_personal(several.trained_model, personal, fixed, rows, training=several.joining, rng=rng)
     state = Client(7, several, data, keys=KEYS, newcomer=True).personalized(server, 2)
     assert tree.digest(state) == tree.digest({**trained, **fractions})

@@ -95,10 +95,10 @@ def test_the_weight_by_hand() -> None:
 def test_the_exact_variance_is_that_of_monte_carlo_and_has_no_d(d: int) -> None:
     mean = even_mean(d, 2.0)
     x = sample(50, mean, f64(0.7).expand(2000), rng=generator(0, "moments", d))
-    found = weight_estimate(x, mean)
-    low, high = bounds(found)
+    estimates = weight_estimate(x, mean)
+    low, high = bounds(estimates)
     assert low < 0.7 < high
-    low, high = bounds((found - 0.7).square())
+    low, high = bounds((estimates - 0.7).square())
     assert low < weight_variance(0.7, 2.0, 50) < high
     assert (high < weight_bound(0.7, 2.0, 50, d=d)) == (d == 16)
 
