@@ -50,8 +50,7 @@ UNTESTED = "no data or trials"
 COLUMNS = ("claim", "source", "paper", "ours", "n", "outcome", "differs", "sweep", "made")
 """Of claims.csv: `made` is the sweep's `origin`."""
 PAIRED = ("seed", "data.split_seed", "data.name", "data.train", "partition.xi", "clients", "method.model.steps")
-Where = dict[str, Any]
-"""Column -> value, or None where it must be empty."""
+Where = dict[str, Any]  # column -> value, or None where it must be empty
 
 
 class Verdict(NamedTuple):

@@ -21,8 +21,7 @@ from raydiff.report import load
 from raydiff.report.load import Row
 from raydiff.report.sweep_view import open_sweep
 
-MEASURE = "test accuracy, %"
-"""Of the rows of published.tsv that others than a method's authors measured."""
+MEASURE = "test accuracy, %"  # of the rows of published.tsv that others than a method's authors measured
 ROUNDS, EPOCHS = "method.rounds", "method.local.epochs"
 
 

@@ -7,7 +7,7 @@
 | gaussian | a Gaussian for each class, fitted to the uploads without their noise: what two moments are worth |
 | noise | pure noise, and nothing is sent: what the clients' denoisers are worth |
 
-CollaFuse (arXiv 2406.14429) is no `start`: it is `epsilon = None`.
+CollaFuse (arXiv 2406.14429) is `epsilon = None`.
 """
 
 from __future__ import annotations

@@ -73,9 +73,9 @@ def main(argv: Sequence[str]) -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     write_text(options.out / "metrics.json", json.dumps(metrics, indent=1))
     rows = {"upload": uploads, "original": images, **dict(reversed(attacked.items()))}
-    pictures = [x[:COLUMNS] for x in rows.values()]
     privacy = "none: the second row are private records"
-    sample_grid(pictures, options.out / "reconstruction.png", privacy=privacy, names=tuple(rows))
+    picture = options.out / "reconstruction.png"
+    sample_grid([x[:COLUMNS] for x in rows.values()], picture, privacy=privacy, names=tuple(rows))
     print(f"files in {options.out}: metrics.json, reconstruction.png")
     return 0
 

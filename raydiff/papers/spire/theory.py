@@ -24,6 +24,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,13 +34,12 @@ from raydiff.formats.tables import aligned
 from raydiff.papers.theory_tables import Rows, over_seeds
 from raydiff.seeding import generator
 
-W_MIN = 0.1
-"""Estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without giving it."""
+W_MIN = 0.1  # estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without its value
 WEIGHTS = (0.2, 0.8)  # of the clients: drawn uniformly from here
 W, MU = 0.7, 4.0  # the weight and the mean of the paper's Figure 3
 SQUARE = 4.0  # |mu_t|^2 where it does not vary
 CLIENTS, COUNTS = (2, 8, 32, 128), (30, 100, 300, 1000)
-AXES = (
+AXES: tuple[tuple[str, str, Sequence[Any], tuple[str, str]], ...] = (
     ("clients m", "clients", CLIENTS, ("-1", "0")),
     ("records n", "records", COUNTS, ("-1", "-1")),
     ("dimensions d", "d", (2, 4, 8, 16, 32), ("6", "0")),

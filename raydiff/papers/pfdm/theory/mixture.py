@@ -31,9 +31,8 @@ from raydiff.papers.pfdm.theory.closed_forms import ABAR, reverse
 from raydiff.papers.theory_tables import Rows
 from raydiff.seeding import generator
 
-RADII = (4.0, 1.2, 0.36)
-LEAF = 0.08
-"""Radius of each level of the tree, and standard deviation of a leaf."""
+RADII = (4.0, 1.2, 0.36)  # of each level of the tree
+LEAF = 0.08  # standard deviation of a leaf
 CHILDREN = 3
 STEPS = 100  # of each chain in a hand-over, or all that it has
 

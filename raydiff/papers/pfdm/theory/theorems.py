@@ -70,7 +70,7 @@ def trials(
 ) -> tuple[Tensor, dict[Sampler, Tensor]]:
     """Monte-Carlo: W2^2 (count,) of local training, and of PFDM with each sampler, over draws of the records.
 
-    The class is N(mean, I_d); the client has the first n of the `pooled` records, and fits its own covariance.
+    The class is N(mean, I_d); the client has the first n of the `pooled` records, and fits its covariance.
     """
     truth = Gauss(mean.expand(count, d), torch.eye(d, dtype=torch.float64))
     x = truth.sample(pooled, rng)
@@ -81,7 +81,7 @@ def trials(
 
 
 def _gain(w: float, noise: float, n: int, pooled: int) -> float:
-    """1/n minus the variance of w global + (1 - w) own, where the global estimate has the variance noise / pooled."""
+    """1/n minus the variance of w global + (1 - w) local, where the global estimate has the variance noise / pooled."""
     return 1 / n - (w * w * noise / pooled + (1 - w) ** 2 / n + 2 * w * (1 - w) / pooled)
 
 
@@ -103,7 +103,7 @@ def _weights() -> list[str]:
         limit = float(forms.weight(torch.tensor(value, dtype=torch.float64), float(ABAR[t0]), sampler))
         chains = (forms.measured_weight(value, t0, sampler=sampler, steps=steps) for steps in (1000, 50))
         rows.append((str(t0), f"{value:g}", sampler, *(f"{number:.4f}" for number in (limit, *chains))))
-    title = "Weight of the global mean after the client's chain: the limit, and raydiff's own chain"
+    title = "Weight of the global mean after the client's chain: the limit, and raydiff's chain"
     return [title, *aligned(rows, words=0)]
 
 
