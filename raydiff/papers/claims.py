@@ -8,8 +8,8 @@ Every claim, with the paper's numbers, is a row of claims.tsv. A difference is p
 two sides share), with its 95 % Student interval:
 
 - reproduced: the interval lies on the claimed side;
-- not reproduced: it lies on the other side, or holds 0 and is narrow enough to have shown the paper's own gain;
-- not tested at this scale: it holds 0, and its half-width is above the paper's own gain (relative to the other side);
+- not reproduced: it lies on the other side, or holds 0 and is narrow enough to have shown the paper's gain;
+- not tested at this scale: it holds 0, and its half-width is above the paper's gain (relative to the other side);
 - not tested: the sweep lacks the data, settings or readings.
 
 Columns of claims.tsv, in which `-` is empty:
@@ -50,8 +50,7 @@ UNTESTED = "no data or trials"
 COLUMNS = ("claim", "source", "paper", "ours", "n", "outcome", "differs", "sweep", "made")
 """Of claims.csv: `made` is the sweep's `origin`."""
 PAIRED = ("seed", "data.split_seed", "data.name", "data.train", "partition.xi", "clients", "method.model.steps")
-Where = dict[str, Any]
-"""Column -> value, or None where it must be empty."""
+Where = dict[str, Any]  # column -> value, or None where it must be empty
 
 
 class Verdict(NamedTuple):
@@ -101,9 +100,8 @@ def judged(runs: pd.DataFrame) -> pd.DataFrame:
     for claim in claims_of(runs):
         margin = float(Fraction(claim["margin"] or 0))
         result = verdict(done, claim["judged"], claim["metric"], claim["ours"], claim["others"], margin)
-        texts = {k: claim[k] for k in ("claim", "source", "paper", "differs")}
-        rows.append({**texts, "ours": result.ours, "n": result.n, "outcome": result.outcome})
-    return pd.DataFrame(rows)
+        rows.append({k: claim[k] for k in ("claim", "source", "paper", "differs")} | result._asdict())
+    return pd.DataFrame(rows, columns=COLUMNS[:-2])
 
 
 def shown_table(table: pd.DataFrame) -> Table:
@@ -140,23 +138,23 @@ def verdict(runs: pd.DataFrame, how: str, metric: str, ours: Where, others: Wher
 
 def _held(runs: pd.DataFrame, how: str, metric: str, ours: Where, margin: float) -> Verdict:
     """Whether the mean is a value, or at most that; an interval wider than the margin does not decide."""
-    own = values(runs, metric, ours)
-    if own is None or len(own) < 2:
+    mine = values(runs, metric, ours)
+    if mine is None or len(mine) < 2:
         return Verdict(NO_TRIALS)
-    mean, low, high = student(own["value"])
+    mean, low, high = student(mine["value"])
     value = float(how.split()[-1])
     inside = high <= value if how.startswith("at most") else low <= value <= high
     outcome = (SCALE if (high - low) / 2 > margin else REPRODUCED) if inside else NOT
-    return Verdict(outcome, shown(mean, low, high, ".3g"), len(own))
+    return Verdict(outcome, shown(mean, low, high, ".3g"), len(mine))
 
 
 def values(runs: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame | None:
     """The runs with these values in their columns, with the reading as `value`; None where there are none."""
-    own = runs.assign(value=load.column(runs, f"final/{metric}")).dropna(subset="value")
+    rows = runs.assign(value=load.column(runs, f"final/{metric}")).dropna(subset="value")
     for name, wanted in where.items():
-        cells = own.get(name, pd.Series(None, own.index, dtype=object))
-        own = own[cells.isna() if wanted is None else cells == wanted]
-    return own if len(own) else None
+        cells = rows.get(name, pd.Series(None, rows.index, dtype=object))
+        rows = rows[cells.isna() if wanted is None else cells == wanted]
+    return rows if len(rows) else None
 
 
 def _pairs(runs: pd.DataFrame, metric: str, ours: Where, others: Where) -> pd.DataFrame | Verdict:
@@ -179,14 +177,14 @@ def _shared(mine: pd.Series, theirs: pd.Series) -> bool:
 
 def page(table: pd.DataFrame) -> str:
     """The counts of outcomes, then a table for each sweep with its origin; `table` as in claims.csv."""
-    kinds = (REPRODUCED, NOT, SCALE)
-    by = pd.crosstab(table["sweep"], table["outcome"].map(lambda outcome: outcome if outcome in kinds else UNTESTED))
-    counts = by.reindex(columns=[*kinds, UNTESTED], index=table["sweep"].unique(), fill_value=0)
+    outcomes = (REPRODUCED, NOT, SCALE, UNTESTED)
+    by = pd.crosstab(table["sweep"], table["outcome"].where(table["outcome"].isin(outcomes), UNTESTED))
+    counts = by.reindex(columns=[*outcomes], index=table["sweep"].unique(), fill_value=0)
     counts.loc["in all"] = counts.sum()
     lines = [[str(name), *map(str, row)] for name, row in zip(counts.index, counts.to_numpy(), strict=True)]
-    parts = [Table(["claims of", *counts.columns], lines, title="In all")]
-    for name, own in table.groupby("sweep", sort=False):
-        parts.append(shown_table(own)._replace(title=str(name), note=own["made"].iloc[0]))
+    parts = [Table(["claims of", *outcomes], lines, title="In all")]
+    for name, rows in table.groupby("sweep", sort=False):
+        parts.append(shown_table(rows)._replace(title=str(name), note=rows["made"].iloc[0]))
     return "\n\n".join(map(str, parts))
 
 
@@ -194,8 +192,8 @@ def _read(path: Path) -> pd.DataFrame:
     """The claims of a sweep, or those of a claims.csv. Raises ValueError where there are none."""
     if path.is_file():
         table = pd.read_csv(path, keep_default_na=False)
-        if lacking := {*COLUMNS} - {*table}:
-            raise ValueError(f"{path} is no claims.csv of `raydiff claims`: it has no {', '.join(sorted(lacking))}")
+        if missing := {*COLUMNS} - {*table}:
+            raise ValueError(f"{path} is no claims.csv of `raydiff claims`: it has no {', '.join(sorted(missing))}")
         return table
     sweep = open_sweep(path)
     table = judged(sweep.runs)
@@ -207,6 +205,6 @@ def _read(path: Path) -> pd.DataFrame:
 def main(argv: Sequence[str]) -> None:
     """Print a table for each sweep and its origin, and write the files."""
     options = load.arguments(__doc__, argv, several=True)
-    tables = {str(name): own for path in options.sweeps for name, own in _read(path).groupby("sweep", sort=False)}
+    tables = {name: rows for path in options.sweeps for name, rows in _read(path).groupby("sweep", sort=False)}
     table = pd.concat(tables.values())
     publish(options.out, "claims", page(table), {"claims": table})

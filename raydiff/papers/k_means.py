@@ -15,6 +15,6 @@ def k_means(x: np.ndarray[Any, Any], count: int, seed: int) -> Tensor:
     from threadpoolctl import threadpool_limits
 
     with threadpool_limits(1):  # Sums over several threads have no fixed order.
-        found = KMeans(count, n_init=4, random_state=seed).fit(x).labels_
-    _, groups = torch.from_numpy(found).long().unique(return_inverse=True)
+        labels = KMeans(count, n_init=4, random_state=seed).fit(x).labels_
+    _, groups = torch.from_numpy(labels).long().unique(return_inverse=True)
     return torch.as_tensor(groups)

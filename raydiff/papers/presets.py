@@ -1,23 +1,22 @@
 """The papers' tables as studies: `raydiff sweep reproduce --paper pfdm|spire|feddistr|pdp`.
 
-`--scale cpu`: for 2 cores, on data of the papers made small (MNIST coloured and cut to 14x14, 8x8 digits, German
-Credit), meant for 30 minutes each: beside other work PFDM took 28, SPIRE 21, FedDistr 16 and pDP 7. `gpu`: the papers'
-data and sizes, as far as the data are to be had. `smoke`: that of the CPU with a hundredth of the training and one
-seed, to see in minutes that all of it runs. What a paper claims, and whether a sweep shows it: `raydiff claims SWEEP`.
+`--scale cpu`: for 2 cores, at most 30 minutes each, on small data (MNIST coloured and cut to 14x14, 8x8 digits, German
+Credit). `gpu`: the papers' data and sizes, as far as the data are available. `smoke`: the CPU's with a hundredth of the
+training and one seed, minutes in all. Whether a sweep shows what a paper claims: `raydiff claims SWEEP`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 from raydiff.data.partition import Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import tuning
 from raydiff.experiment.overrides import flat, override
-from raydiff.experiment.study import SEEDS, Arm, Study
+from raydiff.experiment.study import SEEDS, Arm, Settings, Study
+from raydiff.lookup import check_one_of
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -34,27 +33,28 @@ PRIVATE = {"method": DPSGD, "method.averaging.weights": "uniform"}
 
 def study(paper: str, scale: str) -> Study:
     """What is swept for this paper. Raises ValueError for a paper or scale that is unknown."""
-    for name, value, known in (("paper", paper, PAPERS), ("scale", scale, SCALES)):
-        if value not in known:
-            raise ValueError(f"--{name} must be one of {', '.join(known)}, got {value!r}")
+    check_one_of("--paper", paper, PAPERS)
+    check_one_of("--scale", scale, SCALES)
     return _smoke(STUDIES[paper, "cpu"]()) if scale == "smoke" else STUDIES[paper, scale]()
 
 
-def _smoke(made: Study) -> Study:
+def _smoke(study: Study) -> Study:
     """One seed, and a hundredth of the steps of every training."""
 
-    def fewer(changes: Mapping[str, Any]) -> dict[str, int]:
+    def fewer(changes: Settings) -> dict[str, int]:
         trained = r"method\.(?!model\b|sampling\b|client_sampling\b)\w+\.steps"
         return {k: max(1, v // 100) for k, v in changes.items() if re.fullmatch(trained, k)}
 
-    start = override(made.experiment, fewer(flat(made.experiment)))
-    grid = {path: values[:1] if path.endswith("seed") else values for path, values in made.grid.items()}
-    beside = tuple(replace(arm, changes={**arm.changes, **fewer(arm.changes)}) for arm in made.beside)
-    return Study(experiment=start, grid=grid, beside=beside, also=tuple(map(_smoke, made.also)))
+    start = override(study.experiment, fewer(flat(study.experiment)))
+    grid = {path: values[:1] if path.endswith("seed") else values for path, values in study.grid.items()}
+    beside = tuple(replace(arm, changes={**arm.changes, **fewer(arm.changes)}) for arm in study.beside)
+    return Study(experiment=start, grid=grid, beside=beside, also=tuple(map(_smoke, study.also)))
 
 
-def _three_seeds(made: Study) -> Study:
-    return replace(made, grid={**made.grid, "seed": SEEDS[:3]})
+def _three_seeds(study: Study, only: Callable[[Settings], bool] = lambda changes: True) -> Study:
+    """Three seeds, and the arms whose changes pass `only`."""
+    beside = tuple(arm for arm in study.beside if only(arm.changes))
+    return replace(study, grid={**study.grid, "seed": SEEDS[:3]}, beside=beside)
 
 
 def pfdm_cpu() -> Study:
@@ -63,15 +63,13 @@ def pfdm_cpu() -> Study:
     100 records a minority class, the paper's; the attack on a model of all records over the length of its training is
     Table 6 of the appendix.
     """
-    base = override(
-        pfdm.collaboration_colour().experiment,
-        {
-            "partition.minority": 100,
-            "data.calibration": 500,  # what a rate at 1 % takes
-            "data.test": 1000,
-            "evaluation": Evaluation(clusters=True, attacks=("pia",), members=2000),
-        },
-    )
+    changes = {
+        "partition.minority": 100,
+        "data.calibration": 500,  # what a rate at 1 % takes
+        "data.test": 1000,
+        "evaluation": Evaluation(clusters=True, attacks=("pia",), members=2000),
+    }
+    base = override(pfdm.collaboration_colour().experiment, changes)
     beside = (
         Arm(method=LocalOnly),
         Arm(method=FedAvg),
@@ -85,19 +83,18 @@ def pfdm_gpu() -> Study:
     """The same on coloured MNIST at 28x28 and on CIFAR-10, T = 1000, with UNets."""
     grid = {"seed": SEEDS[:3]}
     parts = []
-    for made in (pfdm.colour_mnist(), pfdm.cifar10()):
-        central = {**CENTRAL, "method.local.steps": 2 * made.experiment.method.local.steps}  # type: ignore[attr-defined]
-        parts.append(Study(experiment=made.experiment, grid=grid, beside=(*made.beside, Arm(changes=central))))
-        exact = override(made.experiment, {"method.model.precision": "float32"})  # per-example gradients need it
-        private = override(exact, PRIVATE)
-        parts.append(Study(experiment=private, grid=grid))
+    for study in (pfdm.colour_mnist(), pfdm.cifar10()):
+        base = study.experiment
+        central = Arm(changes={**CENTRAL, "method.local.steps": 2 * base.method.local.steps})  # type: ignore[attr-defined]
+        parts.append(Study(experiment=base, grid=grid, beside=(*study.beside, central)))
+        exact = override(base, {"method.model.precision": "float32"})  # per-example gradients need it
+        parts.append(Study(experiment=override(exact, PRIVATE), grid=grid))
     return replace(parts[0], also=tuple(parts[1:]))
 
 
 def spire_cpu() -> Study:
     """Table 1: clients of the federation and clients that join, five methods, on digits; one embedding, as there."""
-    made = _three_seeds(spire.spire_digits())
-    return replace(made, beside=tuple(arm for arm in made.beside if "method.embeddings" not in arm.changes))
+    return _three_seeds(spire.spire_digits(), lambda changes: "method.embeddings" not in changes)
 
 
 def spire_gpu() -> Study:
@@ -107,11 +104,10 @@ def spire_gpu() -> Study:
 
 def feddistr_cpu() -> Study:
     """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
-    made = _three_seeds(tuning.used("feddistr-digits", feddistr.feddistr_digits))
-    return replace(made, beside=tuple(arm for arm in made.beside if _is_compared(arm.changes)))
+    return _three_seeds(tuning.used("feddistr-digits", feddistr.feddistr_digits), _is_compared)
 
 
-def _is_compared(changes: Mapping[str, Any]) -> bool:
+def _is_compared(changes: Settings) -> bool:
     """Averaging methods after 50 rounds and FedAvg after one, noise at one budget; no upper bounds."""
     budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
     if budget is not None:
@@ -128,17 +124,16 @@ def feddistr_gpu() -> Study:
 def pdp_cpu() -> Study:
     """Figures 6 and 7 on German Credit; the attack's training rows are a fifth, as the paper's of Adult."""
     removed, attacked = tables.removal_german(), tables.tabular_german()
-    shares = {**removed.grid, "audit.remove": (0.0, 0.01, 0.1, 0.5)}
+    fractions = {**removed.grid, "audit.remove": (0.0, 0.01, 0.1, 0.5)}
     rates = {**attacked.grid, "seed": SEEDS, "method.model.schedule.rate": (0.1, 0.5, 1.0)}
-    return replace(removed, grid=shares, also=(replace(attacked, grid=rates, beside=()),))
+    return replace(removed, grid=fractions, also=(replace(attacked, grid=rates, beside=()),))
 
 
 def pdp_gpu() -> Study:
     """Figures 6 and 7 on Adult with the paper's 100 epochs; no GPU is needed, but hours of a CPU core are."""
-    removed, attacked = tables.removal_adult(), tables.tabular_adult()
-    steps = 24_574 * 100 // 30
-    base = override(removed.experiment, {"method.local.steps": steps})
-    return replace(removed, experiment=base, also=(replace(attacked, beside=()),))
+    removed = tables.removal_adult()
+    base = override(removed.experiment, {"method.local.steps": 24_574 * 100 // 30})
+    return replace(removed, experiment=base, also=(replace(tables.tabular_adult(), beside=()),))
 
 
 STUDIES: dict[tuple[str, str], Callable[[], Study]] = {

@@ -27,16 +27,8 @@ def niid_bench() -> Study:
     records each. `raydiff referees SWEEP` compares with what is published.
     """
     rounds = 50
-    local = Training(
-        epochs=10 * rounds,
-        batch=64,
-        replacement=False,
-        optimizer="sgd",
-        learning_rate=0.01,
-        momentum=0.9,
-        weight_decay=1e-5,
-        decay="constant",
-    )
+    sgd = Training(optimizer="sgd", learning_rate=0.01, momentum=0.9, weight_decay=1e-5, decay="constant")
+    local = replace(sgd, epochs=10 * rounds, batch=64, replacement=False)
     label_skew = Dirichlet(alpha=0.5, balanced=True)
     base = Experiment(
         method=FedAvg(model=Classifier(network=LeNet()), rounds=rounds, local=local),
@@ -55,23 +47,17 @@ def dpimagebench() -> Study:
     accuracy, on the 10,000 test records, of a classifier trained on samples alone.
 
     DP-MERF with the benchmark's features and steps, and beside it the sketch. A thousand of the 60,000 training records
-    are public: they tell the kernel's length and the sketch's center, and its clip, their median distance from that;
-    the client has the others. 12 trials of about three minutes of a CPU core, in one process. `raydiff referees SWEEP`
+    are public: they give the kernel's length, the sketch's center and its clip, their median distance from that; the
+    client has the others. 12 trials of about three minutes of a CPU core, in one process. `raydiff referees SWEEP`
     compares with what is published.
     """
+    judge = Evaluation(distance="none", attack=False, metrics=("accuracy", "downstream"), downstream=("lenet",))
     base = Experiment(
         method=DPMERF(epsilon=1.0, features=10_000, training=replace(DPMERF().training, steps=3000)),
         data=Data(name="mnist", public=1000, validation=0, calibration=0, test=10_000),
         clients=1,
         partition=Pooled(),
-        evaluation=Evaluation(
-            distance="none",
-            attack=False,
-            metrics=("accuracy", "downstream"),
-            downstream=("lenet",),
-            per_class=500,
-            ceiling=False,
-        ),
+        evaluation=replace(judge, per_class=500, ceiling=False),
         runtime=Runtime(pool="local"),
     )
     sketch = {"method": Sketch, "method.clip": 14.0, "method.center": True}

@@ -2,10 +2,10 @@
 
     raydiff referees SWEEP [SWEEP ...] [--out DIR]      prints, and writes referees.csv and .md
 
-A row is a published cell (a row of published.tsv): source, data, method, accuracy in % with its deviation; ours, the
-mean over seeds; and ours minus theirs in points with the 95 % Student interval over seeds, bold where it excludes 0.
-Cells without a finished trial are left out. Where theirs has rounds, trials of fewer rounds with as many local epochs
-in each (`--method.rounds 10 --method.local.epochs 100`) have a row with their number of rounds.
+A row is a row of published.tsv that has finished trials: source, data, method, accuracy in % with its deviation; our
+mean over seeds; and ours minus theirs in points with the 95 % Student interval, bold where it excludes 0. Where theirs
+has rounds, trials of fewer rounds with as many local epochs in each (`--method.rounds 10 --method.local.epochs 100`)
+have a row with their number of rounds.
 """
 
 from __future__ import annotations
@@ -21,14 +21,12 @@ from raydiff.report import load
 from raydiff.report.load import Row
 from raydiff.report.sweep_view import open_sweep
 
-MEASURE = "test accuracy, %"
-"""Of the rows of published.tsv that others than a method's authors measured."""
+MEASURE = "test accuracy, %"  # of the rows of published.tsv that others than a method's authors measured
 ROUNDS, EPOCHS = "method.rounds", "method.local.epochs"
 
 
 def beside(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each published cell that has finished trials: source, data, method, rounds, printed, theirs, ours, n,
-    difference and its low and high, in percent and points; differs."""
+    """A row for each published cell that has finished trials; percent, and points for the difference."""
     done, rows = load.finished(runs), []
     for entry in (row for row in rows_of("published") if row["measure"] == MEASURE):
         for rounds, trials in _alike(done, entry):
@@ -40,8 +38,7 @@ def beside(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int | None, pd.DataFrame]]:
-    """(rounds, their trials) of a published cell, with as many local epochs in each round as there; no number of rounds
-    where it has none."""
+    """(rounds, trials) of a published cell with as many local epochs in each round; None where it has no rounds."""
     wanted = where(entry["config"])
     rounds, epochs = wanted.pop(ROUNDS, None), wanted.pop(EPOCHS, None)
     trials = values(done, entry["ours"], wanted)
@@ -49,7 +46,7 @@ def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int | No
         yield None, trials
     elif trials is not None:
         same = trials[trials[EPOCHS] * rounds == trials[ROUNDS] * epochs]
-        yield from ((int(number), own) for number, own in same.groupby(ROUNDS))
+        yield from ((int(number), rows) for number, rows in same.groupby(ROUNDS))
 
 
 def shown_table(rows: pd.DataFrame) -> Table:
@@ -61,7 +58,7 @@ def shown_table(rows: pd.DataFrame) -> Table:
         theirs = [row[name] for name in ("data", "method", "source", "printed")]
         lines.append([*theirs, short(row["rounds"]), f"{row['ours']:.2f}", difference])
     differs = load.groups(rows, ["source", "differs"], sort=False)
-    notes = [f"{of['source']}, {' and '.join(own['method'].unique())}: {of['differs']}." for of, own in differs]
+    notes = [f"{of['source']}, {' and '.join(cells['method'].unique())}: {of['differs']}." for of, cells in differs]
     first = f"Test accuracy, %; n = {span(rows['n'])} seeds of ours; ± as published."
     return Table(header, lines, note="\n\n".join([first, *notes]))
 

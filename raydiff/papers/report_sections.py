@@ -1,4 +1,4 @@
-"""Sections of the report about papers: their own tables, claims and published numbers."""
+"""Sections of the report about papers: their tables, claims and published numbers."""
 
 from __future__ import annotations
 
@@ -11,13 +11,10 @@ from raydiff.formats.tables import Table, with_deviation
 from raydiff.papers import claims as paper_claims
 from raydiff.papers.feddistr import report as feddistr
 from raydiff.papers.pfdm import report as collaboration
-from raydiff.papers.spire import report as newcomers
+from raydiff.papers.spire import report as unseen
 from raydiff.report.html import html, sheet
 from raydiff.report.load import column
 from raydiff.report.sweep_view import Section, SweepView, short_column
-
-FEDDISTR_PRESET = "feddistr-cifar100"
-"""The preset whose data are those of FedDistr's Table 2."""
 
 
 def studies(sweep: SweepView, out: Path) -> Section:
@@ -45,7 +42,7 @@ def _feddistr(sweep: SweepView, out: Path) -> Iterator[str]:
         return
     readings = feddistr.readings(sweep.runs)
     rows, table2 = feddistr.summary(readings), feddistr.convergence(readings, feddistr.curves(sweep.rounds))
-    if sweep.preset != FEDDISTR_PRESET:  # On other data the paper's numbers are not of the same thing.
+    if sweep.preset != "feddistr-cifar100":  # The paper's numbers in Table 2 are of those data.
         table2 = table2.assign(paper_rounds=None, paper_parameters=None)
     for table in feddistr.tables(readings, rows, feddistr.differences(readings), table2):
         yield from sheet(table, "FedDistr's tables")
@@ -56,10 +53,10 @@ def _feddistr(sweep: SweepView, out: Path) -> Iterator[str]:
 def _unseen_clients(sweep: SweepView) -> Iterator[str]:
     if "final/new/kd_cnn/all" not in sweep.finished:
         return
-    readings = newcomers.readings(sweep.folders[0])
+    readings = unseen.readings(sweep.folders[0])
     first = "SPIRE" if "SPIRE" in set(readings["method"]) else str(readings["method"].iloc[0])
     yield html.heading("Clients that joined later")
-    yield from sheet(newcomers.shown_table(readings, newcomers.table(readings, first)), "newcomers")
+    yield from sheet(unseen.shown_table(readings, unseen.table(readings, first)), "newcomers")
 
 
 def claims(sweep: SweepView, out: Path) -> Section:
@@ -68,25 +65,25 @@ def claims(sweep: SweepView, out: Path) -> Section:
         return Section([])
     table = paper_claims.judged(sweep.runs)
     note = "Intervals: Student's at 95 %, paired. Not tested at this scale: the interval holds 0 and its half-width is "
-    note += "above the paper's own relative gain."
+    note += "above the paper's relative gain."
     return Section([*sheet(paper_claims.shown_table(table)._replace(note=note), "claims")], {"claims": table})
 
 
 def papers(sweep: SweepView, out: Path) -> Section:
-    """The papers' own numbers beside ours, where preset and data are theirs, with what differs."""
+    """The papers' numbers beside ours, where preset and data are theirs, with what differs."""
     rows = []
     for entry in paper_claims.rows_of("published"):
-        own = paper_claims.values(sweep.finished, entry["ours"], paper_claims.where(entry["config"]))
-        if own is None or sweep.preset != entry["preset"]:
+        trials = paper_claims.values(sweep.finished, entry["ours"], paper_claims.where(entry["config"]))
+        if trials is None or sweep.preset != entry["preset"]:
             continue
-        for setting, values in own["value"].groupby(sweep.settings.loc[own.index]):
+        theirs = [entry[name] for name in ("source", "data", "method", "measure", "value")]
+        for setting, values in trials["value"].groupby(sweep.settings.loc[trials.index]):
             ours = f"{with_deviation(float(values.mean()), float(values.std()))} (n = {len(values)})"
-            theirs = [entry[name] for name in ("source", "data", "method", "measure", "value")]
             rows.append([*theirs, str(setting), short_column(entry["ours"]), ours, entry["differs"]])
     if not rows:
         return Section([])
     header = ["source", "data", "the paper's method", "its measure", "its number", "ours", "our measure", "our number"]
-    note = "None of the pairs is the same experiment: read the last column first."
     names = ["source", "data", "method", "measure", "value", "setting", "our_measure", "our_value", "differs"]
+    note = "None of the pairs is the same experiment: read the last column first."
     table = Table([*header, "what differs"], rows, note=note)
     return Section([*sheet(table, "published numbers")], {"published": pd.DataFrame(rows, columns=names)})

@@ -2,9 +2,9 @@
 
     raydiff theory                  theory, mixture and digits
     raydiff theory theory           PFDM's Theorem 5.2 and Eq. 9 against Monte-Carlo; mixture: its Figure 5
-    raydiff theory mnist --size 14 --covariance own --out mine.csv        minority W2^2 of each arm, for any data set
+    raydiff theory mnist --size 14 --out mine.csv       minority W2^2 of each arm, for any data set
     raydiff theory collaboration    the same for a preset's data and minority sizes: raydiff collaboration reads it
-    raydiff theory spire            SPIRE's Figure 3, Theorems 4.2 and 4.3; feddistr: Theorems 1, 2; pdp: the bound
+    raydiff theory spire            SPIRE's Theorems 4.2 and 4.3; feddistr: Theorems 1, 2; pdp: the bound
 
 The csv has means over seeds with 95 % t intervals; the gain over local training is paired by seed. Options beside these
 override fields of the data set. The arms and the assumptions: raydiff/papers/pfdm/theory/on_data.py.
@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from raydiff.cli.options import parse_known, positional
 from raydiff.data.datasets import Data
@@ -23,14 +22,12 @@ from raydiff.experiment import overrides, presets
 from raydiff.papers.discrete.theory import random_tables
 from raydiff.papers.discrete.theory import trained as pdp_trained
 from raydiff.papers.feddistr import theory as feddistr
-from raydiff.papers.pfdm.theory import mixture as pfdm_mixture
-from raydiff.papers.pfdm.theory import on_data as pfdm_data
-from raydiff.papers.pfdm.theory import theorems as pfdm_theorems
+from raydiff.papers.pfdm.theory import mixture, on_data, theorems
 from raydiff.papers.spire import theory as spire
 
 THEORIES: dict[str, Callable[[Path], list[str]]] = {
-    "theory": lambda out: [*pfdm_theorems.report(), ""],
-    "mixture": lambda out: [*pfdm_mixture.report(out), ""],
+    "theory": lambda out: [*theorems.report(), ""],
+    "mixture": lambda out: [*mixture.report(out), ""],
     "spire": spire.report,
     "feddistr": feddistr.report,
     "pdp": lambda out: [*random_tables.report(out), "", *pdp_trained.report()],
@@ -49,8 +46,6 @@ class Options:
     """Folder; for a data set also x.csv."""
     seeds: int = 20
     """Draws of the clients' records."""
-    covariance: Literal["shared", "own"] = "shared"
-    """Of a fit: one for all classes, or each its own."""
 
     def __post_init__(self) -> None:
         if self.seeds < 1:
@@ -66,14 +61,12 @@ def main(argv: Sequence[str]) -> int:
         if name != "theory":  # which writes no file
             options.out.mkdir(parents=True, exist_ok=True)
         print("\n".join(THEORIES[name](options.out)))
-    if options.what in THEORIES:
-        return 0
-    name = "digits" if options.what == "all" else options.what
-    path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
-    data, minorities = _data(name)
-    data = overrides.override(data, overrides.parse_overrides(data, fields))
-    shared = options.covariance == "shared"
-    print("\n".join(pfdm_data.report(data, path, minorities, shared=shared, seeds=options.seeds)))
+    if options.what not in THEORIES:
+        name = "digits" if options.what == "all" else options.what
+        path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
+        data, minorities = _data(name)
+        data = overrides.override(data, overrides.parse_overrides(data, fields))
+        print("\n".join(on_data.report(data, path, minorities, seeds=options.seeds)))
     return 0
 
 

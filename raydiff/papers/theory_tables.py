@@ -1,8 +1,14 @@
-"""How theory is printed."""
+"""What the papers' theory prints and writes: aligned cells, means over seeds with intervals, CSV files."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from torch import Tensor
+
+from raydiff.formats.intervals import student
 
 Rows = list[tuple[str, ...]]
 
@@ -15,3 +21,13 @@ def grid(widths: Sequence[int], rows: Sequence[Sequence[str]]) -> list[str]:
 def bracket(mean: float, low: float, high: float, form: str = ".3f") -> str:
     """`0.123 [0.100 0.146]`."""
     return f"{mean:{form}} [{low:{form}} {high:{form}}]"
+
+
+def over_seeds(values: Sequence[float] | Tensor, form: str = ".3f") -> str:
+    """Mean of independent draws (n,) and its 95 % Student interval, as `bracket`."""
+    return bracket(*student(values.tolist() if isinstance(values, Tensor) else values), form)
+
+
+def write_csv(path: Path, table: pd.DataFrame) -> None:
+    """Six digits, and the same bytes on every platform."""
+    table.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")

@@ -36,7 +36,7 @@ REFUSED = {
     "personalize fedavg --no-mlflow --classes 2,12": "the run's data have no class '12'; they have 0, 1, 2",
     "reconstruct fedavg": "FedAvg sends no noised records: there is nothing to reconstruct",
     "reconstruct pfdm --records 1": "--records must be at least 2, got 1",
-    "reconstruct pfdm --pretrained /gone": "--pretrained: /gone cannot be read",
+    "reconstruct pfdm --public-steps 0": "--public-steps must be at least 1",
     "init": "DATA is missing",
     "init digits --method.clp 3": r"unknown field --method\.clp; did you mean method\.clip",
     "init digits --clients 900": r"client \d+ would get",

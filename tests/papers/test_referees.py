@@ -9,21 +9,24 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override, to_dict
-from raydiff.experiment.study import Study, trials
+from raydiff.experiment.study import trials
 from raydiff.papers import referees
 from raydiff.papers.claims import rows_of, values, where
 from raydiff.papers.referee_presets import dpimagebench, niid_bench
 from raydiff.report import load
 
-NIID = niid_bench()
+NIID, DPIMAGEBENCH = (
+    trials(study.experiment, {**study.grid, "seed": (0,)}, study.beside) for study in (niid_bench(), dpimagebench())
+)
 
 
 def write(
-    sweep: Path, number: int, seed: int, accuracy: float | None, *, study: Study = NIID, **changes: float
+    sweep: Path, number: int, seed: int, accuracy: float | None, *, of: list[Experiment] = NIID, **changes: float
 ) -> None:
-    """The study's trial of this number, of this seed."""
-    experiment = trials(study.experiment, {**study.grid, "seed": (seed,)}, study.beside)[number]
+    """The study's trial of this number, with this seed."""
+    experiment, changes = of[number], {"seed": seed, **changes}
     folder = sweep / "trials" / f"{number}-{seed}"
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(to_dict(override(experiment, changes))))
@@ -39,16 +42,16 @@ def test_the_difference_is_in_points_over_our_seeds(tmp_path: Path) -> None:
         write(tmp_path, 0, seed, accuracy)  # FedAvg, Dirichlet
     write(tmp_path, 3, 0, 0.1)  # SCAFFOLD, one label a party
     write(tmp_path, 1, 0, None)  # FedAvg, one label a party: it has not ended
-    found = referees.beside(load.runs(tmp_path)).set_index(["method", "source"])
-    assert len(found) == 4 and set(found.index.get_level_values("method")) == {"FedAvg", "SCAFFOLD"}
-    row = found.loc["FedAvg", "Flower's baseline niid_bench"]
+    cells = referees.beside(load.runs(tmp_path)).set_index(["method", "source"])
+    assert len(cells) == 4 and set(cells.index.get_level_values("method")) == {"FedAvg", "SCAFFOLD"}
+    row = cells.loc["FedAvg", "Flower's baseline niid_bench"]
     half = 4.302652729911275 * 0.1 / math.sqrt(3)  # t at 97.5 %, 2 degrees of freedom
     assert (row["theirs"], row["printed"], row["n"]) == (98.89, "98.89 ± 0.07", 3)
     assert row["ours"] == pytest.approx(98.89) and row["difference"] == pytest.approx(0, abs=1e-9)
     assert (row["low"], row["high"]) == (pytest.approx(-half), pytest.approx(half))
-    alone = found.loc["SCAFFOLD", "FedBench's page"]
+    alone = cells.loc["SCAFFOLD", "FedBench's page"]
     assert alone["difference"] == pytest.approx(10 - 10.99) and math.isnan(alone["low"])
-    text = str(referees.shown_table(found.reset_index()))
+    text = str(referees.shown_table(cells.reset_index()))
     assert "| MNIST, Dirichlet 0.5 | FedAvg | Flower's baseline niid_bench | 98.89 ± 0.07 | 50 | 98.89 |" in text
     assert "| 10.00 | -0.99 |" in text and "n = 1 to 3 seeds of ours" in text
 
@@ -59,8 +62,8 @@ def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(
     for name, rounds, epochs, accuracy in (("a", 50, 500, 0.99), ("b", 10, 100, 0.98), ("c", 10, 500, 0.97)):
         write(tmp_path / name, 0, 0, accuracy, **{"method.rounds": rounds, "method.local.epochs": epochs})
     referees.main([*(str(tmp_path / name) for name in "abc"), "--out", str(tmp_path / "out")])
-    found = pd.read_csv(tmp_path / "out" / "referees.csv")
-    flowers = found[found["source"].str.startswith("Flower")]
+    cells = pd.read_csv(tmp_path / "out" / "referees.csv")
+    flowers = cells[cells["source"].str.startswith("Flower")]
     assert dict(zip(flowers["rounds"], flowers["ours"], strict=True)) == {10: pytest.approx(98), 50: pytest.approx(99)}
     assert "| 98.89 ± 0.07 | 10 | 98.00 | -0.89 |" in capsys.readouterr().out
 
@@ -70,22 +73,20 @@ def test_every_published_cell_is_one_of_the_preset_s(tmp_path: Path) -> None:
         write(tmp_path, number, 0, 0.5)
     runs = load.runs(tmp_path)
     cells = [row for row in rows_of("published") if row["preset"] == "niid-bench"]
-    found = [values(runs, row["ours"], where(row["config"])) for row in cells]
-    assert len(cells) == 14 and all(own is not None and len(own) == 1 for own in found)
-    assert {own["digest"].iloc[0] for own in found if own is not None} == set(runs["digest"])
+    rows = [values(runs, row["ours"], where(row["config"])) for row in cells]
+    assert [row is not None and len(row) for row in rows] == [1] * 14
+    assert {row["digest"].iloc[0] for row in rows if row is not None} == set(runs["digest"])
 
 
 def test_samples_are_judged_by_a_classifier_at_each_epsilon(tmp_path: Path) -> None:
     """Two benchmarks on one page: what has no rounds says none."""
-    study = dpimagebench()
-    grid = trials(study.experiment, {**study.grid, "seed": (0,)}, study.beside)
-    methods = [(type(e.method).__name__, e.method.epsilon) for e in grid]  # type: ignore[attr-defined]
+    methods = [(type(e.method).__name__, e.method.epsilon) for e in DPIMAGEBENCH]  # type: ignore[attr-defined]
     assert methods == [(name, epsilon) for name in ("DPMERF", "Sketch") for epsilon in (1.0, 10.0)]
     for number, accuracy in enumerate((0.81, 0.82, 0.85, 0.86)):
-        write(tmp_path, number, 0, accuracy, study=study)
-    write(tmp_path / "other", 0, 0, 0.9, study=study, **{"data.public": 100})  # not the same records
-    found = referees.beside(pd.concat([load.runs(tmp_path), load.runs(tmp_path / "other")]))
-    assert found["ours"].tolist() == [pytest.approx(81), pytest.approx(82)] and found["rounds"].isna().all()
-    assert found["difference"].tolist() == [pytest.approx(0.7), pytest.approx(0.7)]
-    text = str(referees.shown_table(found))
+        write(tmp_path, number, 0, accuracy, of=DPIMAGEBENCH)
+    write(tmp_path / "other", 0, 0, 0.9, of=DPIMAGEBENCH, **{"data.public": 100})  # not the same records
+    cells = referees.beside(pd.concat([load.runs(tmp_path), load.runs(tmp_path / "other")]))
+    assert cells["ours"].tolist() == [pytest.approx(81), pytest.approx(82)] and cells["rounds"].isna().all()
+    assert cells["difference"].tolist() == [pytest.approx(0.7), pytest.approx(0.7)]
+    text = str(referees.shown_table(cells))
     assert "| MNIST, epsilon 1 | DP-MERF | DPImageBench | 80.3 | - | 81.00 | +0.70 |" in text

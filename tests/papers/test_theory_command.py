@@ -1,65 +1,67 @@
-"""`python jobs/oracle.py`: its tables and files, and one sentence for bad input."""
+"""`raydiff theory`: its tables and files."""
 
 from __future__ import annotations
 
 import csv
+import itertools
 from pathlib import Path
 
 import pytest
 
+from raydiff.models.ddpm import MEASURED
 from raydiff.papers import theory_command as theory
 from raydiff.papers.discrete.theory import random_tables
 from raydiff.papers.feddistr import theory as feddistr
-from raydiff.papers.pfdm.theory import mixture as pfdm_mixture
-from raydiff.papers.pfdm.theory import theorems as pfdm_theorems
-from raydiff.papers.pfdm.theory.on_data import ARMS
+from raydiff.papers.pfdm.theory import mixture, on_data, theorems
 from raydiff.papers.spire import theory as spire
 
 COLUMNS = "data,minority,epsilon,sampler,arm,w2_squared,w2_low,w2_high,gain_over_local,gain_low,gain_high"
 
 
-def test_digits_as_a_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_digits_as_a_csv(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(on_data, "EPSILONS", (10.0, None))
+    monkeypatch.setattr(theory, "MINORITIES", (3, 20))
     path = tmp_path / "new" / "mine.csv"
-    assert theory.main(["digits", "--seeds", "3", "--out", str(path)]) == 0
+    assert theory.main(["digits", "--seeds", "2", "--out", str(path)]) == 0
     out = capsys.readouterr().out
-    assert f"written: {path}" in out and "clip 6.8" in out
+    assert f"written: {path}" in out and "clip 6.8 (centre 4.3); t0 by epsilon: 10: 617 (centre 541)," in out
     with path.open() as file:
-        assert file.readline().strip() == COLUMNS
-        rows = list(csv.DictReader(file, COLUMNS.split(",")))
-    keys = {(r["data"], r["minority"], r["epsilon"], r["sampler"], r["arm"]) for r in rows}
-    samplers, budgets = ("ddim", "ancestral"), ("10", "50", "200", "none")
-    wanted = {("digits", n, e, s, a) for n in ("3", "20", "100") for e in budgets for s in samplers for a in ARMS}
-    assert keys == wanted and len(rows) == len(keys)
+        rows = list(csv.DictReader(file))
+    assert ",".join(rows[0]) == COLUMNS
+    keys = [(r["data"], r["minority"], r["epsilon"], r["sampler"], r["arm"]) for r in rows]
+    assert keys == [*itertools.product(["digits"], ["3", "20"], ["10", "none"], MEASURED, on_data.ARMS)]
     for r in rows:
         assert float(r["w2_low"]) <= float(r["w2_squared"]) <= float(r["w2_high"])
-        if r["arm"] == "localonly":
-            assert float(r["gain_over_local"]) == 0
-    helped = [r for r in rows if (r["minority"], r["epsilon"], r["arm"]) == ("3", "none", "pfdm")]
-    assert len(helped) == 2 and all(float(r["gain_low"]) > 0 for r in helped)
+        assert r["arm"] != "localonly" or float(r["gain_over_local"]) == 0
+    _, helped = (r for r in rows if (r["minority"], r["epsilon"], r["arm"]) == ("3", "none", "pfdm"))
+    assert float(helped["gain_low"]) > 0
     cells = next(line.split() for line in out.splitlines() if line.split()[:3] == ["3", "none", "ddim"])
-    assert cells[4] == f"{float(helped[1]['w2_squared']):.3f}+" and cells[5].endswith("-")  # pfdm, no-server
+    assert cells[4] == f"{float(helped['w2_squared']):.3f}+" and cells[5].endswith("-")  # pfdm, no-server
 
 
 def test_the_theory_shows_the_chains_weights() -> None:
-    lines = [line.split() for line in pfdm_theorems.report(trials=4)]
+    lines = [line.split() for line in theorems.report(trials=4)]
     assert ["740", "1", "ddim", "0.0624", "0.0623", "0.0607"] in lines
     assert ["690", "5", "ancestral", "0.0388", "0.0388", "0.0388"] in lines
     assert sum(line[:2] == ["10", "528"] for line in lines) == 8  # (n, N) at epsilon 10
 
 
+def files_of(lines: list[str]) -> set[str]:
+    return {line.removeprefix("written: ") for line in lines if line.startswith("written: ")}
+
+
 @pytest.mark.slow
 def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pfdm_mixture, "STEPS", 10)
-    lines = pfdm_mixture.report(tmp_path, seeds=1)
-    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
-    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 5
+    monkeypatch.setattr(mixture, "STEPS", 10)
+    monkeypatch.setattr(mixture, "MEASURED", ("ddim",))
+    lines = mixture.report(tmp_path, seeds=1)
+    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 3
 
 
 @pytest.mark.slow
 def test_spire_measures_the_orders(tmp_path: Path) -> None:
-    lines = spire.report(tmp_path, seeds=3, trials=1, steps=10)
-    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
-    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 1
+    lines = spire.report(tmp_path, seeds=3, trials=1)
+    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 1
     cells = [line.split() for line in lines]
     assert ["4", "0.1", "29.280", "0.229", "0.229"] in cells  # mu, t: the DDPM loss far above Theorem 4.2's bound
     assert [row[:2] for row in cells if row[-1:] == ["(-1)"]] == [["records", "n"]]
@@ -72,8 +74,7 @@ def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(feddistr, "XIS", (0.0, 0.057))
     monkeypatch.setattr(feddistr, "CLIENTS", (5, 20))
     lines = feddistr.report(tmp_path, repetitions=200)
-    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
-    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 1
+    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 1
     rows = [line.split() for line in lines[4:12]]
     assert [row[:3] for row in rows] == [[k, n, xi] for k in ("5", "20") for n in ("10", "50") for xi in ("0", "0.057")]
     for row in rows:
@@ -88,8 +89,7 @@ def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(random_tables, "COLUMNS", (5, 20))
     monkeypatch.setattr(random_tables, "PS", (0.3, 0.9))
     lines = random_tables.report(tmp_path, seeds=2)
-    written = {line.removeprefix("written: ") for line in lines if line.startswith("written")}
-    assert written == {str(path) for path in tmp_path.iterdir()} and len(written) == 2
+    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 2
     with (tmp_path / "pdp-bound.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in rows)
@@ -100,7 +100,7 @@ def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     once, *more = curve("", "delta over m", "p = 0.5")
     assert more == pytest.approx([10 * once, 100 * once, 1000 * once], rel=1e-5)
-    even, uneven = (curve("4", "n / s^psi_t over t", f"p = {p}") for p in (0.3, 0.9))
+    even, uneven = (curve("4", "n / s^psi_t over t", f"p = {p}") for p in random_tables.PS)
     assert [uneven[t - 1] for t in (1, 2, 3, 5)] == pytest.approx([65, 30, 18, 3.7], rel=0.2)
     assert all(leaks == sorted(leaks, reverse=True) for leaks in (even, uneven)) and even[0] < uneven[0] / 2
     sigmoid = curve("5", "delta over rate", "sigmoid")

@@ -53,29 +53,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def table(abar: Tensor, options: Options) -> list[str]:
-    """A line per accountant with the depth that it asks for, and one for a given depth.
+    """A line per accountant with the smallest depth that satisfies the budget, and one for --t0.
 
-    Raises ValueError where t0 is out of range, or is not given and no accountant finds a depth.
+    Raises ValueError where --t0 is out of range, or is missing and no depth satisfies the budget.
     """
-    t0 = options.t0
+    clip, epsilon, delta, t0 = options.clip, options.epsilon, options.delta, options.t0
     if t0 is not None and not 1 <= t0 < len(abar):
         raise ValueError(f"--t0 must be in 1..{len(abar) - 1}, got {t0}")
-    rows = [["depth by", "t0", "sigma", *(f"epsilon ({name})" for name in ACCOUNTANTS)]]
-    depths: dict[str, int | None] = dict.fromkeys(ACCOUNTANTS)
+    depths: dict[str, int | None] = {}
     for name in ACCOUNTANTS:
         try:
-            depths[name] = depth_for(
-                epsilon=options.epsilon, delta=options.delta, clip=options.clip, alphas_bar=abar, accountant=name
-            )
-        except ValueError as e:
-            failure = e
-    if t0 is None and not any(depths.values()):
-        raise failure
-    for name, depth in {**depths, **({} if t0 is None else {"given": t0})}.items():
+            depths[name] = depth_for(epsilon=epsilon, delta=delta, clip=clip, alphas_bar=abar, accountant=name)
+        except ValueError:
+            if name == ACCOUNTANTS[-1] and t0 is None:  # the tightest has no depth, so none has
+                raise
+            depths[name] = None
+    rows = [["depth by", "t0", "sigma", *(f"epsilon ({name})" for name in ACCOUNTANTS)]]
+    for name, depth in (depths if t0 is None else {**depths, "given": t0}).items():
         if depth is None:
             rows.append([name, "none", *["-"] * (1 + len(ACCOUNTANTS))])
             continue
-        event = release_event(options.clip, float(abar[depth]))
-        epsilons = (rounding.up(epsilon_of([event], options.delta, a)) for a in ACCOUNTANTS)
-        rows.append([name, str(depth), f"{2 * options.clip * event.std_over_sensitivity:.2f}", *epsilons])
+        event = release_event(clip, float(abar[depth]))
+        epsilons = (rounding.up(epsilon_of([event], delta, a)) for a in ACCOUNTANTS)
+        rows.append([name, str(depth), f"{2 * clip * event.std_over_sensitivity:.2f}", *epsilons])
     return aligned(rows, words=1)

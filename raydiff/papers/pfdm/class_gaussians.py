@@ -1,9 +1,8 @@
-"""A Gaussian for each class, fitted to noised records with the known noise taken out of its covariance.
+"""A Gaussian for each class, fitted to noised records, with the noise subtracted from its covariance.
 
-The cheapest model of privatised uploads, and post-processing of them: for comparison with a denoiser trained on the
-same ones. Eigenvalues of a class's sample covariance that pure noise explains are dropped, the others shrunk to what
-they estimate (Donoho, Gavish, Johnstone 2018, "Optimal shrinkage of eigenvalues in the spiked covariance model",
-operator norm; the bulk's edge is Marchenko and Pastur's).
+The cheapest model of privatised uploads, and post-processing of them. Eigenvalues of a class's sample covariance that
+pure noise explains are dropped, the others shrunk to what they estimate (Donoho, Gavish, Johnstone 2018, "Optimal
+shrinkage of eigenvalues in the spiked covariance model", operator norm; the bulk's edge is Marchenko and Pastur's).
 
 Shapes: x (N, C, H, W), d = C H W; labels (N, K); U different label rows.
 """
@@ -19,7 +18,7 @@ from raydiff.tree import Params
 def fit_classes(x: Tensor, labels: Tensor, *, noise_std: float) -> Params:
     """One Gaussian for each label row: labels (U, K), mean (U, C, H, W) and factor (U, d, d).
 
-    factor factor^T estimates the covariance of what was there before noise of `noise_std` > 0 was added.
+    factor factor^T estimates the covariance before noise of `noise_std` > 0 was added.
     """
     rows, of = torch.unique(labels, dim=0, return_inverse=True)
     groups = [x[of == u] for u in range(len(rows))]

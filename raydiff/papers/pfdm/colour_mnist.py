@@ -17,9 +17,8 @@ from raydiff.data.sources import files
 def source(folder: Path | None, labels: Sequence[str]) -> Source:
     """MNIST with the digit drawn in one colour channel and zero in the others; labels (digit, colour).
 
-    PFDM's Figure 6 shows client 1 with red 0, 1, 6, 7, 9 as majority and blue 2, 3, 4, 5, 8 as minority; what colours
-    its other clients have is not stated. Here the colour goes with the digit, at every client: the first cluster is
-    red, the second blue.
+    PFDM's Figure 6 shows client 1 with red 0, 1, 6, 7, 9 as majority and blue 2, 3, 4, 5, 8 as minority, and does not
+    state the other clients' colours. Here these digits are red, the others blue, at every client.
     """
     mnist = files(folder, ())
     digit = mnist.labels[:, 0]

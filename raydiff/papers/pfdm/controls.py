@@ -1,19 +1,19 @@
-"""PFDM with something else in the place of its global denoiser: the controls that a comparison needs.
+"""Controls for PFDM: another source of x_{t0} in place of its global denoiser.
 
-| `start` | what gives x_{t0} |
+| `start` | source of x_{t0} |
 |---|---|
 | denoiser | the global denoiser: the paper, no control |
-| shuffled | the same, trained with labels that say nothing: what the images alone are worth |
-| gaussian | a Gaussian for each class, fitted to the uploads and freed of their noise: what two moments are worth |
-| noise | pure noise, and nothing is sent: what the clients' own denoisers are worth |
+| shuffled | the same, trained with shuffled labels: what the images alone are worth |
+| gaussian | a Gaussian for each class, fitted to the uploads without their noise: what two moments are worth |
+| noise | pure noise, and nothing is sent: what the clients' denoisers are worth |
 
-CollaFuse (arXiv 2406.14429) is no `start`: it is `epsilon = None`.
+CollaFuse (arXiv 2406.14429) is `epsilon = None`.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,21 +30,8 @@ POOL = f"{SERVER_ONLY}/pool"
 """The uploads of all clients, in the server's state below this prefix."""
 
 
-def check(start: Start, epsilon: float | None) -> None:
-    """Raises ValueError for an unknown start, and for one that needs an epsilon where there is none."""
-    if start not in get_args(Start):
-        raise ValueError(f"start must be one of {', '.join(get_args(Start))}, got {start!r}")
-    if start == "gaussian" and epsilon is None:
-        raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
-
-
-def trains(start: Start) -> bool:
-    """Whether the server trains a denoiser."""
-    return start in ("denoiser", "shuffled")
-
-
 def pooled(start: Start, pool: Params, *, noise_std: float, rng: torch.Generator) -> Params:
-    """The server's leaves that are made of the pooled uploads x (N, C, H, W) and labels (N, K)."""
+    """The server's leaves from the pooled uploads x (N, C, H, W) and labels (N, K)."""
     if start == "gaussian":
         return tree.prefixed("classes", class_gaussians.fit_classes(**pool, noise_std=noise_std))
     if start == "shuffled":
@@ -64,17 +51,18 @@ def x_t0(
 def alone(start: Start, draw: Sampler, copies: NoisedCopies, *, depth: int, center: bool) -> Deployed:
     """The server's model without any client's: x_{t0}, as noisy as what it was fitted to, scaled into [-1, 1].
 
-    Nothing but a client's denoiser takes the noise off; divided by sqrt(abar) they are unbiased, and the noisier the
+    Only a client's denoiser removes the noise: divided by sqrt(abar) the samples are unbiased, and the noisier the
     smaller epsilon is. Raises ValueError where the server has no model.
     """
     if start == "noise":
         raise ValueError("the clients of this run were on their own: the server has no model")
-    about, reach, around = "images of the global denoiser", copies.reach, " around the public mean" if center else ""
+    about, around = "images of the global denoiser", " around the public mean" if center else ""
     if copies.abar is not None:
         about = (
-            f"x_t0 of the global model at t0 = {depth}, divided by {reach:.6g}: still noised, x_t0 = "
+            f"x_t0 of the global model at t0 = {depth}, divided by {copies.reach:.6g}: still noised, x_t0 = "
             f"{math.sqrt(1 - copies.std**2):.6g} x + {copies.std:.6g} z of images x clipped{around} to norm "
             f"{copies.clip:g}"
         )
-    about += "; labels say nothing: they were shuffled" if start == "shuffled" else ""
-    return Deployed({"global": lambda labels, rng: (draw(labels, rng) / reach).clamp(-1, 1)}, about=about)
+    if start == "shuffled":
+        about += "; labels say nothing: they were shuffled"
+    return Deployed({"global": lambda labels, rng: (draw(labels, rng) / copies.reach).clamp(-1, 1)}, about=about)

@@ -25,12 +25,12 @@ def release_event(clip: float, abar: float) -> Gaussian:
 
 
 def depth_for(
-    *, epsilon: float, delta: float, clip: float, alphas_bar: Tensor, accountant: str, given: int | None = None
+    *, epsilon: float, delta: float, clip: float, alphas_bar: Tensor, accountant: str, t0: int | None = None
 ) -> int:
-    """The smallest t0 in 1..T at which PFDM's upload is (epsilon, delta)-DP by `accountant`, or the given one.
+    """`t0`, or by default the smallest one in 1..T at which PFDM's upload is (epsilon, delta)-DP by `accountant`.
 
-    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError when no depth, or not the given one, keeps to the
-    budget, and for a budget, clip or schedule that is none.
+    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError when no depth, or not `t0`, keeps to the budget, and
+    for an invalid budget, clip or schedule.
     """
     check_budget(epsilon, delta)
     abar = alphas_bar.double().tolist()
@@ -38,19 +38,17 @@ def depth_for(
     if len(abar) < 2 or abar[0] != 1 or not falling or abar[-1] < 0:
         raise ValueError("alphas_bar must start at 1 and fall within [0, 1], with at least two entries")
 
-    def spent(t: int) -> float:
+    def epsilon_at(t: int) -> float:
         return epsilon_of([release_event(clip, abar[t])], delta, accountant)
 
-    # What is spent falls with abar, so the first depth that keeps to the budget is found by halving.
-    t = 1 + bisect.bisect_left(range(1, len(abar)), True, key=lambda t: spent(t) <= epsilon)
-    if t == len(abar):
+    # Epsilon falls with abar, so bisection finds the first depth that keeps to the budget.
+    least = 1 + bisect.bisect_left(range(1, len(abar)), True, key=lambda t: epsilon_at(t) <= epsilon)
+    budget = f"at clip {clip:g}, delta {delta:g} ({accountant} accountant)"
+    if least == len(abar):
+        reached = bounds.up(epsilon_at(least - 1), 3)
         raise ValueError(
-            f"no depth reaches epsilon {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} accountant): "
-            f"the smallest reachable with this schedule is {bounds.up(spent(t - 1), 3)}"
+            f"no depth reaches epsilon {epsilon:g} {budget}: the smallest reachable with this schedule is {reached}"
         )
-    if given is not None and given < t:
-        raise ValueError(
-            f"t0 = {given} spends more than epsilon = {epsilon:g} at clip {clip:g}, delta {delta:g} ({accountant} "
-            f"accountant): it must be at least {t}"
-        )
-    return given or t
+    if t0 is not None and t0 < least:
+        raise ValueError(f"t0 = {t0} spends more than epsilon = {epsilon:g} {budget}: it must be at least {least}")
+    return t0 or least

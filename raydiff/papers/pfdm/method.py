@@ -1,35 +1,33 @@
 """PFDM: personalised federated diffusion with local differential privacy (Patel et al., CVPR 2026, arXiv 2504.00952).
 
-Each client trains its own denoiser, and sends its images once, clipped and noised to depth t0 of the forward process.
+Each client trains a denoiser, and sends its images once, clipped and noised to depth t0 of the forward process.
 The server trains a global denoiser on these noisy images as if they were clean. To sample, the global denoiser makes
-an x_{t0}, and the client's own denoiser takes it from t0 to 0.
+an x_{t0}, and the client's denoiser takes it from t0 to 0.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
-Covered: the upload and all that is computed from it, the global denoiser above all. Not covered: the client's own
+Covered: the upload and all that is computed from it, the global denoiser above all. Not covered: the client's
 denoiser and what it samples; labels and the number of records, which are public by declaration.
 
 | paper | here |
 |---|---|
 | z_{theta_m}, Algorithm 1 stage 1 | `init_client`, `local` |
-| CLIP(x, C), t_0 | `clip`, `depth` (given as `t0`, or solved from `epsilon`, `delta`) |
+| CLIP(x, C), t_0 | `clip`, `depth` (`t0`, or solved from `epsilon`, `delta`) |
 | Dtilde, z_w, stage 2 | the server's `server_only/pool/` and `model/`; `server`, `server_rounds` |
 | Algorithm 2 | `deploy`; `sampling` for the server's chain, `client_sampling` for the client's |
 
-`start` replaces the global denoiser by another model of the same uploads, or by a control (`_pfdm_controls`).
+`start` replaces the global denoiser by another model of the same uploads, or by a control (`controls`).
 
 Deviations and choices where the paper is silent:
 
 - The client's denoiser trains on all T timesteps (as Algorithm 1 has it), so sampling it from pure noise is the
   non-collaborative baseline.
-- Clipped and unclipped images are mixed half and half, and the flag says "unclipped" in all t0 refinement steps
-  (appendix D).
+- Clipped and unclipped images are mixed half and half; all t0 refinement steps have the flag "unclipped" (appendix D).
 - The published depths follow from Theorem 5.1 only when rounded down, which overspends; here the depth is the smallest
   whose epsilon under `accountant` stays within the budget.
-- sigma_t^2 = beta_t. The predicted x_0 is clamped to the range of the data (for the noisy images: the range plus 4
-  standard deviations).
+- sigma_t^2 = beta_t. The predicted x_0 is clamped to the range of the data (noisy images: plus 4 standard deviations).
 - The server's training is cut into `server_rounds` rounds of equal length, so that it can be resumed.
-- `epsilon=None` sends the images as they are and cuts one chain at t0 (CollaFuse, arXiv 2406.14429): the non-private
-  limit; t0 is then 1 unless given.
+- `epsilon=None` sends the images as they are and cuts one chain at t0, by default 1: CollaFuse (arXiv 2406.14429), the
+  non-private limit.
 - `center` clips around the mean of the public records: a smaller clip norm, so a smaller depth for the same epsilon.
 """
 
@@ -39,7 +37,7 @@ import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -48,6 +46,7 @@ from raydiff import tree
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
+from raydiff.lookup import check_one_of
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.papers.pfdm import controls
@@ -56,6 +55,9 @@ from raydiff.papers.pfdm.noised_copies import NoisedCopies
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params
+
+MOMENTS = f"{SERVER_ONLY}/moments"
+"""The optimiser's, in the server's state below this prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +75,7 @@ class PFDM(Method):
     center: bool = False
     """Clip around the mean of the public records instead of around 0."""
     t0: int | None = None
-    """Depth of the noise and of the hand-over. Default: the smallest within the budget; a given one must be too."""
+    """Depth of the noise and of the hand-over. Default, and minimum: the smallest within the budget."""
     accountant: accountants.Accountant = "exact"
     """Which bound turns the noise into an epsilon: exact, rdp or theorem."""
     local: Training = Training()
@@ -102,25 +104,32 @@ class PFDM(Method):
         for field in ("server_rounds", "local_parts"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
-        controls.check(self.start, self.epsilon)
+        check_one_of("start", self.start, get_args(controls.Start))
+        if self.start == "gaussian" and self.epsilon is None:
+            raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
         _ = self.depth
 
     @cached_property
     def depth(self) -> int:
-        """t_0. Raises ValueError when no depth, or not the given one, keeps to the budget."""
+        """t_0. Raises ValueError when no depth, or not `t0`, keeps to the budget."""
         if self.epsilon is None:
             return self.t0 or 1
         budget = {"epsilon": self.epsilon, "delta": self.delta, "clip": self.clip}
-        return depth_for(**budget, alphas_bar=self.model.abar, accountant=self.accountant, given=self.t0)
+        return depth_for(**budget, alphas_bar=self.model.abar, accountant=self.accountant, t0=self.t0)
 
     @cached_property
     def _copies(self) -> NoisedCopies:
         return NoisedCopies(self.clip, None if self.epsilon is None else float(self.model.abar[self.depth]))
 
     @property
+    def _trains(self) -> bool:
+        """Whether the server trains a denoiser."""
+        return self.start in ("denoiser", "shuffled")
+
+    @property
     def rounds(self) -> int:
-        """One upload, then the server alone, if it has something to train."""
-        return 1 + self.server_rounds * controls.trains(self.start)
+        """One upload, then the server's training."""
+        return 1 + self.server_rounds * self._trains
 
     @property
     def init_key(self) -> Hashable:
@@ -134,7 +143,7 @@ class PFDM(Method):
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """w, and the center of the clipping where there is one."""
-        model = tree.prefixed("model", self.model.init(rng)) if controls.trains(self.start) else {}
+        model = tree.prefixed("model", self.model.init(rng)) if self._trains else {}
         return {**model, "center": public_mean(public)} if self.center else model
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
@@ -161,8 +170,8 @@ class PFDM(Method):
         """An image and its labels for each record, or nothing."""
         if self.start == "noise":
             return UploadSpec()
-        known = tuple(map(range, self.model.labels)) if self.model.conditional else ()
-        labels = TensorSpec((examples, len(known) if self.model.conditional else "columns"), torch.int64, known)
+        values = tuple(map(range, self.model.labels)) if self.model.conditional else ()
+        labels = TensorSpec((examples, len(values) if self.model.conditional else "columns"), torch.int64, values)
         return UploadSpec({"x": TensorSpec((examples, *self.model.shape), torch.float32), "labels": labels})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
@@ -174,16 +183,15 @@ class PFDM(Method):
             pool = {k: torch.cat([value[k] for value in sent]) for k in ("x", "labels")}
             after = controls.pooled(self.start, pool, noise_std=self._copies.std, rng=rnd.rng)
             return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
-        own = f"{SERVER_ONLY}/moments"
-        w, moments, pool = (tree.under(name, server) for name in ("model", own, controls.POOL))
+        w, moments, pool = (tree.under(name, server) for name in ("model", MOMENTS, controls.POOL))
         x, y, steps = pool["x"], pool["labels"], self.server.of(len(pool["x"])).part(rnd.number - 1, self.server_rounds)
         w, moments, loss = fit(self.model, w, x, y, training=self.server, rng=rnd.rng, steps=steps, moments=moments)
-        return {**server, **tree.prefixed("model", w), **tree.prefixed(own, moments)}, {"server/loss": loss}, []
+        return {**server, **tree.prefixed("model", w), **tree.prefixed(MOMENTS, moments)}, {"server/loss": loss}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """Algorithm 2: the global chain gives x_{t0}, the client's own chain takes it to x_0, flag = unclipped."""
+        """Algorithm 2: the global chain gives x_{t0}, the client's chain takes it to x_0, flag = unclipped."""
         model, t0, copies = self.model, self.depth, self._copies
-        z_w = model.denoiser(tree.under("model", server)) if controls.trains(self.start) else None
+        z_w = model.denoiser(tree.under("model", server)) if self._trains else None
         stop = t0 if state is not None and self.epsilon is None else 0
 
         def x_t0(labels: Tensor, rng: torch.Generator) -> Tensor:

@@ -44,20 +44,14 @@ class NoisedCopies:
 
     def release(self, data: Records, center: Tensor | None, noise: NoiseStream | None) -> Release:
         """A client's copies, clipped around `center` (C, H, W) where there is one. Raises ValueError without noise."""
-        public = {"labels": data.labels}
+        images, public = data.images, {"labels": data.labels}
         if self.abar is None:
-            return disclose({"x": data.images, **public}, AS_THEY_ARE)
+            return disclose({"x": images, **public}, AS_THEY_ARE)
         if noise is None:
             raise ValueError("PFDM's upload needs the round's noise stream")
+        scale, rows = math.sqrt(self.abar), range(len(data))
         return gaussian_records(
-            data.images,
-            clip=self.clip,
-            scale=math.sqrt(self.abar),
-            std=self.std,
-            noise=noise,
-            records=range(len(data)),
-            public=public,
-            center=center,
+            images, clip=self.clip, scale=scale, std=self.std, noise=noise, records=rows, public=public, center=center
         )
 
     def make(self, center: Tensor | None, records: Records, noise: NoiseStream | None) -> Records:

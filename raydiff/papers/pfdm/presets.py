@@ -1,5 +1,4 @@
-"""Presets: PFDM and its comparisons. The main job, the frontier of privacy, the paper's sizes, and when
-collaboration helps."""
+"""Presets: PFDM on digits, the frontier of privacy, the paper's sizes, and when collaboration helps."""
 
 from __future__ import annotations
 
@@ -28,40 +27,36 @@ from raydiff.privacy.client_level import ClientPrivacy
 def digits() -> Study:
     """PFDM on scikit-learn's digits: 1,797 real 8x8 scans, minutes on 2 cores.
 
-    clip 6.8 is the median norm of the public split; the paper sets C near the median too. The network has a skip and
-    predicts v: every method is closer to the data with them (docs/results/collaboration.md).
+    Clips are the median norm of the public split, near which the paper sets C, unless a preset says otherwise. The
+    network has a skip and predicts v: every method is closer to the data with them (docs/results/collaboration.md).
     """
-    method = PFDM(
-        model=DDPM(network=MLP(skip=True), timesteps=100, prediction="v"),
-        epsilon=10.0,
-        clip=6.8,
-        local=Training(steps=1000),
-        server=Training(steps=1000),
-        sampling=Sampling(sampler="ddim", steps=50),
-        client_sampling=Sampling(sampler="ddim", steps=50),
-    )
+    training, chain = Training(steps=1000), Sampling(sampler="ddim", steps=50)
+    model = DDPM(network=MLP(skip=True), timesteps=100, prediction="v")
+    method = PFDM(model=model, clip=6.8, local=training, server=training, sampling=chain, client_sampling=chain)
     experiment = Experiment(method=method, data=Data(name="digits"), clients=2, runtime=Runtime(workers=1))
-    grid = {  # epsilon varies slowest: trials that share client models then run one after the other
-        "method.epsilon": (*EPSILONS, None),
-        "method.model.schedule": ("linear", "cosine"),
-        "clients": (2, 4),
-    }
+    # Epsilon varies slowest: trials that share client models then run one after the other.
+    grid = {"method.epsilon": (*EPSILONS, None), "method.model.schedule": ("linear", "cosine"), "clients": (2, 4)}
     return Study(experiment=experiment, grid=grid, beside=BASELINES)
 
 
-# --- methods whose epsilons are of different kinds, side by side ---
+def _varied(study: Study, changes: Settings, beside: tuple[Arm, ...] | None = None) -> Study:
+    """The study on another experiment, and beside other arms if there are some."""
+    return replace(study, experiment=override(study.experiment, changes), beside=beside or study.beside)
+
+
+# --- methods with different privacy definitions, side by side ---
 
 
 COLUMN = (0.5, 1.0, 3.0, 10.0, 50.0)
 """Epsilons per example, replace-one, local trust, at which every method that states one is compared."""
-CENTRED_CLIP = 4.26  # median distance of the public split's pictures from its mean
+CENTRED_CLIP = 4.26  # median distance of digits' public pictures from their mean
 
 
 def frontier() -> Study:
     """Digits, two clients that have 3 or 20 records of each minority class: at each epsilon, which method? PFDM, with
     its clip around 0 and around the public mean, the sketch, as it is and refined by the client's denoiser of PFDM,
-    DP-MERF, Private Evolution and DP-SGD at the same five epsilons, in one column; DP-FedAvg under either trust, in
-    columns of their own; FedAvg and local training.
+    DP-MERF, Private Evolution and DP-SGD at the same five epsilons; DP-FedAvg under either trust; FedAvg and local
+    training.
 
     All means are unweighted, which central trust needs. A step of DP-SGD draws 64 of a client's about 430 records.
     """
@@ -98,23 +93,14 @@ LONG_BASELINES = (Arm(method=LocalOnly), Arm(changes={"method": FedAvg, "method.
 
 
 def mnist() -> Study:
-    """PFDM on MNIST at 28x28 with the paper's T = 1000 and batch 128: sized for a GPU that holds four clients and a
-    server.
+    """PFDM on MNIST at 28x28 with the paper's T = 1000 and batch 128, for a GPU that holds four clients and a server.
 
-    1000 : 100 records of each majority and minority class, as in the paper's coloured MNIST; clip is the public median
-    norm.
+    1000 : 100 records of each majority and minority class, as in the paper's coloured MNIST.
     """
-    method = PFDM(
-        model=DDPM(network=UNet(widths=(64, 128, 128), layers=2), timesteps=1000, precision="bfloat16"),
-        epsilon=10.0,
-        clip=26.9,
-        local=LONG,
-        server=LONG,
-        local_parts=PARTS,
-        server_rounds=PARTS,
-        sampling=Sampling(sampler="ddim", steps=100),
-        client_sampling=Sampling(sampler="ddim", steps=100),
-    )
+    model = DDPM(network=UNet(widths=(64, 128, 128), layers=2), timesteps=1000, precision="bfloat16")
+    chain = Sampling(sampler="ddim", steps=100)
+    method = PFDM(model=model, clip=26.9, local=LONG, server=LONG, sampling=chain, client_sampling=chain)
+    method = replace(method, local_parts=PARTS, server_rounds=PARTS)
     data = Data(name="mnist", train=22_000, public=2000, validation=1000, calibration=1000, test=4000)
     runtime = Runtime(workers=4, gpu_per_worker=0.2, gpu_server=0.2)
     experiment = Experiment(method=method, data=data, clients=4, partition=MajorityMinority(ratio=0.1), runtime=runtime)
@@ -123,14 +109,11 @@ def mnist() -> Study:
 
 def colour_mnist() -> Study:
     """The same on coloured MNIST: 28x28 in three channels, conditions digit and colour."""
-    study = mnist()
-    changes = {"data.name": "colour-mnist", "method.clip": 47.9}
-    return replace(study, experiment=override(study.experiment, changes))
+    return _varied(mnist(), {"data.name": "colour-mnist", "method.clip": 47.9})
 
 
 def cifar10() -> Study:
     """PFDM on CIFAR-10 at 32x32 with the paper's clip (15: about half the median norm) and a UNet of four scales."""
-    study = mnist()
     changes = {
         "data": Data(name="cifar10", public=2000, validation=1000, calibration=1000, test=4000),
         "method.model.network": UNet(widths=(128, 256, 256, 256), layers=2),
@@ -138,7 +121,7 @@ def cifar10() -> Study:
         "method.local.steps": 100_000,
         "method.server.steps": 100_000,
     }
-    return replace(study, experiment=override(study.experiment, changes))
+    return _varied(mnist(), changes)
 
 
 # --- when does collaboration help? ---
@@ -148,7 +131,6 @@ SMALL_MNIST = Data(name="mnist", size=14, train=6400, public=1000, validation=0,
 
 def mnist_cpu() -> Study:
     """`mnist` at 14x14 with an MLP, T = 100 and 2,000 records: about half an hour on 2 cores."""
-    study = mnist()
     changes = {
         "method": digits().experiment.method,
         "method.clip": 13.0,
@@ -158,7 +140,7 @@ def mnist_cpu() -> Study:
         "data": Data(name="mnist", size=14, train=2000, public=1000, validation=500, calibration=500, test=1000),
         "runtime": Runtime(workers=1),
     }
-    return replace(study, experiment=override(study.experiment, changes), beside=BASELINES)
+    return _varied(mnist(), changes, BASELINES)
 
 
 def collaboration() -> Study:
@@ -172,29 +154,22 @@ def collaboration() -> Study:
 
 def collaboration_colour() -> Study:
     """The same on coloured MNIST, at 14x14, where it fits a CPU."""
-    base = override(
-        digits().experiment,
-        {
-            "data": replace(SMALL_MNIST, name="colour-mnist", train=4000, test=400),
-            "method.model.network": MLP(width=256, skip=True),
-            "method.clip": 23.7,
-        },
-    )
-    return _collaboration(base, minorities=(3, 20, 100), centred_clip=7.27)
+    changes = {
+        "data": replace(SMALL_MNIST, name="colour-mnist", train=4000, test=400),
+        "method.model.network": MLP(width=256, skip=True),
+        "method.clip": 23.7,
+    }
+    return _collaboration(override(digits().experiment, changes), minorities=(3, 20, 100), centred_clip=7.27)
 
 
 def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_clip: float) -> Study:
-    """Every arm at every (epsilon or its depth, minority size, seed).
-
-    Clips are median norms of the public split, for the centred arms of the differences from its mean.
-    """
+    """Every arm at every (epsilon or its depth, minority size, seed); `centred_clip`: the median distance of the public
+    split's pictures from its mean."""
     base = replace(base, evaluation=Evaluation(attack=False, clusters=True))
     centred = {"method.clip": centred_clip, "method.center": True}
     beside = (
         Arm(method=LocalOnly),
-        Arm(changes={"method.start": "noise"}, private=True),
-        Arm(changes={"method.start": "shuffled"}, private=True),
-        Arm(changes={"method.start": "gaussian"}, private=True),
+        *(Arm(changes={"method.start": start}, private=True) for start in ("noise", "shuffled", "gaussian")),
         Arm(changes={}, at_depths=True),  # CollaFuse
         Arm(changes={"method": LocalOnly, **centred}),
         Arm(changes=centred, private=True),
@@ -207,25 +182,20 @@ def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_cli
 
 
 def clients() -> Study:
-    """MNIST at 14x14, 6,400 records shared by more and more clients: the paper's study of M at fixed total data.
+    """MNIST at 14x14, 6,400 records among more and more clients: the paper's study of M at fixed total data.
 
-    Sized for 2 cores; the first 16 clients are measured.
+    Sized for 2 cores; the first 16 clients are measured. Epsilon varies more slowly than M: trials of one M and seed
+    share their client models.
     """
-    base = override(
-        mnist_cpu().experiment,
-        {
-            "data": replace(SMALL_MNIST, test=400),
-            "evaluation": Evaluation(attack=False, clients=16),
-            "method.model.network": MLP(width=256, skip=True),
-            "method.local.steps": 1000,
-            "method.server.steps": 2000,
-            "method.sampling.steps": 25,
-            "method.client_sampling.steps": 25,
-        },
-    )
-    grid = {
-        "seed": SEEDS[:2],
-        "method.epsilon": (10.0, 200.0),  # slower than clients: trials of one M and seed share their client models
-        "clients": (4, 8, 16, 32, 64, 128),
+    changes = {
+        "data": replace(SMALL_MNIST, test=400),
+        "evaluation": Evaluation(attack=False, clients=16),
+        "method.model.network": MLP(width=256, skip=True),
+        "method.local.steps": 1000,
+        "method.server.steps": 2000,
+        "method.sampling.steps": 25,
+        "method.client_sampling.steps": 25,
     }
+    base = override(mnist_cpu().experiment, changes)
+    grid = {"seed": SEEDS[:2], "method.epsilon": (10.0, 200.0), "clients": (4, 8, 16, 32, 64, 128)}
     return Study(experiment=base, grid=grid, beside=(Arm(method=LocalOnly),))

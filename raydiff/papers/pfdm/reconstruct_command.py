@@ -2,18 +2,16 @@
 
     raydiff reconstruct RUN --out DIR                        by the global model, and by one of the public split
     raydiff reconstruct RUN --public-steps 5000 --out DIR    trained for that many steps (default: as a client's)
-    raydiff reconstruct RUN --pretrained MODEL --out DIR     by the model that an earlier attack has left
 
-DIR gets metrics.json, reconstruction.png (rows as in Figures 8 and 9: uploads, originals, reconstructions) and
-pretrained.safetensors. They show private records: all are confidential.
+DIR gets metrics.json and reconstruction.png (rows as in Figures 8 and 9: uploads, originals, reconstructions). They
+show private records: both are confidential.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -24,14 +22,14 @@ from raydiff.cli.options import RunOptions, parse
 from raydiff.data.records import Records, joined
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
-from raydiff.federated.method import SERVER_ONLY
 from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Diverged, fit
+from raydiff.papers.pfdm.controls import POOL
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.pfdm.reconstruction import Denoise, Reconstruction, compare, reconstruct
 from raydiff.results.finished import Finished
-from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
+from raydiff.storage.atomic_files import write_text
 from raydiff.tree import Params
 
 COLUMNS = 10  # of the picture
@@ -46,14 +44,12 @@ class Options(RunOptions):
     """How many uploads are attacked."""
     public_steps: int | None = None
     """Steps of the attacker's training on the public split."""
-    pretrained: Path | None = None
-    """A safetensors file of the attacker's denoiser."""
 
     def __post_init__(self) -> None:
         if self.records < 2:
             raise ValueError(f"--records must be at least 2, got {self.records}")
-        if self.public_steps is not None and (self.public_steps < 1 or self.pretrained):
-            raise ValueError("--public-steps must be at least 1, and has no meaning with --pretrained")
+        if self.public_steps is not None and self.public_steps < 1:
+            raise ValueError(f"--public-steps must be at least 1, got {self.public_steps}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -62,24 +58,25 @@ def main(argv: Sequence[str]) -> int:
     finished = options.open()
     method = method_of(finished)
     uploads, originals = sent(finished, method, options.records)
-    attackers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
-    attackers = {name: params for name, params in attackers.items() if params}
-    if not attackers:
-        raise ValueError("there is no attacker: this run has no global denoiser and no public split; give --pretrained")
+    denoisers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
     images, classes = originals.images, originals.labels[:, 0]
-    made = {name: reconstruct(attacker(method, x), uploads, originals.labels) for name, x in attackers.items()}
-    results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **made}.items()}
+    attacked = {
+        name: reconstruct(attacker(method, params), uploads, originals.labels)
+        for name, params in denoisers.items()
+        if params
+    }
+    if not attacked:
+        raise ValueError("there is no attacker: this run has no global denoiser and no public split")
+    results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **attacked}.items()}
     print("\n".join(table(results, len(originals), method)))
     metrics = {k: v for name, one in results.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
     options.out.mkdir(parents=True, exist_ok=True)
     write_text(options.out / "metrics.json", json.dumps(metrics, indent=1))
-    rows = {"upload": uploads, "original": images, **dict(reversed(made.items()))}
-    pictures = [x[:COLUMNS] for x in rows.values()]
+    rows = {"upload": uploads, "original": images, **dict(reversed(attacked.items()))}
     privacy = "none: the second row are private records"
-    sample_grid(pictures, options.out / "reconstruction.png", privacy=privacy, names=tuple(rows))
-    if "pretrained" in attackers:
-        write_tensors(options.out / "pretrained.safetensors", attackers["pretrained"])
-    print(f"files in {options.out}: {', '.join(sorted(path.name for path in options.out.iterdir()))}")
+    picture = options.out / "reconstruction.png"
+    sample_grid([x[:COLUMNS] for x in rows.values()], picture, privacy=privacy, names=tuple(rows))
+    print(f"files in {options.out}: metrics.json, reconstruction.png")
     return 0
 
 
@@ -97,30 +94,26 @@ def method_of(finished: Finished) -> PFDM:
 def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]:
     """(uploads, the records behind them) of at most `count` records, the same ones in every attack on this run.
 
-    The uploads are read from the server's pool, where they lie in the order of the clients that took part.
+    The server's pool has the uploads in the order of the clients that took part.
     """
     trial = finished.trial
     last = trial.store.last_commit()
     assert last is not None  # an opened trial has one
-    pool = trial.store.load_server(last[0])[f"{SERVER_ONLY}/pool/x"]
+    pool = trial.store.load_server(last[0])[f"{POOL}/x"]
     took_part = sorted(trial.store.ledger().bytes_by_client)
-    parts = [c.data for c in make_clients(trial, took_part, keys=dataclasses.replace(trial.keys, secret=b""))]
-    if len(pool) != sum(map(len, parts)):
-        raise ValueError(
-            f"the server holds {len(pool)} uploads of {sum(map(len, parts))} records: it was tampered with"
-        )
-    records = joined(parts)
+    records = joined([c.data for c in make_clients(trial, took_part, keys=replace(trial.keys, secret=b""))])
+    if len(pool) != len(records):
+        raise ValueError(f"the server has {len(pool)} uploads of {len(records)} records: it was tampered with")
     rows = torch.randperm(len(pool), generator=seeding.generator(0, "reconstructed"))[:count]
     return pool[rows], records.select(rows)
 
 
 def attacker(method: PFDM, params: Params) -> Denoise:
     """The client's chain from t0 to 0 with these parameters; the attacker knows that pictures end in [-1, 1]."""
-    z = method.model.denoiser(params)
+    z, chain = method.model.denoiser(params), method.client_sampling
 
     def denoise(uploads: Tensor, labels: Tensor) -> Tensor:
         rng = seeding.generator(0, "reconstruction")
-        chain = method.client_sampling
         return chain.run(method.model, z, uploads, labels=labels, start=method.depth, bound=1.0, rng=rng)
 
     return denoise
@@ -138,25 +131,18 @@ def table(results: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[s
 
 
 def _pretrained(finished: Finished, method: PFDM, options: Options) -> Params:
-    """The denoiser of --pretrained, or one of the method's model trained on the public split; {} without either."""
-    public, rng = finished.dataset.splits["public"], seeding.generator(0, "reconstruction", "pretrained")
-    fresh, steps = method.model.init(rng), options.public_steps
-    if (path := options.pretrained) is not None:
-        try:
-            params, _ = read_tensors(path)
-        except Exception as e:  # by kind of damage: FileNotFoundError, SafetensorError, ...
-            raise ValueError(f"--pretrained: {path} cannot be read ({type(e).__name__})") from None
-        if {k: v.shape for k, v in params.items()} != {k: v.shape for k, v in fresh.items()}:
-            raise ValueError(f"--pretrained: {path} holds no parameters of this run's model")
-        return params
+    """A denoiser of the method's model trained on the public split; {} without one."""
+    public, steps = finished.dataset.splits["public"], options.public_steps
     if not len(public):
         if steps is not None:
             raise ValueError("--public-steps needs public records: the run's data.public is 0")
         print("no pretrained attacker: the run has no public split")
         return {}
-    training = method.local if steps is None else dataclasses.replace(method.local, steps=steps, epochs=None)
+    training = method.local if steps is None else replace(method.local, steps=steps, epochs=None)
     training = training.of(len(public))
     print(f"training a denoiser on {len(public)} public records, {training.steps} steps", flush=True)
+    rng = seeding.generator(0, "reconstruction", "pretrained")
+    fresh = method.model.init(rng)
     try:
         return fit(method.model, fresh, public.images, public.labels, training=training, rng=rng)[0]
     except Diverged as e:

@@ -2,18 +2,17 @@
 
     raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv, .md and .png
 
-An arm is what a trial does for the minority; a cell is a minority's size, an epsilon and a sampler. Arms of one cell
-share seeds and partitions, and the arms of a pair their client models where both have some, so differences are taken
-seed by seed: mean and 95 % Student interval, without a correction for the number of cells. Negative: the first arm's
-distance is smaller. A prediction of the oracle (`raydiff theory --out`) agrees where its sign is that of a difference
-whose interval excludes 0.
+A cell is a minority's size, an epsilon and a sampler. The arms of a cell share seeds and partitions, so differences are
+taken seed by seed: mean and 95 % Student interval, without a correction for the number of cells. Negative: the first
+arm's distance is smaller. A prediction of the oracle (`raydiff theory --out`) agrees where its sign is that of a
+difference whose interval excludes 0.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,12 @@ import pandas as pd
 
 from raydiff.formats import plots
 from raydiff.formats.intervals import interval, shown
+from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish
 from raydiff.report import load
 from raydiff.report.frontier.rows import network_of
-from raydiff.report.load import column, records
+from raydiff.report.load import column
 
-SAMPLERS = ("ddim", "ancestral")
-ARM_OF_START = {"noise": "no-server", "shuffled": "shuffled", "gaussian": "gaussian", "denoiser": "pfdm"}
 PAIRS = (
     ("pfdm", "localonly"),
     ("pfdm", "no-server"),
@@ -54,13 +52,13 @@ def distances(sweep: Path) -> pd.DataFrame:
     network = network_of(runs)
     if network is None or "partition.minority" not in runs or runs["partition.minority"].isna().all():
         raise ValueError(f"{sweep} has no finished trials with feature distances and a partition.minority")
-    epsilons = _epsilons_of_depths(runs, load.rounds(sweep))
+    of_depths = _epsilons_of_depths(runs, load.rounds(sweep))
     rows = []
     for run in runs.to_dict("records"):
         arm = _arm(run)
-        for epsilon, sampler in itertools.product(_epsilons(run, arm, epsilons), SAMPLERS):
-            names = ("cluster_a", "cluster_b") if arm == "centralised" else ("minor",)
-            values = [run.get(f"final/eval/{sampler}/fd_{network}/{name}", math.nan) for name in names]
+        groups = ("cluster_a", "cluster_b") if arm == "centralised" else ("minor",)
+        for epsilon, sampler in itertools.product(_epsilons(run, arm, of_depths), SAMPLERS):
+            values = [run.get(f"final/eval/{sampler}/fd_{network}/{group}", math.nan) for group in groups]
             rows.append((arm, run["partition.minority"], epsilon, run["seed"], sampler, sum(values) / len(values)))
     return pd.DataFrame(rows, columns=["arm", *CELL[:2], "seed", CELL[2], "distance"]).dropna(subset="distance")
 
@@ -69,11 +67,11 @@ def _epsilons_of_depths(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[float,
     """Depth t0 -> the epsilons that need it, around no center: CollaFuse is compared at each of them."""
     depths = rounds[rounds["metric"] == "t0"].set_index("digest")["value"]
     epsilons = column(runs, "method.epsilon").mask(column(runs, "method.center") == 1).dropna()
-    return {depth: list(own.unique()) for depth, own in epsilons.groupby(runs["digest"].map(depths))}
+    return {depth: list(e.unique()) for depth, e in epsilons.groupby(runs["digest"].map(depths))}
 
 
 def _epsilons(run: Mapping[Any, Any], arm: str, of_depths: dict[float, list[float]]) -> list[float]:
-    """The epsilons of a trial's cells: its own, those of its depth, infinity without noise, NaN without a budget."""
+    """The epsilons of a trial's cells: its own, its depth's, infinity without noise, NaN without a budget."""
     if arm == "collafuse":
         return of_depths.get(float(run["method.t0"]), [])
     if not pd.isna(run.get("method.epsilon")):
@@ -86,13 +84,15 @@ def _arm(run: Mapping[Any, Any]) -> str:
         return "fedavg"
     if run["partition"] == "Pooled":
         return "centralised"
-    centre = "centre-" if run["method.center"] is True else ""
+    centre = run["method.center"] is True
     if run["method"] == "LocalOnly":
-        return f"{centre}localonly"
+        return "centre-localonly" if centre else "localonly"
     if pd.isna(run["method.epsilon"]) and not pd.isna(run["method.t0"]):
         return "collafuse"
-    name = ARM_OF_START[run["method.start"]]
-    return "centre" if (centre, name) == ("centre-", "pfdm") else centre + name
+    if run["method.start"] == "denoiser":
+        return "centre" if centre else "pfdm"
+    name = {"noise": "no-server"}.get(run["method.start"], run["method.start"])
+    return f"centre-{name}" if centre else str(name)
 
 
 def differences(table: pd.DataFrame) -> pd.DataFrame:
@@ -126,7 +126,7 @@ def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
     cells = (pd.MultiIndex.from_frame(table[CELL].assign(arm=arm)) for arm in (table["arm"], against))
     mine, theirs = (w2.reindex(cell).to_numpy() for cell in cells)
     compared = table.assign(oracle=mine - theirs)
-    clear = (compared["low"] > 0) | (compared["high"] < 0)
+    clear = (table["low"] > 0) | (table["high"] < 0)
     agrees = (compared["oracle"] * compared["mean"] > 0).astype(object)
     return compared.assign(agrees=agrees.where(clear & compared["oracle"].notna()))
 
@@ -144,13 +144,14 @@ def shown_table(table: pd.DataFrame) -> Table:
         local = rows[rows["against"] == "localonly"] if epsilon != NONE else rows
         first = f"{local['against_mean'].iloc[0]:.2f}" if len(local) else ""
         of_pair = {(row["arm"], row["against"]): _cell(row) for row in rows.to_dict("records")}
-        line = [f"{minority:g}", _level(math.nan if epsilon == NONE else epsilon), str(sampler), first]
-        lines.append([*line, *(of_pair.get(pair, "") for pair in pairs)])
+        lines.append(
+            [f"{minority:g}", _level(epsilon), str(sampler), first, *(of_pair.get(pair, "") for pair in pairs)]
+        )
     return Table(header, lines)
 
 
-def _level(value: Any) -> str:
-    return "none" if math.isinf(value) else "-" if math.isnan(value) else f"{value:g}"
+def _level(epsilon: Any) -> str:
+    return "none" if math.isinf(epsilon) else "-" if math.isnan(epsilon) or epsilon == NONE else f"{epsilon:g}"
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
@@ -160,39 +161,30 @@ def _cell(row: Mapping[Any, Any]) -> str:
     return difference if math.isnan(oracle) else difference + f" ({'+' if oracle > 0 else '-'})"
 
 
-def disagreements(table: pd.DataFrame) -> Iterator[str]:
-    """A sentence for each cell whose interval excludes 0 and whose direction the oracle predicts wrongly."""
-    for row in (row for row in records(table) if row["agrees"] is False):
-        epsilon = math.nan if row["epsilon"] is None else row["epsilon"]
-        cell = f"minority {row['minority']:g}, epsilon {_level(epsilon)}, {row['sampler']}"
-        yield f"{cell}: {row['arm']} - {row['against']} is {row['mean']:+.2f}, the oracle has {row['oracle']:+.3g}"
-
-
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
     oracle = {"metavar": "FILE.csv", "type": Path, "help": "predictions to put beside the differences"}
     options = load.arguments(__doc__, argv, oracle=oracle)
-    found = distances(options.sweep)
-    table, notes = differences(found), []
+    measured = distances(options.sweep)
+    table, note = differences(measured), ""
     if options.oracle:
         table = with_oracle(table, pd.read_csv(options.oracle, na_values="", keep_default_na=False))
         compared = table["agrees"].dropna()
-        notes = [f"the oracle agrees in {int(compared.sum())} of {len(compared)} decided cells", *disagreements(table)]
-    publish(options.out, "paired", "\n".join([str(shown_table(table)), "", *notes]), {"paired": table})
-    draw(found, options.out / "paired.png")
+        note = f"the oracle agrees in {int(compared.sum())} of {len(compared)} decided cells (column agrees)"
+    publish(options.out, "paired", str(shown_table(table)._replace(note=note)), {"paired": table})
+    draw(measured, options.out / "paired.png")
 
 
 def draw(table: pd.DataFrame, path: Path) -> None:
-    """Distance over epsilon, a panel per minority's size (columns) and sampler (rows); mean over seeds, bars from least
-    to greatest."""
+    """Distance over epsilon by minority's size (columns) and sampler (rows): mean over seeds, bars over their range."""
     minorities, levels = (sorted(table[name].dropna().unique()) for name in CELL[:2])
     samplers, arms = list(dict.fromkeys(table["sampler"])), sorted(table["arm"].unique())
     size = (3.6 * len(minorities) + 1.6, 3.0 * len(samplers))
     figure, panels = plots.panels(len(samplers), len(minorities), size=size, sharex=True)
     for axes, (sampler, minority) in zip(panels.flat, itertools.product(samplers, minorities), strict=True):
-        own = table[(table["sampler"] == sampler) & ((table["minority"] == minority) | table["minority"].isna())]
+        panel = table[(table["sampler"] == sampler) & ((table["minority"] == minority) | table["minority"].isna())]
         for arm, colour in zip(arms, itertools.cycle(plots.COLOURS), strict=False):
-            rows = own[own["arm"] == arm]
+            rows = panel[panel["arm"] == arm]
             if rows["epsilon"].isna().all():  # An arm without epsilon, or without trials here.
                 axes.axhline(rows["distance"].mean(), color=colour, linestyle="--", linewidth=1.2, label=arm)
             else:

@@ -1,18 +1,17 @@
 """SPIRE: a shared backbone and a private embedding of each client (Ozkara, Zhou & Diggavi, arXiv 2506.12303).
 
-Each client trains the backbone and its own embedding together; the backbones are averaged, the embeddings are never
-sent. A client that joins later fits an embedding alone, to the backbone as it is, and sends nothing.
+Each client trains the backbone and its embedding together; the backbones are averaged, the embeddings are never sent. A
+client that joins later fits only an embedding, to the backbone as it is, and sends nothing.
 
 Adversary: an honest-but-curious server; it sees the backbones' updates, which are sent as they are: epsilon is infinite
 (the paper gives no guarantee). With `averaging.privacy` they are clipped and noised, and the unit is a client: the
-paper's future work. The embedding, and what is sampled with it, is not covered. Of several embeddings the shares of the
-clusters are the client's own like these: nothing of them is sent.
+paper's future work. The embeddings, their weights, and what is sampled with them are not covered.
 
 | paper | here |
 |---|---|
 | theta_bb | the server's state |
 | e_j | the client's state, `networks.CLIENT` among the model's parameters |
-| Algorithm 1, tau local steps | `local_update`: a share of `local` in each round |
+| Algorithm 1, tau local steps | `local_update`: a part of `local` in each round |
 | 1/m sum of theta_bb | `averaging`, uniform |
 | Algorithm 2, fresh e | `join`; K steps at rate 0.01: `joining` |
 
@@ -23,10 +22,10 @@ Deviations and choices where the paper is silent:
 - Both updates are written without a step size; here `local`, Adam by default, with the learning rate decayed over all
   rounds. The optimiser starts anew in each round.
 - A fresh embedding is drawn from N(0, embedding_std^2); torch's embeddings have standard deviation 1.
-- A client that joins may have several `embeddings`: K-means parts its pictures without a look at labels, each record
-  trains its cluster's embedding, and a picture is sampled with one that is drawn by the clusters' shares. For one
-  embedding is one place in a space whose places the backbone knows from clients of one kind each; a client of several
-  kinds is none of them. The federation's clients have one each, as in the paper: they say what the backbone knows.
+- A client that joins may have several `embeddings`: K-means clusters its pictures without their labels, each record
+  trains its cluster's embedding, and a picture is sampled with one drawn by the clusters' sizes. One embedding is one
+  point in a space whose points the backbone learned from clients of one kind each; a client of several kinds has no
+  such point. The federation's clients have one each, as in the paper.
 - The paper's synchronisation step ("tau divides k" and "tau divides t + 1") is read as: every tau steps.
 """
 
@@ -51,7 +50,7 @@ from raydiff.tree import Params
 KINDS = table(0)
 """A joining client's several embeddings, (k, dim), in its state and among the model's parameters."""
 SHARES = "shares"
-"""In its state: how large each one's cluster is, (k,), summing to 1."""
+"""In its state: the fraction of its records in each one's cluster, (k,)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,25 +98,20 @@ class SPIRE(Averaged):
         return fresh, server
 
     def kinds(self, data: Records, rng: torch.Generator) -> tuple[Records, Params]:
-        """Clusters of the client's pictures where there are several embeddings, and the share of each."""
+        """The records with their cluster as a last label where there are several embeddings, and its fractions."""
         if self.embeddings == 1:
             return data, {}
         seed = int(torch.randint(2**31, (1,), generator=rng))
-        found = k_means(data.images.flatten(1).double().numpy(), min(self.embeddings, len(data)), seed)
-        shares = found.bincount(minlength=self.embeddings) / len(found)
-        return replace(data, labels=torch.cat([data.labels, found[:, None]], dim=1)), {SHARES: shares}
+        clusters = k_means(data.images.flatten(1).double().numpy(), min(self.embeddings, len(data)), seed)
+        fractions = clusters.bincount(minlength=self.embeddings) / len(clusters)
+        return replace(data, labels=torch.cat([data.labels, clusters[:, None]], dim=1)), {SHARES: fractions}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""
         trained, fixed = ({**server, **state}, {}) if self.train_embedding else (server, state)
+        records, steps = (data.images, data.labels), self.steps(rnd.number, len(data))
         params, _, loss = fit_personal(
-            self._with_one,
-            trained,
-            fixed,
-            (data.images, data.labels),
-            training=self.local,
-            rng=rnd.rng,
-            steps=self.steps(rnd.number, len(data)),
+            self._with_one, trained, fixed, records, training=self.local, rng=rnd.rng, steps=steps
         )
         update = tree.sub({k: params[k] for k in server}, server)
         release = self.averaging.release(update, rnd, rounds=self.rounds)
@@ -129,20 +123,20 @@ class SPIRE(Averaged):
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the backbone with the client's embedding, with one of several for each picture, or with 0."""
-        own = None if state is None or SHARES in state else {**server, **state}
-        made = deployed(self._with_one, self.sampling, shared=self.shared(server), personal=own)
+        personal = None if state is None or SHARES in state else {**server, **state}
+        result = deployed(self._with_one, self.sampling, shared=self.shared(server), personal=personal)
         if state is None:
-            return replace(made, about="images of the backbone with embedding 0")
-        return made if own else self._mixed(made, {**server, KINDS: state[KINDS]}, state[SHARES])
+            return replace(result, about="images of the backbone with embedding 0")
+        return result if personal else self._mixed(result, {**server, KINDS: state[KINDS]}, state[SHARES])
 
-    def _mixed(self, shared: Deployed, params: Params, shares: Tensor) -> Deployed:
+    def _mixed(self, shared: Deployed, params: Params, fractions: Tensor) -> Deployed:
         """A client's model with several embeddings; an attack may ask it with each that a record has."""
         model = self.trained_model
         chains = self.sampling.samplers(model, model.denoiser(params))
-        each = tuple(model.denoiser(params, fixed=(kind,)) for kind in shares.nonzero()[:, 0].tolist())
+        each = tuple(model.denoiser(params, fixed=(kind,)) for kind in fractions.nonzero()[:, 0].tolist())
         return replace(
             shared,
-            samplers={name: partial(_of_kinds, chain, shares) for name, chain in chains.items()},
+            samplers={name: partial(_of_kinds, chain, fractions) for name, chain in chains.items()},
             about="images of a client's model",
             targets={**shared.targets, "client": Target(each, model.abar)},
         )
@@ -155,7 +149,7 @@ class SPIRE(Averaged):
         return self.embedding_std * torch.randn(*count, self.model.network.embedding_width, generator=rng)
 
 
-def _of_kinds(chain: Sampler, shares: Tensor, labels: Tensor, rng: torch.Generator) -> Tensor:
-    """As many pictures as there are labels, each of a kind drawn by these shares."""
-    kinds = torch.multinomial(shares, len(labels), replacement=True, generator=rng)
+def _of_kinds(chain: Sampler, fractions: Tensor, labels: Tensor, rng: torch.Generator) -> Tensor:
+    """A picture for each label, of a kind drawn by the fractions."""
+    kinds = torch.multinomial(fractions, len(labels), replacement=True, generator=rng)
     return chain(torch.cat([labels, kinds[:, None]], dim=1), rng)

@@ -30,7 +30,7 @@ LAST_RATES: dict[Any, Choices] = {
     PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03, 0.1)},
     LocalOnly: {"method.local.learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
 }
-"""Method -> rates with which it trains what a client that joins has of its own."""
+"""Method -> rates of what a client that joins trains."""
 
 
 def _trained(path: str, training: Training) -> dict[str, Any]:
@@ -39,35 +39,22 @@ def _trained(path: str, training: Training) -> dict[str, Any]:
 
 
 def _spire(
-    base: Experiment,
-    *,
-    rounds: int,
-    local: Training,
-    joining: Training,
-    others: Training,
-    middle: Training,
-    beside: tuple[Arm, ...],
+    base: Experiment, *, rounds: int, local: Training, joining: Training, finetune: Training, head: Training
 ) -> Study:
     """The paper's five methods, for the clients of the federation and for those that join later: SPIRE's `joining` its
-    embedding, `others` fine-tuning, `middle` joining a shared representation; and what else there is `beside`."""
-    tuning = {"method.finetune": Training, "method.finetune.batch": local.batch}
-    arms = (
-        Arm(changes={"method": FedAvg, **tuning, **_trained("method.finetune", others)}),
-        Arm(changes={"method": SharedRep, **_trained("method.joining", middle)}),
+    embedding, `finetune` FedAvg's, `head` joining a shared representation."""
+    tuned = {"method.finetune": Training, "method.finetune.batch": local.batch}
+    beside = (
+        Arm(changes={"method": FedAvg, **tuned, **_trained("method.finetune", finetune)}),
+        Arm(changes={"method": SharedRep, **_trained("method.joining", head)}),
         Arm(changes={"method": PerFedAvg, "method.adapt_steps": 100}),
         Arm(method=LocalOnly),
     )
     assert isinstance(base.method, PFDM | SPIRE)
-    method = SPIRE(
-        model=DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network),
-        rounds=rounds,
-        local=local,
-        joining=joining,
-        sampling=base.method.sampling,
-    )
-    kernel = Evaluation(distance="kernel", attack=False)
-    experiment = replace(base, method=method, evaluation=kernel)
-    return Study(experiment=experiment, grid={"seed": SEEDS}, beside=(*beside, *arms))
+    model = DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network)
+    method = SPIRE(model=model, rounds=rounds, local=local, joining=joining, sampling=base.method.sampling)
+    experiment = replace(base, method=method, evaluation=Evaluation(distance="kernel", attack=False))
+    return Study(experiment=experiment, grid={"seed": SEEDS}, beside=beside)
 
 
 def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) -> Study:
@@ -76,30 +63,9 @@ def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch
     """
     a_tenth = float(f"{rate / 10:g}")  # 1e-5, not 1.0000000000000001e-05
     tenth = Training(steps=100, learning_rate=a_tenth, decay="constant")
-    return _spire(
-        base,
-        rounds=rounds,
-        local=Training(steps=rounds * tau, batch=batch, learning_rate=rate, decay="constant"),
-        joining=Training(steps=100, batch=batch, learning_rate=1e-2, decay="constant"),
-        others=tenth,
-        middle=tenth,
-        beside=(),
-    )
-
-
-def spire_digits() -> Study:
-    """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings for these.
-
-    Rates, decay and rounds are those that validation records chose for SPIRE, FedAvg and shared representations.
-    """
-    base = replace(
-        override(digits().experiment, {"method.model.network": MLP(width=128)}),
-        data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
-        clients=10,
-        partition=ByClass(),
-        newcomers=Newcomers(clients=5, classes=3, records=50),
-    )
-    return _as_searched(base)
+    local = Training(steps=rounds * tau, batch=batch, learning_rate=rate, decay="constant")
+    joining = Training(steps=100, batch=batch, learning_rate=1e-2, decay="constant")
+    return _spire(base, rounds=rounds, local=local, joining=joining, finetune=tenth, head=tenth)
 
 
 def _as_searched(base: Experiment) -> Study:
@@ -112,26 +78,35 @@ def _as_searched(base: Experiment) -> Study:
         rounds=400,
         local=Training(steps=2000, batch=20, learning_rate=2e-3, decay="cosine"),
         joining=Training(steps=1000, batch=20, learning_rate=0.1, decay="cosine"),
-        others=Training(steps=1000, learning_rate=1e-3, decay="cosine"),
-        middle=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
-        beside=(Arm(changes={"method.embeddings": 3}),),
+        finetune=Training(steps=1000, learning_rate=1e-3, decay="cosine"),
+        head=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
     )
-    beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in study.beside)
+    arms = (Arm(changes={"method.embeddings": 3}), *study.beside)
+    beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
     return replace(study, beside=tuple(beside), space={"method.joining.learning_rate": (0.03, 0.1, 0.3, 1.0)})
+
+
+def spire_digits() -> Study:
+    """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings."""
+    base = replace(
+        override(digits().experiment, {"method.model.network": MLP(width=128)}),
+        data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
+        clients=10,
+        partition=ByClass(),
+        newcomers=Newcomers(clients=5, classes=3, records=50),
+    )
+    return _as_searched(base)
 
 
 def spire_mnist14() -> Study:
     """The paper's clients and records of MNIST at 14x14, for 2 cores: an MLP, trained as in `spire_digits`."""
-    base = override(
-        spire_digits().experiment,
-        {
-            "method.model.network": MLP(width=128, skip=True),
-            "data": replace(PAPERS_MNIST, size=14, validation=1000),
-            "clients": 30,
-            "newcomers": Newcomers(clients=30, classes=3, records=400),
-        },
-    )
-    return _as_searched(base)
+    changes = {
+        "method.model.network": MLP(width=128, skip=True),
+        "data": replace(PAPERS_MNIST, size=14, validation=1000),
+        "clients": 30,
+        "newcomers": Newcomers(clients=30, classes=3, records=400),
+    }
+    return _as_searched(override(spire_digits().experiment, changes))
 
 
 def spire_mnist() -> Study:
@@ -147,24 +122,22 @@ def spire_mnist() -> Study:
 
 
 def spire_cifar10() -> Study:
-    """CIFAR-10, widths and numbers of clients as in the paper, with the records there are: 18 clients x 700 records of
+    """CIFAR-10, widths and numbers of clients as in the paper, with all its records: 18 clients x 700 records of
     one class, 18 more x 275 of two; 400 rounds of 100 steps."""
-    study = spire_mnist()
     changes = {
         "data": Data(name="cifar10", public=2000, validation=0, calibration=0, test=4000),
         "clients": 18,
         "newcomers": Newcomers(clients=18, classes=2, records=275),
         "method.model.network": UNet(widths=(64, 128, 128, 128), layers=2),
     }
-    return _as_published(override(study.experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
+    return _as_published(override(spire_mnist().experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
 
 
 def spire_faces() -> Study:
     """Faces at 64x64: 6 clients x 5 people, 2 more x 5 other people; 8 pictures of each."""
-    study = spire_cifar10()
     changes = {
         "data": Data(name="faces", public=40, validation=0, calibration=0, test=80),
         "clients": 6,
         "newcomers": Newcomers(clients=2, classes=5, records=40, own_classes=True),
     }
-    return _as_published(override(study.experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)
+    return _as_published(override(spire_cifar10().experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)

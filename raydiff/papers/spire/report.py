@@ -3,10 +3,10 @@
     raydiff newcomers SWEEP [--sampler ddim] [--out DIR]     prints, and writes newcomers.csv, .md and .png
 
 A row is a method: the kernel distance of its samples to real held-out records, mean over clients and seeds, for the
-clients of the federation and for those that joined; what the first method's distance is less than its own, seed by seed
-(mean and 95 % Student interval; bold where it excludes 0; negative: the first method is nearer to the data); and how
-many parameters a new client trains. The floor is real records against real records. The picture shows samples of one
-seed, drawn from the same noise by every method that draws nothing before it.
+clients of the federation and for those that joined; the paired difference between the first method's distance and its
+own (mean and 95 % Student interval; bold where it excludes 0; negative: the first method is nearer to the data); and
+how many parameters a new client trains. The floor is real records against real records. The picture shows samples of
+one seed, drawn from the same noise by every method that draws nothing before it.
 """
 
 from __future__ import annotations
@@ -53,16 +53,17 @@ def _name(run: Mapping[Any, Any]) -> str:
     return f"{run['method']} + fine-tuning" if tuned else str(run["method"])
 
 
-def table(found: pd.DataFrame, first: str) -> pd.DataFrame:
+def table(readings: pd.DataFrame, first: str) -> pd.DataFrame:
     """A row per method, `first` on top: n, means, and for each group the paired difference `first` - method."""
-    mine = found[found["method"] == first]
+    mine = readings[readings["method"] == first]
     if mine.empty:
-        raise ValueError(f"there is no {first} in this sweep: it has {', '.join(sorted(found['method'].unique()))}")
+        methods = ", ".join(sorted(readings["method"].unique()))
+        raise ValueError(f"there is no {first} in this sweep: it has {methods}")
     rows = []
-    for method, own in found.groupby("method", sort=False):
-        row: dict[str, Any] = {"method": method, "n": len(own)}
-        row |= {c: own[c].mean() for c in (*GROUPS.values(), "parameters", "share", "seconds")}
-        both = mine.merge(own, on="seed", suffixes=("_first", ""))
+    for method, theirs in readings.groupby("method", sort=False):
+        row: dict[str, Any] = {"method": method, "n": len(theirs)}
+        row |= {c: theirs[c].mean() for c in (*GROUPS.values(), "parameters", "share", "seconds")}
+        both = mine.merge(theirs, on="seed", suffixes=("_first", ""))
         for group in GROUPS.values():
             row |= interval(both[f"{group}_first"] - both[group], f"{group}_gap", f"{group}_")
         rows.append(row)
@@ -70,7 +71,7 @@ def table(found: pd.DataFrame, first: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def shown_table(found: pd.DataFrame, rows: pd.DataFrame) -> Table:
+def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
     """The table for people, and the noise floors below it."""
     first, lines = rows["method"].iloc[0], []
     for row in rows.to_dict("records"):
@@ -80,18 +81,17 @@ def shown_table(found: pd.DataFrame, rows: pd.DataFrame) -> Table:
             cells += [f"{row[group]:.3f}", "" if row["method"] == first else gap]
         trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
         lines.append([row["method"], *cells, trains, f"{row['seconds']:.0f}"])
-    floors = "; ".join(f"{group} {found[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
+    floors = "; ".join(f"{group} {readings[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
     header = ["method", "clients", f"{first} - method", "newcomers", f"{first} - method", "newcomer trains", "seconds"]
     return Table(header, lines, note=f"n = {span(rows['n'])} seeds; noise floors (real against real): {floors}")
 
 
-def draw(sweep: Path, found: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
-    """Samples of the smallest seed that most methods have, a row for each of these: clients of the federation on the
-    left, newcomers on the right."""
+def draw(sweep: Path, readings: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
+    """Samples of the smallest seed that most methods have, a row for each: clients left, unseen clients right."""
     from matplotlib.image import imread
 
-    seed = found["seed"].value_counts().sort_index().idxmax()
-    trials = {row["method"]: row for row in found[found["seed"] == seed].to_dict("records")}
+    seed = readings["seed"].value_counts().sort_index().idxmax()
+    trials = {row["method"]: row for row in readings[readings["seed"] == seed].to_dict("records")}
     drawn = [trials[method] for method in methods if method in trials]
     figure, grids = plots.panels(len(drawn), 2, size=(9, 2.6 * len(drawn)), dpi=150)
     for line, trial in zip(grids, drawn, strict=True):
@@ -107,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
     sampler = {"choices": SAMPLERS[:2], "help": "the chain (default: the configured one)"}
     first = {"default": "SPIRE", "help": "the method that the others are compared with"}
     options = load.arguments(__doc__, argv, sampler=sampler, first=first)
-    found = readings(options.sweep, options.sampler)
-    rows = table(found, options.first)
-    publish(options.out, "newcomers", str(shown_table(found, rows)), {"newcomers": rows})
-    draw(options.sweep, found, list(rows["method"]), options.out / "newcomers.png")
+    measured = readings(options.sweep, options.sampler)
+    rows = table(measured, options.first)
+    publish(options.out, "newcomers", str(shown_table(measured, rows)), {"newcomers": rows})
+    draw(options.sweep, measured, list(rows["method"]), options.out / "newcomers.png")

@@ -22,30 +22,30 @@ import itertools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from raydiff.formats.intervals import student
 from raydiff.formats.plots import panels, save
-from raydiff.papers.theory_tables import Rows, bracket, grid
+from raydiff.formats.tables import aligned
+from raydiff.papers.theory_tables import Rows, over_seeds
 from raydiff.seeding import generator
 
-W_MIN = 0.1
-"""Estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without giving it."""
+W_MIN = 0.1  # estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without its value
 WEIGHTS = (0.2, 0.8)  # of the clients: drawn uniformly from here
-W, MU, RECORDS = 0.7, 4.0, 1000  # Figure 3's weight and mean; the paper does not give n
-TIMES = (0.1, 0.5, 1.0)  # The paper does not give t either.
-SQUARE = 4.0  # |mu_t|^2 elsewhere
+W, MU = 0.7, 4.0  # the weight and the mean of the paper's Figure 3
+SQUARE = 4.0  # |mu_t|^2 where it does not vary
 CLIENTS, COUNTS = (2, 8, 32, 128), (30, 100, 300, 1000)
-AXES = {
-    "clients": ("clients m", "-1", "0"),
-    "records": ("records n", "-1", "-1"),
-    "d": ("dimensions d", "6", "0"),
-    "square": ("|mu_t|^2", "8", "0"),
-}
-"""Fields of a setting; Theorem 4.3's exponents of the mean's part and of the weights'."""
+AXES: tuple[tuple[str, str, Sequence[Any], tuple[str, str]], ...] = (
+    ("clients m", "clients", CLIENTS, ("-1", "0")),
+    ("records n", "records", COUNTS, ("-1", "-1")),
+    ("dimensions d", "d", (2, 4, 8, 16, 32), ("6", "0")),
+    ("|mu_t|^2", "square", (1.0, 2.0, 4.0, 8.0, 16.0), ("8", "0")),
+)
+"""Title, field of a setting, its values, and Theorem 4.3's exponents of the mean's part and of the weights'."""
 
 
 # --- the mixture ---
@@ -75,36 +75,6 @@ def score_error(x: Tensor, truth: tuple[Tensor, Tensor], estimate: tuple[Tensor,
     return (score(x, *estimate) - score(x, *truth)).square().sum(-1).mean(-1)
 
 
-# --- learning by the DDPM loss ---
-
-
-def ddpm_loss(x0: Tensor, z: Tensor, mean: Tensor, w: Tensor, *, t: float) -> Tensor:
-    """Eq. 11, averaged over the records x0 (..., n, d) noised with z (..., n, d); `mean` is that at time 0."""
-    std = math.sqrt(-math.expm1(-2 * t))
-    x = math.exp(-t) * x0 + std * z
-    return (score(x, math.exp(-t) * mean, w) + z / std).square().sum(-1).mean(-1)
-
-
-def learn(x0: Tensor, *, t: float, steps: int, rate: float, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Adam on Eq. 11 for each seed's records x0 (S, n, d) with fresh noise in each step, as in Figure 3.
-
-    Returns w (steps + 1, S) and the mean (steps + 1, S, d) on the way from w = 1/2 and a mean of ones; w is optimised
-    through its logit.
-    """
-    logit = torch.zeros(len(x0), dtype=torch.float64, requires_grad=True)
-    mean = torch.ones(len(x0), x0.shape[-1], dtype=torch.float64, requires_grad=True)
-    adam = torch.optim.Adam([logit, mean], lr=rate)
-    path = [(logit.detach().sigmoid(), mean.detach().clone())]
-    for _ in range(steps):
-        z = torch.randn(x0.shape, dtype=torch.float64, generator=rng)
-        adam.zero_grad()
-        ddpm_loss(x0, z, mean, logit.sigmoid(), t=t).sum().backward()
-        adam.step()
-        path.append((logit.detach().sigmoid(), mean.detach().clone()))
-    weights, means = zip(*path, strict=True)
-    return torch.stack(weights), torch.stack(means)
-
-
 # --- Theorem 4.2: the weight, with the mean known ---
 
 
@@ -116,9 +86,8 @@ def weight_estimate(x: Tensor, mean: Tensor) -> Tensor:
 def weight_variance(w: float, square: float, n: int) -> float:
     """Exact mean squared error of `weight_estimate` for |mean|^2 = `square`: w (1 - w) / n + 1 / (4 |mean|^2 n).
 
-    Write X = S mean + e, with S = 1 with probability w, else -1, and e ~ N(0, I). The estimator averages
-    (1 + S) / 2 + mean^T e / (2 |mean|^2): a Bernoulli variable plus N(0, 1 / (4 |mean|^2)). The other d - 1
-    directions of e never enter.
+    With X = S mean + e, S = 1 with probability w, else -1, e ~ N(0, I), the estimator averages a Bernoulli variable
+    (1 + S) / 2 plus mean^T e / (2 |mean|^2). The other d - 1 directions of e never enter.
     """
     return (w * (1 - w) + 1 / (4 * square)) / n
 
@@ -129,7 +98,7 @@ def weight_bound(w: float, square: float, n: int, *, d: int) -> float:
 
 
 def ddpm_variance(w: float, norm: float, t: float) -> float:
-    """n times the mean squared error of the w that minimises Eq. 11 over n records, |mu| = `norm` known, n large.
+    """n times the mean squared error of the w that minimises the DDPM loss, for large n and a known |mu| = `norm`.
 
     At its best: the loss averaged over all noise z. Only the direction of mu matters. With b = 1/2 logit w,
     u = mu_t x_t + b and g(x_0) = E_z[tanh'(u) (mu_t tanh(u) - x_t + z / s)], the derivative by b is E g up to a
@@ -169,45 +138,38 @@ class Federation:
     """One setting of Theorem 4.3."""
 
     clients: int = 8
-    records: int = 100
-    """Of each client."""
+    records: int = 100  # of each client
     d: int = 8
-    square: float = SQUARE
-    """|mu_t|^2, which the theorem bounds by B."""
+    square: float = SQUARE  # |mu_t|^2, which the theorem bounds by B
 
 
 def score_losses(setting: Federation, *, trials: int, fresh: int = 100, rng: torch.Generator) -> Tensor:
     """Expected squared error of the score, (3,): of both estimates, of the mean alone, of the weights alone.
 
-    The mean comes from `shared_mean`, each client's weight from `weight_estimate` with its own n records (and the mean
+    The mean comes from `shared_mean`, each client's weight from `weight_estimate` with its n records (and the mean
     as estimated, if both are; the weights alone have the true mean, the mean alone the true weights). Averaged over the
     clients, `fresh` new records of each, and `trials` draws of weights and records.
     """
     mean, (low, high) = even_mean(setting.d, setting.square), WEIGHTS
     w = low + (high - low) * torch.rand(trials, setting.clients, dtype=torch.float64, generator=rng)
     x, new = (sample(count, mean, w, rng=rng) for count in (setting.records, fresh))
-    found = shared_mean(x).unsqueeze(-2)
-    # The mean alone is judged with the true w, which does not flip with the estimate's sign: that is made right.
-    found = found * torch.where(found @ mean < 0, -1.0, 1.0).unsqueeze(-1)
-    pairs = [(found, _cut(weight_estimate(x, found))), (found, w), (mean, _cut(weight_estimate(x, mean)))]
+    estimate = shared_mean(x).unsqueeze(-2)
+    # The mean alone is judged with the true w, which does not flip with the estimate's sign: the sign is corrected.
+    estimate = estimate * torch.where(estimate @ mean < 0, -1.0, 1.0).unsqueeze(-1)
+    pairs = [(estimate, _cut(weight_estimate(x, estimate))), (estimate, w), (mean, _cut(weight_estimate(x, mean)))]
     return torch.stack([score_error(new, (mean, w), pair).mean() for pair in pairs])
 
 
-def exponent(x: Sequence[float], y: Tensor) -> Tensor:
-    """The slope (...) of log y (..., K) over log x (K), by least squares."""
+def exponents(x: Sequence[float], losses: Tensor) -> Tensor:
+    """The slope of the log of the mean over seeds of `losses` (S, K) over log x (K), by least squares: jackknife
+    pseudo-values (S,), for an interval. Each seed's exponent would be biased: the log of a noisy loss is too low.
+    """
     a = torch.tensor(x, dtype=torch.float64).log()
     a = a - a.mean()
-    return y.log() @ a / (a @ a)
-
-
-def exponents(x: Sequence[float], losses: Tensor) -> Tensor:
-    """The exponent of the mean over seeds of `losses` (S, K): jackknife pseudo-values (S,), for an interval.
-
-    The mean of each seed's own exponent would be biased, as the logarithm of a noisy loss is on average too low.
-    """
     seeds, mean = len(losses), losses.mean(0)
     without = (seeds * mean - losses) / (seeds - 1)
-    return seeds * exponent(x, mean) - (seeds - 1) * exponent(x, without)
+    every, each = (y.log() @ a / (a @ a) for y in (mean, without))
+    return seeds * every - (seeds - 1) * each
 
 
 def _cut(w: Tensor) -> Tensor:
@@ -217,44 +179,24 @@ def _cut(w: Tensor) -> Tensor:
 # --- what `raydiff theory spire` prints ---
 
 
-def report(out: Path, *, seeds: int = 10, trials: int = 5, steps: int = 1000) -> list[str]:
-    """The tables of Figure 3 and of Theorems 4.2 and 4.3; a picture into the folder `out`."""
+def report(out: Path, *, seeds: int = 10, trials: int = 5) -> list[str]:
+    """The tables of Theorems 4.2 and 4.3; a picture into the folder `out`."""
     picture = out / "spire-losses.png"
-    lines = [f"SPIRE's theory: the clients share mu and differ in w. [95 % interval over {seeds} seeds]", ""]
-    lines += [*_figure3(seeds, steps), "", *_moments(seeds, 10 * trials), "", *_minimum(), ""]
-    return [*lines, *_orders(picture, seeds, trials), f"written: {picture}"]
-
-
-def _figure3(seeds: int, steps: int) -> list[str]:
-    mean, w = torch.tensor([MU], dtype=torch.float64), torch.full((seeds,), W, dtype=torch.float64)
-    x0 = sample(RECORDS, mean, w, rng=generator(0, "spire", "figure 3"))
-    rows: Rows = [("t", "w", "mu", "RMSE of w", "bound", "minimum")]
-    for t in TIMES:
-        weights, means = learn(x0, t=t, steps=steps, rate=0.05, rng=generator(0, "spire", "noise", str(t)))
-        found = (bracket(*student(v.tolist())) for v in (weights[-1], means[-1, :, 0]))
-        bound = weight_bound(W, (math.exp(-t) * MU) ** 2, RECORDS, d=1)
-        squares = [float((weights[-1] - W).square().mean()), bound, ddpm_variance(W, MU, t) / RECORDS]
-        rows.append((f"{t:g}", *found, *(f"{math.sqrt(square):.3f}" for square in squares)))
-    return [
-        f"Figure 3: {steps} steps of Adam on the DDPM loss at one t, {RECORDS} records of w = {W}, mu = {MU:g} (the",
-        "paper: 0.72 and 4.11 in one run, n and t not given). RMSE of w, beside the roots of Theorem 4.2's bound and",
-        "of what the exact minimum of the loss has for large n (mu known, all noise averaged out):",
-        *grid((5, 22, 22, 12, 9, 10), rows),
-    ]
+    title = f"SPIRE's theory: the clients share mu and differ in w. [95 % interval over {seeds} seeds]"
+    tables = [title, "", *_moments(seeds, 10 * trials), "", *_minimum(), "", *_orders(picture, seeds, trials)]
+    return [*tables, f"written: {picture}"]
 
 
 def _moments(seeds: int, trials: int) -> list[str]:
     rows: Rows = [("d", "n", "measured", "exact", "bound")]
     for d, n in itertools.product((1, 4, 16), (10, 100, 1000, 10_000)):
         mean, w = even_mean(d, SQUARE), torch.full((trials,), W, dtype=torch.float64)
-        each = []
-        for seed in range(seeds):
-            x = sample(n, mean, w, rng=generator(seed, "spire", "moments", d, n))
-            each.append(n * float((weight_estimate(x, mean) - W).square().mean()))
+        draws = (sample(n, mean, w, rng=generator(seed, "spire", "moments", d, n)) for seed in range(seeds))
+        errors = [n * float((weight_estimate(x, mean) - W).square().mean()) for x in draws]
         exact, bound = weight_variance(W, SQUARE, 1), weight_bound(W, SQUARE, 1, d=d)
-        rows.append((str(d), str(n), bracket(*student(each)), f"{exact:.3f}", f"{bound:.3f}"))
+        rows.append((str(d), str(n), over_seeds(errors), f"{exact:.3f}", f"{bound:.3f}"))
     title = f"Theorem 4.2: n times the mean squared error of w from first moments, w = {W}, |mu_t|^2 = {SQUARE:g}"
-    return [title, *grid((5, 7, 22, 9, 9), rows)]
+    return [title, *aligned(rows, words=0)]
 
 
 def _minimum() -> list[str]:
@@ -266,55 +208,47 @@ def _minimum() -> list[str]:
     return [
         "But the theorem speaks of the DDPM loss. n times the mean squared error of w, d = 1: at the exact minimum of",
         "that loss (n large, all noise averaged out), and from the first moments of one x_t per record",
-        *grid((5, 6, 10, 10, 10), rows),
+        *aligned(rows, words=0),
     ]
 
 
 def _orders(path: Path, seeds: int, trials: int) -> list[str]:
     base = Federation()
-    lattice = [replace(base, records=n, clients=m) for n, m in itertools.product(COUNTS, CLIENTS)]
-    axes = {
-        "clients": [s for s in lattice if s.records == base.records],
-        "records": [s for s in lattice if s.clients == base.clients],
-        "d": [replace(base, records=300, d=d) for d in (2, 4, 8, 16, 32)],
-        "square": [replace(base, records=300, square=b) for b in (1.0, 2.0, 4.0, 8.0, 16.0)],
-    }
-    found = {s: _losses(s, seeds, trials) for s in dict.fromkeys(itertools.chain(lattice, *axes.values()))}
-    parts = {s: losses.mean(0).tolist() for s, losses in found.items()}  # all, the mean's, the weights'
-    rows = [("n", *(f"m = {m}" for m in CLIENTS))]
-    for n, row in itertools.groupby(lattice, lambda s: s.records):
-        rows.append((str(n), *("{:.5f} ({:.5f} | {:.5f})".format(*parts[s]) for s in row)))
+    losses = cache(lambda setting: _losses(setting, seeds, trials))
+    parts = {m: [losses(replace(base, records=n, clients=m)).mean(0).tolist() for n in COUNTS] for m in CLIENTS}
+    rows: Rows = [("n", *(f"m = {m}" for m in CLIENTS))]  # all (the mean's | the weights')
+    for n, row in zip(COUNTS, zip(*parts.values(), strict=True), strict=True):
+        rows.append((str(n), *("{:.5f} ({:.5f} | {:.5f})".format(*values) for values in row)))
     fitted: Rows = [("in", "all", "only the mean", "only the weights")]
-    for axis, settings in axes.items():
-        title, *orders = AXES[axis]
-        x = [float(getattr(s, axis)) for s in settings]
-        losses = torch.stack([found[s] for s in settings], dim=-1)  # (seeds, 3, settings)
-        every, *others = (bracket(*student(exponents(x, part).tolist())) for part in losses.unbind(1))
+    for title, field, values, orders in AXES:
+        start = replace(base, records=300) if field in ("d", "square") else base
+        along = torch.stack([losses(replace(start, **{field: value})) for value in values], dim=-1)
+        every, *others = (over_seeds(exponents(values, part)) for part in along.unbind(1))  # (seeds, settings) each
         fitted.append((title, every, *(f"{part} ({order})" for part, order in zip(others, orders, strict=True))))
-    _draw(path, {m: [parts[replace(base, records=n, clients=m)] for n in COUNTS] for m in CLIENTS})
-    _, mean, own = parts[base]
-    even = base.clients * mean / own  # the mean's part falls like 1 / m, the other does not
+    _draw(path, parts)
+    _, mean, weights = losses(base).mean(0).tolist()
+    even = base.clients * mean / weights  # the mean's part falls like 1 / m, the weights' does not
     return [
         f"Theorem 4.3: squared error of the score, m clients with n records each, d = {base.d}, |mu_t|^2 = {SQUARE:g}:",
         "all estimated (only the shared mean, with the true w | only the clients' weights, with the true mu)",
-        *grid((6, 28, 28, 28, 28), rows),
+        *aligned(rows, words=0),
         f"At n = {base.records} the mean's part is the larger one up to about m = {even:.0f}; Remark 2 has it so up to",
         f"the order of d^6 B^8 = {base.d**6 * SQUARE**8:.1e}. Exponents: fitted, and (in round brackets) the bound's:",
-        *grid((14, 24, 30, 30), fitted),
+        *aligned(fitted, words=0),
     ]
 
 
 def _losses(setting: Federation, seeds: int, trials: int) -> Tensor:
-    """(seeds, 3); more trials where there are few clients, whose weights alone differ much."""
+    """(seeds, 3); more trials for few clients, whose weights alone differ much."""
     trials = max(trials, 32 * trials // setting.clients)
     rngs = [generator(seed, "spire", "losses", repr(setting)) for seed in range(seeds)]
     return torch.stack([score_losses(setting, trials=trials, rng=rng) for rng in rngs])
 
 
-def _draw(path: Path, found: Mapping[int, Sequence[Sequence[float]]]) -> None:
+def _draw(path: Path, curves: Mapping[int, Sequence[Sequence[float]]]) -> None:
     """Clients -> for each of COUNTS the loss in all, the mean's part and the weights'."""
     figure, ((ax,),) = panels(1, 1, size=(6.5, 4.8), dpi=110)
-    for colour, (m, losses) in enumerate(found.items()):
+    for colour, (m, losses) in enumerate(curves.items()):
         ax.loglog(COUNTS, [every for every, _, _ in losses], "o-", color=f"C{colour}", label=f"m = {m}")
         constant = losses[-1][1] * m * COUNTS[-1]  # of the mean's part, from its last point
         ax.loglog(COUNTS, [constant / (m * n) for n in COUNTS], "--", color=f"C{colour}", linewidth=1)

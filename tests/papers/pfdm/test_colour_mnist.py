@@ -1,13 +1,12 @@
-"""colour-mnist, and what a name that has a / means."""
+"""colour-mnist: the colour goes with the digit."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
-from sets import FEW, grey_set, message, pictures, png, write
+from sets import pictures, png, write
 
 from raydiff.data.datasets import Data, load
 
@@ -29,20 +28,10 @@ def test_the_colour_goes_with_the_digit(tmp_path: Path) -> None:
     assert (colour.label_columns, colour.label_names[1]) == (("digit", "colour"), ("red", "blue"))
     for split, records in colour.splits.items():
         assert torch.equal(records.numbers, grey.splits[split].numbers)
-        for image, plain, (digit, hue) in zip(
-            records.images, grey.splits[split].images, records.labels.tolist(), strict=True
-        ):
+        labels = records.labels.tolist()
+        for image, plain, (digit, hue) in zip(records.images, grey.splits[split].images, labels, strict=True):
             assert hue == (0 if digit in (0, 1, 6, 7, 9) else 1)
-            drawn = {0: 0, 1: 2}[hue]
+            drawn = 2 * hue
             assert torch.equal(image[drawn], plain[0])
             assert (image[[c for c in range(3) if c != drawn]] == -1).all()
     assert "coloured by digit: 0 1 6 7 9 red, the others blue" in colour.notes
-
-
-def test_a_name_with_a_slash_is_a_path_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    grey_set(tmp_path / "set")
-    monkeypatch.chdir(tmp_path)
-    no_folder = f"data set 'gone/set' has a /, so it is a path, but there is no folder {tmp_path}/gone/set"
-    hint = " (a data set of the hub is hub:gone/set)"
-    assert message(Data(name="gone/set", root=str(tmp_path), **FEW)) == no_folder + hint
-    assert message(Data(name="set", root="/", **FEW)).endswith("; the folder here is ./set")

@@ -7,19 +7,9 @@ import math
 import pytest
 import torch
 
-from raydiff.models.ddpm import alphas_bar
-from raydiff.papers.pfdm.theory.mixture import (
-    LEAF,
-    Case,
-    Mixture,
-    hand_overs,
-    merge_time,
-    reverse,
-    tree,
-)
+from raydiff.papers.pfdm.theory.closed_forms import ABAR, reverse
+from raydiff.papers.pfdm.theory.mixture import LEAF, Mixture, hand_overs, merge_time, tree
 from raydiff.seeding import generator
-
-ABAR = alphas_bar("linear", 1000)
 
 
 def modes(mixture: Mixture) -> int:
@@ -32,7 +22,7 @@ def modes(mixture: Mixture) -> int:
 @pytest.mark.parametrize(("half_distance", "variance"), [(1.0, 0.1), (0.3, 0.01), (3.0, 0.5)])
 def test_modes_merge_when_it_says(half_distance: float, variance: float) -> None:
     two = Mixture(torch.tensor([[-half_distance], [half_distance]], dtype=torch.float64), variance)
-    t = merge_time(half_distance, variance, ABAR)
+    t = merge_time(half_distance, variance)
     assert modes(two.noised(float(ABAR[t - 5]))) == 2
     assert modes(two.noised(float(ABAR[t]))) == 1
 
@@ -43,27 +33,21 @@ def test_the_denoiser_is_the_score() -> None:
     q = tree().noised(a)
     log_density = torch.logsumexp(-(x.unsqueeze(1) - q.means).square().sum(-1) / (2 * q.variance), dim=1)
     (score,) = torch.autograd.grad(log_density.sum(), x)
-    got = tree().denoiser(ABAR)(x.detach(), torch.full((5,), 200), torch.zeros(5, 0))
+    got = tree().predict(x.detach(), torch.full((5,), 200), torch.zeros(5, 0))
     torch.testing.assert_close(got, -math.sqrt(1 - a) * score)
 
 
 def test_the_perfect_chain_ends_in_the_mixture() -> None:
     rng = generator(0, "chain")
     x = torch.randn(900, 2, dtype=torch.float64, generator=rng)
-    x = reverse(tree(), x, abar=ABAR, start=1000, sampler="ancestral", steps=250, rng=rng)
+    x = reverse(tree().predict, x, 1000, sampler="ancestral", steps=250, rng=rng)
     nearest = torch.cdist(x, tree().means).min(1)
     assert float(nearest.values.median()) == pytest.approx(LEAF * math.sqrt(2 * math.log(2)), rel=0.15)  # Rayleigh
     shares = nearest.indices.bincount(minlength=27) / 900
     assert float((shares - 1 / 27).abs().max()) < 5 * math.sqrt(1 / 27 / 900)
 
 
-@pytest.fixture(scope="module")
-def case() -> Case:
-    return hand_overs(minority=3, depths=(10, 950), abar=ABAR, sampler="ddim", count=180)
-
-
-def test_after_a_deep_one_only_the_clients_records_are_left(case: Case) -> None:
-    far = torch.cdist(case.depths[1].samples, case.records).min(1).values
+def test_after_a_deep_hand_over_only_the_clients_records_are_left() -> None:
+    case = hand_overs(minority=3, depths=(950,), sampler="ddim", count=180)
+    far = torch.cdist(case.depths[0].samples, case.records).min(1).values
     assert float(far.max()) < 5 * LEAF
-    with pytest.raises(ValueError, match="minority must be at least 1"):
-        hand_overs(minority=0, depths=(10,), abar=ABAR, sampler="ddim")

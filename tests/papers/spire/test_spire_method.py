@@ -17,13 +17,11 @@ from raydiff.federated.method import Method, Metrics, Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
-from raydiff.models.networks import CLIENT, MLP, UNet
+from raydiff.models.networks import CLIENT
 from raydiff.models.training import Training, fit_personal
 from raydiff.papers.spire.method import KINDS, SHARES, SPIRE
 from raydiff.seeding import generator
 from raydiff.tree import Params
-
-UNIFORM = Averaging(weights="uniform")
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +31,7 @@ def method(tiny: Experiment) -> SPIRE:
 
 
 class Watching(LocalExecutor):
-    """A pool that remembers what its clients sent."""
+    """An executor that remembers what its clients sent."""
 
     def __init__(self, clients: list[Client]) -> None:
         super().__init__(clients)
@@ -55,85 +53,83 @@ def pool(method: Method) -> Watching:
 def two_kinds() -> Records:
     """Four dark pictures and eight light ones; their labels say nothing."""
     shade = torch.tensor([-0.8] * 4 + [0.8] * 8).view(-1, 1, 1, 1)
-    own = records(7)
-    return replace(own, images=(shade + own.images * 0.1).clamp(-1, 1))
+    data = records(7)
+    return replace(data, images=(shade + data.images * 0.1).clamp(-1, 1))
 
 
 def run(method: Method) -> list[Progress]:
     return list(rounds(method, pool(method), keys=KEYS))
 
 
-def test_with_frozen_zero_embeddings_it_is_fedavg(method: SPIRE) -> None:
-    frozen = replace(method, embedding_std=0.0, train_embedding=False)
-    fedavg = FedAvg(model=method.model, local=method.local, rounds=3, averaging=UNIFORM)
-    assert tree.digest(run(frozen)[-1].server) == tree.digest(run(fedavg)[-1].server)
-    assert tree.digest(run(method)[-1].server) != tree.digest(run(fedavg)[-1].server)
+@pytest.fixture(scope="module")
+def server(method: SPIRE) -> Params:
+    """The backbone after a run."""
+    return run(method)[-1].server
 
 
-@pytest.mark.parametrize("network", [MLP(width=24, depth=1), UNet(widths=(8, 8))], ids=["mlp", "unet"])
-def test_no_release_of_a_whole_run_holds_an_embedding(method: SPIRE, network: MLP | UNet) -> None:
-    method = replace(method, model=replace(method.model, network=network))
+def test_with_frozen_zero_embeddings_it_is_fedavg(method: SPIRE, server: Params) -> None:
+    frozen = run(replace(method, embedding_std=0.0, train_embedding=False))[-1].server
+    fedavg = run(FedAvg(model=method.model, local=method.local, rounds=3, averaging=Averaging(weights="uniform")))
+    assert tree.digest(frozen) == tree.digest(fedavg[-1].server) != tree.digest(server)
+
+
+def test_no_release_of_a_whole_run_holds_an_embedding(method: SPIRE) -> None:
     clients, whole = pool(method), method.trained_model.init(generator(0))
     states = []
     for progress in rounds(method, clients, keys=KEYS):
         states.append([clients.state(i, progress.number) for i in range(3)])
         assert progress.server.keys() == whole.keys() - {CLIENT}
     assert len(clients.sent) == 9
-    for upload in clients.sent:
-        shapes = {k: v.shape for k, v in upload.release.value.items()}
-        assert shapes == {k: v.shape for k, v in whole.items() if k != CLIENT}
-    values = [state[CLIENT] for own in states for state in own if state.keys() == {CLIENT}]
-    assert len(values) == 9 and {v.shape for v in values} == {(network.embedding_width,)}
+    shapes = {k: v.shape for k, v in whole.items() if k != CLIENT}
+    assert all({k: v.shape for k, v in upload.release.value.items()} == shapes for upload in clients.sent)
+    values = [state[CLIENT] for each in states for state in each if state.keys() == {CLIENT}]
+    assert len(values) == 9 and {v.shape for v in values} == {(method.model.network.embedding_width,)}
     assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])  # each client's, and trained
 
 
 def test_both_parts_follow_one_gradient(method: SPIRE) -> None:
     """Algorithm 1: each local step moves the whole theta_j, the embedding with the backbone."""
-    server, own = method.init_server(None, generator(0)), {CLIENT: torch.ones(method.model.network.embedding_width)}
+    server, embedding = (
+        method.init_server(None, generator(0)),
+        {CLIENT: torch.ones(method.model.network.embedding_width)},
+    )
     data, sgd = records(0), Training(steps=1, batch=6, learning_rate=0.1, optimizer="sgd", decay="constant")
     one = replace(method, rounds=1, local=sgd)
-    result = one.local_update(server, own, data, Round(0, generator(5)))
+    result = one.local_update(server, embedding, data, Round(0, generator(5)))
     rng = generator(5)
     rows = torch.randint(len(data), (6,), generator=rng)
     model = one.trained_model
     draws = model.draws(6, rng)
-    params = {k: v.clone().requires_grad_() for k, v in {**server, **own}.items()}
+    params = {k: v.clone().requires_grad_() for k, v in {**server, **embedding}.items()}
     loss = model.loss(params, (data.images[rows], data.labels[rows]), draws, {})
     gradient = dict(zip(params, torch.autograd.grad(loss, list(params.values())), strict=True))
-    torch.testing.assert_close(result.state[CLIENT], own[CLIENT] - 0.1 * gradient[CLIENT])
+    torch.testing.assert_close(result.state[CLIENT], embedding[CLIENT] - 0.1 * gradient[CLIENT])
     for name, sent in result.release.value.items():
         torch.testing.assert_close(sent, -0.1 * gradient[name])
     assert float(gradient[CLIENT].norm()) > 1e-4
 
 
-def test_a_client_that_joins_trains_an_embedding_alone(method: SPIRE) -> None:
-    server = run(method)[-1].sent
-    newcomer = Client(7, method, records(7), keys=KEYS, newcomer=True)
-    personal, fixed = method.join(server, generator(1))
-    assert personal.keys() == {CLIENT} and fixed is server
-    data = (records(7).images, records(7).labels)
-    rng = generator(KEYS.seed, "client", 7, "join")
+def test_a_client_that_joins_trains_an_embedding_alone(method: SPIRE, server: Params) -> None:
+    data, rng = records(7), generator(KEYS.seed, "client", 7, "join")
     personal, fixed = method.join(server, rng)
-    trained, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=method.joining, rng=rng)
+    assert personal.keys() == {CLIENT} and fixed is server
+    rows = (data.images, data.labels)
+    trained, _, _ = fit_personal(method.trained_model, personal, fixed, rows, training=method.joining, rng=rng)
     assert trained.keys() == {CLIENT} and not torch.equal(trained[CLIENT], personal[CLIENT])
-    by_hand = method.deploy(server, trained)
-    labels = torch.zeros(5, 1, dtype=torch.int64)
-    drawn = newcomer.deploy(server, 2).sample(labels, generator(2))
-    assert torch.equal(drawn, by_hand.sample(labels, generator(2)))
-    untrained = method.deploy(server, personal)
-    assert not torch.equal(drawn, untrained.sample(labels, generator(2)))
+    joined = Client(7, method, data, keys=KEYS, newcomer=True).personalized(server, 2)
+    assert tree.digest(joined) == tree.digest(trained)
 
 
-def test_a_client_that_joins_with_several_embeddings_trains_one_for_each_cluster(method: SPIRE) -> None:
+def test_a_client_that_joins_with_several_embeddings_trains_one_for_each_cluster(method: SPIRE, server: Params) -> None:
     """By hand: K-means of the pictures, labels unseen; a record's loss reaches the embedding of its cluster alone."""
-    several, server = replace(method, embeddings=3), run(method)[-1].sent
+    several = replace(method, embeddings=3)
     data, rng = two_kinds(), generator(KEYS.seed, "client", 7, "join")
     personal, fixed = several.join(server, rng)
-    own, shares = several.kinds(data, rng)
+    clustered, fractions = several.kinds(data, rng)
     assert personal.keys() == {KINDS} and personal[KINDS].shape == (3, 32) and fixed is server
-    kinds = own.labels[:, -1]
-    assert torch.equal(own.labels[:, :-1], data.labels) and torch.equal(own.images, data.images)
-    assert shares[SHARES].tolist() == pytest.approx([float((kinds == k).sum()) / 12 for k in range(3)])
+    kinds = clustered.labels[:, -1]
+    assert torch.equal(clustered.labels[:, :-1], data.labels) and torch.equal(clustered.images, data.images)
+    assert fractions[SHARES].tolist() == pytest.approx([float((kinds == k).sum()) / 12 for k in range(3)])
     assert not {*kinds[:4].tolist()} & {*kinds[4:].tolist()} and len(kinds.unique()) == 3  # dark and light lie apart
     (again, _), (other, _) = (
         several.kinds(replace(data, labels=labels), generator(1)) for labels in (data.labels, data.labels * 0)
@@ -141,37 +137,37 @@ def test_a_client_that_joins_with_several_embeddings_trains_one_for_each_cluster
     assert torch.equal(again.labels[:, -1], other.labels[:, -1])
     params = {k: v.clone().requires_grad_() for k, v in personal.items()}
     draws = several.trained_model.draws(4, generator(2))
-    several.trained_model.loss({**fixed, **params}, (own.images[:4], own.labels[:4]), draws, {}).backward()
+    several.trained_model.loss({**fixed, **params}, (clustered.images[:4], clustered.labels[:4]), draws, {}).backward()
     gradient = params[KINDS].grad
     assert gradient is not None
     assert {k for k in range(3) if float(gradient[k].norm()) > 0} == {*kinds[:4].tolist()}
-    rows = (own.images, own.labels)
+    rows = (clustered.images, clustered.labels)
     trained, _, _ = fit_personal(several.trained_model, personal, fixed, rows, training=several.joining, rng=rng)
     state = Client(7, several, data, keys=KEYS, newcomer=True).personalized(server, 2)
-    assert tree.digest(state) == tree.digest({**trained, **shares})
+    assert tree.digest(state) == tree.digest({**trained, **fractions})
 
 
-def test_a_picture_is_sampled_with_an_embedding_drawn_by_the_clusters_shares(method: SPIRE) -> None:
-    """Of equal embeddings the mixture is the one, from the noise that is left; of others each kind has its share."""
-    several, server = replace(method, embeddings=3), run(method)[-1].sent
-    same, shares = torch.randn(32, generator=generator(4)), torch.tensor([0.25, 0.75, 0.0])
+def test_a_picture_is_sampled_with_an_embedding_drawn_by_the_clusters_fractions(method: SPIRE, server: Params) -> None:
+    """Equal embeddings sample as one does, from the noise after the draw of kinds; of others each kind is drawn."""
+    several = replace(method, embeddings=3)
+    same, fractions = torch.randn(32, generator=generator(4)), torch.tensor([0.25, 0.75, 0.0])
     labels = torch.zeros(400, 1, dtype=torch.int64)
     rng = generator(2)
-    kinds = torch.multinomial(shares, 400, replacement=True, generator=rng)
+    kinds = torch.multinomial(fractions, 400, replacement=True, generator=rng)
     assert kinds.bincount(minlength=3).tolist()[2] == 0 and 70 < int((kinds == 0).sum()) < 130
-    mixed = several.deploy(server, {KINDS: same.expand(3, -1), SHARES: shares})
+    mixed = several.deploy(server, {KINDS: same.expand(3, -1), SHARES: fractions})
     expected = method.deploy(server, {CLIENT: same}).sample(labels, rng)
     torch.testing.assert_close(mixed.sample(labels, generator(2)), expected)
-    apart = several.deploy(server, {KINDS: torch.stack([same, -5 * same, same]), SHARES: shares})
+    apart = several.deploy(server, {KINDS: torch.stack([same, -5 * same, same]), SHARES: fractions})
     moved = (apart.sample(labels, generator(2)) - expected).flatten(1).norm(dim=1) > 1e-3
     assert torch.equal(moved, kinds == 1)
     assert set(apart.samplers) == {"ancestral", "ddim"} and not apart.conditional
 
 
-def test_an_attack_asks_with_every_embedding_that_a_record_has(method: SPIRE) -> None:
-    several, server = replace(method, embeddings=3), run(method)[-1].sent
-    table, shares = torch.randn(3, 32, generator=generator(4)), torch.tensor([0.5, 0.0, 0.5])
-    targets = several.deploy(server, {KINDS: table, SHARES: shares}).targets
+def test_an_attack_asks_with_every_embedding_that_a_record_has(method: SPIRE, server: Params) -> None:
+    several = replace(method, embeddings=3)
+    table, fractions = torch.randn(3, 32, generator=generator(4)), torch.tensor([0.5, 0.0, 0.5])
+    targets = several.deploy(server, {KINDS: table, SHARES: fractions}).targets
     x, t, labels = torch.randn(5, 1, 8, 8, generator=generator(1)), torch.tensor([1, 3, 7, 11, 20]), torch.zeros(5, 1)
     answers = [z(x, t, labels.long()) for z in targets["client"].denoisers]
     one = [method.deploy(server, {CLIENT: e}).targets["client"].denoisers[0](x, t, labels.long()) for e in table]

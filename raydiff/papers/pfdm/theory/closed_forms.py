@@ -9,7 +9,7 @@ x_t0 ~ N(mu~, S~) and run to 0 it ends, as its steps grow fine, in a Gaussian wi
 where sqrt(abar) G = A for DDIM and A^2 for the ancestral chain, and A has the eigenvectors of S and the entries
 sqrt(lambda abar / (1 + (lambda - 1) abar)). With mu~ = sqrt(abar) mu_global this is the mean A mu_global + (I - A) m
 of PFDM's proof (Patel et al., CVPR 2026, arXiv 2504.00952, appendix E.2). That proof follows the probability-flow
-ODE, so it speaks of DDIM; for the paper's own Algorithm 4 the global model's share is A^2.
+ODE, so it is about DDIM; for the paper's Algorithm 4 the global mean's weight is A^2.
 
 Shapes: d pixels; leading axes are batches (classes, trials). All in float64.
 """
@@ -19,25 +19,26 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
-from raydiff.models.ddpm import Denoiser, Sampler, denoise
+from raydiff.models.ddpm import Denoiser, Sampler, alphas_bar, denoise
+from raydiff.papers.pfdm.depth import depth_for
 from raydiff.tree import clip_records
 
-RANK = 1e-10  # eigenvalues below this share of the largest one are rounding
+ABAR = alphas_bar("linear", 1000)
+"""(1001,): the schedule of all tables."""
+RANK = 1e-10  # eigenvalues below this fraction of the largest one are rounding
 
 
 @dataclass(frozen=True, eq=False)
 class Gauss:
     """Gaussians N(mean, cov), one for each leading index; a `cov` without leading axes is common to all."""
 
-    mean: Tensor
-    """(..., d) float64."""
-    cov: Tensor
-    """(..., d, d) float64, positive semi-definite."""
+    mean: Tensor  # (..., d) float64
+    cov: Tensor  # (..., d, d) float64, positive semi-definite
 
     @cached_property
     def spectrum(self) -> tuple[Tensor, Tensor]:
@@ -61,22 +62,33 @@ class Gauss:
         eye = torch.eye(self.mean.shape[-1], dtype=self.mean.dtype)
         return Gauss(math.sqrt(abar) * self.mean, abar * self.cov + (1 - abar) * eye)
 
-    def sample(self, count: int, rng: torch.Generator) -> Tensor:
+    def sample(self, count: int, rng: Generator) -> Tensor:
         """`count` records of each, (..., count, d)."""
         L = self.factor
         z = torch.randn(*self.mean.shape[:-1], count, L.shape[-1], dtype=torch.float64, generator=rng)
         return self.mean.unsqueeze(-2) + z @ L.mT
 
-    def denoiser(self, abar: Tensor) -> Denoiser:
-        """The exact noise prediction sqrt(1 - abar_t) S_t^-1 (x - sqrt(abar_t) mean) for x (B, d); abar (T + 1,)."""
-        values, vectors = self.spectrum
+    def predict(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """The exact noise prediction sqrt(1 - abar_t) S_t^-1 (x - sqrt(abar_t) mean) for x (B, d)."""
+        (values, vectors), abar = self.spectrum, float(ABAR[int(t[0])])
+        along = (x - math.sqrt(abar) * self.mean) @ vectors
+        return math.sqrt(1 - abar) * (along / (abar * values + 1 - abar)) @ vectors.mT
 
-        def call(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            a = float(abar[int(t[0])])
-            along = (x - math.sqrt(a) * self.mean) @ vectors
-            return math.sqrt(1 - a) * (along / (a * values + 1 - a)) @ vectors.mT
 
-        return call
+def reverse(
+    predict: Denoiser, x: Tensor, start: int, stop: int = 0, *, sampler: Sampler, rng: Generator, steps: int = 1000
+) -> Tensor:
+    """raydiff's chain, `denoise`, from x = x_start (B, d) to x_stop in at most `steps` steps."""
+    none = torch.zeros(len(x), 0)
+    return denoise(predict, x, labels=none, abar=ABAR, start=start, stop=stop, sampler=sampler, steps=steps, rng=rng)
+
+
+@cache
+def depth(epsilon: float | None, clip: float) -> int:
+    """t0 of a budget with delta 1e-5, by the exact accountant; None: 1, without noise."""
+    if epsilon is None:
+        return 1
+    return depth_for(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=ABAR, accountant="exact")
 
 
 def fitted(x: Tensor) -> Gauss:
@@ -86,11 +98,9 @@ def fitted(x: Tensor) -> Gauss:
     return Gauss(mean, centred.mT @ centred / x.shape[-2])
 
 
-def fitted_classes(classes: Sequence[Tensor], *, shared: bool) -> Gauss:
-    """One Gaussian for each class's records (n_c, d): means (K, d); one covariance for all if `shared`, else its own.
-
-    The shared one is the mean of the classes' covariances, weighted by their numbers of records.
-    """
+def fitted_classes(classes: Sequence[Tensor], *, shared: bool = True) -> Gauss:
+    """One Gaussian for each class's records (n_c, d): means (K, d); one covariance for all if `shared`, the mean of the
+    classes' weighted by their numbers of records, else one for each."""
     fits = [fitted(x) for x in classes]
     covs, counts = torch.stack([f.cov for f in fits]), torch.tensor([len(x) for x in classes], dtype=torch.float64)
     common = torch.einsum("c,cij->ij", counts / counts.sum(), covs) if shared else covs
@@ -98,27 +108,24 @@ def fitted_classes(classes: Sequence[Tensor], *, shared: bool) -> Gauss:
 
 
 def weight(eigenvalues: Tensor, abar: float, sampler: Sampler) -> Tensor:
-    """How much of the global mean is left after the client's chain, in each eigen-direction: A, or A^2 if ancestral.
-
-    Needs abar < 1.
-    """
+    """How much of the global mean is left after the client's chain, in each eigen-direction: A, or A^2 if ancestral,
+    for abar < 1."""
     square = eigenvalues * abar / (1 + (eigenvalues - 1) * abar)
     return square.sqrt() if sampler == "ddim" else square
 
 
-def measured_weight(eigenvalue: float, abar: Tensor, t0: int, *, sampler: Sampler, steps: int | None = None) -> float:
-    """The same number from `denoise` itself, with the exact score of N(0, eigenvalue) as its denoiser.
+def measured_weight(eigenvalue: float, t0: int, *, sampler: Sampler, steps: int = 1000) -> float:
+    """The same number from `reverse`, with the exact score of N(0, eigenvalue) as its denoiser.
 
     Two chains with the same noise, from x_t0 = 1 and from 0: their difference is the factor between x_t0 and x_0.
     """
     client = Gauss(torch.zeros(1, dtype=torch.float64), torch.full((1, 1), eigenvalue, dtype=torch.float64))
 
     def end(x: float) -> float:
-        start, rng = torch.full((1, 1), x, dtype=torch.float64), torch.Generator().manual_seed(0)
-        labels, z = torch.zeros(1, 0), client.denoiser(abar)
-        return float(denoise(z, start, labels=labels, abar=abar, start=t0, sampler=sampler, steps=steps, rng=rng))
+        x_t0, rng = torch.full((1, 1), x, dtype=torch.float64), Generator().manual_seed(0)
+        return float(reverse(client.predict, x_t0, t0, sampler=sampler, rng=rng, steps=steps))
 
-    return math.sqrt(float(abar[t0])) * (end(1.0) - end(0.0))
+    return math.sqrt(float(ABAR[t0])) * (end(1.0) - end(0.0))
 
 
 def refine(start: Gauss, client: Gauss, *, abar: float, sampler: Sampler) -> Gauss:

@@ -1,12 +1,12 @@
-"""PFDM with perfect denoisers on a hierarchical Gaussian mixture: what is coarse, what is fine, and who knows it.
+"""PFDM with perfect denoisers on a hierarchical Gaussian mixture: what the server decides, and what the client.
 
-The mixture is that of PFDM's Figure 5 (arXiv 2504.00952; the paper gives no numbers, these are ours): a tree of depth
-3 in the plane, each node the centre of three children on a circle, a Gaussian at each leaf. Forward in time the
-leaves merge first, then the twigs, then the branches (`merge_time`); so a chain that runs backwards decides the
-branch first. PFDM hands over at t0: what merges later than t0 is decided by the global model, the rest by the client's.
+The mixture is that of PFDM's Figure 5 (arXiv 2504.00952, without numbers; these are ours): a tree of depth 3 in the
+plane, each node the centre of three children on a circle, a Gaussian at each leaf. Forward in time the leaves merge
+first, then the twigs, then the branches (`merge_time`); so a reverse chain decides the branch first. PFDM hands over at
+t0: what merges later than t0 is decided by the global model, the rest by the client's.
 
-A client's denoiser has the exact score of what it was fitted to: one Gaussian of the leaves' width at each of its
-records. The global one has the exact score of the truth diffused to t0, that is of infinitely many uploads.
+A client's denoiser has the exact score of one Gaussian of the leaves' width at each of its records, the global one that
+of the truth diffused to t0, that is of infinitely many uploads.
 
 Shapes: B samples, K components, d dimensions. All in float64.
 """
@@ -15,34 +15,34 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from raydiff.formats.intervals import student
 from raydiff.formats.plots import panels, save
-from raydiff.models.ddpm import MEASURED, Denoiser, Sampler, alphas_bar, denoise
-from raydiff.papers.pfdm.theory.theorems import TIMESTEPS
-from raydiff.papers.theory_tables import grid
+from raydiff.formats.tables import aligned
+from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.papers.pfdm.theory.closed_forms import ABAR, reverse
+from raydiff.papers.theory_tables import Rows
 from raydiff.seeding import generator
 
-RADII = (4.0, 1.2, 0.36)
-LEAF = 0.08
-"""Radius of each level of the tree, and standard deviation of a leaf."""
+RADII = (4.0, 1.2, 0.36)  # of each level of the tree
+LEAF = 0.08  # standard deviation of a leaf
 CHILDREN = 3
-STEPS = 100  # of each chain in a hand-over, or all where there are fewer
+STEPS = 100  # of each chain in a hand-over, or all that it has
 
 
 @dataclass(frozen=True, eq=False)
 class Mixture:
     """Equally weighted isotropic Gaussians."""
 
-    means: Tensor
-    """(K, d) float64."""
-    variance: float
-    """Of each component, along each axis."""
+    means: Tensor  # (K, d) float64
+    variance: float  # of each component, along each axis
 
     def noised(self, abar: float) -> Mixture:
         """The distribution of sqrt(abar) x + sqrt(1 - abar) z."""
@@ -57,16 +57,12 @@ class Mixture:
         noise = torch.randn(self.means.shape, dtype=torch.float64, generator=rng)
         return self.means + math.sqrt(self.variance) * noise
 
-    def denoiser(self, abar: Tensor) -> Denoiser:
-        """The exact noise prediction, -sqrt(1 - abar_t) times the score of `noised(abar_t)`; abar (T + 1,)."""
-
-        def call(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            a = float(abar[int(t[0])])
-            q = self.noised(a)
-            share = (-torch.cdist(x, q.means).square() / (2 * q.variance)).softmax(1)
-            return math.sqrt(1 - a) * (x - share @ q.means) / q.variance
-
-        return call
+    def predict(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """The exact noise prediction, -sqrt(1 - abar_t) times the score of `noised(abar_t)`, for x (B, d)."""
+        abar = float(ABAR[int(t[0])])
+        q = self.noised(abar)
+        component = (-torch.cdist(x, q.means).square() / (2 * q.variance)).softmax(1)
+        return math.sqrt(1 - abar) * (x - component @ q.means) / q.variance
 
 
 def tree() -> Mixture:
@@ -79,94 +75,59 @@ def tree() -> Mixture:
     return Mixture(means, LEAF**2)
 
 
-def merge_time(half_distance: float, variance: float, abar: Tensor) -> int:
+def merge_time(half_distance: float, variance: float) -> int:
     """The smallest t at which two equal Gaussians, 2 `half_distance` apart, have a single mode.
 
     They have where the distance of each from the middle is at most the standard deviation, both after diffusion:
-    abar half_distance^2 <= abar variance + 1 - abar. `abar` is (T + 1,). Raises ValueError where they never merge.
+    abar half_distance^2 <= abar variance + 1 - abar.
     """
-    merged = (abar * half_distance**2 <= abar * variance + 1 - abar).nonzero()
-    if not len(merged):
-        raise ValueError(f"two Gaussians {2 * half_distance:g} apart stay apart up to the end of this schedule")
-    return int(merged[0])
+    return int((ABAR * half_distance**2 <= ABAR * variance + 1 - ABAR).nonzero()[0])
 
 
-def merge_times(abar: Tensor) -> tuple[int, ...]:
-    """For each level of the tree, coarsest first: when two siblings merge. A sibling is taken as one Gaussian, with
-    the variance of all that is below it."""
-    out = []
-    for level, radius in enumerate(RADII):
-        below = LEAF**2 + sum(r * r / 2 for r in RADII[level + 1 :])
-        out.append(merge_time(radius * math.sin(math.pi / CHILDREN), below, abar))
-    return tuple(out)
+def merge_times() -> list[int]:
+    """When siblings of each level merge, coarsest first: each as one Gaussian with the variance of all below it."""
+    below = [LEAF**2 + sum(r * r / 2 for r in RADII[level + 1 :]) for level in range(len(RADII))]
+    return [merge_time(r * math.sin(math.pi / CHILDREN), v) for r, v in zip(RADII, below, strict=True)]
 
 
-def reverse(
-    target: Mixture,
-    x: Tensor,
-    *,
-    abar: Tensor,
-    start: int,
-    stop: int = 0,
-    sampler: Sampler,
-    steps: int | None = None,
-    rng: torch.Generator,
-) -> Tensor:
-    """The chain of `target`'s exact score from x = x_start (B, d) to x_stop, in raydiff's own `denoise`."""
-    labels, z = torch.zeros(len(x), 0), target.denoiser(abar)
-    return denoise(z, x, labels=labels, abar=abar, start=start, stop=stop, sampler=sampler, steps=steps, rng=rng)
-
-
-@dataclass(frozen=True, eq=False)
-class HandOver:
+class HandOver(NamedTuple):
     """One client's samples of its minority class at one depth."""
 
     t0: int
-    x_t0: Tensor
-    """(B, 2), from the global chain."""
-    samples: Tensor
-    """(B, 2), after the client's chain."""
-    w2_squared: float
-    """Between the samples and as many draws of the truth, equally many of each leaf, by optimal assignment."""
+    x_t0: Tensor  # (B, 2), from the global chain
+    samples: Tensor  # (B, 2), after the client's chain
+    w2_squared: float  # to as many draws of the truth, equally many of each leaf, by optimal assignment
 
 
-@dataclass(frozen=True, eq=False)
-class Case:
+class Case(NamedTuple):
     """A class, the tree's first branch, of which a client has a few records."""
 
     truth: Mixture
-    records: Tensor
-    """(n, 2)."""
-    local: float
-    """W2^2 of what the client samples alone, from T to 0."""
-    floor: float
-    """W2^2 of as many independent draws of the truth."""
-    depths: tuple[HandOver, ...]
+    records: Tensor  # (n, 2)
+    local: float  # W2^2 of what the client samples alone, from T to 0
+    floor: float  # W2^2 of as many independent draws of the truth
+    depths: list[HandOver]
 
 
-def hand_overs(
-    *, minority: int, depths: tuple[int, ...], abar: Tensor, sampler: Sampler, count: int = 360, seed: int = 0
-) -> Case:
-    """Run PFDM on the tree's first branch, `count` samples at each depth. Raises ValueError without a record."""
-    if minority < 1:
-        raise ValueError(f"minority must be at least 1, got {minority}")
+def hand_overs(*, minority: int, depths: Sequence[int], sampler: Sampler, count: int = 360, seed: int = 0) -> Case:
+    """Run PFDM on the tree's first branch, `count` samples at each depth, with `minority` records, at least one."""
     rng = generator(seed, "mixture")
     truth = Mixture(tree().means[:9], LEAF**2)
     records = truth.sample(minority, rng)
     client = Mixture(records, LEAF**2)
     target = Mixture(truth.means.repeat(count // 9, 1), truth.variance).each(rng)
-    pure = torch.randn(len(target), 2, dtype=torch.float64, generator=rng)
+    pure, T = torch.randn(len(target), 2, dtype=torch.float64, generator=rng), len(ABAR) - 1
 
     def run(model: Mixture, x: Tensor, start: int) -> Tensor:
-        return reverse(model, x, abar=abar, start=start, sampler=sampler, steps=STEPS, rng=rng)
+        return reverse(model.predict, x, start, sampler=sampler, steps=STEPS, rng=rng)
 
-    out = []
+    hands = []
     for t0 in depths:
-        x_t0 = run(truth.noised(float(abar[t0])), pure, len(abar) - 1)
+        x_t0 = run(truth.noised(float(ABAR[t0])), pure, T)
         samples = run(client, x_t0, t0)
-        out.append(HandOver(t0, x_t0, samples, assignment(samples, target)))
-    alone = assignment(run(client, pure, len(abar) - 1), target)
-    return Case(truth, records, alone, assignment(truth.sample(len(target), rng), target), tuple(out))
+        hands.append(HandOver(t0, x_t0, samples, assignment(samples, target)))
+    local = assignment(run(client, pure, T), target)
+    return Case(truth, records, local, assignment(truth.sample(len(target), rng), target), hands)
 
 
 def assignment(a: Tensor, b: Tensor) -> float:
@@ -182,47 +143,38 @@ def assignment(a: Tensor, b: Tensor) -> float:
 
 def report(out: Path, *, seeds: int = 4) -> list[str]:
     """Write the pictures into the folder `out`; a table of W2^2 over t0."""
-    abar, t0s = alphas_bar("linear", TIMESTEPS), (10, 40, 90, 260, 500)
-    branches, twigs, leaves = merge_times(abar)
-    draw_hierarchy(hierarchy := out / "hierarchy.png", abar=abar)
-    paths, rows = [hierarchy], [("n", "sampler", "local", *(f"t0 = {t0}" for t0 in t0s), "floor")]
+    t0s, (branches, twigs, leaves) = (10, 40, 90, 260, 500), merge_times()
+    draw_hierarchy(hierarchy := out / "hierarchy.png")
+    paths, rows = [hierarchy], Rows([("n", "sampler", "local", *(f"t0 = {t0}" for t0 in t0s), "floor")])
     for n, sampler in itertools.product((3, 20), MEASURED):
-        cases = [hand_overs(minority=n, depths=t0s, abar=abar, sampler=sampler, seed=seed) for seed in range(seeds)]
+        cases = [hand_overs(minority=n, depths=t0s, sampler=sampler, seed=seed) for seed in range(seeds)]
         columns = zip(*([c.local, *(hand.w2_squared for hand in c.depths), c.floor] for c in cases), strict=True)
-        found = (student(column) for column in columns)
-        rows.append((str(n), sampler, *(f"{mean:.3f}±{high - mean:.3f}" for mean, _, high in found)))
+        intervals = map(student, columns)
+        rows.append((str(n), sampler, *(f"{mean:.3f}±{high - mean:.3f}" for mean, _, high in intervals)))
         paths.append(out / f"hand-over-{n}-{sampler}.png")
         draw_hand_overs(cases[0], paths[-1], title=f"{n} records, {sampler}, one draw")
     return [
         f"The hierarchical mixture: siblings merge at t = {leaves} (leaves), {twigs} (twigs), {branches} (branches).",
         "A client with n records of one branch; the global chain hands over at t0. W2^2 by assignment, mean and half",
         f"of the 95 % interval over {seeds} draws:",
-        *grid((4, 11, *(14,) * (len(t0s) + 2)), rows),
+        *aligned(rows, words=0),
         *(f"written: {path}" for path in paths),
     ]
 
 
-def draw_hierarchy(path: Path, *, abar: Tensor, count: int = 1500) -> None:
+def draw_hierarchy(path: Path, *, count: int = 1500) -> None:
     """Write Figure 5 as a PNG: the perfect ancestral chain for the whole tree, stopped on its way from T to 0."""
-    T, rng, target, (branches, twigs, leaves) = len(abar) - 1, generator(0, "hierarchy"), tree(), merge_times(abar)
-    stages = {
-        T: "noise",
-        branches: "branches merge",
-        (branches + twigs) // 2: "branches apart",
-        twigs: "twigs merge",
-        (twigs + leaves) // 2: "twigs apart",
-        leaves: "leaves merge",
-        leaves // 2: "leaves apart",
-        0: "the mixture",
-    }
-    stops, points = list(stages), [torch.randn(count, 2, dtype=torch.float64, generator=rng)]
+    T, rng, target, (branches, twigs, leaves) = len(ABAR) - 1, generator(0, "hierarchy"), tree(), merge_times()
+    stops = (T, branches, (branches + twigs) // 2, twigs, (twigs + leaves) // 2, leaves, leaves // 2, 0)
+    names = (f"{level} {what}" for level in ("branches", "twigs", "leaves") for what in ("merge", "apart"))
+    points = [torch.randn(count, 2, dtype=torch.float64, generator=rng)]
     for start, stop in itertools.pairwise(stops):
-        points.append(reverse(target, points[-1], abar=abar, start=start, stop=stop, sampler="ancestral", rng=rng))
+        points.append(reverse(target.predict, points[-1], start, stop, sampler="ancestral", rng=rng))
     colours = [f"C{leaf // 9}" for leaf in torch.cdist(points[-1], target.means).argmin(1).tolist()]
     figure, axes = panels(2, 4, size=(4 * 3.2, 2 * 3.4), dpi=110)
-    for ax, x, (t, what) in zip(axes.flat, points, stages.items(), strict=True):
+    for ax, x, t, name in zip(axes.flat, points, stops, ("noise", *names, "the mixture"), strict=True):
         ax.scatter(*x.T.numpy(), s=3, c=colours, linewidths=0)
-        ax.set(title=f"t = {t}: {what}", xlim=(-6.5, 6.5), ylim=(-6.5, 6.5), aspect="equal")
+        ax.set(title=f"t = {t}: {name}", xlim=(-6.5, 6.5), ylim=(-6.5, 6.5), aspect="equal")
     figure.suptitle("The chain of the exact score, stopped at t. Colour: the branch in which a sample ends.")
     save(figure, path)
 
@@ -236,7 +188,7 @@ def draw_hand_overs(case: Case, path: Path, *, title: str) -> None:
             ax.set_aspect("equal")
         above.set(title=f"from the global chain, t0 = {hand.t0}", xlim=(-4, 4), ylim=(-3, 7))
         below.scatter(*case.truth.means.T.numpy(), marker="x", color="grey", s=40, linewidths=1, label="truth's leaves")
-        below.scatter(*case.records.T.numpy(), marker="o", facecolors="none", edgecolors="black", label="own records")
+        below.scatter(*case.records.T.numpy(), marker="o", facecolors="none", edgecolors="black", label="records")
         below.set(title=f"after the client's: W2² {hand.w2_squared:.3f}", xlim=(-2.2, 2.2), ylim=(1.8, 6.2))
     axes[1, 0].legend(loc="lower left", fontsize=8)
     figure.suptitle(f"{title}; W2² of local training {case.local:.3f}, floor {case.floor:.3f}")

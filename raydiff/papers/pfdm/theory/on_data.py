@@ -4,24 +4,20 @@ The truth: every class (a combination of label values) is Gaussian with the mean
 splits. Simulated records are dealt to two clients as by `MajorityMinority` (`minority` records of a minority class to
 one, the rest to the other), and every denoiser's score is exact for its fit.
 
-A fit, of a client or the server, has the mean of each class's records, and a covariance that is either
+A fit, of a client or the server, has the mean of each class's records and one covariance for all classes, as a network
+has one set of weights. It is well estimated, but leaves a distance that no number of records removes.
 
-- shared (default): one for all classes, as in a network with one set of weights. It is well estimated, but leaves a
-  distance that no number of records removes; or
-- per class, of rank n - 1: a client that has memorised. Where its eigenvalues are 0 its chain forgets x_t0 at any
-  depth.
-
-`w2_squared` is between the resulting Gaussian and the truth, per class, in pixels on [-1, 1]; its mean is over all
-classes, each on the client that holds it as minority.
+`w2_squared` is between the samples' Gaussian and the truth, in pixels on [-1, 1]; mean over all classes, each on the
+client that holds it as minority.
 
 | arm | x_t0 | then |
 |---|---|---|
-| localonly | - | samples of the client's own fit |
+| localonly | - | samples of the client's fit |
 | pfdm | fit of the clipped, noised uploads of this class | client's chain from t0 |
 | no-server | pure noise | client's chain from t0 |
 | shuffled | fit of the uploads of all classes | client's chain from t0 |
 | collafuse | fit of the records as they are, diffused to the same t0 (not private) | client's chain from t0 |
-| gaussian | `deconvolved` fit of PFDM's uploads, each class with its own covariance, noised again | client's chain |
+| gaussian | `deconvolved` fit of PFDM's uploads, one covariance for each class, noised again | client's chain |
 | centre | as pfdm, but clipped around the mean of the public split: less clip norm, so a smaller t0 | client's chain |
 
 epsilon None: images are sent as they are, t0 = 1, and x_1 is the global fit diffused to abar_1; centre is then pfdm.
@@ -29,7 +25,6 @@ epsilon None: images are sent as they are, t0 = 1, and x_1 is the global fit dif
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -41,20 +36,12 @@ from torch import Tensor
 
 from raydiff.data.datasets import Data, Dataset, load
 from raydiff.data.partition import TEN_CLASSES
-from raydiff.formats.intervals import student
-from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar
-from raydiff.papers.pfdm.depth import depth_for
-from raydiff.papers.pfdm.theory.closed_forms import (
-    Gauss,
-    deconvolved,
-    fitted,
-    fitted_classes,
-    refine,
-    uploads,
-    w2_squared,
-)
-from raydiff.papers.pfdm.theory.theorems import TIMESTEPS
-from raydiff.papers.theory_tables import grid
+from raydiff.formats.intervals import interval
+from raydiff.formats.tables import aligned
+from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.papers.pfdm.theory import closed_forms as forms
+from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
+from raydiff.papers.theory_tables import Rows, write_csv
 from raydiff.seeding import generator
 
 ARMS = ("localonly", "pfdm", "no-server", "shuffled", "collafuse", "gaussian", "centre")
@@ -66,18 +53,16 @@ Key = tuple[Sampler, str]
 class Truth:
     """A data set as Gaussian classes, and what its public split says."""
 
-    classes: Gauss
-    """(K, d)."""
-    cluster: Tensor
-    """(K,) bool: the classes that client 0 holds as majority, client 1 as minority."""
-    centre: Tensor
-    """(d,): mean of the public split."""
-    clip: float
-    """Median norm of the public split, to one decimal as in the presets."""
-    centred_clip: float
-    """The same around `centre`."""
-    pooled: int
-    """Training records of a class, all clients together (mean over the classes)."""
+    classes: Gauss  # (K, d)
+    cluster: Tensor  # (K,) bool: the classes that client 0 holds as majority, client 1 as minority
+    centre: Tensor  # (d,), mean of the public split
+    clip: float  # median norm of the public split, to one decimal as in the presets
+    centred_clip: float  # the same around `centre`
+    records: int  # training records of a class, all clients together (mean over the classes)
+
+    def pooled(self, minority: int) -> int:
+        """Records of a class in all: as many as the data has, and at least twice the minority client's."""
+        return max(self.records, 2 * minority)
 
 
 def truth(data: Dataset) -> Truth:
@@ -95,7 +80,7 @@ def truth(data: Dataset) -> Truth:
     public = data.splits["public"].images.flatten(1).double()
     centre = public.mean(0)
     return Truth(
-        fitted_classes([images[which == c] for c in range(len(conditions))], shared=False),
+        forms.fitted_classes([images[which == c] for c in range(len(conditions))], shared=False),
         torch.isin(conditions[:, 0], torch.tensor(cluster)),
         centre,
         _median_norm(public),
@@ -104,122 +89,75 @@ def truth(data: Dataset) -> Truth:
     )
 
 
-@dataclass(frozen=True)
-class Depth:
-    """What a budget demands, with the two ways to clip."""
-
-    epsilon: float | None
-    t0: int
-    abar: float
-    centred_t0: int
-    centred_abar: float
-
-
-def depths(world: Truth, epsilons: Sequence[float | None], *, schedule: str, timesteps: int) -> list[Depth]:
-    """t0 and abar_t0 of each budget (delta 1e-5, exact accountant). Raises ValueError where none keeps to it."""
-    abar = alphas_bar(schedule, timesteps)
-
-    def t0(epsilon: float | None, clip: float) -> int:
-        if epsilon is None:
-            return 1
-        return depth_for(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=abar, accountant="exact")
-
-    out = []
-    for epsilon in epsilons:
-        plain, centred = t0(epsilon, world.clip), t0(epsilon, world.centred_clip)
-        out.append(Depth(epsilon, plain, float(abar[plain]), centred, float(abar[centred])))
-    return out
-
-
-def pooled_records(world: Truth, minority: int) -> int:
-    """Records of a class in all: as many as the data has, and at least twice the minority client's."""
-    return max(world.pooled, 2 * minority)
-
-
 def predict(
-    world: Truth, *, minority: int, budgets: Sequence[Depth], shared: bool, seed: int
+    world: Truth, *, minority: int, epsilons: Sequence[float | None], seed: int
 ) -> dict[float | None, dict[Key, float]]:
     """Mean W2^2 over the classes by epsilon and (sampler, arm), for one draw of the records and the noise.
 
-    All budgets and arms see the same records and the same noise, so their differences are paired.
+    All epsilons and arms see the same records and the same noise, so their differences are paired.
     """
     rng = generator(seed, "oracle", minority)
-    x = world.classes.sample(pooled_records(world, minority), rng)
+    x = world.classes.sample(world.pooled(minority), rng)
     noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
     clients = []
     for classes in (~world.cluster, world.cluster):  # the minority classes of client 0 and of client 1
         held = [x_c[:minority] if few else x_c[minority:] for x_c, few in zip(x, classes.tolist(), strict=True)]
-        fit, target = fitted_classes(held, shared=shared)[classes], world.classes[classes]
-        clients.append((classes, fit, target, w2_squared(fit, target)))
+        fit, target = forms.fitted_classes(held)[classes], world.classes[classes]
+        clients.append((classes, fit, target, forms.w2_squared(fit, target)))
     out = {}
-    for budget in budgets:
-        starts = _server(world, x, noise, budget, shared)
+    for epsilon in epsilons:
+        starts = _server(world, x, noise, epsilon)
         of_class: dict[Key, list[Tensor]] = {(s, a): [] for s in MEASURED for a in ARMS}
         for classes, client, target, local in clients:
             for sampler in MEASURED:
                 of_class[sampler, "localonly"].append(local)
                 for arm, (start, abar) in starts.items():
-                    got = refine(start[classes], client, abar=abar, sampler=sampler)
-                    of_class[sampler, arm].append(w2_squared(got, target))
-        out[budget.epsilon] = {key: float(torch.cat(parts).mean()) for key, parts in of_class.items()}
+                    samples = forms.refine(start[classes], client, abar=abar, sampler=sampler)
+                    of_class[sampler, arm].append(forms.w2_squared(samples, target))
+        out[epsilon] = {key: float(torch.cat(parts).mean()) for key, parts in of_class.items()}
     return out
 
 
-def _server(world: Truth, x: Tensor, noise: Tensor, budget: Depth, shared: bool) -> dict[str, tuple[Gauss, float]]:
+def _server(world: Truth, x: Tensor, noise: Tensor, epsilon: float | None) -> dict[str, tuple[Gauss, float]]:
     """x_t0's distribution and abar_t0 by arm, from all clients' records x (K, N, d)."""
-    abar, clean = budget.abar, fitted_classes(list(x), shared=shared)
-    count, d = x.shape[1:]
-    everywhere, eye = torch.zeros(len(x), d, dtype=torch.float64), torch.eye(d, dtype=torch.float64)
-    starts = {"no-server": (Gauss(everywhere, eye), abar), "collafuse": (clean.noised(abar), abar)}
-    if budget.epsilon is None:
-        mixed = fitted(x.flatten(0, 1)).noised(abar)
+    abar, centred_abar = (float(ABAR[forms.depth(epsilon, clip)]) for clip in (world.clip, world.centred_clip))
+    (count, d), public = x.shape[1:], forms.fitted_classes(list(x)).noised(abar)
+    noise_alone = Gauss(torch.zeros(len(x), d, dtype=torch.float64), torch.eye(d, dtype=torch.float64))
+    starts = {"no-server": (noise_alone, abar), "collafuse": (public, abar)}
+    if epsilon is None:
+        mixed = forms.fitted(x.flatten(0, 1)).noised(abar)
         starts |= dict.fromkeys(("pfdm", "centre", "gaussian"), starts["collafuse"])
     else:
-        sent = uploads(x, noise, abar=abar, clip=world.clip)
-        fit, mixed = fitted_classes(list(sent), shared=shared), fitted(sent.flatten(0, 1))
-        signal = deconvolved(fitted_classes(list(sent), shared=False), abar=abar, count=count)
-        shifted = uploads(x - world.centre, noise, abar=budget.centred_abar, clip=world.centred_clip)
-        shifted = shifted + math.sqrt(budget.centred_abar) * world.centre
-        around = fitted_classes(list(shifted), shared=shared)
-        starts |= {
-            "pfdm": (fit, abar),
-            "centre": (around, budget.centred_abar),
-            "gaussian": (signal.noised(abar), abar),
-        }
+        sent = forms.uploads(x, noise, abar=abar, clip=world.clip)
+        mixed = forms.fitted(sent.flatten(0, 1))
+        signal = forms.deconvolved(forms.fitted_classes(list(sent), shared=False), abar=abar, count=count)
+        shifted = forms.uploads(x - world.centre, noise, abar=centred_abar, clip=world.centred_clip)
+        shifted = shifted + math.sqrt(centred_abar) * world.centre
+        starts["pfdm"] = forms.fitted_classes(list(sent)), abar
+        starts["centre"] = forms.fitted_classes(list(shifted)), centred_abar
+        starts["gaussian"] = signal.noised(abar), abar
     starts["shuffled"] = (Gauss(mixed.mean.expand(len(x), -1), mixed.cov), abar)
     return starts
 
 
-@dataclass(frozen=True)
-class ArmPrediction:
-    """One arm, over seeds."""
-
-    minority: int
-    epsilon: float | None
-    sampler: Sampler
-    arm: str
-    w2: tuple[float, float, float]
-    """W2^2 to the truth: mean over seeds and its 95 % Student interval, NaN bounds for one seed."""
-    gain: tuple[float, float, float]
-    """W2^2 of localonly minus this arm's, on the same draws: positive is better than local."""
-
-
 def predictions(
-    world: Truth, minorities: Sequence[int], budgets: Sequence[Depth], *, shared: bool, seeds: int
-) -> list[ArmPrediction]:
-    """Every arm at every minority size, budget and sampler. localonly knows neither sampler nor budget: it repeats, so
-    that every row has its baseline beside it."""
-    out = []
+    world: Truth, minorities: Sequence[int], epsilons: Sequence[float | None], *, seeds: int
+) -> pd.DataFrame:
+    """A row for every minority size, epsilon, sampler and arm: W2^2 to the truth, and what it is less than localonly's
+    on the same draws (positive: better); mean over seeds and 95 % Student interval.
+
+    localonly depends on neither sampler nor epsilon: it repeats, as the baseline of every cell.
+    """
+    rows = []
     for minority in minorities:
-        runs = [predict(world, minority=minority, budgets=budgets, shared=shared, seed=s) for s in range(seeds)]
-        for budget in budgets:
-            for sampler in MEASURED:
-                local = [run[budget.epsilon][sampler, "localonly"] for run in runs]
-                for arm in ARMS:
-                    mine = [run[budget.epsilon][sampler, arm] for run in runs]
-                    gain = student([a - b for a, b in zip(local, mine, strict=True)])
-                    out.append(ArmPrediction(minority, budget.epsilon, sampler, arm, student(mine), gain))
-    return out
+        runs = [predict(world, minority=minority, epsilons=epsilons, seed=s) for s in range(seeds)]
+        for epsilon, cells in runs[0].items():
+            for sampler, arm in cells:
+                local, w2 = (pd.Series([run[epsilon][sampler, a] for run in runs]) for a in ("localonly", arm))
+                row = {"minority": minority, "epsilon": _budget(epsilon), "sampler": sampler, "arm": arm}
+                row |= interval(w2, "w2_squared", "w2_") | interval(local - w2, "gain_over_local", "gain_")
+                rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def _median_norm(x: Tensor) -> float:
@@ -229,36 +167,35 @@ def _median_norm(x: Tensor) -> float:
 # --- what `raydiff theory DATA` prints ---
 
 
-def report(config: Data, path: Path, minorities: Sequence[int], *, shared: bool, seeds: int) -> list[str]:
+def report(config: Data, path: Path, minorities: Sequence[int], *, seeds: int) -> list[str]:
     """Write the predictions for a data set to the csv `path`; a table of them."""
     world = truth(load(config))
-    budgets = depths(world, EPSILONS, schedule="linear", timesteps=TIMESTEPS)
-    found = predictions(world, minorities, budgets, shared=shared, seeds=seeds)
+    table = predictions(world, minorities, EPSILONS, seeds=seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
-    numbers = ("w2_squared", "w2_low", "w2_high", "gain_over_local", "gain_low", "gain_high")
-    names = ("data", "minority", "epsilon", "sampler", "arm", *numbers)
-    rows = [(config.name, p.minority, _budget(p.epsilon), p.sampler, p.arm, *p.w2, *p.gain) for p in found]
-    pd.DataFrame(rows, columns=list(names)).to_csv(path, index=False, float_format="%.6g", lineterminator="\n")
+    table.insert(0, "data", config.name)
+    write_csv(path, table)
     classes, d = world.classes.mean.shape
-    pools = ", ".join(f"{pooled_records(world, n)} at n = {n}" for n in minorities)
-    t0s = ", ".join(f"{_budget(b.epsilon)}: {b.t0} (centre {b.centred_t0})" for b in budgets)
-    kind = "one covariance for all classes" if shared else "each class's own covariance"
+    pools = ", ".join(f"{world.pooled(n)} at n = {n}" for n in minorities)
+    t0s = ", ".join(
+        f"{_budget(e)}: {forms.depth(e, world.clip)} (centre {forms.depth(e, world.centred_clip)})" for e in EPSILONS
+    )
     return [
-        f"{config.name}: W2^2 to the truth of a client's minority classes, perfect denoisers, {kind}, {seeds} seeds.",
+        f"{config.name}: W2^2 to the truth of a client's minority classes, perfect denoisers, {seeds} seeds.",
         f"{classes} classes, {d} pixels; two clients, n records of each minority class; of a class in all: {pools}",
         f"clip {world.clip:g} (centre {world.centred_clip:g}); t0 by epsilon: {t0s}",
         "+ better, - worse than localonly (95 % interval of the difference, paired by seed)",
-        *_table(found),
+        *_lines(table),
         f"written: {path}",
     ]
 
 
-def _table(found: Sequence[ArmPrediction]) -> list[str]:
-    rows = [("n", "epsilon", "sampler", *ARMS)]
-    for (n, epsilon, sampler), arms in itertools.groupby(found, lambda p: (p.minority, p.epsilon, p.sampler)):
-        cells = (f"{p.w2[0]:.3f}{'+' if p.gain[1] > 0 else '-' if p.gain[2] < 0 else ' '}" for p in arms)
-        rows.append((str(n), _budget(epsilon), sampler, *cells))
-    return grid((5, 8, 11, *(11,) * len(ARMS)), rows)
+def _lines(table: pd.DataFrame) -> list[str]:
+    rows: Rows = [("n", "epsilon", "sampler", *ARMS)]
+    for (n, epsilon, sampler), arms in table.groupby(["minority", "epsilon", "sampler"], sort=False):
+        numbers = arms[["w2_squared", "gain_low", "gain_high"]].itertuples(index=False)
+        cells = (f"{w2:.3f}{'+' if low > 0 else '-' if high < 0 else ' '}" for w2, low, high in numbers)
+        rows.append((str(n), str(epsilon), str(sampler), *cells))
+    return aligned(rows, words=0)
 
 
 def _budget(epsilon: float | None) -> str:

@@ -4,7 +4,7 @@ Their setting: a class is N(mu, I_d); a client has n of its records, all clients
 at the depth t0; nothing is clipped; denoisers are perfect. Where the paper disagrees with itself:
 
 - The proof has the weights 3 / (2 sigma^2 + 3) and 2 sigma^2 / (2 sigma^2 + 3) on d^2 / N and d^2 / n; the statement
-  has 2 / (2 + 3 sigma^2) and 3 sigma^2 / (2 + 3 sigma^2). O() hides it. `theorem_weights` gives both.
+  has 2 / (2 + 3 sigma^2) and 3 sigma^2 / (2 + 3 sigma^2). O() hides it.
 - The proof's last step puts 1 - 3 / (2 sigma^2 + 3) where it has just derived 1 - 1 / (2 sigma^2 + 1), which is larger.
 - Eq. 15 has the global mean in both terms; Eq. 16 has the client's in the second, which is right.
 - The proof of Eq. 9 prints the difference of two equal distances; the second must be PFDM's.
@@ -26,21 +26,14 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from raydiff.formats.intervals import student
-from raydiff.models.ddpm import MEASURED, Sampler, alphas_bar
-from raydiff.papers.pfdm.depth import depth_for
-from raydiff.papers.pfdm.theory.closed_forms import Gauss, fitted, measured_weight, refine, uploads, w2_squared, weight
-from raydiff.papers.theory_tables import Rows, bracket, grid
+from raydiff.formats.tables import aligned
+from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.papers.pfdm.theory import closed_forms as forms
+from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
+from raydiff.papers.theory_tables import Rows, over_seeds
 from raydiff.seeding import generator
 
-TIMESTEPS = 1000  # of the linear schedule
 DIMENSIONS = 8  # of the table
-
-
-def theorem_weights(sigma2: float) -> dict[str, tuple[float, float]]:
-    """Theorem 5.2's weights on (d^2 / N, d^2 / n), as printed and as proved; sigma2 = (1 - abar) / abar."""
-    printed, proved = 2 / (2 + 3 * sigma2), 3 / (2 * sigma2 + 3)
-    return {"printed": (printed, 1 - printed), "proved": (proved, 1 - proved)}
 
 
 def eq9(d: int, n: int, sigma2: float) -> tuple[float, float, float]:
@@ -61,14 +54,14 @@ def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: Sampl
     entry of the mean has the error 1 / n locally, of the covariance too (up to a constant); of the global
     estimate 1 / (abar N) and 1 / (abar^2 N).
     """
-    w = float(weight(torch.ones(1, dtype=torch.float64), abar, sampler))
+    w = float(forms.weight(torch.ones(1, dtype=torch.float64), abar, sampler))
     means, covs = _gain(w, 1 / abar, n, pooled), _gain(w * w, abar**-2, n, pooled)
     return d * means + d * (d + 1) / 4 * covs
 
 
 def break_even(abar: float, sampler: Sampler) -> tuple[float, float]:
     """The N / n from which collaboration improves (the mean, the covariance), to first order in 1 / n."""
-    w = float(weight(torch.ones(1, dtype=torch.float64), abar, sampler))
+    w = float(forms.weight(torch.ones(1, dtype=torch.float64), abar, sampler))
     return _ratio(w, 1 / abar), _ratio(w * w, abar**-2)
 
 
@@ -77,18 +70,18 @@ def trials(
 ) -> tuple[Tensor, dict[Sampler, Tensor]]:
     """Monte-Carlo: W2^2 (count,) of local training, and of PFDM with each sampler, over draws of the records.
 
-    The class is N(mean, I_d); the client has the first n of the `pooled` records, and fits its own covariance.
+    The class is N(mean, I_d); the client has the first n of the `pooled` records, and fits its covariance.
     """
     truth = Gauss(mean.expand(count, d), torch.eye(d, dtype=torch.float64))
     x = truth.sample(pooled, rng)
     noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
-    client, start = fitted(x[:, :n]), fitted(uploads(x, noise, abar=abar, clip=clip))
-    pfdm = {s: w2_squared(refine(start, client, abar=abar, sampler=s), truth) for s in MEASURED}
-    return w2_squared(client, truth), pfdm
+    client, start = forms.fitted(x[:, :n]), forms.fitted(forms.uploads(x, noise, abar=abar, clip=clip))
+    pfdm = {s: forms.w2_squared(forms.refine(start, client, abar=abar, sampler=s), truth) for s in MEASURED}
+    return forms.w2_squared(client, truth), pfdm
 
 
 def _gain(w: float, noise: float, n: int, pooled: int) -> float:
-    """1/n minus the variance of w global + (1 - w) own, where the global estimate has the variance noise / pooled."""
+    """1/n minus the variance of w global + (1 - w) local, where the global estimate has the variance noise / pooled."""
     return 1 / n - (w * w * noise / pooled + (1 - w) ** 2 / n + 2 * w * (1 - w) / pooled)
 
 
@@ -105,35 +98,42 @@ def report(trials: int = 200) -> list[str]:
 
 
 def _weights() -> list[str]:
-    abar = alphas_bar("linear", TIMESTEPS)
     rows: Rows = [("t0", "lambda", "sampler", "limit", "all steps", "50 steps")]
     for (t0, value), sampler in itertools.product(((740, 1.0), (690, 5.0)), MEASURED):
-        limit = float(weight(torch.tensor(value, dtype=torch.float64), float(abar[t0]), sampler))
-        chains = (measured_weight(value, abar, t0, sampler=sampler, steps=steps) for steps in (None, 50))
-        rows.append((str(t0), f"{value:g}", sampler, *(f"{share:.4f}" for share in (limit, *chains))))
-    title = "The global model's share of the mean after the client's chain: the limit, and raydiff's own chain"
-    return [title, *grid((6, 8, 11, 9, 11, 10), rows)]
+        limit = float(forms.weight(torch.tensor(value, dtype=torch.float64), float(ABAR[t0]), sampler))
+        chains = (forms.measured_weight(value, t0, sampler=sampler, steps=steps) for steps in (1000, 50))
+        rows.append((str(t0), f"{value:g}", sampler, *(f"{number:.4f}" for number in (limit, *chains))))
+    title = "Weight of the global mean after the client's chain: the limit, and raydiff's chain"
+    return [title, *aligned(rows, words=0)]
 
 
 def _gains(count: int) -> list[str]:
-    d, abar = DIMENSIONS, alphas_bar("linear", TIMESTEPS)
-    clip = math.sqrt(2 * d)  # about the median norm of N(mean, I)
-    widths = (8, 5, 5, 6, 8, *(26, 11, 26) * len(MEASURED))
-    head = ("epsilon", "t0", "n", "N", "local", *("gain", "order 1/n", "clipped") * len(MEASURED))
-    lines = [
+    d, clip = DIMENSIONS, math.sqrt(2 * DIMENSIONS)  # about the median norm of N(mean, I)
+    rows: Rows = [
+        (
+            "epsilon",
+            "t0",
+            "n",
+            "N",
+            "local",
+            *(cell for s in MEASURED for cell in (f"gain, {s}", "order 1/n", "clipped")),
+        )
+    ]
+    regimes = []
+    for epsilon in (10.0, 50.0, 200.0):
+        t0 = forms.depth(epsilon, clip)
+        for n in (3, 20, 100):
+            for pooled in dict.fromkeys((n, 10 * n, 1000)):
+                cells = _gain_cells(n, pooled, float(ABAR[t0]), clip, count)
+                rows.append((f"{epsilon:g}", str(t0), str(n), str(pooled), *cells))
+        regimes += _regime(epsilon, float(ABAR[t0]))
+    return [
         f"A class N(mu, I) in {d} dimensions, |mu|^2 = {d}: W2^2 of local training, and what PFDM takes off it (gain).",
         f"[95 % interval of {count} draws]; order 1/n: the formula, for n well above {d} only; clipped: the gain with",
         f"images clipped to C = {clip:.2f}, for which t0 is chosen (exact accountant, delta 1e-5) in either case",
-        *grid((32, *(63,) * len(MEASURED)), [("", *MEASURED)]),
-        *grid(widths, [head]),
+        *aligned(rows, words=0),
+        *regimes,
     ]
-    for epsilon in (10.0, 50.0, 200.0):
-        t0 = depth_for(epsilon=epsilon, delta=1e-5, clip=clip, alphas_bar=abar, accountant="exact")
-        pairs = [(n, pooled) for n in (3, 20, 100) for pooled in dict.fromkeys((n, 10 * n, 1000))]
-        cells = (_gain_cells(n, pooled, float(abar[t0]), clip, count) for n, pooled in pairs)
-        rows = [(f"{epsilon:g}", str(t0), str(n), str(N), *row) for (n, N), row in zip(pairs, cells, strict=True)]
-        lines += [*grid(widths, rows), *_regime(epsilon, float(abar[t0]))]
-    return lines
 
 
 def _gain_cells(n: int, pooled: int, abar: float, clip: float, count: int) -> Iterator[str]:
@@ -145,21 +145,16 @@ def _gain_cells(n: int, pooled: int, abar: float, clip: float, count: int) -> It
     )
     yield f"{float(plain[0].mean()):.3f}"
     for sampler in MEASURED:
-        gains = (bracket(*student((local - mine[sampler]).tolist()), "+.3f") for local, mine in (plain, clipped))
-        yield next(gains)
-        yield f"{first_order_gain(d, n, pooled, abar=abar, sampler=sampler):+.3f}"
-        yield next(gains)
+        gain, clipped_gain = (over_seeds(local - pfdm[sampler], "+.3f") for local, pfdm in (plain, clipped))
+        yield from (gain, f"{first_order_gain(d, n, pooled, abar=abar, sampler=sampler):+.3f}", clipped_gain)
 
 
 def _regime(epsilon: float, abar: float) -> list[str]:
     sigma2 = (1 - abar) / abar
     ratios = {s: break_even(abar, s) for s in MEASURED}
     promised, pooled, least = eq9(DIMENSIONS, 1, sigma2)
-    weights = theorem_weights(sigma2).items()
-    on = "; ".join(f"as {name} {few:.3f} d^2/N + {own:.3f} d^2/n" for name, (few, own) in weights)
     from_ratio = ", ".join(f"{s} N > {m:.2f} n (means), {c:.2f} n (covariances)" for s, (m, c) in ratios.items())
     return [
-        f"    epsilon {epsilon:g}: sigma^2 = {sigma2:.3g}; helps from {from_ratio}",
-        f"    Theorem 5.2, up to a constant: {on}",
+        f"epsilon {epsilon:g}: sigma^2 = {sigma2:.3g}; helps from {from_ratio}",
         f"    Eq. 9 needs N >= {pooled:,.0f} n and n >= {least:,.0f}, and promises {promised:.2g} / n",
     ]
