@@ -26,8 +26,8 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.client_audit import measured
 from raydiff.papers.discrete.kernel import Kernel
-from raydiff.papers.discrete.table_audit import measured
 from raydiff.papers.discrete.theory.exact import exact
 from raydiff.seeding import generator
 
@@ -102,7 +102,7 @@ def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
     apart = measured(RowAudit(), [own, other], MODEL, together=False)
     assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
     assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
-    assert (apart["pdp/own/records"], apart["pdp/own/groups"]) == (100, 1)
+    assert apart["pdp/own/records"] == 100
     both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
     one = measured(RowAudit(), [own, other], MODEL, together=True)
     assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
@@ -160,7 +160,7 @@ def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tm
 
 def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: Path) -> None:
     alone = final(experiment, tmp_path)
-    assert alone["pdp/own/records"] == 180 and alone["pdp/own/groups"] == 2
+    assert alone["pdp/own/records"] == 180
     assert not any(k.startswith("pdp/union") for k in alone)
     federated = replace(experiment, method=FedAvg(model=experiment.method.model, rounds=1, local=Training(steps=2)))
     together = final(federated, tmp_path)
