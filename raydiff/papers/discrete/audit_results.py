@@ -80,7 +80,8 @@ class AuditResults:
             lines.append(f"by {label.name}:")
             for code, name in enumerate(label.categories):
                 part = summarize(delta[self.labels == code])
-                lines.append(f"  {name}: {part.records} records, median {part.median:.3g}, largest {part.largest:.3g}")
+                median = part.quantiles[QUANTILES.index(0.5)]
+                lines.append(f"  {name}: {part.records} records, median {median:.3g}, largest {part.largest:.3g}")
         lines.append("most exposed (row of the file, 0 below the header):")
         for record in most_exposed(delta)[:EXPOSED]:
             lines.append(f"  row {rows[record]}: {delta[record]:.3g}{self._reason(int(record))}")

@@ -34,11 +34,6 @@ class Summary:
     """Number of bounds of 1 or more, which say nothing, including infinite ones."""
     infinite: int
 
-    @property
-    def median(self) -> float:
-        """Of all records."""
-        return self.quantiles[QUANTILES.index(0.5)]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:

@@ -133,7 +133,6 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
         f"The pDP bound on delta of one record of random tables, mean [95 % interval] of {seeds} tables.",
         "No majority value in the record; unless said k = n = 5, T = 20, s = 1000, p = 0.5, linear, epsilon 10, m = 1",
         *CAVEATS[:1],
-        _similarity(seeds),
         "",
         *_tables(curves),
         "",
@@ -193,18 +192,6 @@ def by_skew(seeds: int) -> Iterator[Point]:
         for which, of in (("most", np.max), ("least", np.min)):
             y = [student([float(of(each.delta)) for each in tables]) for tables in results]
             yield from curve("11", "delta over p", f"n = {n}, k = {k}, T = {steps}, {which}", PS, y)
-
-
-def _similarity(seeds: int) -> str:
-    """Figure 3 in one number per p."""
-    from scipy.stats import spearmanr
-
-    cells = []
-    for p in PS:
-        pairs = ((a.similarity[:, STEP - 1], a) for a in audits(RandomTable(p=p), seeds, alone=False))
-        ranks = [float(spearmanr(a.of_records(near), a.of_records(a.delta)).statistic) for near, a in pairs]
-        cells.append(f"{bracket(*student(ranks), '.3g')} at p = {p}")
-    return f"Rank correlation of all records' similarity at t = {STEP} and delta (Figure 3): " + ", ".join(cells)
 
 
 def _tables(curves: pd.DataFrame) -> Iterator[str]:
