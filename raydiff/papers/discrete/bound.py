@@ -4,10 +4,10 @@ Unit: one record v* of one given table; adversary: sees m generated rows. (epsil
 (table, v*), and delta(v*) depends on the other records. It is not differential privacy, bounds nothing for other
 tables, and is itself confidential: it never enters the ledger.
 
-The paper's theorem is for an unconditional model. With `labels` it is applied to each label's rows: the perfectly
-trained model of label y is that of y's rows, V_0 are y's rows, the neighbour lacks one of them, and m is m_y, the
-released rows of y. The labels and m_y are public: which label a record has is not bounded, and m_y must not depend on
-the number of its records. The only record of a label has an infinite bound.
+The paper's theorem is for an unconditional model. With `labels` it is applied to each label's rows: V_0 are the rows of
+label y, on which alone its perfectly trained model depends, and m is m_y, the released rows of y. The labels and m_y
+are public: a record's label is not bounded, and m_y must not depend on the number of y's records. The only record of a
+label has an infinite bound.
 
 | paper | here |
 |---|---|
@@ -253,9 +253,7 @@ def _groups(labels: Ints | None, rows: int, release: ReleasedRows) -> Ints:
             raise ValueError("by_label is for a conditional model: the audit needs labels")
         return np.zeros(rows, dtype=np.int64)
     if labels.shape != (rows,) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"labels must be whole numbers, one for each of {rows} rows, got {labels.dtype} {labels.shape}"
-        )
+        raise ValueError(f"labels must be integers, one for each of {rows} rows, got {labels.dtype} {labels.shape}")
     if release.by_label and not (labels.min() >= 0 and labels.max() < len(release.by_label)):
         raise ValueError(f"by_label has rows for the labels 0..{len(release.by_label) - 1}, got {labels.max()}")
     return labels

@@ -21,8 +21,7 @@ which a client has `least` records, and its number of records. The latent model 
 
 Deviations, where the paper leaves it open:
 
-- Clients cluster within each label; prompts of different labels are never matched.
-- m_k is public and the same for every label.
+- Clients cluster within each label, with the same public m_k; prompts of different labels are never matched.
 - The default threshold is the middle between the median distances of matched and of unmatched prompts of two halves of
   the public records; under noise its expected part is added.
 - Clients are matched one after the other against the prompt pool. Vectors start at the latent model's public start.
@@ -59,6 +58,11 @@ from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclo
 from raydiff.tree import Params
 
 UploadKind = Literal["prompts", "latents"]
+UNPROTECTED = {
+    "prompts": "prompt vectors, labels and counts, as they are",
+    "latents": "latents and labels of all records, as they are",
+}
+"""Description of an upload without an epsilon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,7 +166,7 @@ class FedDistr(Method):
         """Send the vectors: their distances from the public start, with labels; without `epsilon` with counts too."""
         if self.upload == "latents":
             sent = {"z": self.model.load().encode(data.images), "label": data.labels[:, 0]}
-            return LocalResult(state, disclose(sent, self._unprotected))
+            return LocalResult(state, disclose(sent, UNPROTECTED[self.upload]))
         prompts = tree.under(SCRATCH, state)
         offsets = prompts["v"] - self.model.load().start
         metrics = {"inversion/loss": float(prompts["loss"]), "prompts": float(len(offsets))}
@@ -173,22 +177,16 @@ class FedDistr(Method):
     def _release(self, offsets: Tensor, labels: Tensor, counts: Tensor, rnd: Round) -> Release:
         if self.epsilon is None:
             clipped = tree.clip_records(offsets, self.clip) if self.clip else offsets
-            return disclose({"x": clipped, "label": labels, "count": counts}, self._unprotected)
+            return disclose({"x": clipped, "label": labels, "count": counts}, UNPROTECTED[self.upload])
         assert self.clip is not None and rnd.noise is not None
         rows = _as_many(labels, self.clusters)
         std, public = self._std(len(rows)), {"label": labels[rows]}
         return gaussian_rows(offsets[rows], clip=self.clip, std=std, noise=rnd.noise, public=public)
 
-    @property
-    def _unprotected(self) -> str:
-        """Description of an upload without an epsilon."""
-        what = "latents and labels of all records" if self.upload == "latents" else "prompt vectors, labels and counts"
-        return f"{what}, as they are"
-
     def upload_event(self, records: int, number: int) -> Event:
         """The budget is spent on a client's vectors together, however many they are."""
         if self.epsilon is None:
-            return NonPrivate(self._unprotected)
+            return NonPrivate(UNPROTECTED[self.upload])
         assert self.clip is not None
         ratio = self._std(1) / (2 * self.clip)
         return Gaussian(ratio, "client", "replace_one", "local", declared=("label", "examples"))

@@ -8,14 +8,13 @@ the error of that mean, exactly,
 
 Lipschitz constants L enter as L (b - a). Where the paper disagrees with itself, or with this setting:
 
-- Theorem 1 (Eq. 8) has the exponent -2 min_k n_k eps^2, the appendix -min_k n_k eps^2 / (2 L^2), and its proof divides
-  by (a - b)^2, too. The first two depend on the units of f.
-- Theorem 1's proof counts all n_k records for each base of a client, and its average over clients (appendix, Eq. 7)
-  lacks a factor K, the union over clients.
+- Theorem 1 (Eq. 8) has the exponent -2 min_k n_k eps^2, the appendix -min_k n_k eps^2 / (2 L^2), which both depend on
+  the units of f; the appendix's proof also divides by (a - b)^2. It counts all n_k records for each base of a client,
+  and its average over clients (appendix, Eq. 7) lacks a factor K, the union over clients.
 - Theorem 2 drops (a - b)^2. Its probability at xi = 0 is 1 - 2 exp(-n eps^2 / (2 m)), not one.
 - Lemma 2, with the sample mean as the parameter mu of phi(mu, sigma, a, b), is false (`literal_limit`).
-- Lemma 3 must have <= xi. Its vectors leave only m = K and m = K + 1 (or K = 1), so that Theorem 2's proof is about no
-  other federation. For Definition 1's cosine it is false (`one_shared`), and true with xi m / K (`dominant_share`).
+- Lemma 3 must have <= xi. Its vectors leave only m = K and m = K + 1 (or K = 1), to which Theorem 2's proof is thus
+  limited. For Definition 1's cosine it is false (`one_shared`), and true with xi m / K (`dominant_share`).
 
 Shapes: K clients, m base distributions, R repetitions, E values of epsilon. All in float64.
 """
@@ -63,12 +62,8 @@ class Base:
         u = torch.rand(shape, dtype=torch.float64, generator=rng)
         return torch.erfinv((2 * u - 1) * self.mass) * (math.sqrt(2) * self.sigma * self.width)
 
-    def cdf(self, t: Tensor) -> Tensor:
-        """Pr(T <= t), for |t| at most half the width."""
-        return (1 + torch.erf(t / (math.sqrt(2) * self.sigma * self.width)) / self.mass) / 2
-
     def loss(self, delta: Tensor) -> Tensor:
-        """E(|T - delta| - |T|), the integral of 2 cdf - 1 from 0 to delta, for |delta| at most half the width."""
+        """E(|T - delta| - |T|), the integral of 2 Pr(T <= t) - 1 to delta, for |delta| at most half the width."""
         scale = self.sigma * self.width
         x = delta / scale
         normal = x * torch.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * torch.expm1(-x.square() / 2)
@@ -110,16 +105,13 @@ def utility_losses(counts: Tensor, base: Base, *, repetitions: int, rng: torch.G
 
 
 def theorem1(fewest: float, eps: Tensor, *, width: float | None) -> Tensor:
-    """Theorem 1's lower bound on Pr(eps_u <= eps), (E,), for L = 1: Eq. 8 (`width` None), or the appendix's proof's."""
+    """Theorem 1's lower bound on Pr(eps_u <= eps), (E,), for L = 1: Eq. 8 (`width` None), or the appendix's proof."""
     exponent = 2.0 if width is None else 1 / (2 * width**2)
     return 1 - 2 * torch.exp(-exponent * fewest * eps.square())
 
 
 def theorem2(setting: Setting, eps: Tensor) -> Tensor:
-    """Theorem 2's lower bound (Eq. 9), (E,), for L = 1.
-
-    Above xi = 1 / (K - 1)^2, where the theorem does not apply, the formula is below -1.
-    """
+    """Theorem 2's lower bound (Eq. 9), (E,), for L = 1; below -1 where it does not apply, above xi = 1 / (K - 1)^2."""
     kept = 1 - (setting.clients - 1) * math.sqrt(setting.xi)
     return 1 - 2 * torch.exp(-kept * setting.records * eps.square() / 2)
 
@@ -144,8 +136,7 @@ def promised(bound: Tensor, eps: Tensor) -> float:
 def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int) -> float:
     """The smallest of the ascending `widths` b - a at which a theorem as printed is violated, else infinity.
 
-    `losses` (R,) are those for b - a = 1, to which eps_u is proportional. Violated: at some eps the whole 95 % interval
-    of Pr(eps_u <= eps) is below the bound.
+    Violated: at some eps the whole 95 % interval of Pr(eps_u <= eps) is below the bound. `losses` (R,): for b - a = 1.
     """
     eps = losses.quantile(torch.linspace(0, 1, 201, dtype=torch.float64))
     high = probability(losses, eps)[2]
@@ -161,12 +152,8 @@ def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int
 
 
 def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
-    """Lemma 3 for clients with `counts` (K, m) of equally large bases.
-
-    Returns:
-        xi, the minimum over bases of the largest client's fraction, and two lower bounds on it:
-        Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K).
-    """
+    """(xi, minimum over bases of the largest client's fraction, two lower bounds on it) for `counts` (K, m) of equally
+    large bases: Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K)."""
     clients, bases = counts.shape
     pairs = entangled.coefficients(counts)[~torch.eye(clients, dtype=torch.bool)]
     xi, least = float(pairs.max()), float((counts.double() / counts.sum(0)).amax(0).min())
@@ -175,9 +162,9 @@ def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
 
 
 def one_shared(clients: int, own: int) -> Tensor:
-    """(K, K own + 1): each client has `own` bases to itself, and all share one evenly: xi = 1 / (1 + K^2 own)."""
-    alone = torch.eye(clients, dtype=torch.int64).repeat_interleave(own, dim=1) * clients
-    return torch.cat([alone, torch.ones(clients, 1, dtype=torch.int64)], dim=1)
+    """(K, K own + 1): each client has `own` bases to itself, and all have one in common: xi = 1 / (1 + K^2 own)."""
+    exclusive = torch.eye(clients, dtype=torch.int64).repeat_interleave(own, dim=1) * clients
+    return torch.cat([exclusive, torch.ones(clients, 1, dtype=torch.int64)], dim=1)
 
 
 def literal_limit(mu: float = 0.0) -> float:
