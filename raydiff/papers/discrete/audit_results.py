@@ -50,7 +50,7 @@ class AuditResults:
         folder.mkdir(parents=True, exist_ok=True)
         text = "\n".join([*self.setting, "", *_summary_lines(self.summary, self.removals), "", *self.caveats])
         if with_records:
-            text = "\n".join([text, "", *self._record_lines()])
+            text = "\n".join([text, "", *self.record_lines()])
             self.frame().to_parquet(folder / "records.parquet")
         (folder / "report.txt").write_text(text + "\n")
         (folder / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in self.removals], indent=1))
@@ -72,7 +72,7 @@ class AuditResults:
             columns |= {f"{name}_{t}": values[:, i] for i, t in enumerate(self.release.steps)}
         return pd.DataFrame(columns)
 
-    def _record_lines(self) -> list[str]:
+    def record_lines(self) -> list[str]:
         """Lines about each label's records and about the most exposed ones."""
         delta, rows, lines = self.audit.of_records(self.audit.delta), self.encoded.rows.numpy(), list[str]()
         label = self.encoded.mapping.label

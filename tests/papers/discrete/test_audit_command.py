@@ -121,7 +121,7 @@ def test_the_only_record_of_a_label_is_said_to_be(tmp_path: Path) -> None:
     results = audited(tmp_path / "people.csv")
     bounds = results.frame().set_index("row")
     assert (bounds.loc[20, "delta"], bounds.loc[20, "alone_in"]) == (np.inf, "income")
-    assert "row 20: inf  no other record has its income" in results.save(tmp_path, with_records=True)
+    assert "  row 20: inf  no other record has its income" in results.record_lines()
 
 
 def test_columns_with_lone_bins_are_named_and_can_be_left_out(tmp_path: Path) -> None:

@@ -50,14 +50,14 @@ def bounded(
     return [(found, theorem_1(rows, weights, replace(release, condition=c)) + slack) for c in CONDITIONS]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(NOISY), st.data())
 def test_exact_below_kl_below_theorem_1(case: Any, data: st.DataObject) -> None:
     """Schedules that end in pure noise, where generation starts."""
     assert all(found.path <= bound and found.forward <= bound for found, bound in bounded(*case, data))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 @given(cases(CLEAR), st.data())
 def test_schedules_that_stop_before_pure_noise(case: Any, data: st.DataObject) -> None:
     """Theorem 1 then bounds the divergence under the noised table, but not what is generated (next test)."""
@@ -83,7 +83,7 @@ def test_counterexample_to_theorem_1_where_the_schedule_stops_before_pure_noise(
 # --- models that are conditional on a label --------------------------------------------------------------------------
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(weighted_tables(largest=40), weighted_tables(largest=400), NOISY, st.integers(1, 8), epsilons)
 def test_exact_of_a_conditional_model_below_the_bound_by_label(
     table: tuple[Ints, Ints, int], others: tuple[Ints, Ints, int], schedule: Schedule, steps: int, epsilon: float

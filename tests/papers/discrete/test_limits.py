@@ -15,7 +15,7 @@ from raydiff.papers.discrete.histograms import Distinct, histograms
 from raydiff.papers.discrete.kernel import Ints
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(weighted_tables(), st.sampled_from(SCHEDULES), st.integers(1, 10), st.sampled_from(CONDITIONS))
 def test_no_record_is_above_the_ceiling(
     table: tuple[Ints, Ints, int], schedule: Schedule, steps: int, condition: str

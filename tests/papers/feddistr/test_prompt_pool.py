@@ -45,7 +45,7 @@ BASES = {
 
 
 @pytest.mark.parametrize("kind", BASES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(orders=st.lists(st.permutations(range(6)), min_size=1, max_size=3))
 def test_permuted_copies_are_aligned_exactly(kind: str, orders: list[list[int]]) -> None:
     vectors, threshold = BASES[kind]
@@ -87,7 +87,7 @@ def every_matching(sent: int, pool: int) -> list[list[int]]:
     return [list(way) for way in ways if len({p for p in way if p >= 0}) == sum(p >= 0 for p in way)]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data(), grid=st.booleans(), threshold=st.floats(0.1, 6))
 def test_the_assignment_equals_a_search_over_all_of_them(data: st.DataObject, grid: bool, threshold: float) -> None:
     place = st.integers(-3, 3) if grid else st.floats(-3, 3, width=32)  # on the grid there are many ties
