@@ -161,10 +161,10 @@ def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
     return xi, least, printed, proved
 
 
-def one_shared(clients: int, own: int) -> Tensor:
-    """(K, K own + 1): each client has `own` bases to itself, and all have one in common: xi = 1 / (1 + K^2 own)."""
-    exclusive = torch.eye(clients, dtype=torch.int64).repeat_interleave(own, dim=1) * clients
-    return torch.cat([exclusive, torch.ones(clients, 1, dtype=torch.int64)], dim=1)
+def one_shared(clients: int, exclusive: int) -> Tensor:
+    """(K, K e + 1): a client has e = `exclusive` bases to itself, and all have one in common: xi = 1 / (1 + K^2 e)."""
+    alone = torch.eye(clients, dtype=torch.int64).repeat_interleave(exclusive, dim=1) * clients
+    return torch.cat([alone, torch.ones(clients, 1, dtype=torch.int64)], dim=1)
 
 
 def literal_limit(mu: float = 0.0) -> float:
@@ -239,9 +239,9 @@ def _many_bases(repetitions: int) -> list[str]:
 
 def _counter_examples() -> list[str]:
     rows: Rows = [("K", "own", "xi", "1/(K-1)^2", "share", "Lemma 3", "xi m/K")]
-    for clients, own in ((2, 1), (5, 1), (5, 4), (20, 1)):
-        xi, *bounds = (f"{value:.4f}" for value in dominant_share(one_shared(clients, own)))
-        rows.append((str(clients), str(own), xi, f"{1 / (clients - 1) ** 2:.4f}", *bounds))
+    for clients, exclusive in ((2, 1), (5, 1), (5, 4), (20, 1)):
+        xi, *bounds = (f"{value:.4f}" for value in dominant_share(one_shared(clients, exclusive)))
+        rows.append((str(clients), str(exclusive), xi, f"{1 / (clients - 1) ** 2:.4f}", *bounds))
     return [
         "Lemma 2 with the sample mean as the parameter mu of phi(0, 0.5, 0, 1): eps_u tends to "
         f"{literal_limit():.4f}, not to 0, as n grows",

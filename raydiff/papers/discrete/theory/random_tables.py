@@ -19,12 +19,12 @@ import pandas as pd
 import torch
 
 from raydiff.evaluation.row_audit import Condition
+from raydiff.formats import plots
 from raydiff.formats.intervals import student
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
 from raydiff.papers.discrete.histograms import Histograms, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
-from raydiff.papers.discrete.report import draw_bound
 from raydiff.papers.theory_tables import bracket
 from raydiff.seeding import generator
 
@@ -128,7 +128,7 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
     table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
     curves = pd.DataFrame(points, columns=["figure", "quantity", "curve", "x", "mean", "low", "high"])
     curves.to_csv(table, index=False, float_format="%.6g", lineterminator="\n")
-    draw_bound(pd.read_csv(table, keep_default_na=False, dtype={"figure": str}), picture)
+    _draw(curves, picture)
     return [
         f"The pDP bound on delta of one record of random tables, mean [95 % interval] of {seeds} tables.",
         "No majority value in the record; unless said k = n = 5, T = 20, s = 1000, p = 0.5, linear, epsilon 10, m = 1",
@@ -212,3 +212,35 @@ def _slopes(grown: Grown) -> Iterator[str]:
         slope = student([float(slopes(values, SIZES)[t - 1]) for values, _ in tables])
         ends = " -> ".join(f"{np.mean([radius[i, t - 1] for _, radius in tables]):g}" for i in (0, -1))
         yield f"  n = {n:2}, t = {t:2}: {bracket(*slope, '.3g')}, the paper's {expected} ({ends})"
+
+
+PANELS = (
+    ("3", "delta over similarity", "log", "log"),
+    ("4", "n / s^psi_t over t", "linear", "log"),
+    ("4", "radius over t", "linear", "linear"),
+    ("4", "contribution over t", "linear", "log"),
+    ("8", "contribution over t", "linear", "log"),
+    ("5", "main term over s", "log", "log"),
+    ("5", "delta over rate", "log", "log"),
+    ("11", "delta over p", "linear", "log"),
+)
+"""(the paper's figure, quantity, scales of x and y)."""
+
+
+def _draw(table: pd.DataFrame, path: Path) -> None:
+    """Figures 3, 4, 5, 8 and 11 from the rows of pdp-bound.csv: figure, quantity, curve, x, mean, low, high."""
+    figure, panels = plots.panels(2, 4, size=(17, 8), dpi=110)
+    for axes, (number, quantity, *scales) in zip(panels.flat, PANELS, strict=True):
+        points = table[(table["figure"] == number) & (table["quantity"] == quantity)]
+        for label, curve in points.groupby("curve", sort=False):
+            axes.plot(curve["x"], curve["mean"], "." if number == "3" else "o-", markersize=3, label=label)
+            if number != "3":  # A logarithmic axis has no place for a band's part at or below 0.
+                axes.fill_between(curve["x"], curve["low"], curve["high"], where=curve["low"] > 0, alpha=0.15)
+        y, x = quantity.split(" over ")
+        axes.set(xlabel=x, ylabel=y, xscale=scales[0], yscale=scales[1])
+        axes.set_title(f"Figure {number}: {quantity}", fontsize=10)
+        axes.legend(fontsize=7)
+    figure.suptitle(
+        "Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); without training error"
+    )
+    plots.save(figure, path)

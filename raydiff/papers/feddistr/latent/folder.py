@@ -66,11 +66,11 @@ def configs(folder: Path) -> dict[str, dict[str, Any]]:
     """{part: its config} of vae, unet and scheduler, and of text_encoder where the index names one."""
     encoder = read_json(folder / INDEX).get("text_encoder")  # [null, null] where it was left out
     parts = [*MODULES, *(["text_encoder"] if encoder and encoder[0] else [])]
-    found = {part: read_json(folder / part / "config.json") for part in parts}
+    contents = {part: read_json(folder / part / "config.json") for part in parts}
     for part, wanted in MODULES.items():
-        if (kind := found[part].get("_class_name", wanted)) != wanted:
+        if (kind := contents[part].get("_class_name", wanted)) != wanted:
             raise ValueError(f"the {part} in {folder} is a {kind}: only {wanted} is read")
-    return {**found, "scheduler": read_json(folder / "scheduler" / "scheduler_config.json")}
+    return {**contents, "scheduler": read_json(folder / "scheduler" / "scheduler_config.json")}
 
 
 def module(folder: Path, part: str) -> nn.Module:
