@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 Condition = Literal["theorem", "relaxed"]
 """Condition of the radius: see `papers.discrete.radius`."""
-AUDIT = "raydiff.papers.discrete.table_audit"
+AUDIT = "raydiff.papers.discrete.client_audit"
 
 
 @dataclass(frozen=True, kw_only=True)

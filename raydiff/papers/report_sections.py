@@ -10,6 +10,7 @@ import pandas as pd
 from raydiff.formats.tables import Table, with_deviation
 from raydiff.papers import claims as paper_claims
 from raydiff.papers.feddistr import report as feddistr
+from raydiff.papers.feddistr.loss_plots import draw
 from raydiff.papers.pfdm import report as collaboration
 from raydiff.papers.spire import report as unseen
 from raydiff.report.html import html, sheet
@@ -41,12 +42,12 @@ def _feddistr(sweep: SweepView, out: Path) -> Iterator[str]:
     if "partition.xi" not in sweep.runs or column(sweep.finished, "final/eval/accuracy").isna().all():
         return
     readings = feddistr.readings(sweep.runs)
-    rows, table2 = feddistr.summary(readings), feddistr.convergence(readings, feddistr.curves(sweep.rounds))
+    rows, table2 = feddistr.summary(readings), feddistr.convergence(readings)
     if sweep.preset != "feddistr-cifar100":  # The paper's numbers in Table 2 are of those data.
         table2 = table2.assign(paper_rounds=None, paper_parameters=None)
     for table in feddistr.tables(readings, rows, feddistr.differences(readings), table2):
         yield from sheet(table, "FedDistr's tables")
-    for path in feddistr.draw(rows, out):
+    for path in draw(rows, out):
         yield html.picture(path.read_bytes(), alt=f"utility loss: {path.stem}")
 
 

@@ -109,7 +109,6 @@ OTHER: dict[str, Any] = {
     "model": Classifier(),
     "upload": "latents",
     "clusters": 2,
-    "silhouette": True,
     "least": 1,
     "threshold": 0.5,
     "images": 30,
@@ -122,7 +121,6 @@ ALSO: dict[str, dict[str, Any]] = {
     "center": {"clip": 2.0},
     "model": {"clip": None},
     "upload": {"epsilon": None},
-    "silhouette": {"epsilon": None, "clusters": 2},
     **{f"{path}.momentum": {f"{path}.optimizer": "sgd"} for path in ("local", "server", "inversion", "training")},
 }
 """What else these fields need, by their path or name."""

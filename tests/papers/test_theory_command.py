@@ -98,9 +98,7 @@ def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         key = (figure, quantity, label)
         return [float(r["mean"]) for r in rows if (r["figure"], r["quantity"], r["curve"]) == key]
 
-    once, *more = curve("", "delta over m", "p = 0.5")
-    assert more == pytest.approx([10 * once, 100 * once, 1000 * once], rel=1e-5)
-    even, uneven = (curve("4", "n / s^psi_t over t", f"p = {p}") for p in random_tables.PS)
+    even, uneven = (curve("4", "n / s^psi_t over t", f"p = {p}") for p in (0.3, 0.9))
     assert [uneven[t - 1] for t in (1, 2, 3, 5)] == pytest.approx([65, 30, 18, 3.7], rel=0.2)
     assert all(leaks == sorted(leaks, reverse=True) for leaks in (even, uneven)) and even[0] < uneven[0] / 2
     sigmoid = curve("5", "delta over rate", "sigmoid")

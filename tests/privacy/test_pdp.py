@@ -34,18 +34,10 @@ LINEAR = kernel(Linear(), 10, 5)
     st.floats(0.1, 0.95),
     st.sampled_from(SCHEDULES),
     st.integers(1, 10),
-    st.booleans(),
     st.data(),
 )
 def test_agrees_with_algorithm_1(
-    columns: int,
-    categories: int,
-    rows: int,
-    p: float,
-    schedule: Schedule,
-    steps: int,
-    proved: bool,
-    data: st.DataObject,
+    columns: int, categories: int, rows: int, p: float, schedule: Schedule, steps: int, data: st.DataObject
 ) -> None:
     table = skewed(rows, columns, categories, p=p, seed=data.draw(st.integers(0, 99)))
     release = ReleasedRows(
@@ -53,7 +45,6 @@ def test_agrees_with_algorithm_1(
         samples=data.draw(st.integers(1, 1000)),
         epsilon=data.draw(st.sampled_from([0.1, 1.0, 10.0])),
         step=data.draw(st.integers(0, steps)),
-        proved=proved,
     )
     for condition in CONDITIONS:
         chosen = replace(release, condition=condition)
@@ -81,15 +72,6 @@ def test_some_records_alone_equal_those_of_all() -> None:
     for name in ("delta", "leak", "psi", "radius", "similarity", "overlap", "alone", "terms"):
         expected = every.of_records(getattr(every, name))[some]
         np.testing.assert_array_equal(few.of_records(getattr(few, name)), expected)
-
-
-def test_batches_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = skewed(80, 4, 3, p=0.6)
-    whole = audit(table, ReleasedRows(kernel=LINEAR))
-    monkeypatch.setattr("raydiff.papers.discrete.bound.BATCH", 7)
-    parts = audit(table, ReleasedRows(kernel=LINEAR))
-    np.testing.assert_array_equal(whole.delta, parts.delta)
-    np.testing.assert_array_equal(whole.index, parts.index)
 
 
 # --- by label ------------------------------------------------------------------------------------------------------
@@ -142,16 +124,15 @@ def test_by_hand() -> None:
     np.testing.assert_array_equal(found.radius, 1)
     np.testing.assert_allclose(found.similarity, 3)
     np.testing.assert_allclose(found.overlap, 1 / 3)
-    assert change == kernel(Linear(), 1, 2).change(1, proved=False)
+    assert change == kernel(Linear(), 1, 2).change(1)
 
 
-def test_the_proved_constant_is_smaller_by_mu() -> None:
-    """Item: Eq. 8 against Lemma A.5, mu+_t (mubar+_{t-1} / mubar+_t - mubar-_{t-1} / mubar-_t)."""
+def test_the_proofs_constant_is_smaller_by_mu() -> None:
+    """Eq. 8 against Lemma A.5, mu+_t (mubar+_{t-1} / mubar+_t - mubar-_{t-1} / mubar-_t)."""
     for t in range(1, 11):
         same, other = LINEAR.same_since, LINEAR.other_since
         lemma = LINEAR.same[t] * (same[t - 1] / same[t] - other[t - 1] / other[t])
-        assert LINEAR.change(t, proved=True) == pytest.approx(lemma)
-        assert LINEAR.change(t, proved=False) * LINEAR.same[t] == pytest.approx(lemma)
+        assert LINEAR.change(t) * LINEAR.same[t] == pytest.approx(lemma)
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)

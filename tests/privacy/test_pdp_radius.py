@@ -21,7 +21,7 @@ def test_agrees_one_at_a_time(condition: str, rate: float, categories: int) -> N
     near = np.floor(10 ** rng.uniform(-1, 5, (400, n + 1))).astype(np.int64)
     near[:, -1] += 1
     within = np.cumsum(near, axis=1)
-    leak, change = 10 ** rng.uniform(-4, 1, 400), kernel.change(t, proved=False)
+    leak, change = 10 ** rng.uniform(-4, 1, 400), kernel.change(t)
     found = radius(within, leak, kernel, t, condition, change=change)
     after, before = 1 / kernel.blur[t], 1 / kernel.blur[t - 1]
     same, other = kernel.same_since[t], kernel.other_since[t]

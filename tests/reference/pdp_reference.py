@@ -37,8 +37,6 @@ def _delta(others: Ints, record: Ints, release: ReleasedRows) -> float:
         after = (1 + (k - 1) * abar[t]) / (1 - abar[t])  # Rbar_t
         same, other = (1 + (k - 1) * abar[t]) / k, (1 - abar[t]) / k
         change = (abar[t - 1] - abar[t]) / (k * same * other)
-        if release.proved:
-            change *= (1 + (k - 1) * alpha[t]) / k
         near = sum(after**-d for d in distances)
         leak = 0.0
         for i in range(n):

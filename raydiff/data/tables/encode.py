@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Dictionary
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,11 +72,6 @@ class Column:
         return np.array([*(None if c == MISSING else c for c in self.categories), UNUSED], dtype=object)[
             np.minimum(codes, len(self.categories))
         ]
-
-    def cut_at(self, edges: tuple[float, ...]) -> Column:
-        """The same column of numbers with other edges."""
-        missing = [MISSING] if MISSING in self.categories else []
-        return replace(self, categories=(*_intervals(edges), *missing), edges=edges)
 
 
 @dataclass(frozen=True)

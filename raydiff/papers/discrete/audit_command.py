@@ -12,31 +12,35 @@ records.parquet, removals.json and audit.png. All of them are confidential.
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import shutil
+import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
-import pandas as pd
 
 from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, Table, read
-from raydiff.formats.plots import panels
+from raydiff.experiment.overrides import short
 from raydiff.models.d3pm_kernel import schedule_named
-from raydiff.papers.discrete import audit_log, audit_table
-from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit, caveats
-from raydiff.papers.discrete.kernel import Ints, Kernel
-from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, most_exposed, removals, summarize
+from raydiff.papers.discrete.audit_results import FILES, AuditResults
+from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
+from raydiff.papers.discrete.kernel import Kernel
+from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Summary, removals
+from raydiff.runtime import sweep_folder
+from raydiff.tracking import mlflow_store
 
-FILES = ("report.txt", "records.parquet", "removals.json", "audit.png")
-EXPOSED = 10
-"""So many of the most exposed records are printed."""
+EXPERIMENT = "raydiff-audit"
+CONFIDENTIALITY = {
+    False: "holds summary numbers, which depend on the records",
+    True: "holds the bound of every record, and its row of the file",
+}
+"""--log-confidential -> what the MLflow run holds."""
+SETTINGS = ("label", "unconditional", "steps", "schedule", "rate", "epsilon", "release", "release_step")
+"""Options that are logged as parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +57,6 @@ class Options(StorageOptions):
     """Columns to leave out."""
     bins: int | None = None
     """k: the most categories of a column."""
-    keep_bins: bool = False
-    """Do not merge quantile bins that hold a single record."""
     steps: int = 10
     """T."""
     schedule: Literal["linear", "sigmoid", "cosine"] = "linear"
@@ -78,12 +80,24 @@ class Options(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Read, audit, print, save."""
     options = parse(Options, argv, __doc__)
+    results = audited(options)
+    print(results.save(options.out, with_records=True))
+    print(f"\nfiles in {options.out}: {', '.join(FILES)}")
+    if options.log or options.log_confidential:
+        with tempfile.TemporaryDirectory() as temporary:  # --out may hold other files
+            folder = Path(temporary) / "audit"
+            results.save(folder, with_records=options.log_confidential)
+            print(_log(folder, options, results))
+    return 0
+
+
+def audited(options: Options) -> AuditResults:
+    """Read the table and bound every record, before and after removals."""
     config = Table(source=options.table, label=options.label, bins=options.bins, exclude=options.exclude)
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
-    encoded = audit_table.with_notes(encoded, config, labels, keep=options.keep_bins)
-    samples, by_label = audit_table.rows(options.release, label)
+    samples, by_label = _rows(options.release, label)
     alpha = schedule_named(options.schedule, options.rate).alpha(options.steps).tolist()
     release = ReleasedRows(
         kernel=Kernel(alpha=alpha, categories=encoded.k),
@@ -94,116 +108,91 @@ def main(argv: Sequence[str]) -> int:
     )
     codes = encoded.codes.numpy()
     result = audit(codes, release, labels=labels)
-    after = removals(codes, release, result, options.remove, labels=labels)
-    head = (
+    setting = (
         f"{encoded.says}: {len(codes)} records, {len(encoded.columns)} columns, k = {encoded.k}",
         *encoded.notes,
-        f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g}, "
-        f"for {audit_table.released(release, label)}",
+        *([f"columns left out: {', '.join(options.exclude)}"] if options.exclude else []),
+        *_lone_bins(encoded, config, result),
+        f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g}, for {_released(release, label)}",
         f"{options.schedule} schedule, rate {options.rate:g}, T = {options.steps}, rows of step {options.release_step}",
     )
-    public = "\n".join([*head, "", *_summary(result, after), "", *caveats(release, conditional=label is not None)])
-    text = f"{public}\n\n" + "\n".join(_of_records(encoded, result, labels))
-    print(text)
-    _save(options.out, text, after, result)
-    records(encoded, release, result).to_parquet(options.out / "records.parquet")
-    print(f"\nfiles in {options.out}: {', '.join(FILES)}")
-    if options.log or options.log_confidential:
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary) / "audit"
-            if options.log_confidential:
-                folder.mkdir()
-                for name in FILES:  # and no other file of the folder
-                    shutil.copy(options.out / name, folder)
-            else:
-                _save(folder, public, after, None)
-            about = {"table": Path(options.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
-            summary, notes = summarize(result.of_records(result.delta)), caveats(release, conditional=label is not None)
-            print(audit_log.log(folder, options, about, summary, after, notes))
-    return 0
+    after = removals(codes, release, result, options.remove, labels=labels)
+    return AuditResults(encoded=encoded, labels=labels, release=release, setting=setting, audit=result, removals=after)
 
 
-def _save(out: Path, text: str, after: Sequence[Removal], result: Audit | None) -> None:
-    """report.txt, removals.json and audit.png; without `result` the picture shows no records."""
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "report.txt").write_text(text + "\n")
-    (out / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in after], indent=1))
-    _draw(result, after, out / "audit.png")
+def _lone_bins(encoded: Encoded, config: Table, result: Audit) -> list[str]:
+    """A note on columns in which a record is alone in a quantile bin, among its label's records."""
+    columns = [encoded.mapping.columns[i] for i in np.unique(result.alone) if 0 <= i < len(encoded.columns)]
+    names = [c.name for c in columns if c.edges is not None and c.name not in config.given_edges]
+    if not names:
+        return []
+    says = f"some records are alone in a quantile bin of {', '.join(names)}: their bound on clean rows is infinite"
+    return [f"{says}; try fewer --bins, or --exclude"]
 
 
-def _summary(result: Audit, after: Sequence[Removal]) -> list[str]:
-    """Lines without a number that is a record's or a label's own."""
-    whole = summarize(result.of_records(result.delta))
-    quantiles = (f"{q:.0%} {value:.3g}" for q, value in zip(QUANTILES, whole.quantiles, strict=True))
-    lines = [
-        f"delta: largest {whole.largest:.3g}, mean {whole.mean:.3g}" + (" of the finite" if whole.infinite else ""),
-        f"quantiles: {', '.join(quantiles)}",
-        f"vacuous (1 or more): {whole.vacuous} of {whole.records}, {whole.infinite} of them infinite",
-    ]
-    lines += ["", f"after removing the most exposed ({REMOVED}):"] if after else []
-    for removal in after:
-        left = removal.left
-        numbers = f"largest {left.largest:.3g}, mean {left.mean:.3g}, vacuous {left.vacuous}"
-        lines.append(f"  {removal.share:.1%}: {numbers}")
-    return lines
+def _rows(words: Sequence[str], label: Column | None) -> tuple[int, tuple[int, ...]]:
+    """(samples, by_label) of `ReleasedRows` from --release."""
+    names = label.categories if label is not None else ()
+    pairs = [word.rpartition("=") for word in words]
+    try:
+        counts = {name: int(count) for name, _, count in pairs}
+    except ValueError:
+        raise ValueError(f"--release must be a number of rows or LABEL=ROWS, got {' '.join(words)!r}") from None
+    if len(words) == 1 and not pairs[0][1]:
+        return counts[""], ()
+    if label is None or len(counts) < len(words) or {*counts} != {*names}:
+        allowed = f"once each of {', '.join(names)}" if names else "no label, for the model is conditional on none"
+        raise ValueError(f"--release must name {allowed}, got {' '.join(words)!r}")
+    return max(counts.values()), tuple(counts[name] for name in names)
 
 
-def _of_records(encoded: Encoded, result: Audit, labels: Ints | None) -> list[str]:
-    """Lines about each label's records, and about the most exposed ones."""
-    delta, rows, lines = result.of_records(result.delta), encoded.rows.numpy(), list[str]()
-    label = None if labels is None else encoded.mapping.label
-    if label is not None:
-        lines.append(f"by {label.name}:")
-        for code, name in enumerate(label.categories):
-            part = summarize(delta[labels == code])
-            lines.append(f"  {name}: {part.records} records, median {part.median:.3g}, largest {part.largest:.3g}")
-    lines.append("most exposed (row of the file, 0 below the header):")
-    for record in most_exposed(delta)[:EXPOSED]:
-        lines.append(f"  row {rows[record]}: {delta[record]:.3g}{_reason(encoded, result, int(record), label)}")
-    return lines
+def _released(release: ReleasedRows, label: Column | None) -> str:
+    if label is None:
+        return f"{release.samples} released rows"
+    if not release.by_label:
+        return f"{release.samples} released rows, all of the record's own {label.name}"
+    return ", ".join(f"{m} released rows of {n}" for n, m in zip(label.categories, release.by_label, strict=True))
 
 
-def _reason(encoded: Encoded, result: Audit, record: int, label: Column | None) -> str:
-    """Why its bound is infinite, or nothing."""
-    alone, name = result.of_records(result.alone)[record], None if label is None else label.name
-    if alone < 0:
-        return ""
-    if alone == len(encoded.columns):
-        return f"  no other record has its {name}"
-    return f"  no other record{f' of its {name}' if name else ''} has its {encoded.columns[alone]}"
+def _log(folder: Path, options: Options, results: AuditResults) -> str:
+    """Log the folder as an artifact, and the summaries as metrics, of a finished MLflow run. Return where it is.
 
-
-def records(encoded: Encoded, release: ReleasedRows, result: Audit) -> pd.DataFrame:
-    """One row per record: delta, and psi_t, radius, similarity for each step."""
-    label = encoded.mapping.label
-    names = np.array([*encoded.columns, None if label is None else label.name, None], dtype=object)
-    frame = {
-        "row": encoded.rows.numpy(),
-        "delta": result.of_records(result.delta),
-        "overlap": result.of_records(result.overlap),
-        "alone_in": names[result.of_records(result.alone)],
+    Metrics are `pdp/...`, and `pdp/after_removal/...` with the number of removed records as step. A bound that is not
+    finite becomes the tag `raydiff.audit.NAME`.
+    """
+    options.storage.mkdir(parents=True, exist_ok=True)
+    uri, artifacts = sweep_folder.tracking_store(options.storage)
+    encoded, values = results.encoded, _values(results.summary)
+    metrics = [(f"pdp/{name}", 0, value) for name, value in values.items()]
+    for removal in results.removals:
+        step, numbers = len(encoded.codes) - removal.left.records, {**_values(removal.left), "share": removal.share}
+        metrics += [(f"pdp/after_removal/{name}", step, value) for name, value in numbers.items()]
+    confidentiality = CONFIDENTIALITY[options.log_confidential]
+    after = [f"after removal: {REMOVED}"] if results.removals else []
+    tags = {
+        "raydiff.kind": "audit",
+        "raydiff.privacy": "none",
+        "raydiff.confidential": confidentiality,
+        "raydiff.audit": "; ".join(results.caveats),
+        "mlflow.note.content": "\n\n".join([f"This run {confidentiality}.", *results.caveats, *after]),
+        **{f"raydiff.audit.{name}": str(value) for name, value in values.items() if not math.isfinite(value)},
+        **{f"raydiff.made_by.{name}": value for name, value in sweep_folder.version().items()},
     }
-    for name in ("psi", "radius", "similarity"):
-        values = result.of_records(getattr(result, name))
-        frame |= {f"{name}_{t}": values[:, i] for i, t in enumerate(release.steps)}
-    return pd.DataFrame(frame)
+    table = {"table": Path(options.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
+    run = mlflow_store.log_folder(
+        uri,
+        folder,
+        experiment=EXPERIMENT,
+        name=options.out.name,
+        tags=tags,
+        artifacts=artifacts,
+        params={**table, **{name: short(getattr(options, name)) for name in SETTINGS}},
+        metrics=metrics,
+    )
+    return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
 
 
-def _draw(result: Audit | None, after: Sequence[Removal], path: Path) -> None:
-    """Figure 6 without its accuracy: delta over the fraction removed, and each record's against overlap."""
-    count = 1 if result is None else 2
-    figure, ((left, *others),) = panels(1, count, size=(5 * count, 4))
-    shares = [r.share for r in after]
-    left.plot(shares, [r.left.mean for r in after], "o-", label="mean (finite)")
-    left.plot(shares, [r.left.largest for r in after], "s-", label="largest")
-    left.set(xlabel="fraction of records removed", ylabel="bound on delta (pDP) of the rest", yscale="log")
-    left.set_title(REMOVED, fontsize=8)
-    left.legend()
-    if result is not None:
-        (right,) = others
-        finite = np.isfinite(result.delta) & (result.delta > 0)
-        right.scatter(result.overlap[finite], result.delta[finite], s=4, alpha=0.4)
-        right.axhline(1, color="gray", lw=0.8)
-        right.set(xlabel="mean overlap with the other records", ylabel="bound on delta (pDP)", yscale="log")
-        right.set_title("confidential to the curator", fontsize=8)
-    figure.savefig(path, dpi=120)
+def _values(summary: Summary) -> dict[str, float]:
+    quantiles = {f"delta_q{q * 100:02.0f}": x for q, x in zip(QUANTILES, summary.quantiles, strict=True)}
+    values = {k: v for k, v in asdict(summary).items() if k not in ("largest", "mean", "quantiles")}
+    return {**values, "delta_largest": summary.largest, "delta_mean": summary.mean, **quantiles}

@@ -4,10 +4,10 @@ Unit: one record v* of one given table; adversary: sees m generated rows. (epsil
 (table, v*), and delta(v*) depends on the other records. It is not differential privacy, bounds nothing for other
 tables, and is itself confidential: it never enters the ledger.
 
-The paper's theorem is for an unconditional model. With `labels` it is applied to each label's rows: the perfectly
-trained model of label y is that of y's rows, V_0 are y's rows, the neighbour lacks one of them, and m is m_y, the
-released rows of y. The labels and m_y are public: which label a record has is not bounded, and m_y must not depend on
-the number of its records. The only record of a label has an infinite bound.
+The paper's theorem is for an unconditional model. With `labels` it is applied to each label's rows: V_0 are the rows of
+label y, on which alone its perfectly trained model depends, and m is m_y, the released rows of y. The labels and m_y
+are public: a record's label is not bounded, and m_y must not depend on the number of y's records. The only record of a
+label has an infinite bound.
 
 | paper | here |
 |---|---|
@@ -20,7 +20,7 @@ the number of its records. The only record of a label has an infinite bound.
 Deviations, where the paper disagrees with itself (Theorem 1, the appendices and Algorithms 1 and 2):
 
 - The sum runs over t = T_rl + 1 .. T (Lemma A.2), not from T_rl.
-- A_t is Eq. 8's; the proof's is smaller by mu+_t (`proved`).
+- A_t is Eq. 8's; the proof's (Lemma A.5) is smaller by mu+_t.
 - The second term is n (1 - 1 / Rbar_{t-1}) / s^2, barred.
 - At t = 1 the bound is infinite where no other record shares v*'s value in some column: reported with that column.
 - The error terms of a trained model are not included: the bound is for a perfectly trained one.
@@ -32,7 +32,6 @@ Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Theorem 1, Algorithms 1 and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar, get_args
 
@@ -41,7 +40,7 @@ from numpy.typing import NDArray
 
 from raydiff.evaluation.row_audit import Condition
 from raydiff.lookup import check_one_of
-from raydiff.papers.discrete.histograms import Counts, Histograms, OnProgress, check_table, distinct, histograms
+from raydiff.papers.discrete.histograms import Counts, Histograms, check_table, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.papers.discrete.radius import radius
 
@@ -59,30 +58,31 @@ UNCONDITIONAL = "of a model that is conditional on nothing: one that is conditio
 Value = TypeVar("Value", bound=np.generic)
 
 SIGNAL = 1e-3  # abar_T above which the schedule counts as one that stops before pure noise
-BATCH = 50_000  # distinct rows whose similarities are computed together
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedRows:
-    """What is given away, and how the bound on it is computed."""
+    """The rows that are released, and how their bound is computed."""
 
     kernel: Kernel
     """The model's noise."""
     epsilon: float = 1.0
     """At which delta is stated; pDP's, not the ledger's."""
     samples: int = 1
-    """m, generated rows that are released; of a conditional model m_y, the same for every label."""
+    """m, the number of released rows; of a conditional model m_y, the same for every label."""
     by_label: tuple[int, ...] = ()
-    """m_y of the labels 0, 1, ..., in place of `samples`; empty: not given."""
+    """m_y of the labels 0, 1, ..., in place of `samples`; empty: `samples` for every label."""
     step: int = 0
     """T_rl, the step at which the rows are taken; 0 releases clean ones."""
     condition: Condition = "relaxed"
-    """How the radius is found: theorem (Eq. 9) or relaxed (Eq. 27 and Algorithm 2)."""
-    proved: bool = False
-    """Use A_t as it is proved (Lemma A.5), not the larger one that Eq. 8 prints."""
+    """Condition of the radius: theorem (Eq. 9) or relaxed (Eq. 27 and Algorithm 2)."""
 
     def __post_init__(self) -> None:
-        check(self.epsilon, (self.samples, *self.by_label), self.condition)
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
+        if (fewest := min((self.samples, *self.by_label))) < 1:
+            raise ValueError(f"samples must be at least 1, got {fewest}")
+        check_one_of("condition", self.condition, get_args(Condition))
         if not 0 <= self.step <= self.kernel.steps:
             raise ValueError(f"step must be in 0..{self.kernel.steps}, got {self.step}")
 
@@ -97,28 +97,18 @@ class ReleasedRows:
         return self.samples / (self.epsilon * -math.expm1(-self.epsilon))
 
     def of_label(self, label: int) -> ReleasedRows:
-        """What is given away of one label's model."""
+        """The release of one label's rows."""
         return replace(self, samples=self.by_label[label], by_label=()) if self.by_label else self
 
 
-def check(epsilon: float, samples: Sequence[int], condition: str) -> None:
-    """Raises ValueError unless epsilon is positive, each number of samples too, and the condition a `Condition`."""
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon must be a positive number, got {epsilon}")
-    if fewest := [m for m in samples if m < 1]:
-        raise ValueError(f"samples must be at least 1, got {fewest[0]}")
-    check_one_of("condition", condition, get_args(Condition))
-
-
 def caveats(release: ReleasedRows, *, conditional: bool = False) -> tuple[str, ...]:
-    """CAVEATS, what the model is conditional on, and a warning where generation starts from other noise than the
-    schedule ends with."""
-    found = (*CAVEATS, CONDITIONAL if conditional else UNCONDITIONAL)
+    """CAVEATS, the model's condition, and a warning where the schedule stops before pure noise."""
+    notes = (*CAVEATS, CONDITIONAL if conditional else UNCONDITIONAL)
     left = float(release.kernel.abar[-1])
     if left <= SIGNAL:
-        return found
+        return notes
     return (
-        *found,
+        *notes,
         f"the schedule keeps {left:.2g} of the signal at T, but generation starts from pure noise: what the model "
         "leaks because of that is not included, and can exceed the bound",
     )
@@ -126,12 +116,12 @@ def caveats(release: ReleasedRows, *, conditional: bool = False) -> tuple[str, .
 
 @dataclass(frozen=True, kw_only=True)
 class Audit:
-    """The bound of each distinct row; `index` says which one a record is. The steps are `ReleasedRows.steps`."""
+    """The bound of each of u distinct rows, for `ReleasedRows.steps`; `index` maps records to rows."""
 
     delta: Floats
     """(u,) bound on delta; inf where it is, and useless from 1 on."""
     terms: Floats
-    """(u, steps) what each step adds to delta."""
+    """(u, steps) the term of each step in delta."""
     leak: Floats
     """(u, steps) n / s^psi_t: the largest symmetric KL divergence of the step, wherever the chain may be."""
     psi: Floats
@@ -141,7 +131,7 @@ class Audit:
     similarity: Floats
     """(u, steps) Sim(v*, V_1)."""
     overlap: Floats
-    """(u,) mean share of columns that agree with another record."""
+    """(u,) mean fraction of columns that agree with another record."""
     alone: Ints
     """(u,) the first column whose value no other record has (of its label, where there are labels), else -1; n where
     no other record has the label."""
@@ -159,7 +149,6 @@ def audit(
     *,
     labels: Ints | None = None,
     records: Ints | None = None,
-    progress: OnProgress | None = None,
 ) -> Audit:
     """Theorem 1 for the records of a table.
 
@@ -177,40 +166,39 @@ def audit(
         raise ValueError(
             f"column {column} has values up to {largest}, but the kernel has {release.kernel.categories} categories"
         )
-    asked = np.arange(len(table)) if records is None else _checked(records, len(table))
+    audited = np.arange(len(table)) if records is None else _checked(records, len(table))
     groups = _groups(labels, len(table), release)
     parts: list[Audit] = []
-    index, before, done = np.empty(len(asked), dtype=np.int64), 0, 0
-    for label in np.unique(groups[asked]):
-        rows, mine = np.flatnonzero(groups == label), np.flatnonzero(groups[asked] == label)
-        at, told = np.searchsorted(rows, asked[mine]), _share(progress, done, mine, asked)
-        found = _of_group(table[rows], release.of_label(int(label)), at, told)
-        index[mine] = found.index + before
-        parts, before, done = [*parts, found], before + len(found.delta), done + len(mine)
-    return replace(_joined(parts), index=index)
+    index, before = np.empty(len(audited), dtype=np.int64), 0
+    for label in np.unique(groups[audited]):
+        rows, members = np.flatnonzero(groups == label), np.flatnonzero(groups[audited] == label)
+        part = _of_group(table[rows], release.of_label(int(label)), np.searchsorted(rows, audited[members]))
+        index[members] = part.index + before
+        before += len(part.delta)
+        parts.append(part)
+    joined = {f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Audit)}
+    return Audit(**{**joined, "index": index})
 
 
-def _of_group(table: Ints, release: ReleasedRows, records: Ints, progress: OnProgress | None) -> Audit:
-    """The records at these row numbers of a table that a model was trained on by itself."""
+def _of_group(table: Ints, release: ReleasedRows, records: Ints) -> Audit:
+    """The audit of these row numbers of a table on which a model was trained by itself."""
     if len(table) == 1:
-        return _alone(table.shape[1], release, records)
+        return _only_record(table.shape[1], release, records)
     data = distinct(table)
     audited, index = np.unique(data.index[records], return_inverse=True)
-    counted = histograms(data, audited, progress)
-    parts = [bounds(_part(counted, start), release) for start in range(0, len(audited), BATCH)]
-    return replace(_joined(parts), index=index.reshape(-1))
+    return replace(bounds(histograms(data, audited), release), index=index.reshape(-1))
 
 
-def _alone(n: int, release: ReleasedRows, records: Ints) -> Audit:
-    """Of the only record of a label: without it there is no model of that label, so every step tells of it."""
-    told = np.array([[math.inf if release.kernel.change(t, proved=release.proved) else 0.0 for t in release.steps]])
-    none = np.zeros_like(told)
+def _only_record(n: int, release: ReleasedRows, records: Ints) -> Audit:
+    """The audit of a label's only record: without it there is no model of the label, so every noisy step reveals it."""
+    leak = np.array([[math.inf if release.kernel.change(t) else 0.0 for t in release.steps]])
+    none = np.zeros_like(leak)
     return Audit(
-        delta=told.sum(axis=1),
-        terms=told,
-        leak=told,
-        psi=np.full_like(told, np.nan),
-        radius=np.full(told.shape, n),
+        delta=leak.sum(axis=1),
+        terms=leak,
+        leak=leak,
+        psi=np.full_like(leak, np.nan),
+        radius=np.full(leak.shape, n),
         similarity=none,
         overlap=np.zeros(1),
         alone=np.array([n]),
@@ -219,7 +207,7 @@ def _alone(n: int, release: ReleasedRows, records: Ints) -> Audit:
 
 
 def bounds(counted: Histograms, release: ReleasedRows) -> Audit:
-    """Algorithm 1 for the records of these histograms, whatever the table was."""
+    """Algorithm 1 for records with these histograms."""
     kernel, (u, n) = release.kernel, counted.sharing.shape[:2]
     within = np.cumsum(counted.near, axis=1, dtype=np.int64)
     s = int(within[0, -1])
@@ -227,7 +215,7 @@ def bounds(counted: Histograms, release: ReleasedRows) -> Audit:
     terms, leak, similarity, ball = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64)
     for column, t in enumerate(release.steps):
         similarity[:, column] = counted.near @ kernel.blur[t] ** np.arange(n + 1)
-        change = kernel.change(t, proved=release.proved)
+        change = kernel.change(t)
         if change == 0:
             continue
         leak[:, column] = change * _logs(counted.sharing, similarity[:, column], kernel, t)
@@ -259,30 +247,13 @@ def _logs(sharing: Counts, similarity: Floats, kernel: Kernel, t: int) -> Floats
     return np.asarray(logs.sum(axis=1) / (1 + similarity))
 
 
-def _part(counted: Histograms, start: int) -> Histograms:
-    end = start + BATCH
-    return Histograms(near=counted.near[start:end], sharing=counted.sharing[start:end])
-
-
-def _joined(parts: Sequence[Audit]) -> Audit:
-    """All distinct rows of these in turn; `index` is the caller's to set."""
-    return Audit(**{f.name: np.concatenate([getattr(part, f.name) for part in parts]) for f in fields(Audit)})
-
-
-def _share(progress: OnProgress | None, done: int, mine: Ints, asked: Ints) -> OnProgress | None:
-    """Progress of a group of records, told as that of all."""
-    return None if progress is None else lambda part: progress((done + part * len(mine)) / len(asked))
-
-
 def _groups(labels: Ints | None, rows: int, release: ReleasedRows) -> Ints:
     if labels is None:
         if release.by_label:
             raise ValueError("by_label is for a conditional model: the audit needs labels")
         return np.zeros(rows, dtype=np.int64)
     if labels.shape != (rows,) or not np.issubdtype(labels.dtype, np.integer):
-        raise ValueError(
-            f"labels must be whole numbers, one for each of {rows} rows, got {labels.dtype} {labels.shape}"
-        )
+        raise ValueError(f"labels must be integers, one for each of {rows} rows, got {labels.dtype} {labels.shape}")
     if release.by_label and not (labels.min() >= 0 and labels.max() < len(release.by_label)):
         raise ValueError(f"by_label has rows for the labels 0..{len(release.by_label) - 1}, got {labels.max()}")
     return labels

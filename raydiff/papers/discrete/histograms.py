@@ -12,7 +12,6 @@ Rows repeat, so everything is per distinct row with its multiplicity. Two ways, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,8 +20,6 @@ from numpy.typing import NDArray
 from raydiff.papers.discrete.kernel import Ints
 
 Counts = NDArray[np.integer]
-OnProgress = Callable[[float], None]
-"""Called with the share that is done."""
 
 MEMORY = 1.5e9  # bytes that the dense way may take
 BLOCK = 2.5e7  # pairs of rows in one block
@@ -66,8 +63,7 @@ def check_table(table: Ints) -> None:
 
 
 def distinct(table: Ints) -> Distinct:
-    """Distinct rows of a (s, n) table of categories. Raises ValueError for what is no such table."""
-    check_table(table)
+    """Distinct rows of a (s, n) table of categories."""
     sizes = [int(x) + 1 for x in table.max(axis=0)]
     if math.prod(sizes) >= 2**63:
         rows, index, weights = np.unique(table, axis=0, return_inverse=True, return_counts=True)
@@ -77,10 +73,10 @@ def distinct(table: Ints) -> Distinct:
     return Distinct(rows=rows.astype(np.int64), weights=weights.astype(np.int64), index=index.reshape(-1))
 
 
-def histograms(data: Distinct, audited: Ints | None = None, progress: OnProgress | None = None) -> Histograms:
+def histograms(data: Distinct, audited: Ints | None = None) -> Histograms:
     """Distances from each distinct row, or from the `audited` ones, to all other rows of the table."""
     audited = np.arange(len(data.rows)) if audited is None else audited
-    sharing = (dense if _dense_pays(data, len(audited)) else blocked)(data, audited, progress)
+    sharing = (dense if _dense_pays(data, len(audited)) else blocked)(data, audited)
     n, total = data.rows.shape[1], data.weights.sum()
     sharing[:, :, 0] -= 1  # the row itself
     near = np.empty((len(audited), n + 1), dtype=sharing.dtype)
@@ -89,7 +85,7 @@ def histograms(data: Distinct, audited: Ints | None = None, progress: OnProgress
     return Histograms(near=near, sharing=sharing)
 
 
-def dense(data: Distinct, audited: Ints, progress: OnProgress | None = None) -> Counts:
+def dense(data: Distinct, audited: Ints) -> Counts:
     """Rows that share the value in column i, by distance and with the row itself, (u, n, n): over all cells."""
     sizes, n = data.sizes, data.rows.shape[1]
     kind = np.int32 if data.weights.sum() < 2**31 else np.int64
@@ -97,16 +93,11 @@ def dense(data: Distinct, audited: Ints, progress: OnProgress | None = None) -> 
     cells = np.zeros((1, math.prod(sizes)), dtype=kind)
     cells[0, codes] = data.weights
     at = codes[audited]
-    found = np.empty((len(audited), n, n), dtype=kind)
-    finished = 0
+    sharing = np.empty((len(audited), n, n), dtype=kind)
 
     def halve(counts: Counts, columns: range) -> None:
-        nonlocal finished
         if len(columns) == 1:
-            found[:, columns[0]] = counts[:, at].T
-            finished += 1
-            if progress is not None:
-                progress(finished / n)
+            sharing[:, columns[0]] = counts[:, at].T
             return
         middle = len(columns) // 2
         for keep, others in ((columns[:middle], columns[middle:]), (columns[middle:], columns[:middle])):
@@ -116,10 +107,10 @@ def dense(data: Distinct, audited: Ints, progress: OnProgress | None = None) -> 
             halve(mixed, keep)
 
     halve(cells, range(n))
-    return found
+    return sharing
 
 
-def blocked(data: Distinct, audited: Ints, progress: OnProgress | None = None) -> Counts:
+def blocked(data: Distinct, audited: Ints) -> Counts:
     """The same by products of one-hot codes, block by block."""
     sizes, (u, n) = data.sizes, data.rows.shape
     kind = np.float32 if data.weights.sum() < 2**24 else np.float64  # counts are exact in either
@@ -127,7 +118,7 @@ def blocked(data: Distinct, audited: Ints, progress: OnProgress | None = None) -
     hot = np.zeros((u, sum(sizes)), dtype=kind)
     hot[np.arange(u)[:, None], data.rows + offsets] = 1
     weighted = hot * data.weights[:, None].astype(kind)
-    found = np.empty((len(audited), n, n), dtype=np.int64)
+    sharing = np.empty((len(audited), n, n), dtype=np.int64)
     size = max(1, int(BLOCK // u))
     for start in range(0, len(audited), size):
         block = audited[start : start + size]
@@ -135,10 +126,8 @@ def blocked(data: Distinct, audited: Ints, progress: OnProgress | None = None) -
         values = data.rows[block] + offsets
         for d in range(n):
             counted = (distance == d).astype(kind) @ weighted
-            found[start : start + size, :, d] = np.take_along_axis(counted, values, axis=1)
-        if progress is not None:
-            progress(min(1.0, (start + size) / len(audited)))
-    return found
+            sharing[start : start + size, :, d] = np.take_along_axis(counted, values, axis=1)
+    return sharing
 
 
 def _mix(counts: Counts, sizes: tuple[int, ...], column: int) -> Counts:

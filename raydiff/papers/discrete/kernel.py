@@ -43,7 +43,7 @@ class Kernel:
 
     @cached_property
     def abar(self) -> Floats:
-        """Share of the value that is left after t steps."""
+        """abar_t, the fraction of the value that is left after t steps."""
         return np.asarray(np.cumprod(np.asarray(self.alpha, dtype=np.float64)), dtype=np.float64)
 
     @cached_property
@@ -53,7 +53,7 @@ class Kernel:
 
     @cached_property
     def other(self) -> Floats:
-        """mu-_t: it has become one given other value."""
+        """mu-_t: it has become one particular other value."""
         return (1 - np.asarray(self.alpha, dtype=np.float64)) / self.categories
 
     @cached_property
@@ -82,15 +82,11 @@ class Kernel:
         """1 - 1 / Rbar_t^2 = B_{t+1} / Rbar_t^2: 1 for clean data, 0 for pure noise."""
         return np.asarray(self.abar / self.same_since * (1 + self.blur))
 
-    def change(self, t: int, *, proved: bool) -> float:
-        """A_t of Eq. 8, (abar_{t-1} - abar_t) / (k mubar+_t mubar-_t); proved: of Lemma A.5, smaller by mu+_t.
-
-        Equal steps (alpha_t = 1) change nothing: 0.
-        """
+    def change(self, t: int) -> float:
+        """A_t of Eq. 8, (abar_{t-1} - abar_t) / (k mubar+_t mubar-_t); 0 for a step without noise (alpha_t = 1)."""
         if self.abar[t - 1] == self.abar[t]:
             return 0.0
-        drop = (self.abar[t - 1] - self.abar[t]) / (self.categories * self.same_since[t] * self.other_since[t])
-        return float(drop * (self.same[t] if proved else 1.0))
+        return float((self.abar[t - 1] - self.abar[t]) / (self.categories * self.same_since[t] * self.other_since[t]))
 
     def matrix(self, t: int) -> Floats:
         """Q_t, (k, k): rows are values before step t."""

@@ -7,7 +7,7 @@ Conditions (names of `Condition`):
   the proof, Eq. 168), with Rbar_t for R_t, and "-2" outside the bracket. Where no c of Algorithm 2's first branch
   holds, c = 1 does, by the branch's own condition.
 
-Where the paper is silent: no ball without a record in it; eta = n where n (1 - mubar+_t) >= 1 (theorem) or Rbar_t = 1,
+Where the paper is silent: no empty ball; eta = n where n (1 - mubar+_t) >= 1 (theorem) or Rbar_t = 1, and
 c = (n - eta) / eta where ln(1 / mubar-_t) <= 1.
 
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Theorem 1, Algorithm 2, Appendix B.
@@ -30,9 +30,9 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
     within: N_eta, the other records at distance <= eta, (u, n + 1). leak: n / s^psi_t, (u,). change: A_t.
     """
     u, n = within.shape[0], within.shape[1] - 1
-    found = np.full(u, n)
+    radii = np.full(u, n)
     if kernel.abar[t] == 0 or (condition == "theorem" and n * (1 - kernel.same_since[t]) >= 1):
-        return found
+        return radii
     odds = log_odds(within)
     from scipy.stats import binom  # a second of every start that has no table to audit
 
@@ -47,11 +47,11 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
         else:
             reach = eta + _algorithm_2(odds[open_], eta, kernel, t)
             fits = _relaxed_fits(within[open_], spread, tail, eta, reach, kernel, t)
-        found[open_[fits]] = reach[fits]
+        radii[open_[fits]] = reach[fits]
         open_ = open_[~fits]
         if not len(open_):
             break
-    return found
+    return radii
 
 
 def log_odds(within: Ints) -> Floats:

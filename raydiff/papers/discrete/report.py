@@ -4,7 +4,7 @@
 
 Prints tables with the paper's numbers beside ours and writes pdp.md, pdp-removal.csv and .png and pdp-attack.csv. The
 paper: Wei et al., TMLR 2024 (arXiv 2310.15524). Intervals are Student's at 95 % over seeds and splits, by which
-differences are paired. These bounds are no differential privacy: none stands beside an epsilon of the ledger.
+differences are paired. These bounds are no differential privacy and never stand beside an epsilon of the ledger.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ READINGS = {
     "accuracy_majority": "accuracy/majority",
     "random": "blackbox/random",
 }
-"""Column -> reading whose mean it has: a classifier on real test rows trained on real rows, or always naming the larger
-class; the accuracy of guessing members."""
+"""Column -> reading, averaged: accuracy on real test rows of a classifier trained on real rows and of the larger class;
+accuracy of guessing members."""
 TABLE_6 = {"adult": "81 % to 78 % from 0 to 0.5", "german": "73 % to 70 % from 0 to 0.5"}
 """The paper's accuracy over the fraction removed, from its text."""
 FIGURE_7 = {20: {0.1: 0.28, 1.0: 0.22}, 30: {0.1: 0.29, 1.0: 0.22}}
@@ -50,11 +50,11 @@ def removal(runs: pd.DataFrame) -> pd.DataFrame:
     if REMOVE not in runs or LARGEST not in runs:
         return pd.DataFrame()
     rows = []
-    for arm, own in groups(finished(runs).dropna(subset=LARGEST), ARM):
-        if own[REMOVE].nunique() < 2:
+    for arm, trials in groups(finished(runs).dropna(subset=LARGEST), ARM):
+        if trials[REMOVE].nunique() < 2:
             continue
-        whole = own[own[REMOVE] == 0].set_index(SPLIT)[f"{EVAL}accuracy"]
-        for fraction, part in own.groupby(REMOVE):
+        whole = trials[trials[REMOVE] == 0].set_index(SPLIT)[f"{EVAL}accuracy"]
+        for fraction, part in trials.groupby(REMOVE):
             accuracy = part.set_index(SPLIT)[f"{EVAL}accuracy"]
             row = {**arm, "removed": fraction, "n": len(part), "tv_pairs": column(part, f"{EVAL}tv_pairs").mean()}
             row |= {f"bound_{name}": part[f"final/pdp/own/{name}"].mean() for name in ("largest", "mean")}
@@ -70,9 +70,9 @@ def attacks(runs: pd.DataFrame) -> pd.DataFrame:
         return pd.DataFrame()
     rows = []
     keys = [*ARM, STEPS, *(k for k in (SCHEDULE, RATE) if k in runs)]
-    for arm, own in groups(finished(runs).dropna(subset=ATTACK), keys):
-        row = {**arm, "n": len(own), **interval(own[ATTACK], "attack", "attack_")}
-        rows.append(row | interval(own[f"{EVAL}tv_pairs"], "tv_pairs", "tv_pairs_") | _means(own))
+    for arm, trials in groups(finished(runs).dropna(subset=ATTACK), keys):
+        row = {**arm, "n": len(trials), **interval(trials[ATTACK], "attack", "attack_")}
+        rows.append(row | interval(trials[f"{EVAL}tv_pairs"], "tv_pairs", "tv_pairs_") | _means(trials))
     return pd.DataFrame(rows)
 
 
@@ -82,9 +82,9 @@ def _means(rows: pd.DataFrame) -> dict[str, float]:
 
 def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
     """A table per data set, with the paper's numbers."""
-    for name, own in removed.groupby("data.name") if len(removed) else ():
-        lines, first = [], own.iloc[0]
-        for row in own.to_dict("records"):
+    for name, part in removed.groupby("data.name") if len(removed) else ():
+        lines, first = [], part.iloc[0]
+        for row in part.to_dict("records"):
             bounds = [f"{row['bound_largest']:.3g}", f"{row['bound_mean']:.3g}", f"{row['vacuous']:.0%}"]
             less = _shown(row, "difference", "+.3f") if row["removed"] else ""
             lines.append([f"{row['removed']:.0%}", *bounds, _shown(row, "accuracy"), less, f"{row['tv_pairs']:.3f}"])
@@ -92,19 +92,19 @@ def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
             "Bound: delta (pDP) of one row released. Accuracy: of a classifier trained on generated rows, on real test "
             f"rows; trained on real rows {first['accuracy_real']:.3f}, always the larger class "
             f"{first['accuracy_majority']:.3f}; the paper's: {TABLE_6.get(str(name), 'none')}. Pairs: total variation "
-            f"of pairs of columns. n = {span(own['n'])}."
+            f"of pairs of columns. n = {span(part['n'])}."
         )
         header = ["removed", "bound, largest", "mean", "vacuous", "accuracy", "minus removing nothing", "pairs"]
         yield Table(header, lines, f"Removing the most exposed records of {name} (Figure 6)", note)
-    for name, own in attacked.groupby("data.name") if len(attacked) else ():
+    for name, part in attacked.groupby("data.name") if len(attacked) else ():
         lines = []
-        for row in own.to_dict("records"):
+        for row in part.to_dict("records"):
             rate = "" if math.isnan(row[RATE]) else f"{row[RATE]:g}"
             arm = [row["method"], f"{row['clients']:g}", f"{row[STEPS]:g}", row[SCHEDULE], rate]
             lines.append([*arm, _shown(row, "attack"), f"{row['random']:.3f}", _paper(row), f"{row['tv_pairs']:.3f}"])
         note = (
             "Attack: fraction of the records called members that are. Pairs: total variation of pairs of columns of "
-            f"generated rows, {own['tv_pairs_floor'].mean():.3f} between real ones. n = {span(own['n'])}."
+            f"generated rows, {part['tv_pairs_floor'].mean():.3f} between real ones. n = {span(part['n'])}."
         )
         header = ["method", "clients", "T", "schedule", "rate", "attack", "random", "the paper's", "pairs"]
         yield Table(header, lines, f"Black-box membership attack on {name} (Figure 7)", note)
@@ -139,58 +139,21 @@ def write(runs: pd.DataFrame, out: Path, *, what: str) -> None:
         draw_removal(removed, out / "pdp-removal.png")
 
 
-# -------------------------------------------------------------------------------------------------------- pictures
-
-PANELS = (
-    ("3", "delta over similarity", "log", "log"),
-    ("4", "n / s^psi_t over t", "linear", "log"),
-    ("4", "radius over t", "linear", "linear"),
-    ("4", "contribution over t", "linear", "log"),
-    ("8", "contribution over t", "linear", "log"),
-    ("5", "main term over s", "log", "log"),
-    ("5", "delta over rate", "log", "log"),
-    ("11", "delta over p", "linear", "log"),
-)
-"""(the paper's figure, quantity, scales of x and y)."""
-
-
-def draw_bound(table: pd.DataFrame, path: Path) -> None:
-    """Figures 3, 4, 5, 8 and 11 from the rows of pdp-bound.csv: figure, quantity, curve, x, mean, low, high."""
-    figure, panels = plots.panels(2, 4, size=(17, 8), dpi=110)
-    for axes, (number, quantity, *scales) in zip(panels.flat, PANELS, strict=True):
-        here = table[(table["figure"] == number) & (table["quantity"] == quantity)]
-        for label, curve in here.groupby("curve", sort=False):
-            axes.plot(curve["x"], curve["mean"], "." if number == "3" else "o-", markersize=3, label=label)
-            if number != "3":  # A logarithmic axis has no place for a band's part at or below 0.
-                axes.fill_between(curve["x"], curve["low"], curve["high"], where=curve["low"] > 0, alpha=0.15)
-        y, x = quantity.split(" over ")
-        axes.set(xlabel=x, ylabel=y, xscale=scales[0], yscale=scales[1])
-        axes.set_title(f"Figure {number}: {quantity}", fontsize=10)
-        axes.legend(fontsize=7)
-    figure.suptitle(
-        "Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); without training error"
-    )
-    plots.save(figure, path)
-
-
 def draw_removal(table: pd.DataFrame, path: Path) -> None:
     """Figure 6, two panels per data set: bound of the remaining records, and accuracy, over the fraction removed."""
     names = list(dict.fromkeys(table["data.name"]))
     figure, grid = plots.panels(2, len(names), size=(5.5 * len(names), 6), dpi=120)
     for (above, below), name in zip(grid.T, names, strict=True):
-        own = table[table["data.name"] == name].replace(math.inf, math.nan)
+        part = table[table["data.name"] == name].replace(math.inf, math.nan)
         for bound in ("largest", "mean"):
-            above.plot(own["removed"], own[f"bound_{bound}"], "o-", label=f"bound, {bound}")
+            above.plot(part["removed"], part[f"bound_{bound}"], "o-", label=f"bound, {bound}")
         above.set(ylabel="bound on delta (pDP), one row", yscale="log", title=name)
-        _line(below, own, "removed", "accuracy", label="accuracy")
+        ends = part["accuracy_low"], part["accuracy_high"]
+        look = {"fmt": "o-", "markersize": 3, "capsize": 2, "lw": 1, "label": "accuracy"}
+        plots.points(below, part["removed"], part["accuracy"], ends, **look)
         for level, style in (("real", "--"), ("majority", ":")):
-            below.axhline(own[f"accuracy_{level}"].iloc[0], color="0.5", lw=0.8, ls=style, label=f"accuracy, {level}")
+            below.axhline(part[f"accuracy_{level}"].iloc[0], color="0.5", lw=0.8, ls=style, label=f"accuracy, {level}")
         below.set(xlabel="fraction of records removed", ylabel="accuracy on real test rows")
     plots.legend(figure, grid.flat)
     figure.suptitle("conditional on the removed set; infinite bounds left out", fontsize=9)
     plots.save(figure, path)
-
-
-def _line(axes: Any, rows: pd.DataFrame, x: str, y: str, **look: str) -> None:
-    ends = rows[f"{y}_low"], rows[f"{y}_high"]
-    plots.points(axes, rows[x], rows[y], ends, fmt="o-", markersize=3, capsize=2, lw=1, **look)

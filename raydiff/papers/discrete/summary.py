@@ -1,6 +1,6 @@
-"""What a data curator reads of an audit: a summary, the most exposed records, and what it would help to remove some.
+"""Summaries of an audit for a data curator: all bounds, the most exposed records, and the effect of removing some.
 
-Every text ends with `pdp.caveats`. All of it is confidential: it is computed from the records.
+All of it is confidential: it is computed from the records. Print `bound.caveats` beside it.
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6.
 """
 
@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
-from raydiff.papers.discrete.histograms import OnProgress
 from raydiff.papers.discrete.kernel import Floats, Ints
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -25,36 +24,28 @@ class Summary:
     """delta(v*) over records."""
 
     records: int
-    """How many."""
     largest: float
-    """The maximum, inf where a bound is."""
+    """The maximum, possibly inf."""
     mean: float
-    """Of the finite ones; nan where there are none."""
+    """Of the finite bounds; nan where there are none."""
     quantiles: tuple[float, ...]
     """At QUANTILES, of all records."""
     vacuous: int
-    """Records whose bound is 1 or more, which says nothing; infinite ones included."""
+    """Number of bounds of 1 or more, which say nothing, including infinite ones."""
     infinite: int
-    """Records whose bound is infinite."""
-
-    @property
-    def median(self) -> float:
-        """Of all records."""
-        return self.quantiles[QUANTILES.index(0.5)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Removal:
-    """The audit of what is left."""
+    """The audit of the rest after the most exposed records were removed."""
 
     share: float
-    """Share of the records that was removed, those with the largest delta first."""
+    """Fraction of the records that was removed."""
     left: Summary
-    """Of the rest, audited anew."""
 
 
 def summarize(delta: Floats) -> Summary:
-    """Summary of the bounds of all records, (records,)."""
+    """Summary of bounds (records,)."""
     finite = delta[np.isfinite(delta)]
     return Summary(
         records=len(delta),
@@ -72,28 +63,20 @@ def most_exposed(delta: Floats) -> Ints:
 
 
 def removals(
-    table: Ints,
-    release: ReleasedRows,
-    found: Audit,
-    shares: Sequence[float],
-    *,
-    labels: Ints | None = None,
-    progress: OnProgress | None = None,
+    table: Ints, release: ReleasedRows, result: Audit, fractions: Sequence[float], *, labels: Ints | None = None
 ) -> list[Removal]:
-    """What an audit of the rest finds after each share of the most exposed records is removed; `labels` as in `audit`.
+    """Audit what is left after each fraction of the most exposed records is removed; `labels` as in `audit`.
 
-    Raises ValueError for a share that is not in (0, 1) or leaves fewer than two records.
+    Raises ValueError for a fraction that is not in (0, 1) or leaves fewer than two records.
     """
-    order = most_exposed(found.of_records(found.delta))
-    out = []
-    for number, share in enumerate(shares):
-        if not 0 < share < 1:
-            raise ValueError(f"a share to remove must be in (0, 1), got {share}")
-        rest = np.sort(order[round(share * len(order)) :])
+    order = most_exposed(result.of_records(result.delta))
+    after = []
+    for fraction in fractions:
+        if not 0 < fraction < 1:
+            raise ValueError(f"a fraction to remove must be in (0, 1), got {fraction}")
+        rest = np.sort(order[round(fraction * len(order)) :])
         if len(rest) < 2:
-            raise ValueError(f"removing the share {share} leaves {len(rest)} records, at least two are needed")
+            raise ValueError(f"removing the fraction {fraction} leaves {len(rest)} records, at least two are needed")
         left = audit(table[rest], release, labels=None if labels is None else labels[rest])
-        out.append(Removal(share=share, left=summarize(left.of_records(left.delta))))
-        if progress is not None:
-            progress((number + 1) / len(shares))
-    return out
+        after.append(Removal(share=fraction, left=summarize(left.of_records(left.delta))))
+    return after

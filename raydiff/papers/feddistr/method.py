@@ -2,13 +2,12 @@
 (Zhao, Gu, Fan, Han & Yang, arXiv 2410.12530).
 
 Each client clusters the latents of its records, learns one prompt vector per cluster by textual inversion, and sends
-the vectors with labels and counts, once. The server keeps one vector of each base distribution, makes pictures from all
-that it kept, and trains a classifier on them.
+the vectors with labels and counts, once. The server keeps one vector of each base distribution, generates pictures from
+them, and trains a classifier on the pictures.
 
-Adversary: the server, and whoever sees the pool; the unit is a client. Without `epsilon` vectors are sent as they are.
-With it each is clipped and noised, `clusters` of them are sent for each label, whatever the records are, and counts are
-not sent. Declared: the labels of which a client has `least` records, and its number of records. The latent model is
-public.
+Adversary: the server and readers of the pool; the unit is a client. Without `epsilon` vectors are sent as they are.
+With it each is clipped and noised, every label has `clusters` of them, and counts are not sent. Declared: the labels of
+which a client has `least` records, and its number of records. The latent model is public.
 
 | paper | here |
 |---|---|
@@ -22,10 +21,9 @@ public.
 
 Deviations, where the paper leaves it open:
 
-- Clients cluster within each label; prompts of different labels are never matched.
-- m_k is public and the same for every label; `silhouette` chooses it on private data, a disclosure in the ledger.
-- The default threshold is the middle between the median distances of prompts that two halves of the public records
-  have in common, and have not; under noise its expected part is added.
+- Clients cluster within each label, with the same public m_k; prompts of different labels are never matched.
+- The default threshold is the middle between the median distances of matched and of unmatched prompts of two halves of
+  the public records; under noise its expected part is added.
 - Clients are matched one after the other against the prompt pool. Vectors start at the latent model's public start.
 - Pictures are in proportion to the records of each prompt; with `epsilon` a client's prompts have equal fractions of
   its records, and vectors are repeated if equal records give fewer clusters.
@@ -48,10 +46,11 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
+from raydiff.lookup import check_one_of
 from raydiff.models.classifier import Classifier
 from raydiff.models.training import Training, fit
-from raydiff.papers.feddistr import prompt_pool as _prompt_pool
-from raydiff.papers.feddistr.latent.inversion import cluster, invert
+from raydiff.papers.feddistr import prompt_pool
+from raydiff.papers.feddistr.latent.inversion import cluster, invert, too_few
 from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, check_disjoint
 from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts
 from raydiff.privacy import accountants
@@ -59,6 +58,11 @@ from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclo
 from raydiff.tree import Params
 
 UploadKind = Literal["prompts", "latents"]
+UNPROTECTED = {
+    "prompts": "prompt vectors, labels and counts, as they are",
+    "latents": "latents and labels of all records, as they are",
+}
+"""Description of an upload without an epsilon."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,12 +72,9 @@ class FedDistr(Method):
     model: LatentModel = LatentModel()
     """The frozen latent diffusion model that all clients and the server have."""
     upload: UploadKind = "prompts"
-    """prompts: the paper; latents: every record's latent and label as they are, which bounds from above what any
-    prompts can do with this auto-encoder."""
+    """prompts: the paper; latents: all records' latents and labels as they are, an upper bound on prompts' utility."""
     clusters: int = 2
     """Base distributions per label of a client: m_k."""
-    silhouette: bool = False
-    """Research switch: choose their number in 2 .. `clusters` by silhouette, on private data. Not private."""
     least: int = 0
     """Labels of which a client has fewer records are not sent."""
     inversion: Training = Training(steps=200, batch=16, learning_rate=0.02)
@@ -85,78 +86,67 @@ class FedDistr(Method):
     clip: float | None = None
     """Norm to which a vector's distance from the public start is clipped, needed with `epsilon`. A public number."""
     threshold: float | None = None
-    """Distance below which two vectors say the same; none: from the public records."""
+    """Distance below which two vectors are merged; none: from the public records."""
     images: int = 2000
-    """Pictures that the server makes."""
+    """Number of pictures that the server generates."""
     steps: int = 25
     """DDIM steps of each."""
     guidance: float = 2.0
     """Weight of the condition; 1: no guidance."""
     classifier: Classifier = Classifier()
-    """What is trained on them."""
+    """Trained on the pictures."""
     training: Training = Training(steps=1000, batch=64, learning_rate=1e-3)
     """Its training."""
 
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.upload not in get_args(UploadKind):
-            raise ValueError(f"upload must be one of {', '.join(get_args(UploadKind))}, got {self.upload!r}")
+        check_one_of("upload", self.upload, get_args(UploadKind))
         self.inversion.refuse_epochs("inversion", "each vector is fitted on batches of its own group")
-        if self.clusters < (2 if self.silhouette else 1):
-            raise ValueError(f"clusters must be at least 1 (2 with silhouette), got {self.clusters}")
-        if self.least < 0 or self.images < 1 or self.steps < 1:
-            raise ValueError(
-                f"least must be >= 0, images and steps >= 1, got {self.least}, {self.images} and {self.steps}"
-            )
+        for name, fewest in (("clusters", 1), ("least", 0), ("images", 1), ("steps", 1)):
+            if getattr(self, name) < fewest:
+                raise ValueError(f"{name} must be at least {fewest}, got {getattr(self, name)}")
         if self.epsilon is not None:
             accountants.check_budget(self.epsilon, self.delta)
             if self.clip is None:
                 raise ValueError("clip must be given where epsilon is: without it no noise is enough")
-            if self.silhouette or self.upload == "latents":
-                what = "silhouette takes the number of clusters from" if self.silhouette else "upload latents sends"
-                raise ValueError(f"epsilon must be none: {what} private data")
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(f"clip must be a positive number or none, got {self.clip}")
-        if self.threshold is not None and not 0 < self.threshold < math.inf:
-            raise ValueError(f"threshold must be a positive number or none, got {self.threshold}")
+            if self.upload == "latents":
+                raise ValueError("epsilon must be none: upload latents sends private data")
+        for name in ("clip", "threshold"):
+            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
+                raise ValueError(f"{name} must be a positive number or none, got {value}")
         if not self.guidance >= 0 or not math.isfinite(self.guidance):
             raise ValueError(f"guidance must be a number of at least 0, got {self.guidance}")
 
     @property
     def init_key(self) -> Hashable:
-        """What the vectors depend on, before any noise: not the latent model's place, but what it is."""
-        return (self.model.digest, self.upload, self.clusters, self.silhouette, self.least, self.inversion)
+        """The settings on which the vectors depend before any noise."""
+        return (self.model.digest, self.upload, self.clusters, self.least, self.inversion)
 
     def check_records(self, records: Records) -> None:
-        """Raises ValueError where a label has fewer records than clusters, and where the latent model was trained on
-        one of these."""
+        """Raises ValueError for a label with fewer records than clusters, and for a record that the latent model was
+        trained on."""
         check_disjoint(self.model.path, records.images)
         if self.upload == "prompts":
             kept = [n for n in records.labels[:, 0].bincount().tolist() if n >= max(self.least, 1)]
-            if not kept or min(kept) < self.clusters:
-                few = min(kept, default=0)
-                raise ValueError(
-                    f"a client has {few} records of a label, fewer than method.clusters = {self.clusters}: lower "
-                    f"method.clusters, or set method.least above {few}, so that such labels are left out"
-                )
+            if min(kept, default=0) < self.clusters:
+                raise ValueError(too_few(min(kept, default=0), self.clusters))
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The threshold, where the public records are to give it."""
+        """The threshold, from the public records unless it is set."""
         if self.upload == "latents":
             return {}
         if self.threshold is not None:
             return {"threshold": torch.tensor(self.threshold)}
         if public is None or not len(public):
-            raise ValueError("threshold must be given where there are no public records: data.public is 0")
+            raise ValueError("threshold must be set where there are no public records: data.public is 0")
         model = self.model.load()
-        halves = [
-            self._prompts(model, public.select(rows), rng) for rows in _prompt_pool.halves(public.labels[:, 0], rng)
-        ]
-        threshold, same, different = _prompt_pool.threshold_between(*(prompts for prompts, _ in halves))
-        norm = float((halves[0][0].vectors - model.start).norm(dim=1).median())
-        found = {"threshold": threshold, "public/same": same, "public/different": different, "public/norm": norm}
-        return {k: torch.tensor(v) for k, v in found.items()}
+        halves = prompt_pool.halves(public.labels[:, 0], rng)
+        one, other = [self._prompts(model, public.select(rows), rng)[0] for rows in halves]
+        threshold, same, different = prompt_pool.threshold_between(one, other)
+        norm = float((one.vectors - model.start).norm(dim=1).median())
+        values = {"threshold": threshold, "public/same": same, "public/different": different, "public/norm": norm}
+        return {k: torch.tensor(v) for k, v in values.items()}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """One vector per cluster, by textual inversion: Eqs. 10 to 12."""
@@ -168,43 +158,35 @@ class FedDistr(Method):
 
     def _prompts(self, model: LatentDiffusion, data: Records, rng: torch.Generator) -> tuple[Prompts, float]:
         z, labels = model.encode(data.images), data.labels[:, 0]
-        found = cluster(z, labels, count=self.clusters, least=self.least, silhouette=self.silhouette, rng=rng)
-        vectors, loss = invert(model, z, found, training=self.inversion, rng=rng)
-        return Prompts(vectors, found.labels, found.counts), loss
+        clusters = cluster(z, labels, count=self.clusters, least=self.least, rng=rng)
+        vectors, loss = invert(model, z, clusters, training=self.inversion, rng=rng)
+        return Prompts(vectors, clusters.labels, clusters.counts), loss
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Send the vectors: their distances from the public start, with labels; without `epsilon` with counts too."""
         if self.upload == "latents":
             sent = {"z": self.model.load().encode(data.images), "label": data.labels[:, 0]}
-            return LocalResult(state, disclose(sent, self._bare))
-        own = tree.under(SCRATCH, state)
-        offsets = own["v"] - self.model.load().start
-        metrics = {"inversion/loss": float(own["loss"]), "prompts": float(len(offsets))}
+            return LocalResult(state, disclose(sent, UNPROTECTED[self.upload]))
+        prompts = tree.under(SCRATCH, state)
+        offsets = prompts["v"] - self.model.load().start
+        metrics = {"inversion/loss": float(prompts["loss"]), "prompts": float(len(offsets))}
         if self.clip is not None:
             metrics["clipped_fraction"] = float((offsets.norm(dim=1) > self.clip).double().mean())
-        return LocalResult(state, self._release(offsets, own["label"], own["count"], rnd), metrics)
+        return LocalResult(state, self._release(offsets, prompts["label"], prompts["count"], rnd), metrics)
 
     def _release(self, offsets: Tensor, labels: Tensor, counts: Tensor, rnd: Round) -> Release:
         if self.epsilon is None:
-            own = tree.clip_records(offsets, self.clip) if self.clip else offsets
-            return disclose({"x": own, "label": labels, "count": counts}, self._bare)
+            clipped = tree.clip_records(offsets, self.clip) if self.clip else offsets
+            return disclose({"x": clipped, "label": labels, "count": counts}, UNPROTECTED[self.upload])
         assert self.clip is not None and rnd.noise is not None
         rows = _as_many(labels, self.clusters)
         std, public = self._std(len(rows)), {"label": labels[rows]}
         return gaussian_rows(offsets[rows], clip=self.clip, std=std, noise=rnd.noise, public=public)
 
-    @property
-    def _bare(self) -> str:
-        """What is sent without an epsilon, in words."""
-        if self.upload == "latents":
-            return "latents and labels of all records, as they are"
-        what = "prompt vectors, labels and counts, as they are"
-        return f"{what}; their number by silhouette" if self.silhouette else what
-
     def upload_event(self, records: int, number: int) -> Event:
         """The budget is spent on a client's vectors together, however many they are."""
         if self.epsilon is None:
-            return NonPrivate(self._bare)
+            return NonPrivate(UNPROTECTED[self.upload])
         assert self.clip is not None
         ratio = self._std(1) / (2 * self.clip)
         return Gaussian(ratio, "client", "replace_one", "local", declared=("label", "examples"))
@@ -218,20 +200,18 @@ class FedDistr(Method):
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Vectors with their labels, and counts or as many for each label; or a latent and a label for each record."""
-        model, known = self.model.load(), (range(self.model.labels[0]),)
+        model, labels = self.model.load(), (range(self.model.labels[0]),)
         if self.upload == "latents":
-            latent = (examples, *model.latent_shape(self.model.shape))
-            return UploadSpec(
-                {"z": TensorSpec(latent, torch.float32), "label": TensorSpec((examples,), torch.int64, known)}
-            )
-        vectors = {"x": TensorSpec(("m", model.width), torch.float32)}
+            latents = TensorSpec((examples, *model.latent_shape(self.model.shape)), torch.float32)
+            return UploadSpec({"z": latents, "label": TensorSpec((examples,), torch.int64, labels)})
+        vectors = TensorSpec(("m", model.width), torch.float32)
         if self.epsilon is not None:
-            return UploadSpec({**vectors, "label": TensorSpec(("m",), torch.int64, known, each=self.clusters)})
+            return UploadSpec({"x": vectors, "label": TensorSpec(("m",), torch.int64, labels, each=self.clusters)})
         counts = TensorSpec(("m",), torch.int64, (range(1, sys.maxsize),))
-        return UploadSpec({**vectors, "label": TensorSpec(("m",), torch.int64, known), "count": counts})
+        return UploadSpec({"x": vectors, "label": TensorSpec(("m",), torch.int64, labels), "count": counts})
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """Align, make pictures of all that was kept, and train the classifier on them."""
+        """Align the prompts, generate pictures from the pool, and train the classifier on them."""
         model, classifier = self.model.load(), self.classifier.for_data(self.model.shape, self.model.labels)
         if self.upload == "latents":
             sent = [(u.release.value["z"], u.release.value["label"]) for u in uploads]
@@ -239,7 +219,7 @@ class FedDistr(Method):
             after, metrics = server, Metrics()
         else:
             pool, metrics = self._aligned(model, server, uploads)
-            rows = _prompt_pool.shares(pool.prompts.counts, self.images)
+            rows = prompt_pool.in_proportion(pool.prompts.counts, self.images)
             images, labels = self._pictures(model, pool.prompts.vectors[rows], rnd.rng), pool.prompts.labels[rows]
             after = {**server, **tree.prefixed("pool", pool.to_params())}
         params, _, loss = fit(
@@ -252,30 +232,29 @@ class FedDistr(Method):
         pool, threshold, sent = PromptPool.empty(model.width), float(server["threshold"]), 0
         for upload in uploads:
             value = upload.release.value
-            counts = value.get("count", _equal_shares(upload.examples, len(value["label"])))
+            m = len(value["label"])
+            counts = value.get("count", torch.full((m,), max(1, upload.examples // max(1, m))))
             prompts = Prompts(model.start + value["x"], value["label"], counts)
-            # Noise on both vectors adds 2 width std^2 to their squared distance, a number that everybody knows.
-            known = 2 * model.width * self._std(len(prompts.labels)) ** 2
-            pool = pool.with_prompts(upload.client, prompts, threshold=math.sqrt(threshold**2 + known))
-            sent += len(prompts.labels)
-        found = {"server/prompts": float(sent), "server/pool": float(len(pool.prompts.labels))}
-        found |= {f"server/{k}": float(v) for k, v in server.items()}
-        return pool, found
+            noise = 2 * model.width * self._std(m) ** 2  # expected part of both vectors' noise in a squared distance
+            pool = pool.with_prompts(upload.client, prompts, threshold=math.sqrt(threshold**2 + noise))
+            sent += m
+        sizes = {"server/prompts": float(sent), "server/pool": float(len(pool.prompts.labels))}
+        return pool, sizes | {f"server/{k}": float(v) for k, v in server.items()}
 
     def _pictures(self, model: LatentDiffusion, vectors: Tensor, rng: torch.Generator) -> Tensor:
         return model.sample(vectors, rng, shape=self.model.shape, steps=self.steps, guidance=self.guidance)
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The classifier, and the pool: pictures of each label, and prompts to attack. The same for every client."""
+        """The classifier, and the pool with its pictures and its denoisers to attack, the same for every client."""
         classifier = self.classifier.for_data(self.model.shape, self.model.labels)
         classify = classifier.classify(tree.under("classifier", server))
         if self.upload == "latents":
             return Deployed(classify=classify)
         model, prompts = self.model.load(), PromptPool.from_params(tree.under("pool", server)).prompts
-        target = Target(_prompt_pool.denoisers(model, prompts, self.model.labels[0]), model.abar, encode=model.encode)
+        target = Target(prompt_pool.denoisers(model, prompts, self.model.labels[0]), model.abar, encode=model.encode)
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:
-            return self._pictures(model, _prompt_pool.drawn(model, prompts, labels, rng), rng)
+            return self._pictures(model, prompt_pool.drawn(model, prompts, labels, rng), rng)
 
         about = "pictures from the pool of prompts"
         return Deployed({"ddim": sample}, classify=classify, about=about, targets={"pool": target})
@@ -284,14 +263,9 @@ class FedDistr(Method):
         """The pool with its provenance: which client's prompts each of its rows stands for."""
         if self.upload == "latents":
             return {}
-        return {"pool": _prompt_pool.table(PromptPool.from_params(tree.under("pool", server)))}
+        return {"pool": prompt_pool.table(PromptPool.from_params(tree.under("pool", server)))}
 
 
 def _as_many(labels: Tensor, each: int) -> Tensor:
-    """Places of a client's vectors with these labels (m,), `each` of every label: where there are fewer, again."""
+    """Positions of `each` vectors of every label among labels (m,), repeated where there are fewer."""
     return torch.cat([torch.nonzero(labels == label)[:, 0].repeat(each)[:each] for label in labels.unique()])
-
-
-def _equal_shares(records: int, prompts: int) -> Tensor:
-    """(prompts,) of so many records, rounded down, at least 1."""
-    return torch.full((prompts,), max(1, records // max(1, prompts)))

@@ -23,7 +23,7 @@ from raydiff.papers.feddistr.method import FedDistr
 from raydiff.privacy.client_level import ClientPrivacy
 
 BUDGETS = (10.0, 100.0, 1000.0, 10_000.0)
-"""Client-level epsilons: of the paper's noise none is known."""
+"""Client-level epsilons; the paper states none for its noise."""
 ROUNDS = (1, 10, 50)
 RATE = ("method.local.optimizer", "method.local.learning_rate")
 SLOW, FAST, FASTEST, ADAMW = ("sgd", 0.03), ("sgd", 0.3), ("sgd", 1.0), ("adamw", 1e-3)
@@ -49,32 +49,31 @@ SPACES: dict[type, Choices] = {
         )
     },
 }
-"""Of the averaging methods, chosen by the arm of most rounds for all of a method's: six settings each."""
+"""Tuned settings of the averaging methods, six each, chosen by a method's arm of most rounds for all its arms."""
 PROMPTS: Choices = {
     ("method.clusters", "method.least", "method.inversion.batch"): ((2, 10, 16), (6, 6, 8)),
     "method.guidance": (1.0, 2.0),
     "method.threshold": (0.5, 2.0),
 }
-"""Of FedDistr. Inversion costs most, and settings that agree in it share it."""
+"""Tuned settings of FedDistr. Inversion costs most, and settings that agree in it reuse it."""
 
 
-def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training, rate: float = 1e-3) -> Study:
+def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training) -> Study:
     """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps,
-    against its upper bounds, and against noise. What is chosen for a method is chosen without noise, which asks for
-    other settings: arms with noise are as they are written here.
+    against its upper bounds, and under noise. Settings are tuned without noise, so arms with noise are as written here.
     """
     weights = {
         "method.model": Classifier,
         "method.local.batch": batch,
-        "method.local.learning_rate": rate,
+        "method.local.learning_rate": 1e-3,
         "method.local.decay": "constant",
     }
-    sgd = {"method.local.optimizer": "sgd", "method.local.learning_rate": float(f"{30 * rate:g}")}
+    sgd = {"method.local.optimizer": "sgd", "method.local.learning_rate": 0.03}
 
     def averaged(method: type, rounds: int, **more: Any) -> Arm:
-        of = {"method": method, **weights, "method.rounds": rounds, "method.local.steps": rounds * steps}
+        arm = {"method": method, **weights, "method.rounds": rounds, "method.local.steps": rounds * steps}
         space = SPACES[method] if rounds == ROUNDS[-1] and not more else {}
-        return Arm(changes={**of, **(sgd if method is Scaffold else {}), **more}, space=space, as_written=bool(more))
+        return Arm(changes={**arm, **(sgd if method is Scaffold else {}), **more}, space=space, as_written=bool(more))
 
     alone = {"method": LocalOnly, **weights, "partition": Pooled, "clients": 1}
     central = {
@@ -95,19 +94,19 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
 
 
 def feddistr_digits() -> Study:
-    """FedDistr on digits in five superclasses of two, five clients; its latent model is made first, by
+    """FedDistr on digits in five superclasses of two, five clients; train its latent model first by
 
     raydiff pretrain --data.public 500 --data.validation 200 --data.calibration 10 --data.test 400 \
         --out ~/raydiff/latent-digits
 
-    The settings here are those of before `raydiff tune`: what it has chosen is in tuned/feddistr-digits.json.
+    These settings were not tuned; the choice of `raydiff tune` is in tuned/feddistr-digits.json.
     """
     bounds = Training(steps=1000, batch=64, learning_rate=1e-3)
     method = FedDistr(
         model=LatentModel(path="~/raydiff/latent-digits"),
         clusters=2,
         least=10,
-        threshold=2.0,  # public records: .9 between prompts that say the same, 3.1 between others; their norm is 2.1
+        threshold=2.0,  # public records: .9 between matched prompts, 3.1 between others; their norm is 2.1
         classifier=Classifier(network=CNN()),
         training=bounds,
     )
@@ -123,7 +122,7 @@ def feddistr_digits() -> Study:
 
 
 def feddistr_mnist() -> Study:
-    """The same on MNIST at 14x14; its latent model is made first, by
+    """The same on MNIST at 14x14; train its latent model first by
 
     raydiff pretrain --data.name mnist --data.size 14 --data.public 10000 --data.train 6400 \
         --data.validation 1000 --data.calibration 10 --data.test 2000 --out ~/raydiff/latent-mnist14
@@ -146,8 +145,8 @@ def feddistr_mnist() -> Study:
 
 
 def feddistr_cifar100() -> Study:
-    """The paper's CIFAR-100: ten superclasses of two classes each, ResNet-18; for a GPU, with a latent model of your
-    own (`--method.model.path`: a folder, or owner/name of the hub)."""
+    """The paper's CIFAR-100: ten superclasses of two classes each, ResNet-18; for a GPU, with a latent model from
+    `--method.model.path` (a folder, or owner/name of the hub)."""
     bounds = Training(steps=4000, batch=128, learning_rate=1e-3)
     base = override(
         feddistr_digits().experiment,

@@ -3,8 +3,8 @@
     raydiff pretrain --data.name mnist --data.size 14 --data.public 10000 --out DIR
     raydiff pretrain --training.steps 3000 --out DIR
 
-A public picture that is also in another split is left out. DIR is what --method.model.path takes: a folder in the form
-of Stable Diffusion, with card.json (how it was made), public.json (a hash of each picture, so that a run can refuse
+A public picture that is also in another split is left out. DIR is for --method.model.path: a folder in the form of
+Stable Diffusion, with card.json (settings and losses), public.json (a hash of each picture, so that a run can refuse
 clients who hold one) and samples.png (for each label: real, decoded and sampled pictures). It is logged to MLflow too.
 """
 
@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from raydiff import seeding, tree
 from raydiff.cli.options import StorageOptions, parse_known
@@ -32,7 +31,7 @@ from raydiff.runtime import sweep_folder
 from raydiff.tracking import mlflow_store
 
 SHOWN, STEPS, GUIDANCE = 6, 50, 2.0
-"""Pictures of a kind in a row of samples.png, and how they are sampled."""
+"""Of samples.png: real, decoded and sampled pictures in a row, and the sampler's settings."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,13 +47,13 @@ class Plan:
     """Fields that the command line overrides."""
 
     data: Data = Data()
-    """The data set; of its splits, `public` is trained on."""
+    """The data set; its `public` split is trained on."""
     training: Pretraining = Pretraining()
-    """How the model is made."""
+    """Settings of the model and its training."""
     seed: int = 0
     """Of initial weights, batches and noise."""
     threads: int = 1
-    """CPU threads: sums depend on it."""
+    """CPU threads, on which sums depend."""
 
     def __post_init__(self) -> None:
         if self.threads < 1:
@@ -73,8 +72,7 @@ def main(argv: Sequence[str]) -> int:
     if not len(dataset.splits["public"]):
         raise ValueError("there are no public records to train on: set data.public")
     options.out.mkdir(parents=True)  # now, not after minutes
-    made, images = _make(plan, dataset, options.out)
-    _draw(plan, dataset, made, images, options.out)
+    _draw(plan, dataset, _train(plan, dataset, options.out), options.out)
     print(f"files in {options.out}: {', '.join(sorted(p.name for p in options.out.iterdir()))}")
     if not options.no_mlflow:
         print(_log(dataset, options))
@@ -82,20 +80,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
-    """Train and save. Returns the model, and the pictures that it was trained on."""
+def _train(plan: Plan, dataset: Dataset, out: Path) -> Pretrained:
+    """Train on the public records that are in no other split, and save."""
     public = dataset.splits["public"]
     kept = pretrain.apart(public.images, [dataset.splits[s].images for s in SPLITS if s != "public"])
     records, left_out = public.select(kept), int((~kept).sum())
     print(f"{len(records)} public records of {dataset.says}; {left_out} left out, being in another split too")
     began = time.monotonic()
     try:
-        made = pretrain.pretrain(
-            records.images,
-            records.labels,
-            training=plan.training,
-            rng=seeding.generator(plan.seed, "latent"),
-            say=_progress,
+        rng = seeding.generator(plan.seed, "latent")
+        trained = pretrain.pretrain(
+            records.images, records.labels, training=plan.training, rng=rng, say=_print_progress
         )
     except Diverged as e:
         raise ValueError(f"{e}: lower training.learning_rate or training.vae_learning_rate") from None
@@ -107,27 +102,27 @@ def _make(plan: Plan, dataset: Dataset, out: Path) -> tuple[Pretrained, Tensor]:
         "training": overrides.to_dict(plan.training),
         "seed": plan.seed,
         "threads": plan.threads,
-        "words": len(made.words),
-        "losses": made.losses,
+        "words": len(trained.words),
+        "losses": trained.losses,
         "seconds": round(time.monotonic() - began, 1),
         "made_by": sweep_folder.version(),
     }
-    pretrain.save(made, out, images=records.images, card=card)
-    return made, records.images
+    pretrain.save(trained, out, images=records.images, card=card)
+    return trained
 
 
-def _progress(name: str, done: int, steps: int, loss: float) -> None:
+def _print_progress(name: str, done: int, steps: int, loss: float) -> None:
     print(f"{name}: step {done} of {steps}, loss {loss:.4f}", flush=True)
 
 
-def _draw(plan: Plan, dataset: Dataset, made: Pretrained, images: Tensor, out: Path) -> None:
+def _draw(plan: Plan, dataset: Dataset, trained: Pretrained, out: Path) -> None:
     """samples.png: a row per label, of real, decoded and sampled pictures."""
     model, rng = latent.load(str(out)), seeding.generator(plan.seed, "latent samples")
     public = dataset.splits["public"]
     rows = []
-    for label in made.word_labels.unique().tolist():
+    for label in trained.word_labels.unique().tolist():
         real = public.images[public.labels[:, 0] == label][:SHOWN]
-        words = made.draw(label, SHOWN, rng)
+        words = trained.draw(label, SHOWN, rng)
         sampled = model.sample(words, rng, shape=dataset.shape, steps=STEPS, guidance=GUIDANCE)
         gap = torch.ones(1, *dataset.shape)
         rows.append(torch.cat([real, gap, model.decode(model.encode(real)), gap, sampled]))

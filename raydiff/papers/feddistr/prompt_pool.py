@@ -1,8 +1,8 @@
-"""FedDistr's server: prompts of several clients become one pool, each base distribution in it once.
+"""FedDistr's server: merge the prompts of several clients into one pool with each base distribution once.
 
-Clients' prompts are matched one client after the other against the pool as it is then, within each label, by the
-Kuhn-Munkres algorithm on their distances (Eq. 13). A pair nearer than the threshold is parallel: the vector with more
-records behind it stays. What has no such partner is orthogonal, and is appended.
+Clients are matched one after the other against the pool, within each label, by the Kuhn-Munkres algorithm on distances
+(Eq. 13). A pair nearer than the threshold is parallel: the vector with more records stays. A prompt without such a
+partner is orthogonal and is appended.
 
 Shapes: m prompts of a client, P in the pool: vectors (., width) float32, labels and counts (.,) int64.
 """
@@ -19,35 +19,32 @@ from raydiff.federated.method import Denoiser
 from raydiff.papers.feddistr.latent.model import LatentDiffusion
 from raydiff.tree import Params
 
-HALVES = 200  # public records of each label in each half from which a threshold is taken, at most
+HALVES = 200  # most public records of each label in each half, for the threshold
 
 
 @dataclass(frozen=True, eq=False)
 class Prompts:
-    """Vectors, each with its label and the number of records behind it."""
+    """Vectors (m, width), each with its label and its number of records, (m,) both."""
 
     vectors: Tensor
-    """(m, width)."""
     labels: Tensor
-    """(m,)."""
     counts: Tensor
-    """(m,)."""
 
 
 @dataclass(frozen=True, eq=False)
 class PromptPool:
-    """The server's prompts, and where they are from."""
+    """The server's prompts and their provenance."""
 
     prompts: Prompts
-    """The vectors that stayed; counts are of the records behind all that were merged."""
+    """The vectors that stayed, each with the records of all merged ones."""
     largest: Tensor
-    """(P,): the records behind the vector that stayed."""
+    """(P,): the records of the vector that stayed, without those merged into it."""
     members: Tensor
-    """(U, 3) int64: for each prompt that was sent its client, its place in the client's upload, its row in the pool."""
+    """(U, 3) int64: client, place in the client's upload, and row in the pool of each prompt that was sent."""
 
     @classmethod
     def empty(cls, width: int) -> PromptPool:
-        """Nothing yet."""
+        """A pool without prompts."""
         none = torch.empty(0, dtype=torch.int64)
         return cls(Prompts(torch.empty(0, width), none, none), none, torch.empty(0, 3, dtype=torch.int64))
 
@@ -73,7 +70,7 @@ class PromptPool:
         return PromptPool(merged, torch.cat([largest, sent.counts[fresh]]), torch.cat([self.members, places]))
 
     def to_params(self) -> Params:
-        """As leaves of the server's state."""
+        """Leaves of the server's state."""
         return {**vars(self.prompts), "largest": self.largest, "members": self.members}
 
     @classmethod
@@ -84,10 +81,10 @@ class PromptPool:
 
 
 def match(sent: Prompts, pool: Prompts, *, threshold: float) -> Tensor:
-    """(m,) int64: for each prompt that was sent its partner in the pool, or -1.
+    """(m,) int64: the partner in the pool of each prompt that was sent, or -1.
 
-    The assignment of least total distance (Eq. 13) where going without a partner costs the threshold, within each
-    label. So it is not forced to spend a near pair to give every prompt some partner.
+    The assignment of least total distance (Eq. 13) within each label, where a prompt without a partner costs the
+    threshold, so that no near pair is split to give every prompt a partner.
     """
     from scipy.optimize import linear_sum_assignment  # half a second and more: only where it is used
 
@@ -102,11 +99,10 @@ def match(sent: Prompts, pool: Prompts, *, threshold: float) -> Tensor:
 
 
 def threshold_between(one: Prompts, other: Prompts) -> tuple[float, float, float]:
-    """(threshold, distance of prompts that say the same, distance of those that do not) from two uploads on halves of
-    one set, in which every prompt has its partner: medians, and the middle between them.
+    """(threshold, same, different) from two uploads on halves of one set, in which every prompt has its partner.
 
-    The same: the pairs of the best assignment. Not the same: all other pairs of one label, or of any where labels have
-    one prompt each.
+    `same` is the median distance of the pairs of the best assignment, `different` of all other pairs of one label, or
+    of any labels where each has one prompt; the threshold is the middle.
     """
     partner = match(one, other, threshold=torch.inf)
     distances = torch.cdist(one.vectors.double(), other.vectors.double())
@@ -115,7 +111,7 @@ def threshold_between(one: Prompts, other: Prompts) -> tuple[float, float, float
     alike = one.labels[:, None] == other.labels[None]
     apart = ~matched & alike if bool((~matched & alike).any()) else ~matched
     if not bool(matched.any() and apart.any()):
-        raise ValueError("a threshold needs at least two public prompts: give method.threshold")
+        raise ValueError("a threshold needs at least two public prompts: set method.threshold")
     same, different = float(distances[matched].median()), float(distances[apart].median())
     return (same + different) / 2, same, different
 
@@ -127,20 +123,20 @@ def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         rows = torch.nonzero(classes == c)[:, 0]
         rows = rows[torch.randperm(len(rows), generator=rng)]
         n = min(len(rows) // 2, HALVES)
-        for half, own in zip(halves, rows[: 2 * n].split(max(n, 1)), strict=False):
-            half.append(own)
+        halves[0].append(rows[:n])
+        halves[1].append(rows[n : 2 * n])
     return torch.cat(halves[0]), torch.cat(halves[1])
 
 
-def shares(counts: Tensor, images: int) -> Tensor:
+def in_proportion(counts: Tensor, images: int) -> Tensor:
     """(n,) rows, each repeated in proportion to its count, at least once; n is `images` to within rounding."""
     each = (counts.double() * images / counts.sum()).round().long().clamp_min(1)
     return torch.arange(len(counts)).repeat_interleave(each)
 
 
 def drawn(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.Generator) -> Tensor:
-    """(n, width): for each of these labels (n, K) a prompt of its class, drawn by the records behind it; the public
-    start for a class of which nobody sent one."""
+    """(n, width): for each of these labels (n, K) a prompt of its class, drawn in proportion to records; the public
+    start for a class without prompts."""
     weights = (prompts.labels[None] == labels[:, :1]) * prompts.counts.double()
     weights = torch.cat([weights, (weights.sum(1, keepdim=True) == 0).double()], dim=1)
     rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
@@ -148,13 +144,13 @@ def drawn(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.G
 
 
 def denoisers(model: LatentDiffusion, prompts: Prompts, classes: int) -> tuple[Denoiser, ...]:
-    """The frozen denoiser with the first prompt of each class, with the second, ...; a class that has fewer begins
-    again, and one that has none has the public start."""
+    """The frozen denoiser with the first prompt of each class, with the second, and so on, cyclically for a class with
+    fewer; a class without prompts has the public start."""
     rows = [torch.nonzero(prompts.labels == label)[:, 0] for label in range(classes)]
     vectors = torch.cat([prompts.vectors, model.start[None]])
 
     def denoiser(k: int) -> Denoiser:
-        chosen = torch.stack([vectors[own[k % len(own)] if len(own) else -1] for own in rows])
+        chosen = torch.stack([vectors[places[k % len(places)] if len(places) else -1] for places in rows])
         return lambda z_t, t, labels: model.predict(z_t, t, chosen[labels[:, 0]])
 
     return tuple(denoiser(k) for k in range(max(map(len, rows))))
@@ -162,16 +158,11 @@ def denoisers(model: LatentDiffusion, prompts: Prompts, classes: int) -> tuple[D
 
 def table(pool: PromptPool) -> tuple[list[str], list[list[str]]]:
     """(columns, rows) of the pool with its provenance, as text: one row per prompt."""
-    from_whom: dict[int, list[str]] = {}
+    senders: dict[int, list[str]] = {}
     for client, place, row in pool.members.tolist():
-        from_whom.setdefault(row, []).append(f"{client}:{place}")
-    prompts = pool.prompts
-    rows = [
-        [str(p), str(int(prompts.labels[p])), str(int(prompts.counts[p])), " ".join(from_whom[p]), _norm(prompts, p)]
-        for p in range(len(prompts.labels))
-    ]
+        senders.setdefault(row, []).append(f"{client}:{place}")
+    rows = []
+    for p, (vector, label, count) in enumerate(zip(*vars(pool.prompts).values(), strict=True)):
+        norm = tree.norm({"v": vector})
+        rows.append([str(p), str(int(label)), str(int(count)), " ".join(senders[p]), f"{norm:.4f}"])
     return ["prompt", "label", "records", "client:place", "norm"], rows
-
-
-def _norm(prompts: Prompts, p: int) -> str:
-    return f"{tree.norm({'v': prompts.vectors[p]}):.4f}"

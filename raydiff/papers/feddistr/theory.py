@@ -2,20 +2,19 @@
 
 Base i is normal with unknown mean, truncated to an interval of length b - a around it (appendix C.1). Clients send each
 base's sample mean; the server keeps the mean over most records (section 4.3). The loss is |w_i - z|, so with delta_i
-the error of the mean kept, exactly,
+the error of that mean, exactly,
 
     eps_u = sum_i (fraction of base i) E(|T - delta_i| - |T|),   T ~ the base less its mean    (Eq. 4)
 
 Lipschitz constants L enter as L (b - a). Where the paper disagrees with itself, or with this setting:
 
-- Theorem 1 (Eq. 8) has the exponent -2 min_k n_k eps^2, the appendix -min_k n_k eps^2 / (2 L^2), and its proof divides
-  by (a - b)^2, too. The first two depend on the units of f.
-- Theorem 1's proof counts all n_k records for each base of a client, and its average over clients (appendix, Eq. 7)
-  lacks a factor K, the union over clients.
+- Theorem 1 (Eq. 8) has the exponent -2 min_k n_k eps^2, the appendix -min_k n_k eps^2 / (2 L^2), which both depend on
+  the units of f; the appendix's proof also divides by (a - b)^2. It counts all n_k records for each base of a client,
+  and its average over clients (appendix, Eq. 7) lacks a factor K, the union over clients.
 - Theorem 2 drops (a - b)^2. Its probability at xi = 0 is 1 - 2 exp(-n eps^2 / (2 m)), not one.
 - Lemma 2, with the sample mean as the parameter mu of phi(mu, sigma, a, b), is false (`literal_limit`).
-- Lemma 3 must have <= xi. Its vectors leave only m = K and m = K + 1 (or K = 1), so that Theorem 2's proof is about no
-  other federation. For Definition 1's cosine it is false (`one_shared`), and true with xi m / K (`dominant_share`).
+- Lemma 3 must have <= xi. Its vectors leave only m = K and m = K + 1 (or K = 1), to which Theorem 2's proof is thus
+  limited. For Definition 1's cosine it is false (`one_shared`), and true with xi m / K (`dominant_share`).
 
 Shapes: K clients, m base distributions, R repetitions, E values of epsilon. All in float64.
 """
@@ -27,13 +26,15 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raydiff.data import entangled
 from raydiff.formats.plots import panels, save
-from raydiff.papers.theory_tables import Rows, bracket, grid
+from raydiff.formats.tables import aligned
+from raydiff.papers.theory_tables import Rows, bracket
 from raydiff.seeding import generator
 
 CHUNK = 4_000_000  # records drawn at once
@@ -62,12 +63,8 @@ class Base:
         u = torch.rand(shape, dtype=torch.float64, generator=rng)
         return torch.erfinv((2 * u - 1) * self.mass) * (math.sqrt(2) * self.sigma * self.width)
 
-    def cdf(self, t: Tensor) -> Tensor:
-        """Pr(T <= t), for |t| at most half the width."""
-        return (1 + torch.erf(t / (math.sqrt(2) * self.sigma * self.width)) / self.mass) / 2
-
     def loss(self, delta: Tensor) -> Tensor:
-        """E(|T - delta| - |T|), the integral of 2 cdf - 1 from 0 to delta, for |delta| at most half the width."""
+        """E(|T - delta| - |T|), the integral of 2 Pr(T <= t) - 1 to delta, for |delta| at most half the width."""
         scale = self.sigma * self.width
         x = delta / scale
         normal = x * torch.erf(x / math.sqrt(2)) + math.sqrt(2 / math.pi) * torch.expm1(-x.square() / 2)
@@ -76,12 +73,12 @@ class Base:
 
 @dataclass(frozen=True, kw_only=True)
 class Setting:
-    """A federation: m bases with equally many records, dealt by `raydiff.data.entangled`."""
+    """A federation: m bases with equally many records, partitioned by `raydiff.data.entangled`."""
 
     clients: int
     bases: int = 20
     records: int = 100
-    """Of each base, of all clients together: the paper's n / m."""
+    """Records of each base over all clients: the paper's n / m."""
     xi: float = 0.0
 
     def counts(self, rng: torch.Generator) -> Tensor:
@@ -97,11 +94,11 @@ class Setting:
 def utility_losses(counts: Tensor, base: Base, *, repetitions: int, rng: torch.Generator) -> Tensor:
     """eps_u (R,) of the one-round algorithm for clients with `counts` (K, m).
 
-    Which estimate the server keeps depends on the counts alone, so the others are not drawn.
+    The counts determine which estimate the server keeps; the others are not drawn.
     """
-    kept, share = counts.amax(0), counts.sum(0) / counts.sum()
+    kept, fractions = counts.amax(0), counts.sum(0) / counts.sum()
     total = torch.zeros(repetitions, dtype=torch.float64)
-    for n, weight in zip(kept.tolist(), share.tolist(), strict=True):
+    for n, weight in zip(kept.tolist(), fractions.tolist(), strict=True):
         step = max(1, CHUNK // n)
         means = [base.sample(len(part), n, rng=rng).mean(1) for part in total.split(step)]
         total += weight * base.loss(torch.cat(means))
@@ -109,22 +106,19 @@ def utility_losses(counts: Tensor, base: Base, *, repetitions: int, rng: torch.G
 
 
 def theorem1(fewest: float, eps: Tensor, *, width: float | None) -> Tensor:
-    """Theorem 1's lower bound on Pr(eps_u <= eps), (E,), for L = 1: Eq. 8 (`width` None), or the appendix's proof's."""
+    """Theorem 1's lower bound on Pr(eps_u <= eps), (E,), for L = 1: Eq. 8 (`width` None), or the appendix's proof."""
     exponent = 2.0 if width is None else 1 / (2 * width**2)
     return 1 - 2 * torch.exp(-exponent * fewest * eps.square())
 
 
 def theorem2(setting: Setting, eps: Tensor) -> Tensor:
-    """Theorem 2's lower bound (Eq. 9), (E,), for L = 1.
-
-    Above xi = 1 / (K - 1)^2, where the theorem does not apply, the formula is below -1.
-    """
+    """Theorem 2's lower bound (Eq. 9), (E,), for L = 1; below -1 where it does not apply, above xi = 1 / (K - 1)^2."""
     kept = 1 - (setting.clients - 1) * math.sqrt(setting.xi)
     return 1 - 2 * torch.exp(-kept * setting.records * eps.square() / 2)
 
 
 def probability(losses: Tensor, eps: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Pr(eps_u <= eps), (E,), from losses (R,): the share, and the exact 95 % interval of Clopper and Pearson."""
+    """Pr(eps_u <= eps), (E,), from losses (R,): the fraction and its exact 95 % interval (Clopper and Pearson)."""
     from scipy.stats import beta
 
     total = len(losses)
@@ -143,8 +137,7 @@ def promised(bound: Tensor, eps: Tensor) -> float:
 def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int) -> float:
     """The smallest of the ascending `widths` b - a at which a theorem as printed is violated, else infinity.
 
-    `losses` (R,) are those for b - a = 1, to which eps_u is proportional. Violated: at some eps the whole 95 % interval
-    of Pr(eps_u <= eps) is below the bound.
+    Violated: at some eps the whole 95 % interval of Pr(eps_u <= eps) is below the bound. `losses` (R,): for b - a = 1.
     """
     eps = losses.quantile(torch.linspace(0, 1, 201, dtype=torch.float64))
     high = probability(losses, eps)[2]
@@ -160,12 +153,8 @@ def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int
 
 
 def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
-    """Lemma 3 for clients with `counts` (K, m) of equally large bases.
-
-    Returns:
-        xi, the minimum over bases of the largest client's fraction, and two lower bounds on it:
-        Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K).
-    """
+    """(xi, minimum over bases of the largest client's fraction, two lower bounds on it) for `counts` (K, m) of equally
+    large bases: Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K)."""
     clients, bases = counts.shape
     pairs = entangled.coefficients(counts)[~torch.eye(clients, dtype=torch.bool)]
     xi, least = float(pairs.max()), float((counts.double() / counts.sum(0)).amax(0).min())
@@ -173,9 +162,9 @@ def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
     return xi, least, printed, proved
 
 
-def one_shared(clients: int, own: int) -> Tensor:
-    """(K, K own + 1): each client has `own` bases to itself, and all share one evenly: xi = 1 / (1 + K^2 own)."""
-    alone = torch.eye(clients, dtype=torch.int64).repeat_interleave(own, dim=1) * clients
+def one_shared(clients: int, exclusive: int) -> Tensor:
+    """(K, K e + 1): a client has e = `exclusive` bases to itself, and all have one in common: xi = 1 / (1 + K^2 e)."""
+    alone = torch.eye(clients, dtype=torch.int64).repeat_interleave(exclusive, dim=1) * clients
     return torch.cat([alone, torch.ones(clients, 1, dtype=torch.int64)], dim=1)
 
 
@@ -187,34 +176,31 @@ def literal_limit(mu: float = 0.0) -> float:
     from scipy.stats import truncnorm
 
     sigma, a, b = 0.5, 0.0, 1.0
-    truth, found = (truncnorm((a - c) / sigma, (b - c) / sigma, c, sigma) for c in (mu, _mean(mu, sigma, a, b)))
-    w, best = float(found.median()), float(truth.median())
+
+    def truncated(center: float) -> Any:
+        return truncnorm((a - center) / sigma, (b - center) / sigma, center, sigma)
+
+    truth = truncated(mu)
+    w, best = float(truncated(float(truth.mean())).median()), float(truth.median())
     t = torch.linspace(best, w, 1001, dtype=torch.float64)
     return float(torch.trapezoid(torch.from_numpy(2 * truth.cdf(t.numpy()) - 1), t))
-
-
-def _mean(mu: float, sigma: float, a: float, b: float) -> float:
-    """Of a truncated normal distribution."""
-    low, high = (a - mu) / sigma, (b - mu) / sigma
-    ends = (math.exp(-low * low / 2) - math.exp(-high * high / 2)) / math.sqrt(2 * math.pi)
-    return mu + sigma * 2 * ends / (math.erf(high / math.sqrt(2)) - math.erf(low / math.sqrt(2)))
 
 
 # --- what `raydiff theory feddistr` prints ---
 
 
 def report(out: Path, *, repetitions: int = 2000) -> list[str]:
-    """The table and the counter-examples; a picture into the folder `out`."""
+    """Lines of text with the table and the counter-examples; writes feddistr-theory.png into the folder `out`."""
     settings = [Setting(clients=k, records=n, xi=xi) for k, n, xi in itertools.product(CLIENTS, RECORDS, XIS)]
-    found = {setting: _losses(setting, repetitions) for setting in settings}
+    losses = {setting: _losses(setting, repetitions) for setting in settings}
     picture = out / "feddistr-theory.png"
-    _draw(picture, found)
+    _draw(picture, losses)
     head = ("K", "n/m", "xi", "measured", "Thm 1", "appendix", "Thm 2", "1 fails at", "2 fails at")
     return [
         f"FedDistr's Theorems 1 and 2 where the truth is known: 20 bases, {repetitions} repetitions, L = 1.",
         "Epsilon that eps_u stays below with probability 0.95 at b - a = 1: measured, as promised (-: never); then the",
         "b - a from which a theorem as printed, which does not know b - a, is violated (95 % interval below the bound)",
-        *grid((4, 5, 7, 10, 12, 12, 12, 12, 12), [head, *(_cells(*item) for item in found.items())]),
+        *aligned([head, *(_cells(*item) for item in losses.items())], words=0),
         "",
         *_many_bases(repetitions),
         *_counter_examples(),
@@ -232,7 +218,7 @@ def _cells(setting: Setting, losses: Tensor) -> tuple[str, ...]:
     fails = [fails_from(losses, setting, ALL_WIDTHS, theorem=theorem) for theorem in (1, 2)]
     bounds = *(theorem1(setting.fewest, EPS, width=width) for width in (None, 1.0)), theorem2(setting, EPS)
     reached = [promised(bound, EPS) for bound in bounds]
-    if setting.xi > 0:  # Theorem 1 means something at xi = 0 alone
+    if setting.xi > 0:  # Theorem 1 is about xi = 0
         reached[:2], fails[0] = [math.inf, math.inf], math.inf
     values = (f"{value:.3g}" if value < math.inf else "-" for value in (*reached, *fails))
     measured = f"{float(losses.quantile(0.95)):.5f}"
@@ -244,31 +230,31 @@ def _many_bases(repetitions: int) -> list[str]:
     setting = Setting(clients=2, bases=800, records=1)
     losses = _losses(setting, repetitions)
     eps = losses.quantile(torch.tensor([0.01], dtype=torch.float64))
-    share, low, high = (float(v) for v in probability(losses, eps))
+    fraction, low, high = (float(v) for v in probability(losses, eps))
     bound = float(theorem1(setting.fewest, eps, width=1.0))
     return [
         "Theorem 1 in the appendix's form, with n_k records of 400 bases at each of two clients, one of each base: at",
-        f"epsilon = {float(eps):.4f} it says {bound:.3f}; measured {bracket(share, low, high)}",
+        f"epsilon = {float(eps):.4f} it says {bound:.3f}; measured {bracket(fraction, low, high)}",
     ]
 
 
 def _counter_examples() -> list[str]:
     rows: Rows = [("K", "own", "xi", "1/(K-1)^2", "share", "Lemma 3", "xi m/K")]
-    for clients, own in ((2, 1), (5, 1), (5, 4), (20, 1)):
-        xi, *shares = (f"{value:.4f}" for value in dominant_share(one_shared(clients, own)))
-        rows.append((str(clients), str(own), xi, f"{1 / (clients - 1) ** 2:.4f}", *shares))
+    for clients, exclusive in ((2, 1), (5, 1), (5, 4), (20, 1)):
+        xi, *bounds = (f"{value:.4f}" for value in dominant_share(one_shared(clients, exclusive)))
+        rows.append((str(clients), str(exclusive), xi, f"{1 / (clients - 1) ** 2:.4f}", *bounds))
     return [
         "Lemma 2 with the sample mean as the parameter mu of phi(0, 0.5, 0, 1): eps_u tends to "
         f"{literal_limit():.4f}, not to 0, as n grows",
         "Lemma 3 for Definition 1's cosine, K clients with `own` bases each and one that all share evenly:",
-        *grid((4, 5, 9, 11, 8, 9, 9), rows),
+        *aligned(rows, words=0),
     ]
 
 
-def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
+def _draw(path: Path, results: Mapping[Setting, Tensor]) -> None:
     """The probability by epsilon at two widths, measured and bounded; epsilon at probability 0.95 by xi."""
     drawn = Setting(clients=20, records=50)  # With one base per client all of Theorem 1 can hold.
-    losses, (figure, ((*curves, blow_up),)) = found[drawn], panels(1, 3, size=(14, 4.4), dpi=110)
+    losses, (figure, ((*curves, blow_up),)) = results[drawn], panels(1, 3, size=(14, 4.4), dpi=110)
     for axes, width in zip(curves, WIDTHS, strict=True):
         low, high = width * float(losses.min()) / 2, max(3.0, 5 * width) / math.sqrt(drawn.records)
         eps = torch.logspace(math.log10(min(low, 0.02)), math.log10(high), 200, dtype=torch.float64)
@@ -281,9 +267,11 @@ def _draw(path: Path, found: Mapping[Setting, Tensor]) -> None:
         axes.set_title(f"K = m = 20, n/m = {drawn.records}, xi = 0, b - a = {width:g}")
         axes.legend(fontsize=8)
     for colour, clients in enumerate(CLIENTS):
-        mine = [s for s in found if (s.clients, s.records) == (clients, drawn.records)]
-        measured = [float(found[s].quantile(0.95)) for s in mine]
-        blow_up.plot([s.xi + 1e-3 for s in mine], measured, "o-", color=f"C{colour}", label=f"K = {clients}, measured")
+        settings = [s for s in results if (s.clients, s.records) == (clients, drawn.records)]
+        measured = [float(results[s].quantile(0.95)) for s in settings]
+        blow_up.plot(
+            [s.xi + 1e-3 for s in settings], measured, "o-", color=f"C{colour}", label=f"K = {clients}, measured"
+        )
         xi = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1].square() / (clients - 1) ** 2
         promised = [math.sqrt(2 * math.log(40) / (drawn.records * (1 - (clients - 1) * x**0.5))) for x in xi.tolist()]
         blow_up.plot(xi + 1e-3, promised, "--", color=f"C{colour}", label=f"K = {clients}, Theorem 2, to 1/(K-1)^2")

@@ -1,9 +1,11 @@
-"""The audit of a file: what is printed, what is saved, and one sentence for bad input. Nothing is trained."""
+"""The audit of a file: what is printed, saved, logged and refused. Nothing is trained."""
 
 from __future__ import annotations
 
 import json
 import shutil
+from contextlib import redirect_stdout
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +16,19 @@ import pytest
 from PIL import Image
 from reference import pdp_reference
 
+from raydiff.cli.options import parse
 from raydiff.data.tables.read import Table, read
 from raydiff.models.d3pm_kernel import Sigmoid
 from raydiff.papers.discrete import audit_command as audit
-from raydiff.papers.discrete import audit_log
+from raydiff.papers.discrete.audit_results import AuditResults
 from raydiff.papers.discrete.bound import UNCONDITIONAL, ReleasedRows
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.tracking import mlflow_store
 
+PEOPLE = ["--label", "income", "--bins", "4", "--steps", "5", "--schedule", "sigmoid"]
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
+
+def people() -> pd.DataFrame:
     """60 rows; row 41 has a colour of its own and row 7 no label."""
     rng = np.random.default_rng(0)
     frame = pd.DataFrame(
@@ -37,20 +41,37 @@ def file(tmp_path: Path) -> Path:
     )
     frame.loc[41, "colour"] = "green"
     frame.loc[7, "income"] = None
-    frame.to_csv(tmp_path / "people.csv", index=False)
-    return tmp_path / "people.csv"
+    return frame
 
 
-def run(file: Path, *more: str) -> Path:
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("people") / "people.csv"
+    people().to_csv(path, index=False)
+    return path
+
+
+def run(file: Path, out: Path, *more: str) -> str:
+    """What the command prints."""
+    printed = StringIO()
+    with redirect_stdout(printed):
+        assert audit.main([str(file), *PEOPLE, "--out", str(out), *more]) == 0
+    return printed.getvalue()
+
+
+def audited(file: Path, *more: str) -> AuditResults:
+    """The results without any file written; nothing is removed unless --remove is among `more`."""
+    return audit.audited(parse(audit.Options, [str(file), *PEOPLE, "--out", "none", "--remove", *more], None))
+
+
+@pytest.fixture(scope="module")
+def saved(file: Path) -> tuple[Path, str]:
     out = file.parent / "out"
-    arguments = [str(file), "--label", "income", "--bins", "4", "--steps", "5", "--schedule", "sigmoid"]
-    assert audit.main([*arguments, "--out", str(out), *more]) == 0
-    return out
+    return out, run(file, out, "--release", "7", "--epsilon", "0.5", "--remove", "0.1")
 
 
-def test_prints_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(file, "--release", "7", "--epsilon", "0.5", "--remove", "0.1")
-    text = capsys.readouterr().out
+def test_prints_and_saves(saved: tuple[Path, str]) -> None:
+    out, text = saved
     assert (out / "report.txt").read_text() in text
     assert "row 41: inf  no other record of its income has its colour" in text
     assert "59 records, 3 columns, k = 4" in text
@@ -60,14 +81,12 @@ def test_prints_and_saves(file: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "data-dependent, confidential to the curator, no replacement for DP" in text
     assert text.count("  row ") == 10
     (removal,) = json.loads((out / "removals.json").read_text())
-    assert removal["share"] == 0.1
-    assert removal["left"]["records"] == 53
-    assert removal["left"]["infinite"] == 0
+    assert (removal["share"], removal["left"]["records"], removal["left"]["infinite"]) == (0.1, 53, 0)
     assert (out / "audit.png").stat().st_size > 1000
 
 
-def test_rows_hold_the_bound_of_algorithm_1(file: Path) -> None:
-    frame = pd.read_parquet(run(file, "--release", "7", "--epsilon", "0.5", "--remove") / "records.parquet")
+def test_rows_hold_the_bound_of_algorithm_1(file: Path, saved: tuple[Path, str]) -> None:
+    frame = pd.read_parquet(saved[0] / "records.parquet")
     assert frame["row"].tolist() == [row for row in range(60) if row != 7]
     table = read(Table(source=str(file), label="income", bins=4))
     release = ReleasedRows(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), samples=7, epsilon=0.5)
@@ -81,91 +100,66 @@ def test_rows_hold_the_bound_of_algorithm_1(file: Path) -> None:
     assert frame["alone_in"].isna().sum() == 58
 
 
-def test_a_model_that_is_conditional_on_nothing(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    frame = pd.read_parquet(run(file, "--unconditional", "--epsilon", "0.5", "--remove") / "records.parquet")
+def test_a_model_that_is_conditional_on_nothing(file: Path) -> None:
+    results = audited(file, "--unconditional", "--epsilon", "0.5")
     table = read(Table(source=str(file), label="income", bins=4)).codes.numpy()
     release = ReleasedRows(kernel=Kernel(alpha=Sigmoid().alpha(5).tolist(), categories=4), epsilon=0.5)
-    np.testing.assert_allclose(frame["delta"], pdp_reference.deltas(table, release), rtol=1e-9)
-    assert UNCONDITIONAL in capsys.readouterr().out
+    np.testing.assert_allclose(results.frame()["delta"], pdp_reference.deltas(table, release), rtol=1e-9)
+    assert UNCONDITIONAL in results.caveats
 
 
 def test_rows_of_each_label(file: Path) -> None:
-    once, found = (
-        pd.read_parquet(run(file, "--remove", "--release", *rows) / "records.parquet")
-        for rows in (["1"], ["low=3", "high=20"])
-    )
-    income = pd.read_csv(file)["income"].dropna().to_numpy()
-    np.testing.assert_allclose(found["delta"], once["delta"] * np.where(income == "low", 3, 20), rtol=1e-9)
+    once, more = (audited(file, "--release", *rows).frame()["delta"] for rows in (["1"], ["low=3", "high=20"]))
+    income = people()["income"].dropna().to_numpy()
+    np.testing.assert_allclose(more, once * np.where(income == "low", 3, 20), rtol=1e-9)
 
 
-def test_the_only_record_of_a_label_is_said_to_be(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    frame = pd.read_csv(file)
+def test_the_only_record_of_a_label_is_said_to_be(tmp_path: Path) -> None:
+    frame = people()
     frame.loc[20, "income"] = "unknown"
-    frame.to_csv(file, index=False)
-    saved = pd.read_parquet(run(file, "--remove") / "records.parquet").set_index("row")
-    assert (saved.loc[20, "delta"], saved.loc[20, "alone_in"]) == (np.inf, "income")
-    assert "row 20: inf  no other record has its income" in capsys.readouterr().out
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    results = audited(tmp_path / "people.csv")
+    bounds = results.frame().set_index("row")
+    assert (bounds.loc[20, "delta"], bounds.loc[20, "alone_in"]) == (np.inf, "income")
+    assert "  row 20: inf  no other record has its income" in results.record_lines()
 
 
-# --- columns and bins ---
-
-
-@pytest.fixture
-def savings(file: Path) -> Path:
-    """Nearly all have none, so the quantiles cut the others: < 100, 100 to < 200, 200 to < 400, >= 400."""
-    frame = pd.read_csv(file)
-    frame["savings"] = 0
+def test_columns_with_lone_bins_are_named_and_can_be_left_out(tmp_path: Path) -> None:
+    """Nearly all have no savings, so quantiles cut the others: < 100, 100 to < 200, 200 to < 400, >= 400."""
+    frame = people().assign(savings=0, colour=["red", "blue"] * 30)
     frame.loc[[1, 11, 21, 31, 51], "savings"] = [100, 200, 300, 400, 500]
-    frame["colour"] = ["red", "blue"] * 30
-    frame.to_csv(file, index=False)
-    return file
-
-
-def test_bins_with_one_record_are_merged(savings: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    merged = pd.read_parquet(run(savings, "--unconditional", "--remove") / "records.parquet")
-    assert "bins with a single record merged with a neighbour in savings" in capsys.readouterr().out
-    kept = pd.read_parquet(run(savings, "--unconditional", "--remove", "--keep-bins") / "records.parquet")
-    assert "alone in a bin of savings" in capsys.readouterr().out
-    assert np.isfinite(merged["delta"]).all()
-    infinite = kept[np.isinf(kept["delta"])]
+    frame.to_csv(tmp_path / "people.csv", index=False)
+    results = audited(tmp_path / "people.csv", "--unconditional")
+    assert any("alone in a quantile bin of savings" in line for line in results.setting)
+    bounds = results.frame()
+    infinite = bounds[np.isinf(bounds["delta"])]
     assert set(infinite["row"]) == {1} and set(infinite["alone_in"]) == {"savings"}
+    without = audited(tmp_path / "people.csv", "--exclude", "savings", "age")
+    assert "2 columns, k = 3" in without.setting[0] and not any("alone" in line for line in without.setting)
 
 
-def test_columns_are_left_out(savings: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    frame = pd.read_parquet(run(savings, "--exclude", "savings", "age", "--remove") / "records.parquet")
-    assert "2 columns, k = 3" in capsys.readouterr().out
-    assert set(frame["alone_in"].dropna()) <= {"colour", "size"}
-
-
-def test_a_later_step_and_a_schedule_that_stops_early(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    out = run(file, "--release-step", "2", "--schedule", "linear", "--rate", "0.1")
-    text = capsys.readouterr().out
-    assert "0 of them infinite" in text
-    assert "of the signal at T, but generation starts from pure noise" in text
-    assert "psi_2" not in pd.read_parquet(out / "records.parquet").columns
+def test_a_later_step_and_a_schedule_that_stops_early(file: Path) -> None:
+    results = audited(file, "--release-step", "2", "--schedule", "linear", "--rate", "0.1")
+    assert results.summary.infinite == 0 and "psi_2" not in results.frame().columns
+    assert any("of the signal at T, but generation starts from pure noise" in line for line in results.caveats)
 
 
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--label", "salary"], "no column 'salary'"),
-        (["--epsilon", "0"], "epsilon must be a positive number"),
+        (["--epsilon", "0"], "epsilon must be"),
         (["--release", "0"], "samples must be at least 1, got 0"),
         (["--release", "many"], "a number of rows or LABEL=ROWS, got 'many'"),
         (["--release", "low=1", "low=1"], "once each of high, low"),
         (["--release", "low=1", "higher=1"], "once each of high, low"),
-        (["--exclude", "income"], "exclude names 'income', which is not among the columns"),
-        (["--exclude", "colour", "size", "age"], "exclude leaves no column"),
         (["--release-step", "6"], r"step must be in 0\.\.5, got 6"),
-        (["--steps", "0"], "steps must be at least 1"),
-        (["--schedule", "linear", "--rate", "2"], r"\(0, 1\], got 2"),
         (["--remove", "1.5"], r"\(0, 1\), got 1.5"),
         (["--remove", "0.99"], "leaves 1 records"),
     ],
 )
-def test_bad_input_is_one_sentence(file: Path, more: list[str], message: str) -> None:
+def test_bad_input(file: Path, more: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        run(file, *more)
+        audited(file, *more)
 
 
 # --- MLflow ---
@@ -193,61 +187,56 @@ def logged(store: Path) -> tuple[Any, dict[str, Path], dict[str, list[tuple[int,
 def test_without_a_flag_nothing_is_logged(file: Path, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (store / "mlflow.db").read_bytes()
     monkeypatch.setattr(mlflow_store, "log_folder", lambda *a, **k: pytest.fail("it logs"))
-    run(file, "--remove", "--storage", str(store))
+    run(file, store.parent / "out", "--remove", "--storage", str(store))
     assert [p.name for p in store.iterdir()] == ["mlflow.db"] and (store / "mlflow.db").read_bytes() == before
 
 
-def test_the_log_has_a_summary_and_no_record(file: Path, store: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Everything that is there is listed here, so nothing else is."""
-    out = run(file, "--log", "--release", "7", "--remove", "0.1", "0.5", "--storage", str(store))
-    told, files, metrics = logged(store)
+def test_the_log_has_a_summary_and_no_record(file: Path, store: Path) -> None:
+    """Everything that is logged is listed here, so nothing else is."""
+    out = store.parent / "out"
+    printed = run(file, out, "--log", "--release", "7", "--remove", "0.1", "0.5", "--storage", str(store))
+    assert "holds summary numbers, which depend on the records" in printed
+    entry, files, metrics = logged(store)
     frame, text = pd.read_parquet(out / "records.parquet"), files["audit/report.txt"].read_text()
-    assert "holds summary numbers, which depend on the records" in capsys.readouterr().out
     assert sorted(files) == ["audit/audit.png", "audit/removals.json", "audit/report.txt"]
-    own = [
+    private = [
         line for line in (out / "report.txt").read_text().splitlines() if line.startswith(("  row ", "most exposed"))
     ]
-    assert len(own) == 11 and "has its colour" in own[1]
-    assert "row 41" not in text and "its colour" not in text and not [line for line in own if line in text]
+    assert len(private) == 11 and "has its colour" in private[1]
+    assert "row 41" not in text and "its colour" not in text and not [line for line in private if line in text]
     assert "after removing the most exposed" in text and "confidential to the curator" in text
-    assert (out / "removals.json").read_bytes() == files["audit/removals.json"].read_bytes()
     with Image.open(files["audit/audit.png"]) as logged_picture, Image.open(out / "audit.png") as whole:
-        assert (logged_picture.width, whole.width) == (600, 1200)  # the panel of removals alone
-    assert set(told.data.params) == {"table", "columns", "k", *audit_log.SETTINGS}
-    assert (told.data.params["table"], told.data.params["release"]) == ("people.csv", "7")
+        assert (logged_picture.width, whole.width) == (600, 1200)  # only the panel of removals
+    assert set(entry.data.params) == {"table", "columns", "k", *audit.SETTINGS}
+    assert (entry.data.params["table"], entry.data.params["release"]) == ("people.csv", "7")
     finite = frame["delta"][np.isfinite(frame["delta"])]
     names = ("records", "delta_mean", *(f"delta_q{q}" for q in ("05", "25", "50", "75", "95")), "vacuous", "infinite")
     assert metrics["pdp/delta_mean"] == [(0, pytest.approx(finite.mean()))]
     assert metrics["pdp/records"] == [(0, 59)] and metrics["pdp/infinite"] == [(0, 1)]
     assert metrics["pdp/delta_q50"] == [(0, frame["delta"].sort_values().iloc[29])]
     assert metrics["pdp/after_removal/share"] == [(6, 0.1), (30, 0.5)]
-    assert [step for step, _ in metrics["pdp/after_removal/delta_largest"]] == [6, 30]
     after = {f"pdp/after_removal/{name}" for name in (*names, "delta_largest", "share")}
     assert set(metrics) == {f"pdp/{name}" for name in names} | after
     assert sum(map(len, metrics.values())) == 9 + 2 * 11
-    tags = {k: v for k, v in told.data.tags.items() if not k.startswith("raydiff.made_by.")}
-    assert (tags["raydiff.kind"], tags["raydiff.privacy"], tags["raydiff.audit.delta_largest"]) == (
-        "audit",
-        "none",
-        "inf",
-    )
-    own_tags = {"kind", "privacy", "confidential", "audit", "audit.delta_largest"}
-    assert set(tags) == {*(f"raydiff.{t}" for t in own_tags), "mlflow.note.content", "mlflow.runName"}
-    for said in (tags["raydiff.audit"], tags["mlflow.note.content"]):
-        assert "data-dependent, confidential to the curator, no replacement for DP" in said
-        assert "valid for a perfectly trained model" in said and "row" not in said.replace("grow", "")
-    assert told.info.run_name == "out" and told.info.status == "FINISHED"
+    tags = {k: v for k, v in entry.data.tags.items() if not k.startswith("raydiff.made_by.")}
+    kinds = {"kind": "audit", "privacy": "none", "audit.delta_largest": "inf"}
+    assert {k: tags[f"raydiff.{k}"] for k in kinds} == kinds
+    names_of_tags = {*(f"raydiff.{t}" for t in (*kinds, "confidential", "audit")), "mlflow.note.content"}
+    assert set(tags) == {*names_of_tags, "mlflow.runName"}
+    for note in (tags["raydiff.audit"], tags["mlflow.note.content"]):
+        assert "confidential to the curator" in note and "row" not in note.replace("grow", "")
+    assert entry.info.run_name == "out" and entry.info.status == "FINISHED"
 
 
 def test_confidential_it_has_the_records_too(file: Path, store: Path) -> None:
-    (file.parent / "out").mkdir()
-    (file.parent / "out" / "thesis.tex").write_text("mine")
-    out = run(file, "--log-confidential", "--remove", "--storage", str(store))
-    told, files, metrics = logged(store)
+    out = store.parent / "out"
+    out.mkdir()
+    (out / "thesis.tex").write_text("mine")
+    run(file, out, "--log-confidential", "--remove", "--storage", str(store))
+    entry, files, metrics = logged(store)
     names = ("audit.png", "records.parquet", "removals.json", "report.txt")
     assert sorted(files) == [f"audit/{name}" for name in names]
-    assert all((out / name).read_bytes() == files[f"audit/{name}"].read_bytes() for name in names)
-    assert "row 41: inf  no other record of its income has its colour" in files["audit/report.txt"].read_text()
+    assert (out / "report.txt").read_bytes() == files["audit/report.txt"].read_bytes()
     assert pq.read_table(files["audit/records.parquet"])["row"].to_pylist() == [r for r in range(60) if r != 7]
-    assert told.data.tags["raydiff.confidential"].startswith("holds the bound of every record")
+    assert entry.data.tags["raydiff.confidential"].startswith("holds the bound of every record")
     assert not [name for name in metrics if "after_removal" in name]

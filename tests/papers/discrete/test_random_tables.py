@@ -14,8 +14,6 @@ def test_shares_of_the_values() -> None:
     table = skewed(20_000, 3, 5, p=0.6, rng=generator(0, "x"))
     shares = np.bincount(table.reshape(-1), minlength=5) / table.size
     assert shares == pytest.approx([0.6, 0.1, 0.1, 0.1, 0.1], abs=0.01)
-    with pytest.raises(ValueError, match=r"p must be in 0\.\.1, got 1\.5"):
-        skewed(2, 1, 2, p=1.5, rng=generator(0, "x"))
 
 
 def test_rows_that_agree_nowhere_are_added() -> None:
@@ -28,5 +26,3 @@ def test_rows_that_agree_nowhere_are_added() -> None:
         rest = [setting.columns * (1 - release.kernel.blur[t - 1]) / size**2 for t in release.steps]
         assert main[row] == pytest.approx(found.terms[0] - release.price * np.array(rest), rel=1e-9)
         assert radius[row].tolist() == found.radius[0].tolist()
-    with pytest.raises(ValueError, match="sizes must be 50 or more, got 49"):
-        growing(setting, (60, 49), generator(0, "x"))

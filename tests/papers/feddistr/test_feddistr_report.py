@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from trial_folders import finished, line, write_trial
+from trial_folders import finished, write_trial
 
 from raydiff.papers.feddistr import report as feddistr
 from raydiff.report import load
@@ -35,7 +35,6 @@ def trial(
     clients: int = 2,
     epsilon: float = math.inf,
     sent: float = 0.0,
-    lines: list[dict[str, Any]] | None = None,
     **fields: Any,
 ) -> None:
     """A finished trial; `xi` None: on pooled data. `sent` in bytes, of all clients; `fields` of the method."""
@@ -54,7 +53,6 @@ def trial(
         clients=clients,
         seed=seed,
         outcome=finished(epsilon, 1.0, **client, **final),
-        lines=lines,
     )
 
 
@@ -134,9 +132,8 @@ def test_differences_are_taken_over_the_seeds_that_both_have(found: pd.DataFrame
     assert (row["mean"], row["low"]) == pytest.approx((-0.15, -0.15 - half))
 
 
-def test_ties_wins_and_single_seeds_are_told_apart(sweep: Path, found: pd.DataFrame, rows: pd.DataFrame) -> None:
-    curve = feddistr.curves(load.rounds(sweep))
-    tables = feddistr.differences(found), feddistr.convergence(found, curve)
+def test_ties_wins_and_single_seeds_are_told_apart(found: pd.DataFrame, rows: pd.DataFrame) -> None:
+    tables = feddistr.differences(found), feddistr.convergence(found)
     text = "\n\n".join(map(str, feddistr.tables(found, rows, *tables)))
     section = text.partition("## FedDistr minus")[2].partition("##")[0]
     cells = [[cell.strip() for cell in row.split("|")] for row in section.splitlines() if row.startswith("| Fed")]
@@ -147,27 +144,13 @@ def test_ties_wins_and_single_seeds_are_told_apart(sweep: Path, found: pd.DataFr
 
 
 def test_convergence_is_the_first_round_count_near_the_last(found: pd.DataFrame) -> None:
-    none = feddistr.curves(pd.DataFrame(columns=["digest", "step", "metric", "value"]))
-    row = one(feddistr.convergence(found, none), "FedAvg")
-    assert [row[c] for c in ("rounds", "last", "split", "points")] == [5, 10, "test", 3]
+    row = one(feddistr.convergence(found), "FedAvg")
+    assert [row[c] for c in ("rounds", "last", "points")] == [5, 10, 3]
     assert (row["parameters"], row["per_message"]) == (10000.0, 1000.0)
     assert (row["paper_rounds"], row["paper_parameters"]) == (150, "11.7M")
     further = found.assign(loss=found["loss"] + 0.002 * (found["rounds"] == 5))  # .011 above the last
-    assert one(feddistr.convergence(further, none), "FedAvg")["rounds"] == 10
-    assert "centralised" not in set(feddistr.convergence(found, none)["name"])
-
-
-def test_convergence_is_read_off_the_validation_curve_where_there_is_one(tmp_path: Path) -> None:
-    accuracies = ((0.1, 0.45, 0.5), (0.1, 0.53, 0.5))  # mean: .1, .49, .5
-    for seed, of in enumerate(accuracies):
-        steps = [
-            line(i, math.inf, **{"validation/accuracy": a, "comm/bytes_up": 8000.0 * (i + 1)}) for i, a in enumerate(of)
-        ]
-        trial(tmp_path, "FedAvg", 0.4, seed=seed, rounds=3, sent=24000, lines=steps, **PLAIN)
-        trial(tmp_path, "FedAvg", 0.4, seed=seed, rounds=1, sent=8000, **PLAIN)
-    found = feddistr.readings(load.runs(tmp_path))
-    row = one(feddistr.convergence(found, feddistr.curves(load.rounds(tmp_path))), "FedAvg")
-    assert [row[c] for c in ("rounds", "last", "split", "points", "parameters")] == [2, 3, "validation", 3, 4000.0]
+    assert one(feddistr.convergence(further), "FedAvg")["rounds"] == 10
+    assert "centralised" not in set(feddistr.convergence(found)["name"])
 
 
 def test_what_else_was_swept_tells_arms_apart_and_twins_are_refused(tmp_path: Path) -> None:
@@ -189,7 +172,7 @@ def test_the_job_writes_what_the_sweep_has_an_answer_to(
     assert {p.name for p in tmp_path.iterdir()} == {"feddistr.md", *tables, *pictures}
     says = capsys.readouterr().out
     assert (tmp_path / "feddistr.md").read_text().strip() in says
-    assert "| 0 | 2 | FedAvg | 5 | 10 | test, 3 points | 10,000 | 1,000 | 150 | 11.7M |" in says
+    assert "| 0 | 2 | FedAvg | 5 | 10 | 3 | 10,000 | 1,000 | 150 | 11.7M |" in says
     assert "FedProx" in says and "nan" not in says  # of which the paper says nothing
 
 

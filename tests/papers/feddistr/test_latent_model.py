@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import huggingface_hub
@@ -25,7 +25,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.models.ddpm import alphas_bar
 from raydiff.papers.feddistr.latent import folder as latent_folder
 from raydiff.papers.feddistr.latent import model as latent
-from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, check_disjoint, load
+from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, load
 from raydiff.papers.feddistr.method import FedDistr
 
 SHAPE, LATENT = (1, 14, 14), (4, 7, 7)
@@ -80,8 +80,10 @@ def test_encoding_is_the_scaled_mean_and_decoding_its_inverse(model: LatentDiffu
     assert z.shape == (5, *LATENT) and model.latent_shape(SHAPE) == LATENT
     torch.testing.assert_close(z, (mean - 0.2) * 0.7)
     torch.testing.assert_close(model.decode(z), plain.clamp(-1, 1))
-    loud = replace(model, vae=_Loud(vae)).decode(z)
-    assert loud.min() == -1 and loud.max() == 1 and (loud.abs() < 1).any()
+    loud = copy.deepcopy(vae)
+    loud.decoder.conv_out.weight.mul_(10)
+    pictures = replace(model, vae=loud).decode(z)
+    assert pictures.min() == -1 and pictures.max() == 1 and (pictures.abs() < 1).any()
     monkeypatch.setattr(latent, "PIXELS", 2 * 14 * 14)
     torch.testing.assert_close(model.encode(images), z)  # in chunks of 2
     torch.testing.assert_close(model.decode(z), plain.clamp(-1, 1))
@@ -155,17 +157,6 @@ def test_guidance_goes_from_the_empty_prompt_to_the_condition_and_beyond(model: 
         torch.testing.assert_close((latents_ - 0.2) * 0.7, expected, rtol=1e-3, atol=1e-4)
 
 
-class _Loud(torch.nn.Module):
-    """A vae whose pictures have ten times the contrast."""
-
-    def __init__(self, vae: Any) -> None:
-        super().__init__()
-        self.vae, self.config = vae, vae.config
-
-    def decode(self, z: Tensor) -> Any:
-        return SimpleNamespace(sample=10 * self.vae.decode(z).sample)
-
-
 class _Spy(torch.nn.Module):
     """A vae that keeps what it is asked to decode."""
 
@@ -211,18 +202,20 @@ def _lacking_a_weight(folder: Path) -> None:
 SCHEDULER = "scheduler/scheduler_config.json"
 WEIGHTS = "diffusion_pytorch_model.safetensors"
 CASES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no index": (lambda f: (f / "model_index.json").unlink(), "lacks model_index.json: it is none, or half of one"),
+    "no index": (lambda f: (f / "model_index.json").unlink(), "lacks model_index.json"),
     "index is no object": (lambda f: (f / "model_index.json").write_text("[]"), "is not a JSON object"),
-    "no unet": (lambda f: shutil.rmtree(f / "unet"), "lacks its unet: half of it is missing"),
-    "no config": (lambda f: (f / "vae/config.json").unlink(), "lacks config.json"),
-    "no weights": (lambda f: (f / "unet" / WEIGHTS).unlink(), f"lack {WEIGHTS}: it was not downloaded"),
-    "no shard": (_sharded, "lack diffusion_pytorch_model-00001-of-00002.safetensors: it was not downloaded"),
-    "cut short": (lambda f: _cut(f / "vae" / WEIGHTS), "is damaged or cut short"),
+    "no unet": (lambda f: shutil.rmtree(f / "unet"), "unet lacks config.json"),
+    "no weights": (lambda f: (f / "unet" / WEIGHTS).unlink(), "unet of the latent .* cannot be read: .*no file"),
+    "no shard": (_sharded, "unet of the latent .* cannot be read"),
+    "cut short": (lambda f: _cut(f / "vae" / WEIGHTS), "vae of the latent .* cannot be read"),
     "a weight missing": (_lacking_a_weight, "the vae in .* lacks 1 of its weights, such as quant_conv.bias"),
-    "pickle": (_pickled, r"are pickles \(diffusion_pytorch_model.bin\).*safetensors only"),
+    "pickle": (_pickled, r"unet of the latent .* cannot be read: .*safetensors"),
     "another vae": (lambda f: latents.edit(f / "vae/config.json", _class_name="VQModel"), "is a VQModel: only Auto"),
-    "no tokens": (lambda f: (f / "tokens.safetensors").unlink(), "has neither a text_encoder nor tokens.safetensors"),
-    "tokens cut short": (lambda f: _cut(f / "tokens.safetensors"), "tokens.safetensors is damaged or cut short"),
+    "no tokens": (lambda f: (f / "tokens.safetensors").unlink(), "tokens.safetensors of the latent .* cannot be read"),
+    "tokens cut short": (
+        lambda f: _cut(f / "tokens.safetensors"),
+        "tokens.safetensors of the latent .* cannot be read",
+    ),
     "sample prediction": (
         lambda f: latents.edit(f / SCHEDULER, prediction_type="sample"),
         "must have a prediction_type of epsilon, v_prediction, got 'sample'",
@@ -231,10 +224,11 @@ CASES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda f: (f / SCHEDULER).write_text('{"_class_name": "FlowMatchEulerDiscreteScheduler"}'),
         r"has no betas \(FlowMatchEulerDiscreteScheduler\)",
     ),
+    "unknown schedule": (lambda f: latents.edit(f / SCHEDULER, beta_schedule="mine"), "scheduler .* cannot be read"),
     "pure noise": (lambda f: latents.edit(f / SCHEDULER, rescale_betas_zero_snr=True), "ends in pure noise"),
     "text encoder missing": (
         lambda f: latents.edit(f / "model_index.json", text_encoder=["transformers", "CLIPTextModel"]),
-        "lacks its tokenizer",
+        "text_encoder lacks config.json",
     ),
 }
 
@@ -264,10 +258,7 @@ def test_pictures_that_do_not_fit(model: LatentDiffusion, tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    assert (
-        message(str(tmp_path / "gone"))
-        == f"there is no folder {tmp_path}/gone of a latent diffusion model: raydiff pretrain makes one"
-    )
+    assert f"there is no folder {tmp_path}/gone of a latent diffusion model" in message(str(tmp_path / "gone"))
 
 
 def test_a_name_of_the_hub_is_downloaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,19 +317,9 @@ def test_the_digest_is_over_weights_and_configs(own: Path, folder: Path, tmp_pat
     assert load(str(other)).digest != load(str(folder)).digest
 
 
-@pytest.mark.parametrize("call", [lambda m: m.load(), lambda m: m.for_data(SHAPE, ())])
-def test_without_a_path_it_says_how_to_make_one(call: Callable[[LatentModel], object]) -> None:
+def test_without_a_path_it_says_how_to_make_one() -> None:
     with pytest.raises(ValueError, match=r"model\.path names no latent diffusion model: .*raydiff pretrain"):
-        call(LatentModel())
-
-
-def test_client_records_must_not_be_public(own: Path) -> None:
-    images = torch.rand(6, *SHAPE, generator=rng())
-    check_disjoint(str(own), images)  # a downloaded model tells nothing
-    (own / "public.json").write_text(json.dumps({"sha256": tree.digests(images[4:])}))
-    check_disjoint(str(own), images[:4])
-    with pytest.raises(ValueError, match=r"also in the public data the latent model was trained on: 1 of 3"):
-        check_disjoint(str(own), images[2:5])
+        LatentModel().for_data(SHAPE, ())
 
 
 # --- text encoders ---

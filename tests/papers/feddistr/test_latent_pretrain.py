@@ -15,6 +15,7 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Data
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent import pretrain
+from raydiff.papers.feddistr.latent.modules import PromptedDenoiser
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
 
 TINY = Pretraining(
@@ -73,7 +74,7 @@ def test_the_denoiser_is_trained_as_it_is_used(public: datasets.Records, made: P
     """The loss in training and `LatentDiffusion.loss` are one: the same time, scale and order of the prompt."""
     pretrain.save(made, tmp_path / "m", images=public.images, card={})
     model = latent.load(str(tmp_path / "m"))
-    module = pretrain._Denoiser((4, 4, 4), torch.zeros(1, 8), TINY)
+    module = PromptedDenoiser((4, 4, 4), torch.zeros(1, 8), widths=TINY.widths, layers=TINY.layers)
     module.unet, module.prefix.data = model.unet, model.prefix
     module.table.data = torch.stack([made.words[0], made.empty[0]])
     z_t, t = torch.randn(3, 4, 4, 4, generator=rng()), torch.tensor([1, 500, 1000])

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, match, threshold_between
+from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts, halves, in_proportion, match, threshold_between
 from raydiff.seeding import generator
 
 
@@ -45,7 +45,7 @@ BASES = {
 
 
 @pytest.mark.parametrize("kind", BASES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=20)
 @given(orders=st.lists(st.permutations(range(6)), min_size=1, max_size=3))
 def test_permuted_copies_are_aligned_exactly(kind: str, orders: list[list[int]]) -> None:
     vectors, threshold = BASES[kind]
@@ -87,7 +87,7 @@ def every_matching(sent: int, pool: int) -> list[list[int]]:
     return [list(way) for way in ways if len({p for p in way if p >= 0}) == sum(p >= 0 for p in way)]
 
 
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=40)
 @given(data=st.data(), grid=st.booleans(), threshold=st.floats(0.1, 6))
 def test_the_assignment_equals_a_search_over_all_of_them(data: st.DataObject, grid: bool, threshold: float) -> None:
     place = st.integers(-3, 3) if grid else st.floats(-3, 3, width=32)  # on the grid there are many ties
@@ -158,9 +158,16 @@ def test_with_one_prompt_a_label_the_threshold_is_from_pairs_of_any_labels() -> 
 @pytest.mark.parametrize(("ours", "theirs"), [([0], [0]), ([0, 1], [2, 3])])
 def test_a_threshold_needs_pairs(ours: list[int], theirs: list[int]) -> None:
     one, other = (prompts(torch.randn(len(labels), 3), labels) for labels in (ours, theirs))
-    with pytest.raises(ValueError) as caught:
+    with pytest.raises(ValueError, match=r"at least two public prompts: set method\.threshold"):
         threshold_between(one, other)
-    assert str(caught.value) == "a threshold needs at least two public prompts: give method.threshold"
 
 
-# --- on disk, and as a table -------------------------------------------------------------------------------
+def test_halves_have_equally_many_records_of_each_class_and_none_in_common() -> None:
+    classes = torch.tensor([0] * 9 + [1] * 9)
+    one, other = halves(classes, generator(1))
+    assert not set(one.tolist()) & set(other.tolist())
+    assert [classes[half].bincount().tolist() for half in (one, other)] == [[4, 4], [4, 4]]
+
+
+def test_pictures_are_in_proportion_to_records_at_least_one_for_each_prompt() -> None:
+    assert in_proportion(torch.tensor([100, 299, 1]), 40).bincount().tolist() == [10, 30, 1]

@@ -10,13 +10,7 @@ from the symmetric KL divergences of the outputs and of the chains. `forward` ha
 noised table q (Lemma A.3); it bounds `path` up to the error term of Assumption 2, which is not zero, since columns are
 drawn independently. Theorem 1 bounds `forward`.
 
-For m independent samples (`deltas`) a pair of distributions is a list of atoms (p_i, q_i), (2, atoms), and a product
-merges atoms of the same loss ln(p / q): exact up to rounding for factors of at most ATOMS atoms. Beyond, by bins of the
-loss,
-
-- below: a bin's atoms become one, (sum p, sum q): post-processing, so no delta grows.
-- above: their sum is split between the ends of the bin (Doroshenko et al., PoPETs 2022, arXiv 2207.04380):
-  post-processing undoes it, so no delta shrinks.
+The exact delta is that of one released row (m = 1); the bounds are those of m rows.
 
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Eq. 4, Appendix A.
 """
@@ -24,7 +18,7 @@ Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Eq. 4, Appendix A.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -33,27 +27,22 @@ from raydiff.papers.discrete.bound import ReleasedRows
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 
 STATES = 4096  # k^n up to which the chain is enumerated
-ATOMS = 512  # of a factor; a product has their square
-TIE = 1e-12  # losses closer than this are one
-TAIL = 1e-12  # mass at either end of the losses that may share a bin
 
 
 @dataclass(frozen=True, kw_only=True)
 class Exact:
-    """What one record changes; all are deltas at the release's epsilon, for its number of samples."""
+    """What one record changes, as deltas at the release's epsilon."""
 
     delta: float
-    """The smallest delta for which (epsilon, delta)-pDP holds; an upper bound on it where `least` is smaller."""
-    least: float
-    """A lower bound on it."""
+    """The smallest delta for which one released row is (epsilon, delta)-pDP."""
     output: float
     """KL bound of the output distributions."""
     path: float
     """KL bound of the chains."""
     forward: float
     """The same as `path`, under the noised table's distribution."""
-    gap: float
-    """max_t TV(q(v_t), p(v_t)) of Assumption 2, over both models."""
+    gaps: Floats
+    """(steps,) TV(q(v_t), p(v_t)) of Assumption 2, the larger of both models'."""
 
 
 def exact(table: Ints, record: int, release: ReleasedRows, weights: Ints | None = None) -> Exact:
@@ -61,33 +50,38 @@ def exact(table: Ints, record: int, release: ReleasedRows, weights: Ints | None 
 
     Raises ValueError for too many states.
     """
-    kernel = release.kernel
-    tables = neighbours(table, record, kernel, weights)
+    tables = neighbours(table, record, release.kernel, weights)
+    return compare(tables, release, lambda t: [column_chances(counts, release.kernel, t) for counts in tables])
+
+
+def compare(tables: Sequence[Floats], release: ReleasedRows, steps: Callable[[int], Sequence[Floats]]) -> Exact:
+    """Compare two models whose reverse steps are `steps`: t -> p(v_{t-1}^i = j | v_t) of each, (states, n, k).
+
+    tables: With the record and without, as `neighbours` gives them.
+    """
     chains = [np.full(tables[0].size, 1 / tables[0].size) for _ in tables]
-    path = forward = gap = 0.0
+    path, forward, gaps = 0.0, 0.0, []
     for t in reversed(release.steps):
-        columns = [column_chances(counts, kernel, t) for counts in tables]
-        noised = [noise(counts, kernel.matrix_since(t)).reshape(-1) for counts in tables]
-        gap = max(gap, *(variation(q, p) for q, p in zip(noised, chains, strict=True)))
+        columns = steps(t)
+        noised = [noise(counts, release.kernel.matrix_since(t)).reshape(-1) for counts in tables]
+        gaps.append(max(variation(q, p) for q, p in zip(noised, chains, strict=True)))
         path += divergence(chains, columns)
         forward += divergence(noised, columns)
         chains = [p @ joint(chances) for p, chances in zip(chains, columns, strict=True)]
     p, q = chains
     with np.errstate(divide="ignore", invalid="ignore"):
         output = float(np.where(p == q, 0, (p - q) * np.log(p / q)).sum())
-    least, delta = deltas(p, q, release.epsilon, release.samples)
     return Exact(
-        delta=delta,
-        least=least,
+        delta=max(hockey_stick(p, q, release.epsilon), hockey_stick(q, p, release.epsilon)),
         output=release.price * output,
         path=release.price * path,
         forward=release.price * forward,
-        gap=gap,
+        gaps=np.array(gaps[::-1]),
     )
 
 
 def neighbours(table: Ints, record: int, kernel: Kernel, weights: Ints | None = None) -> list[Floats]:
-    """The (rows, n) table with one copy of the record and without, as distributions (k, .., k).
+    """The (rows, n) table with one copy of the record and without it, as distributions (k, .., k).
 
     `weights` (rows,) counts equal rows. Raises ValueError for more than STATES states.
     """
@@ -122,7 +116,7 @@ def clean_chances(table: Floats, kernel: Kernel, t: int) -> Floats:
 
 def _chances(table: Floats, early: Floats, once: Floats, late: Floats) -> Floats:
     n, k = table.ndim, len(late)
-    found = np.empty((k**n, n, k))
+    result = np.empty((k**n, n, k))
     rows = states(n, k)
     for i in range(n):
         partly = table
@@ -131,8 +125,8 @@ def _chances(table: Floats, early: Floats, once: Floats, late: Floats) -> Floats
         others = np.moveaxis(partly, i, -1)  # (.., j)
         at = tuple(np.delete(rows, i, axis=1).T)
         chances = others[at] * once[:, rows[:, i]].T
-        found[:, i] = chances / chances.sum(axis=1, keepdims=True)
-    return found
+        result[:, i] = chances / chances.sum(axis=1, keepdims=True)
+    return result
 
 
 def noise(table: Floats, matrix: Floats) -> Floats:
@@ -174,81 +168,6 @@ def joint(chances: Floats) -> Floats:
     return joint
 
 
-# --- delta of m independent samples ---
-
-
 def hockey_stick(p: Floats, q: Floats, epsilon: float) -> float:
     """sum (p - e^epsilon q)_+."""
     return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
-
-
-def deltas(p: Floats, q: Floats, epsilon: float, samples: int) -> tuple[float, float]:
-    """What the larger of both directions' deltas at epsilon is at least and at most, for m = `samples`.
-
-    p and q are (states,) probabilities. The two numbers are equal where the products could be enumerated.
-    """
-    below, above = (_power(np.stack([p, q]), samples, apart) for apart in (False, True))
-    least, most = (max(hockey_stick(a, b, epsilon), hockey_stick(b, a, epsilon)) for a, b in (below, above))
-    return least, most
-
-
-def _power(pair: Floats, samples: int, apart: bool) -> Floats:
-    """By repeated squaring."""
-    power = None
-    while True:
-        if samples & 1:
-            power = pair if power is None else _product(power, pair, apart)
-        samples >>= 1
-        if not samples:
-            assert power is not None
-            return power
-        pair = _product(pair, pair, apart)
-
-
-def _product(one: Floats, other: Floats, apart: bool) -> Floats:
-    one, other = _fewer(one, apart), _fewer(other, apart)
-    return (one[:, :, None] * other[:, None, :]).reshape(2, -1)
-
-
-def _fewer(pair: Floats, apart: bool) -> Floats:
-    """The atoms in the order of their loss: one for each loss, or else bins that are as wide as each other."""
-    pair = pair[:, pair.any(axis=0)]
-    with np.errstate(divide="ignore"):
-        loss = np.log(pair[0]) - np.log(pair[1])
-    order = np.argsort(loss)
-    pair, loss = pair[:, order], loss[order]
-    with np.errstate(invalid="ignore"):  # inf - inf is a tie
-        first = np.flatnonzero(np.concatenate([[True], np.diff(loss) > TIE]))
-    pair, loss = np.add.reduceat(pair, first, axis=1), loss[first]
-    if len(loss) <= ATOMS:
-        return pair
-    edges = _edges(pair, loss)
-    bins = np.searchsorted(edges, loss, side="right")
-    sums = np.zeros((2, len(edges) + 1))
-    for row, mass in zip(sums, pair, strict=True):
-        np.add.at(row, bins, mass)
-    return _split(sums, edges) if apart else sums
-
-
-def _edges(pair: Floats, loss: Floats) -> Floats:
-    """Of bins for -inf, the lower tail, everything between, the upper tail and inf."""
-    finite = np.isfinite(loss)
-    mass, loss = pair.sum(axis=0)[finite], loss[finite]
-    low = loss[np.searchsorted(np.cumsum(mass), TAIL)]
-    high = loss[::-1][np.searchsorted(np.cumsum(mass[::-1]), TAIL)]
-    return np.concatenate([[-np.finfo(np.float64).max], np.linspace(low, high, ATOMS - 3), [np.inf]])
-
-
-def _split(sums: Floats, edges: Floats) -> Floats:
-    """Atoms at the edges: those of 0, e^edge and infinity for p / q, with the same total of p and q in each bin."""
-    p, q = sums[:, 1:-1]
-    low, high = np.exp(edges[:-1]), np.exp(edges[1:])
-    with np.errstate(invalid="ignore"):
-        q_low = np.clip(np.where(np.isinf(high), q, (high * q - p) / (high - low)), 0, q)
-    p_low = np.minimum(low * q_low, p)
-    atoms = np.zeros((2, len(edges)))
-    atoms[:, :-1] = p_low, q_low
-    atoms[:, 1:] += p - p_low, q - q_low
-    atoms[:, 0] += sums[:, 0]
-    atoms[:, -1] += sums[:, -1]
-    return atoms

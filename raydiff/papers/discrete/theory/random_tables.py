@@ -1,8 +1,7 @@
-"""The per-instance bound (`privacy.pdp`) on random tables: what it does with t, s, the schedule, m and p, as Figures 3,
-4, 5, 8 and 11 of the paper show it. Where the paper does not say a setting, it is that of Figure 4.
+"""The per-instance bound on random tables over t, s, the schedule and p, as in Figures 3, 4, 5, 8 and 11 of the paper.
 
-Columns are independent: value 0 with probability p, the k - 1 others alike. The record that is audited has a value
-other than 0 in every column.
+Columns are independent: value 0 with probability p, the k - 1 others alike. The audited record has a value other than
+0 in every column. Settings that the paper leaves open are those of Figure 4.
 
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), sections 3.3 and 4.1.
 """
@@ -20,12 +19,12 @@ import pandas as pd
 import torch
 
 from raydiff.evaluation.row_audit import Condition
+from raydiff.formats import plots
 from raydiff.formats.intervals import student
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
 from raydiff.papers.discrete.histograms import Histograms, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
-from raydiff.papers.discrete.report import draw_bound
 from raydiff.papers.theory_tables import bracket
 from raydiff.seeding import generator
 
@@ -36,7 +35,6 @@ RATES: dict[str, tuple[Linear | Sigmoid, ...]] = {
     "linear": tuple(Linear(rate=r) for r in (0.1, 0.3, 0.5, 0.7, 0.9)),
     "sigmoid": tuple(Sigmoid(rate=r) for r in (2.5, 3.0, 3.5, 4.0, 4.5, 5.0)),
 }
-SAMPLES = (1, 10, 100, 1000)
 STEP = 5  # at which Figure 3's similarity is taken
 EXPECTED = {1: -1, 50: -2}  # slopes over s, by step
 CONFIGURATIONS = ((5, 5, 20), (10, 5, 20), (20, 5, 100))
@@ -66,8 +64,6 @@ class RandomTable:
     """The noise."""
     epsilon: float = 10.0
     """pDP's."""
-    samples: int = 1
-    """m."""
     condition: Condition = "relaxed"
     """Of the radius."""
 
@@ -75,7 +71,7 @@ class RandomTable:
     def release(self) -> ReleasedRows:
         """Clean rows of the model."""
         kernel = Kernel(alpha=self.schedule.alpha(self.steps).tolist(), categories=self.categories)
-        return ReleasedRows(kernel=kernel, epsilon=self.epsilon, samples=self.samples, condition=self.condition)
+        return ReleasedRows(kernel=kernel, epsilon=self.epsilon, condition=self.condition)
 
     def table(self, rng: torch.Generator) -> Ints:
         """(s + 1, n): the record, then the others."""
@@ -84,30 +80,26 @@ class RandomTable:
 
 
 def skewed(rows: int, columns: int, categories: int, *, p: float, rng: torch.Generator) -> Ints:
-    """A (rows, columns) table. Raises ValueError for a p that is not in 0..1."""
-    if not 0 <= p <= 1:
-        raise ValueError(f"p must be in 0..1, got {p}")
+    """A (rows, columns) table."""
     major = torch.rand(rows, columns, dtype=torch.float64, generator=rng) < p
     others = torch.randint(1, categories, (rows, columns), generator=rng)
     return np.asarray(torch.where(major, 0, others).numpy(), dtype=np.int64)
 
 
 def growing(setting: RandomTable, sizes: Sequence[int], rng: torch.Generator) -> tuple[Floats, Ints]:
-    """The main term of each step, and its radius, (sizes, T): rows that agree with the record nowhere are added.
+    """The main term of each step and its radius, (sizes, T), when rows that agree with the record nowhere are added.
 
-    Raises ValueError for a size below the setting's s.
+    sizes: s with the added rows, at least the setting's.
     """
-    if min(sizes) < setting.others:
-        raise ValueError(f"sizes must be {setting.others} or more, got {min(sizes)}")
     data = distinct(setting.table(rng))
     base = histograms(data, data.index[:1])
     near = np.repeat(base.near.astype(np.int64), len(sizes), axis=0)
     near[:, -1] += np.array(sizes) - setting.others
     release = setting.release
-    found = bounds(Histograms(near=near, sharing=np.repeat(base.sharing, len(sizes), axis=0)), release)
-    inside = np.take_along_axis(np.cumsum(near, axis=1), found.radius, axis=1)
-    share = np.minimum(4 * inside / np.array(sizes)[:, None], 1)
-    return release.price * share * found.leak, found.radius
+    result = bounds(Histograms(near=near, sharing=np.repeat(base.sharing, len(sizes), axis=0)), release)
+    inside = np.take_along_axis(np.cumsum(near, axis=1), result.radius, axis=1)
+    fraction = np.minimum(4 * inside / np.array(sizes)[:, None], 1)
+    return release.price * fraction * result.leak, result.radius
 
 
 def slopes(values: Floats, sizes: Sequence[int]) -> Floats:
@@ -127,21 +119,20 @@ def curve(figure: str, quantity: str, label: str, x: Sequence[float], y: Sequenc
 
 
 def report(out: Path, *, seeds: int = 5) -> list[str]:
-    """The tables; a csv and a picture into the folder `out`."""
+    """Lines of text; writes pdp-bound.csv and pdp-bound.png into the folder `out`."""
     grown: Grown = {}
     for n in COLUMNS:
         setting = RandomTable(columns=n, steps=100)
         grown[n] = [growing(setting, SIZES, generator(seed, "pdp", "table")) for seed in range(seeds)]
-    points = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_parameter(seeds), *by_skew(seeds)]
+    points = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_rate(seeds), *by_skew(seeds)]
     table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
     curves = pd.DataFrame(points, columns=["figure", "quantity", "curve", "x", "mean", "low", "high"])
     curves.to_csv(table, index=False, float_format="%.6g", lineterminator="\n")
-    draw_bound(pd.read_csv(table, keep_default_na=False, dtype={"figure": str}), picture)
+    _draw(curves, picture)
     return [
         f"The pDP bound on delta of one record of random tables, mean [95 % interval] of {seeds} tables.",
         "No majority value in the record; unless said k = n = 5, T = 20, s = 1000, p = 0.5, linear, epsilon 10, m = 1",
         *CAVEATS[:1],
-        _similarity(seeds),
         "",
         *_tables(curves),
         "",
@@ -153,7 +144,7 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
 
 
 def audits(setting: RandomTable, seeds: int, *, alone: bool) -> list[Audit]:
-    """The bounds of a table of each seed: of the record `alone`, or of everyone."""
+    """The audit of a table of each seed: of the first record `alone`, or of all."""
     tables = (setting.table(generator(seed, "pdp", "table")) for seed in range(seeds))
     return [audit(table, setting.release, records=np.array([0]) if alone else None) for table in tables]
 
@@ -161,9 +152,9 @@ def audits(setting: RandomTable, seeds: int, *, alone: bool) -> list[Audit]:
 def by_similarity() -> Iterator[Point]:
     """Figure 3: all records of one table, for each p."""
     for p in PS:
-        (found,) = audits(RandomTable(p=p), 1, alone=False)
-        y = [(d, d, d) for d in found.delta.tolist()]
-        yield from curve("3", "delta over similarity", f"p = {p}", found.similarity[:, STEP - 1].tolist(), y)
+        (result,) = audits(RandomTable(p=p), 1, alone=False)
+        y = [(d, d, d) for d in result.delta.tolist()]
+        yield from curve("3", "delta over similarity", f"p = {p}", result.similarity[:, STEP - 1].tolist(), y)
 
 
 def by_step(seeds: int) -> Iterator[Point]:
@@ -173,68 +164,83 @@ def by_step(seeds: int) -> Iterator[Point]:
         setting = RandomTable(p=p, others=30_000, epsilon=1.0, condition=condition)
         settings.append(("8", f"p = {p}, {condition}", setting))
     for figure, label, setting in settings:
-        found = audits(setting, seeds, alone=True)
+        results = audits(setting, seeds, alone=True)
         for quantity, name in (("n / s^psi_t", "leak"), ("radius", "radius"), ("contribution", "terms")):
-            y = [student(v) for v in zip(*(getattr(each, name)[0].tolist() for each in found), strict=True)]
+            y = [student(v) for v in zip(*(getattr(each, name)[0].tolist() for each in results), strict=True)]
             yield from curve(figure, f"{quantity} over t", label, setting.release.steps, y)
 
 
 def by_size(grown: Grown) -> Iterator[Point]:
     """Figure 5, left and middle: the main term of two steps over s, when rows that agree nowhere are added."""
-    for (n, found), t in itertools.product(grown.items(), EXPECTED):
-        y = [student([float(values[i, t - 1]) for values, _ in found]) for i in range(len(SIZES))]
+    for (n, tables), t in itertools.product(grown.items(), EXPECTED):
+        y = [student([float(values[i, t - 1]) for values, _ in tables]) for i in range(len(SIZES))]
         yield from curve("5", "main term over s", f"t = {t}, n = {n}", SIZES, y)
 
 
-def by_parameter(seeds: int) -> Iterator[Point]:
-    """Figure 5, right: delta over the schedules' rate; delta over m."""
+def by_rate(seeds: int) -> Iterator[Point]:
+    """Figure 5, right: delta over the schedules' rate."""
     for name, schedules in RATES.items():
-        y = [_delta(RandomTable(schedule=schedule), seeds) for schedule in schedules]
+        results = [audits(RandomTable(schedule=schedule), seeds, alone=True) for schedule in schedules]
+        y = [student([float(each.delta[0]) for each in tables]) for tables in results]
         yield from curve("5", "delta over rate", name, [schedule.rate for schedule in schedules], y)
-    y = [_delta(RandomTable(samples=m), seeds) for m in SAMPLES]
-    yield from curve("", "delta over m", "p = 0.5", SAMPLES, y)
 
 
 def by_skew(seeds: int) -> Iterator[Point]:
     """Figure 11: delta of the most and the least exposed record of each table, over p."""
     for n, k, steps in CONFIGURATIONS:
-        found = [audits(RandomTable(p=p, columns=n, categories=k, steps=steps), seeds, alone=False) for p in PS]
+        results = [audits(RandomTable(p=p, columns=n, categories=k, steps=steps), seeds, alone=False) for p in PS]
         for which, of in (("most", np.max), ("least", np.min)):
-            y = [student([float(of(each.delta)) for each in tables]) for tables in found]
+            y = [student([float(of(each.delta)) for each in tables]) for tables in results]
             yield from curve("11", "delta over p", f"n = {n}, k = {k}, T = {steps}, {which}", PS, y)
 
 
-def _delta(setting: RandomTable, seeds: int) -> Interval:
-    return student([float(found.delta[0]) for found in audits(setting, seeds, alone=True)])
-
-
-def _similarity(seeds: int) -> str:
-    """Figure 3 in one number per p."""
-    from scipy.stats import spearmanr
-
-    cells = []
-    for p in PS:
-        pairs = ((a.similarity[:, STEP - 1], a) for a in audits(RandomTable(p=p), seeds, alone=False))
-        ranks = [float(spearmanr(a.of_records(near), a.of_records(a.delta)).statistic) for near, a in pairs]
-        cells.append(f"{bracket(*student(ranks), '.3g')} at p = {p}")
-    return f"Rank correlation of all records' similarity at t = {STEP} and delta (Figure 3): " + ", ".join(cells)
-
-
 def _tables(curves: pd.DataFrame) -> Iterator[str]:
-    for (figure, quantity, label), own in curves.groupby(["figure", "quantity", "curve"], sort=False):
+    for (figure, quantity, label), points in curves.groupby(["figure", "quantity", "curve"], sort=False):
         cells = []
-        for x, mean, low, high in own[["x", "mean", "low", "high"]].itertuples(index=False):
+        for x, mean, low, high in points[["x", "mean", "low", "high"]].itertuples(index=False):
             if figure != "4":
                 cells.append(f"{x:g}: {bracket(mean, low, high, '.3g')}")
             elif x in (1, 2, 3, 5, 8, 12):
                 cells.append(f"{x:g}: {mean:.2g}")
-        if figure == "4" or quantity in ("delta over rate", "delta over m", "delta over p"):
+        if figure == "4" or quantity in ("delta over rate", "delta over p"):
             yield f"{quantity} ({label}): {', '.join(cells)}"
 
 
 def _slopes(grown: Grown) -> Iterator[str]:
     yield f"log-log slope of the main term over s = {SIZES[0]:g} .. {SIZES[-1]:g}, T = 100 (radius at both ends):"
-    for (n, found), (t, expected) in itertools.product(grown.items(), EXPECTED.items()):
-        slope = student([float(slopes(values, SIZES)[t - 1]) for values, _ in found])
-        ends = " -> ".join(f"{np.mean([radius[i, t - 1] for _, radius in found]):g}" for i in (0, -1))
+    for (n, tables), (t, expected) in itertools.product(grown.items(), EXPECTED.items()):
+        slope = student([float(slopes(values, SIZES)[t - 1]) for values, _ in tables])
+        ends = " -> ".join(f"{np.mean([radius[i, t - 1] for _, radius in tables]):g}" for i in (0, -1))
         yield f"  n = {n:2}, t = {t:2}: {bracket(*slope, '.3g')}, the paper's {expected} ({ends})"
+
+
+PANELS = (
+    ("3", "delta over similarity", "log", "log"),
+    ("4", "n / s^psi_t over t", "linear", "log"),
+    ("4", "radius over t", "linear", "linear"),
+    ("4", "contribution over t", "linear", "log"),
+    ("8", "contribution over t", "linear", "log"),
+    ("5", "main term over s", "log", "log"),
+    ("5", "delta over rate", "log", "log"),
+    ("11", "delta over p", "linear", "log"),
+)
+"""(the paper's figure, quantity, scales of x and y)."""
+
+
+def _draw(table: pd.DataFrame, path: Path) -> None:
+    """Figures 3, 4, 5, 8 and 11 from the rows of pdp-bound.csv: figure, quantity, curve, x, mean, low, high."""
+    figure, panels = plots.panels(2, 4, size=(17, 8), dpi=110)
+    for axes, (number, quantity, *scales) in zip(panels.flat, PANELS, strict=True):
+        points = table[(table["figure"] == number) & (table["quantity"] == quantity)]
+        for label, curve in points.groupby("curve", sort=False):
+            axes.plot(curve["x"], curve["mean"], "." if number == "3" else "o-", markersize=3, label=label)
+            if number != "3":  # A logarithmic axis has no place for a band's part at or below 0.
+                axes.fill_between(curve["x"], curve["low"], curve["high"], where=curve["low"] > 0, alpha=0.15)
+        y, x = quantity.split(" over ")
+        axes.set(xlabel=x, ylabel=y, xscale=scales[0], yscale=scales[1])
+        axes.set_title(f"Figure {number}: {quantity}", fontsize=10)
+        axes.legend(fontsize=7)
+    figure.suptitle(
+        "Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); without training error"
+    )
+    plots.save(figure, path)

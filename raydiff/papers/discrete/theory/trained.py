@@ -1,12 +1,12 @@
 """Effect of one record on TRAINED models, and their distance from perfect ones, by enumeration of k^n states.
 
 A model is its predictions p_phi(v_0^i | v_t) for every state and step. For the perfect models of `exact` all errors but
-`gap` are 0.
+`gaps` are 0.
 
 | paper | here |
 |---|---|
 | gamma_t, Assumption 1 | Trained.gamma |
-| gammatilde_t, Assumption 2; TV is half of sum abs(q - p) | Trained.gap |
+| gammatilde_t, Assumption 2; TV is half of sum abs(q - p) | Exact.gaps |
 | O(sqrt(gamma_t) + gammatilde_t), Theorem 1 | Trained.error, from `error_factors` |
 
 delta is that of two fixed models. The delta of a mixture over random trainings is at most its expectation (the hockey
@@ -29,100 +29,67 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from raydiff.formats.tables import aligned
 from raydiff.models.d3pm import DiscreteDiffusion, images_of
 from raydiff.models.ddpm import device
 from raydiff.models.training import Training, optimize
 from raydiff.papers.discrete.bound import ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
-from raydiff.papers.discrete.theory.exact import (
-    clean_chances,
-    deltas,
-    divergence,
-    exact,
-    joint,
-    kl,
-    neighbours,
-    noise,
-    states,
-    variation,
-)
+from raydiff.papers.discrete.theory.exact import Exact, clean_chances, compare, exact, kl, neighbours, noise, states
 from raydiff.papers.discrete.theory.random_tables import RandomTable
-from raydiff.papers.theory_tables import Rows, grid
+from raydiff.papers.theory_tables import Rows
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
 Predictions = Callable[[int], Floats]
-"""t in 1..T -> p_phi(v_0^i = l | v_t), (k^n, n, k), v_t in the order of `pdp_exact.states`."""
+"""t in 1..T -> p_phi(v_0^i = l | v_t), (k^n, n, k), v_t in the order of `states`."""
 
-SLACK = 1e-6  # of predictions, which must sum to 1
 TINY = RandomTable(p=0.6, others=100, columns=3, categories=3, steps=10, epsilon=0.1)  # 27 states, enumerated
 MARKS, RUNS = (0, 30, 100, 300), 2  # steps of the training of its models, how often they are trained
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trained:
+class Trained(Exact):
     """Two models, with the record and without, against each other and against the perfect ones.
 
-    The steps are `ReleasedRows.steps`. The errors are those of the worse of the two models.
+    The errors are those of the worse of the two models, by `ReleasedRows.steps`.
     """
 
-    delta: float
-    """As `Exact.delta`, of the trained models."""
-    least: float
-    """As `Exact.least`."""
-    path: float
-    """As `Exact.path`."""
     gamma: Floats
     """(steps,) max KL(q(v_0^i | v_t) || p_phi(v_0^i | v_t)) over v_t and i, nats: Assumption 1."""
     mean: Floats
     """(steps,) the same, mean over v_t ~ q and i: how far the training loss is above its minimum."""
-    gap: Floats
-    """(steps,) TV(q(v_t), p_phi(v_t)): Assumption 2."""
     error: float
-    """Theorem 1's error term with the constants of its proof: path <= Exact.forward + error."""
+    """Theorem 1's error term with the constants of its proof: path <= forward of perfect models + error."""
 
 
 def trained(table: Ints, record: int, release: ReleasedRows, models: Sequence[Predictions]) -> Trained:
-    """Of models of a (rows, n) table with row number `record` and without one copy of it, in this order.
+    """Compare two models of a (rows, n) table, with row number `record` and without one copy of it, in this order.
 
-    Raises ValueError for too many states, for other than two models, for predictions that are no distributions, and for
-    a kernel whose first step adds no noise, where the conditionals have no meaning.
+    Raises ValueError for too many states, and for a kernel whose first step adds no noise, where the conditionals have
+    no meaning.
     """
-    kernel, n = release.kernel, table.shape[1]
-    if len(models) != 2:
-        raise ValueError(f"models must be two, with the record and without, got {len(models)}")
+    kernel = release.kernel
     if kernel.alpha[1] == 1:
         raise ValueError("trained models need noise in the first step, got alpha_1 = 1")
     tables = neighbours(table, record, kernel)
-    chains = [np.full(tables[0].size, 1 / tables[0].size) for _ in tables]
-    path, gamma, mean, gap = 0.0, [], [], []
-    for t in reversed(release.steps):
-        guesses = [_checked(model(t), n, kernel) for model in models]
+    gamma, mean = [], []
+    for t in release.steps:
         noised = [noise(counts, kernel.matrix_since(t)).reshape(-1) for counts in tables]
-        off = [kl(clean_chances(c, kernel, t), guess) for c, guess in zip(tables, guesses, strict=True)]  # (states, n)
+        off = [
+            kl(clean_chances(c, kernel, t), model(t)) for c, model in zip(tables, models, strict=True)
+        ]  # (states, n)
         gamma.append(max(float(each.max()) for each in off))
         mean.append(max(float(q @ each.mean(axis=1)) for q, each in zip(noised, off, strict=True)))
-        gap.append(max(variation(q, p) for q, p in zip(noised, chains, strict=True)))
-        columns = [transitions(guess, kernel, t) for guess in guesses]
-        path += divergence(chains, columns)
-        chains = [p @ joint(chances) for p, chances in zip(chains, columns, strict=True)]
-    least, delta = deltas(chains[0], chains[1], release.epsilon, release.samples)
-    gammas, gaps = np.array(gamma[::-1]), np.array(gap[::-1])
-    return Trained(
-        delta=delta,
-        least=least,
-        path=release.price * path,
-        gamma=gammas,
-        mean=np.array(mean[::-1]),
-        gap=gaps,
-        error=release.price * n * _error(gammas, gaps, release),
-    )
+    pair = compare(tables, release, lambda t: [transitions(model(t), kernel, t) for model in models])
+    error = release.price * table.shape[1] * _error(gamma, pair.gaps, release)
+    return Trained(**vars(pair), gamma=np.array(gamma), mean=np.array(mean), error=error)
 
 
 def error_factors(kernel: Kernel, t: int) -> tuple[float, float]:
@@ -142,17 +109,13 @@ def error_factors(kernel: Kernel, t: int) -> tuple[float, float]:
 def transitions(guess: Floats, kernel: Kernel, t: int) -> Floats:
     """p_phi(v_{t-1}^i = j | v_t) of predictions p_phi(v_0^i = l | v_t), (states, n, k) both: Eq. 4."""
     once, early, late = kernel.matrix(t), kernel.matrix_since(t - 1), kernel.matrix_since(t)
-    given = once.T[:, None, :] * early / late.T[:, :, None]  # (v_t, v_0, v_{t-1})
+    posterior = once.T[:, None, :] * early / late.T[:, :, None]  # (v_t, v_0, v_{t-1})
     n = guess.shape[1]
-    return np.asarray(np.einsum("sil,silj->sij", guess, given[states(n, kernel.categories)]))
+    return np.asarray(np.einsum("sil,silj->sij", guess, posterior[states(n, kernel.categories)]))
 
 
 def predictions(predict: Callable[[Tensor, Tensor, Tensor], Tensor], columns: int, categories: int) -> Predictions:
-    """What a denoiser without conditions predicts in all states.
-
-    `predict` maps codes (N, n), steps (N,) and labels (N, 0) to probabilities (N, n, k), as the denoisers of
-    `diffusion.discrete` do.
-    """
+    """Predictions of a denoiser without conditions, of codes (N, n), steps (N,), labels (N, 0), in all states."""
     rows = torch.from_numpy(states(columns, categories))
 
     def at(t: int) -> Floats:
@@ -162,19 +125,10 @@ def predictions(predict: Callable[[Tensor, Tensor, Tensor], Tensor], columns: in
     return at
 
 
-def _checked(guess: Floats, columns: int, kernel: Kernel) -> Floats:
-    shape = (kernel.categories**columns, columns, kernel.categories)
-    if guess.shape != shape:
-        raise ValueError(f"predictions must be {shape} (states, columns, categories), got {guess.shape}")
-    if not (guess >= 0).all() or not np.allclose(guess.sum(axis=-1), 1, rtol=0, atol=SLACK):
-        raise ValueError("predictions must be probabilities that sum to 1 over the last axis")
-    return guess
-
-
-def _error(gamma: Floats, gap: Floats, release: ReleasedRows) -> float:
+def _error(gamma: Sequence[float], gaps: Floats, release: ReleasedRows) -> float:
     """sum f_1 + f_2; an error of 0 costs nothing at an infinite price."""
     total = 0.0
-    for t, one, other in zip(release.steps, gamma, gap, strict=True):
+    for t, one, other in zip(release.steps, gamma, gaps, strict=True):
         first, second = error_factors(release.kernel, t)
         total += (first * math.sqrt(one) if one > 0 else 0.0) + (second * float(other) if other > 0 else 0.0)
     return total
@@ -199,8 +153,8 @@ def stages(
     )
     pairs = zip(*(_trainings(model, table, marks, training, seed, without=w) for w in (False, True)), strict=True)
     for pair in pairs:
-        known = [predictions(model.denoiser(params), setting.columns, setting.categories) for params in pair]
-        yield trained(table, 0, setting.release, known)
+        models = [predictions(model.denoiser(params), setting.columns, setting.categories) for params in pair]
+        yield trained(table, 0, setting.release, models)
 
 
 def _trainings(
@@ -231,20 +185,18 @@ def _trainings(
 def report() -> list[str]:
     """What the record really changes in one tiny table: perfect models, then trained ones, step by step."""
     table, one = TINY.table(generator(0, "pdp", "tiny")), TINY.release
-    found, bound = exact(table, 0, one), audit(table, one, records=np.array([0])).delta[0]
-    more = {m: exact(table, 0, replace(one, samples=m)) for m in (1, 2, 5, 10)}
+    perfect, bound = exact(table, 0, one), audit(table, one, records=np.array([0])).delta[0]
     rule = Training(steps=MARKS[-1], learning_rate=5e-3, decay="constant")
     runs = [list(stages(TINY, table, MARKS, training=rule, seed=run)) for run in range(RUNS)]
     rows: Rows = [("steps", "delta", "KL bound", "gamma_t", "mean KL", "gammatilde_t")]
     for steps, stage in zip(MARKS, zip(*runs, strict=True), strict=True):
-        values = [(r.delta, r.path, float(r.gamma.max()), float(r.mean.max()), float(r.gap.max())) for r in stage]
+        values = [(r.delta, r.path, float(r.gamma.max()), float(r.mean.max()), float(r.gaps.max())) for r in stage]
         rows.append((str(steps), *(f"{value:.3g}" for value in np.mean(values, axis=0))))
     return [
         "One record, all states enumerated: k = n = 3, T = 10, s = 100, p = 0.6, linear, epsilon 0.1, m = 1;",
-        f"perfect models: exact delta {found.delta:.3g}, KL bound {found.output:.3g} (of the outputs) and "
-        f"{found.path:.3g} (of the chains), Theorem 1 {bound:.3g}, largest gammatilde_t {found.gap:.3g}",
-        "exact delta over m: " + ", ".join(f"{m}: {each.least:.4g} .. {each.delta:.4g}" for m, each in more.items()),
+        f"perfect models: exact delta {perfect.delta:.3g}, KL bound {perfect.output:.3g} (of the outputs) and "
+        f"{perfect.path:.3g} (of the chains), Theorem 1 {bound:.3g}, largest gammatilde_t {perfect.gaps.max():.3g}",
         f"trained with and without the record on the same batches, mean of {RUNS} runs; errors: the largest over t;",
         "Theorem 1's error term, with the constants of its proof, is infinite at t = 1:",
-        *grid((7, 10, 10, 10, 10, 14), rows),
+        *aligned(rows, words=0),
     ]

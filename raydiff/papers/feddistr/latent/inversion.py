@@ -1,4 +1,4 @@
-"""What a set of pictures says in the words of a frozen latent diffusion model: clusters of latents, a word for each.
+"""Describe pictures by words of a frozen latent diffusion model: clusters of latents, one word for each.
 
 Shapes: N latents (N, c, h, w), labels (N,); cluster numbers (N,) in 0 .. V - 1; words (V, width).
 
@@ -8,9 +8,7 @@ References: FedDistr (arXiv 2410.12530), Eqs. 11 and 12; textual inversion (Gal 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,40 +31,36 @@ class Clusters:
 
 
 def cluster(
-    latents: Tensor,
-    labels: Tensor,
-    *,
-    count: int,
-    least: int,
-    silhouette: bool = False,
-    fewer: bool = False,
-    rng: torch.Generator,
+    latents: Tensor, labels: Tensor, *, count: int, least: int, fewer: bool = False, rng: torch.Generator
 ) -> Clusters:
     """K-means within each label that has at least `least` latents (Eq. 11), `count` groups in each.
 
-    With `silhouette` the number is, for each label, that of 2 .. count with the best mean silhouette. Raises ValueError
-    where a label has fewer latents than groups, unless it may have `fewer` groups then.
+    Raises ValueError where a label has fewer latents than groups, unless it may have `fewer` groups then.
     """
     x, members = latents.flatten(1).double().numpy(), torch.full((len(labels),), -1)
-    found: list[tuple[int, int]] = []
+    groups_of: list[tuple[int, int]] = []
     for label in labels.unique().tolist():
         rows = torch.nonzero(labels == label)[:, 0]
         if len(rows) < least:
             continue
         if len(rows) < count and not fewer:
-            raise ValueError(
-                f"there are {len(rows)} records of label {label} for {count} clusters: lower method.clusters, or set "
-                f"method.least above {len(rows)}, so that such labels are left out"
-            )
+            raise ValueError(too_few(len(rows), count))
         seed = int(torch.randint(2**31, (1,), generator=rng))
-        own = x[rows.numpy()]
-        groups = _silhouette(own, count, seed) if silhouette else k_means(own, min(count, len(rows)), seed)
-        members[rows] = groups + len(found)
-        found += [(label, int((groups == g).sum())) for g in range(int(groups.max()) + 1)]
-    if not found:
+        groups = k_means(x[rows.numpy()], min(count, len(rows)), seed)
+        members[rows] = groups + len(groups_of)
+        groups_of += [(label, size) for size in groups.bincount().tolist()]
+    if not groups_of:
         raise ValueError(f"no label has {least} records (method.least): there is nothing to send")
-    table = torch.tensor(found)
+    table = torch.tensor(groups_of)
     return Clusters(members, table[:, 0], table[:, 1])
+
+
+def too_few(records: int, clusters: int) -> str:
+    """Message for a client's label with fewer records than clusters."""
+    return (
+        f"a client has {records} records of a label, fewer than method.clusters = {clusters}: lower method.clusters, "
+        f"or set method.least above {records}, so that such labels are left out"
+    )
 
 
 def invert(
@@ -84,7 +78,7 @@ def invert(
     which = torch.arange(words).repeat_interleave(batch)
 
     def gradient(theta: Params) -> tuple[Params, Tensor]:
-        picked = torch.cat([own[torch.randint(len(own), (batch,), generator=rng)] for own in rows])
+        picked = torch.cat([group[torch.randint(len(group), (batch,), generator=rng)] for group in rows])
         z = latents[picked]
         draws = model.draws(len(z), (z.shape[1], z.shape[2], z.shape[3]), rng)
         losses = model.loss(theta["v"][which.to(theta["v"].device)], z, draws)
@@ -95,14 +89,3 @@ def invert(
     start = {"v": model.start.expand(words, -1)}
     fitted, _, loss = optimize(start, gradient, training=training)
     return fitted["v"], loss
-
-
-def _silhouette(x: np.ndarray[Any, Any], most: int, seed: int) -> Tensor:
-    return max((k_means(x, count, seed) for count in range(2, most + 1)), key=lambda groups: _score(x, groups))
-
-
-def _score(x: np.ndarray[Any, Any], groups: Tensor) -> float:
-    """The mean silhouette; 0, as of a latent alone in its group, where all are alone or none is apart from others."""
-    from sklearn.metrics import silhouette_score
-
-    return float(silhouette_score(x, groups.numpy())) if 1 < len(groups.unique()) < len(groups) else 0.0

@@ -1,4 +1,4 @@
-"""A frozen latent diffusion model: what FedDistr's clients share, and fit nothing but a prompt's last word to.
+"""The frozen latent diffusion model of FedDistr's clients, who fit only the last word of its prompt.
 
 Shapes: images (N, C, H, W) on [-1, 1]; latents z (B, c, h, w), scaled to a deviation of about 1; t (B,) in 1..T; the
 word v (B, width), or (B, L, width) for L words. The condition of the denoiser is [p; v], p the frozen prefix.
@@ -30,12 +30,11 @@ Prediction = Literal["epsilon", "v_prediction"]
 PIXELS = 2**18
 """Of the pictures in one forward pass where nothing is trained: bounds memory."""
 MODES = {1: "grey", 3: "rgb"}
-NO_MODEL = "names no latent diffusion model: give a folder or owner/name of the hub; raydiff pretrain"
 
 
 @dataclass(frozen=True, eq=False)
 class LatentDiffusion:
-    """Auto-encoder, conditional denoiser and the frozen part of its prompt. Nothing here is ever trained."""
+    """Auto-encoder, conditional denoiser and the frozen part of its prompt."""
 
     vae: nn.Module
     """diffusers' AutoencoderKL."""
@@ -50,7 +49,7 @@ class LatentDiffusion:
     abar: Tensor
     """abar_0 .. abar_T, (T + 1,) float64."""
     prediction: Prediction
-    """What the denoiser gives: the noise, or v = sqrt(abar) noise - sqrt(1 - abar) z."""
+    """The denoiser's output: the noise, or v = sqrt(abar) noise - sqrt(1 - abar) z."""
     scaling: float
     """Latents are (E(x) - shift) * scaling."""
     shift: float
@@ -87,9 +86,9 @@ class LatentDiffusion:
 
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
-        """The posterior's mean, scaled: Eq. 10. (N, C, H, W) -> (N, c, h, w). Raises ValueError as `check` does."""
+        """The posterior's mean, scaled: Eq. 10, (N, C, H, W) -> (N, c, h, w)."""
         self.check((images.shape[1], images.shape[2], images.shape[3]))
-        vae = _there(self.vae)
+        vae = _on_device(self.vae)
         return _chunked(
             lambda x: (vae.encode(x).latent_dist.mean - self.shift) * self.scaling, images, images[0, 0].numel()
         )
@@ -97,7 +96,7 @@ class LatentDiffusion:
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """The pictures, clamped to [-1, 1]: (N, c, h, w) -> (N, C, H, W)."""
-        vae = _there(self.vae)
+        vae = _on_device(self.vae)
         pixels = latents.shape[2] * latents.shape[3] * self._factor**2
         return _chunked(lambda z: vae.decode(z / self.scaling + self.shift).sample.clamp(-1, 1), latents, pixels)
 
@@ -125,20 +124,19 @@ class LatentDiffusion:
     def sample(self, v: Tensor, rng: torch.Generator, *, shape: Shape, steps: int, guidance: float) -> Tensor:
         """One picture of shape (C, H, W) per word: DDIM (eta = 0) in this many steps, then decoded.
 
-        The noise is eps_empty + guidance * (eps_v - eps_empty); at guidance 1 the condition alone is evaluated.
+        The noise is eps_empty + guidance * (eps_v - eps_empty); at guidance 1 only the condition is evaluated.
         """
-        self.check(shape)
         latent = self.latent_shape(shape)
 
         @torch.no_grad()
         def z_theta(z_t: Tensor, t: Tensor, words: Tensor) -> Tensor:
-            given = self.predict(z_t, t, words)
+            conditional = self.predict(z_t, t, words)
             if guidance == 1:
-                return given
+                return conditional
             where = device()
             empty = self.empty.to(where).expand(len(z_t), -1, -1)
             without = self._noise(z_t.to(where), t.to(where), empty).cpu()
-            return without + guidance * (given - without)
+            return without + guidance * (conditional - without)
 
         z = torch.randn(len(v), *latent, generator=rng)  # It is drawn for all, so that chunks change no draw.
         at_once = max(1, PIXELS // (shape[1] * shape[2]))
@@ -156,16 +154,17 @@ class LatentDiffusion:
         return int(2 ** (len(config.block_out_channels) - 1))
 
     def _noise(self, z_t: Tensor, t: Tensor, condition: Tensor) -> Tensor:
-        out: Tensor = _there(self.unet)(z_t, t - 1, encoder_hidden_states=condition).sample  # diffusers counts from 0
+        out: Tensor = _on_device(self.unet)(
+            z_t, t - 1, encoder_hidden_states=condition
+        ).sample  # diffusers counts from 0
         if self.prediction == "epsilon":
             return out
         abar = self.abar.to(out.device)[t].to(out.dtype).view(-1, 1, 1, 1)
         return abar.sqrt() * out + (1 - abar).sqrt() * z_t
 
 
-def _there(module: nn.Module) -> Any:
-    """The module, moved to where tensors are computed. Not before it is used: who asks for its shapes alone, such as
-    the driver of a sweep, takes no memory on a GPU that is the trials'."""
+def _on_device(module: nn.Module) -> Any:
+    """The module, moved to the device on first use: a sweep's driver reads only shapes and takes no GPU memory."""
     first = next(module.parameters(), None)
     if first is not None and first.device.type != device().type:
         module.to(device())
@@ -173,14 +172,14 @@ def _there(module: nn.Module) -> Any:
 
 
 def _chunked(call: Callable[[Tensor], Tensor], x: Tensor, pixels: int) -> Tensor:
-    """`call` on parts of x, each of `PIXELS` in all where a record has this many; the results on the CPU."""
+    """`call` on parts of x of `PIXELS` in all, for records of this many pixels; the results on the CPU."""
     return torch.cat([call(part.to(device())).cpu() for part in with_progress(x.split(max(1, PIXELS // pixels)))])
 
 
 def load(name: str) -> LatentDiffusion:
-    """The model in a folder, or owner/name of the hub, frozen; cached in the process.
+    """The frozen model in a folder, or of owner/name of the hub; cached in the process.
 
-    Raises ValueError, in one sentence, where it is missing, damaged, pickled, or its parts do not go together.
+    Raises ValueError where it is missing, damaged, pickled, or its parts do not fit together.
     """
     return _load(folders.locate(name))
 
@@ -190,8 +189,8 @@ def _load(folder: Path) -> LatentDiffusion:
     configs = folders.configs(folder)
     prediction = configs["scheduler"].get("prediction_type", "epsilon")
     if prediction not in get_args(Prediction):
-        known = ", ".join(get_args(Prediction))
-        raise ValueError(f"the scheduler in {folder} must have a prediction_type of {known}, got {prediction!r}")
+        allowed = ", ".join(get_args(Prediction))
+        raise ValueError(f"the scheduler in {folder} must have a prediction_type of {allowed}, got {prediction!r}")
     abar = folders.betas_bar(configs["scheduler"], folder)
     vae, unet = (folders.module(folder, part) for part in folders.MODULES)
     tokens = folders.tokens(folder, encoder="text_encoder" in configs)
@@ -229,25 +228,23 @@ class LatentModel:
     """Number of values of each condition; filled in from the data."""
 
     def for_data(self, shape: Shape, labels: tuple[int, ...]) -> LatentModel:
-        """The same for pictures of this shape and these labels, found from any working directory.
-
-        Raises ValueError as `load` and `LatentDiffusion.check` do.
-        """
+        """The same for pictures of this shape and these labels, with an absolute path."""
         model = self.load()
         model.check(shape)
-        there = Path(self.path).expanduser()
-        path = str(there.absolute()) if there.is_dir() else self.path
+        folder = Path(self.path).expanduser()
+        path = str(folder.absolute()) if folder.is_dir() else self.path
         return replace(self, path=path, digest=model.digest, shape=shape, labels=labels)
 
     @property
     def folder(self) -> Path:
-        """Where the frozen model lies on this machine."""
+        """Folder of the frozen model on this machine."""
         return folders.locate(self.path)
 
     def load(self) -> LatentDiffusion:
-        """The model. Raises ValueError as the function `load` does, and if it is not the one that was recorded."""
+        """The model. Raises ValueError as the function `load` does, and if its digest is not the recorded one."""
         if not self.path:
-            raise ValueError(f"model.path {NO_MODEL} makes one of public records")
+            says = "model.path names no latent diffusion model: give a folder or owner/name of the hub"
+            raise ValueError(f"{says}; raydiff pretrain makes one of public records")
         model = load(self.path)
         if self.digest and model.digest != self.digest:
             changed = f"{model.digest[:16]}, not the recorded {self.digest[:16]}"
@@ -257,7 +254,7 @@ class LatentModel:
 
 def check_disjoint(name: str, images: Tensor) -> None:
     """Raises ValueError where one of these client records (N, C, H, W) is a public picture that the model of this name
-    was trained on. A downloaded model, which does not tell of its pictures, has nothing to compare."""
+    was trained on. A downloaded model does not list its pictures, so nothing is compared."""
     path = folders.locate(name) / folders.PUBLIC
     if not path.is_file():
         return

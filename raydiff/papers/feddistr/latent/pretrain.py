@@ -1,8 +1,8 @@
 """A small latent diffusion model for FedDistr, trained on public records.
 
-An auto-encoder, then a denoiser of its latents that is conditioned on [p; w]: p a learned prefix, w one word of a
-learned vocabulary, one word per K-means cluster of each label's latents. In some rows w is a learned empty word
-(guidance).
+An auto-encoder, then a denoiser of its latents that is conditioned on [p; w]: p is a learned prefix, w one word of a
+learned vocabulary, with a word per K-means cluster of each label's latents. For guidance, w is a learned empty word in
+some rows.
 
 Shapes: images (N, C, H, W) on [-1, 1]; latents (N, c, H/2, W/2); labels (N, K), of which the first is the class;
 V words of `width` numbers.
@@ -23,23 +23,23 @@ from torch import Tensor, nn
 from raydiff import seeding, tree
 from raydiff.models.ddpm import alphas_bar, device, noised
 from raydiff.models.networks import Shape
-from raydiff.models.training import Gradient, Training, optimize
+from raydiff.models.training import Training, optimize
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.papers.feddistr.latent.inversion import Clusters, cluster
+from raydiff.papers.feddistr.latent.modules import GROUPS, Autoencoder, PromptedDenoiser
 from raydiff.tree import Params
 
 T = 1000
 SCHEDULE = {"num_train_timesteps": T, "beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
-GROUPS = 8
 EVERY = 100
-"""Steps between two words on how far it is."""
+"""Steps between two progress reports."""
 Say = Callable[[str, int, int, float], None]
-"""(what is trained, steps done, steps in all, mean loss of the last ones)."""
+"""Progress: (name of the network, steps done, steps in all, mean loss of the last ones)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Pretraining:
-    """How the model is made. The defaults suit digits and 14 x 14 pictures on one core."""
+    """Settings of the model and its training. The defaults suit digits and 14 x 14 pictures on one core."""
 
     vae_widths: tuple[int, ...] = (16, 32)
     """Channels of the auto-encoder at each scale; each scale but the last halves the picture."""
@@ -48,7 +48,7 @@ class Pretraining:
     vae_steps: int = 1000
     """Optimisation steps of the auto-encoder."""
     vae_learning_rate: float = 2e-3
-    """Its initial learning rate, which falls to zero along a cosine, as the denoiser's does."""
+    """Its initial learning rate; both learning rates fall to zero along a cosine."""
     kl: float = 1e-4
     """Weight of the KL divergence of a latent's entries from N(0, 1), beside the squared error of a pixel."""
     widths: tuple[int, ...] = (32, 64)
@@ -56,11 +56,11 @@ class Pretraining:
     layers: int = 1
     """Residual blocks of the denoiser per scale."""
     width: int = 32
-    """Numbers in a word: what a client of FedDistr sends."""
+    """Length of a word vector."""
     words: int = 8
     """Words for each label."""
     empty: float = 0.1
-    """Share of rows with the empty word."""
+    """Fraction of rows with the empty word."""
     steps: int = 1500
     """Optimisation steps of the denoiser and the words."""
     learning_rate: float = 2e-3
@@ -71,10 +71,8 @@ class Pretraining:
     def __post_init__(self) -> None:
         for name in ("vae_widths", "widths"):
             widths = getattr(self, name)
-            if not widths or any(w < GROUPS or w % GROUPS for w in widths):
-                raise ValueError(f"{name} must be positive multiples of {GROUPS}, got {widths}")
-        if len(self.widths) < 2:  # the first scale does not attend to the prompt
-            raise ValueError(f"widths must have at least 2 scales, got {self.widths}")
+            if len(widths) < (2 if name == "widths" else 1) or any(w < GROUPS or w % GROUPS for w in widths):
+                raise ValueError(f"{name} must be positive multiples of {GROUPS} (two or more in widths), got {widths}")
         for name in ("channels", "layers", "width", "words", "steps", "vae_steps", "batch"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
@@ -84,7 +82,7 @@ class Pretraining:
         if not 0 <= self.kl < math.inf:
             raise ValueError(f"kl must be >= 0, got {self.kl}")
         if not 0 < self.empty < 1:
-            raise ValueError(f"empty must be a share in (0, 1), got {self.empty}")
+            raise ValueError(f"empty must be in (0, 1), got {self.empty}")
 
     def check(self, shape: Shape) -> None:
         """Raises ValueError where pictures of this shape cannot be halved often enough."""
@@ -96,7 +94,7 @@ class Pretraining:
 
 @dataclass(frozen=True, eq=False)
 class Pretrained:
-    """What was learned."""
+    """The trained networks and words."""
 
     vae: Any
     """AutoencoderKL, with the scaling factor in its config."""
@@ -105,18 +103,18 @@ class Pretrained:
     prefix: Tensor
     """(1, width)."""
     empty: Tensor
-    """(1, width): the empty word alone."""
+    """(1, width): the empty word."""
     words: Tensor
     """(V, width)."""
     word_labels: Tensor
-    """(V,): the label that a word belongs to."""
+    """(V,): the label of each word."""
     counts: Tensor
     """(V,): records of its cluster."""
     losses: dict[str, float]
-    """Mean loss of the last steps, by what was trained."""
+    """Mean loss of the last steps, by network."""
 
     def draw(self, label: int, count: int, rng: torch.Generator) -> Tensor:
-        """Words (count, width) of a label, drawn by the sizes of their clusters."""
+        """Words (count, width) of a label, drawn in proportion to the sizes of their clusters."""
         weights = torch.where(self.word_labels == label, self.counts, 0).double()
         return self.words[torch.multinomial(weights, count, replacement=True, generator=rng)]
 
@@ -128,11 +126,7 @@ def apart(public: Tensor, others: Iterable[Tensor]) -> Tensor:
 
 
 def pretrain(images: Tensor, labels: Tensor, *, training: Pretraining, rng: torch.Generator, say: Say) -> Pretrained:
-    """Train auto-encoder, vocabulary and denoiser. Raises ValueError where the pictures do not fit or there are none,
-    local.Diverged where a loss is not finite."""
-    if not len(images):
-        raise ValueError("there are no public records to train on: set data.public")
-    training.check((images.shape[1], images.shape[2], images.shape[3]))
+    """Train auto-encoder, vocabulary and denoiser. Raises Diverged where a loss is not finite."""
     vae, vae_loss = _autoencoder(images, training, rng, say)
     with torch.no_grad():
         latents = torch.cat([vae.encode(x).latent_dist.mean.cpu() for x in images.to(device()).split(1024)])
@@ -152,18 +146,24 @@ def pretrain(images: Tensor, labels: Tensor, *, training: Pretraining, rng: torc
     )
 
 
-def save(made: Pretrained, folder: Path, *, images: Tensor, card: dict[str, Any]) -> None:
-    """Write the folder that `latent.load` reads, with `card` and the digests of the pictures (N, C, H, W) it was
-    trained on. Its index is written last: a folder without it is refused."""
+def save(trained: Pretrained, folder: Path, *, images: Tensor, card: dict[str, Any]) -> None:
+    """Write the folder that `latent.load` reads, with `card` and the digests of the training pictures (N, C, H, W).
+
+    The index is written last: a folder without it is refused.
+    """
     from diffusers import DDIMScheduler
     from safetensors.torch import save_file
 
     folder.mkdir(parents=True, exist_ok=True)
-    for part, module in (("vae", made.vae), ("unet", made.unet)):
+    for part, module in (("vae", trained.vae), ("unet", trained.unet)):
         module.cpu().save_pretrained(folder / part, safe_serialization=True)
     scheduler: Any = DDIMScheduler
     scheduler(**SCHEDULE, clip_sample=False).save_pretrained(folder / "scheduler")
-    stored = {"prefix": made.prefix, "empty": torch.cat([made.prefix, made.empty]), "start": made.words.mean(0)}
+    stored = {
+        "prefix": trained.prefix,
+        "empty": torch.cat([trained.prefix, trained.empty]),
+        "start": trained.words.mean(0),
+    }
     save_file(stored, folder / folders.TOKENS)
     index = {part: ["diffusers", kind] for part, kind in {**folders.MODULES, "scheduler": "DDIMScheduler"}.items()}
     files = {folders.CARD: card, folders.PUBLIC: {"sha256": tree.digests(images)}, folders.INDEX: index}
@@ -171,111 +171,50 @@ def save(made: Pretrained, folder: Path, *, images: Tensor, card: dict[str, Any]
         (folder / name).write_text(json.dumps(content, indent=1) + "\n")
 
 
-class _Autoencoder(nn.Module):
-    """The loss of an auto-encoder, as a module: what `functional_call` needs."""
-
-    def __init__(self, shape: Shape, training: Pretraining) -> None:
-        super().__init__()
-        from diffusers import AutoencoderKL
-
-        scales = len(training.vae_widths)
-        build: Any = AutoencoderKL  # diffusers leaves it untyped
-        self.vae = build(
-            in_channels=shape[0],
-            out_channels=shape[0],
-            down_block_types=("DownEncoderBlock2D",) * scales,
-            up_block_types=("UpDecoderBlock2D",) * scales,
-            block_out_channels=training.vae_widths,
-            latent_channels=training.channels,
-            norm_num_groups=GROUPS,
-            sample_size=shape[1],
-            mid_block_add_attention=False,
-        )
-        self.kl = training.kl
-
-    def forward(self, x: Tensor, noise: Tensor) -> Tensor:
-        posterior = self.vae.encode(x).latent_dist
-        decoded = self.vae.decode(posterior.mean + posterior.std * noise).sample
-        kl = 0.5 * (posterior.mean.square() + posterior.var - 1 - posterior.logvar).mean()
-        out: Tensor = (decoded - x).square().mean() + self.kl * kl
-        return out
-
-
-class _Denoiser(nn.Module):
-    """The denoiser with its prefix and its words, of which the last is the empty one."""
-
-    def __init__(self, shape: Shape, words: Tensor, training: Pretraining) -> None:
-        super().__init__()
-        from diffusers import UNet2DConditionModel
-
-        attending = len(training.widths) - 1
-        build: Any = UNet2DConditionModel
-        self.unet = build(
-            sample_size=shape[1:],
-            in_channels=shape[0],
-            out_channels=shape[0],
-            block_out_channels=training.widths,
-            layers_per_block=training.layers,
-            down_block_types=("DownBlock2D",) + ("CrossAttnDownBlock2D",) * attending,
-            up_block_types=("CrossAttnUpBlock2D",) * attending + ("UpBlock2D",),
-            cross_attention_dim=training.width,
-            attention_head_dim=GROUPS,
-            norm_num_groups=GROUPS,
-        )
-        self.prefix = nn.Parameter(torch.randn(1, training.width))
-        self.table = nn.Parameter(torch.cat([words, torch.zeros(1, training.width)]))
-
-    def forward(self, z_t: Tensor, t: Tensor, word: Tensor) -> Tensor:
-        condition = torch.stack([self.prefix.expand(len(word), -1), self.table[word]], dim=1)
-        out: Tensor = self.unet(z_t, t - 1, encoder_hidden_states=condition).sample
-        return out
-
-
 def _autoencoder(images: Tensor, training: Pretraining, rng: torch.Generator, say: Say) -> tuple[Any, float]:
     shape = (images.shape[1], images.shape[2], images.shape[3])
     factor = 2 ** (len(training.vae_widths) - 1)
     latent = (training.channels, shape[1] // factor, shape[2] // factor)
     with seeding.forked(rng):
-        module = _Autoencoder(shape, training)
+        module = Autoencoder(shape, widths=training.vae_widths, channels=training.channels, kl=training.kl)
     where = device()
     images = images.to(where)
 
-    def gradient(theta: Params) -> tuple[Params, Tensor]:
+    def step_loss(call: Callable[..., Tensor]) -> Tensor:
         rows = torch.randint(len(images), (training.batch,), generator=rng)
         noise = torch.randn(training.batch, *latent, generator=rng)
-        return _backward(module, theta, lambda call: call(images[rows.to(where)], noise.to(where)))
+        return call(images[rows.to(where)], noise.to(where))
 
     plan = Training(steps=training.vae_steps, batch=training.batch, learning_rate=training.vae_learning_rate)
-    loss = _fit(module, gradient, plan, "auto-encoder", say)
-    return module.vae, loss
+    return module.vae, _fit(module, step_loss, plan, "auto-encoder", say)
 
 
 def _denoiser(
     latents: Tensor, clusters: Clusters, training: Pretraining, rng: torch.Generator, say: Say
-) -> tuple[_Denoiser, float]:
+) -> tuple[PromptedDenoiser, float]:
     shape = (latents.shape[1], latents.shape[2], latents.shape[3])
     with seeding.forked(rng):
-        module = _Denoiser(shape, _first_words(latents, clusters, training.width), training)
+        words = _first_words(latents, clusters, training.width)
+        module = PromptedDenoiser(shape, words, widths=training.widths, layers=training.layers)
     where, batch, empty = device(), training.batch, len(clusters.counts)
     latents, abar = latents.to(where), alphas_bar("scaled_linear", T)
 
-    def gradient(theta: Params) -> tuple[Params, Tensor]:
+    def step_loss(call: Callable[..., Tensor]) -> Tensor:
         rows = torch.randint(len(latents), (batch,), generator=rng)
         t = torch.randint(1, T + 1, (batch,), generator=rng)
         eps = torch.randn(batch, *shape, generator=rng).to(where)
         word = torch.where(torch.rand(batch, generator=rng) < training.empty, empty, clusters.members[rows]).to(where)
         t = t.to(where)
         z_t = noised(latents[rows.to(where)], eps, abar, t)
-        return _backward(module, theta, lambda call: (call(z_t, t, word) - eps).square().mean())
+        return (call(z_t, t, word) - eps).square().mean()
 
     plan = Training(steps=training.steps, batch=batch, learning_rate=training.learning_rate)
-    loss = _fit(module, gradient, plan, "denoiser", say)
-    return module, loss
+    return module, _fit(module, step_loss, plan, "denoiser", say)
 
 
 def _first_words(latents: Tensor, clusters: Clusters, width: int) -> Tensor:
-    """(V, width): the clusters' centres, projected at random, of deviation 1. So clusters that are alike begin
-    with words that are, and a word between two of them means something."""
+    """(V, width): the clusters' centres, projected at random, of deviation 1, so that similar clusters begin with
+    similar words."""
     flat = latents.flatten(1)
     centres = torch.stack([flat[clusters.members == i].mean(0) for i in range(len(clusters.counts))])
     words = (centres - centres.mean(0)) @ torch.randn(flat.shape[1], width)
@@ -283,16 +222,19 @@ def _first_words(latents: Tensor, clusters: Clusters, width: int) -> Tensor:
     return scaled
 
 
-def _backward(
-    module: nn.Module, theta: Params, loss_of: Callable[[Callable[..., Tensor]], Tensor]
-) -> tuple[Params, Tensor]:
-    loss = loss_of(lambda *inputs: torch.func.functional_call(module, theta, inputs))
-    loss.backward()
-    return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+def _fit(
+    module: nn.Module, step_loss: Callable[[Callable[..., Tensor]], Tensor], plan: Training, name: str, say: Say
+) -> float:
+    """Train all parameters of a module, which stays frozen on the device. Return the mean loss of the last steps.
 
+    step_loss: The loss of a fresh batch, given the module as a function.
+    """
 
-def _fit(module: nn.Module, gradient: Gradient, plan: Training, name: str, say: Say) -> float:
-    """Train all of a module's parameters; the mean loss of the last steps. It is left frozen, on the accelerator."""
+    def gradient(theta: Params) -> tuple[Params, Tensor]:
+        loss = step_loss(lambda *inputs: torch.func.functional_call(module, theta, inputs))
+        loss.backward()
+        return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
+
     module.to(device())
     params = {k: v.detach() for k, v in module.named_parameters()}
     moments: Params = {}

@@ -23,12 +23,11 @@ from raydiff.experiment.trial import open_trial
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
-from raydiff.models.d3pm import DiscreteDiffusion, codes_of, images_of
+from raydiff.models.d3pm import DiscreteDiffusion, images_of
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.client_audit import measured
 from raydiff.papers.discrete.kernel import Kernel
-from raydiff.papers.discrete.table_audit import measured
-from raydiff.papers.discrete.theory.exact import exact
 from raydiff.seeding import generator
 
 MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=5, counts=(3, 3, 3))
@@ -60,22 +59,6 @@ def test_bounds_are_those_of_the_plain_algorithm_at_the_step_that_is_released(ow
     )
 
 
-def unbalanced() -> Records:
-    """400 rows of one label, and two of another that they hide."""
-    codes = torch.cat([codes_of(skewed(400, 3).images), torch.tensor([[0, 0, 0], [1, 1, 1]])])
-    labels = torch.tensor([0] * 400 + [1] * 2)[:, None]
-    return Records(images_of(codes), labels, torch.arange(402))
-
-
-def test_a_conditional_model_tells_of_no_record_more_than_its_bound() -> None:
-    """By enumeration of what is generated for the record's label. Step 1, where no bound is infinite."""
-    records, model = unbalanced(), replace(MODEL, labels=(2,), release=1)
-    rare = codes_of(records.images).numpy()[400:]
-    told = exact(rare, 0, replace(RELEASE, step=1)).delta
-    assert told <= RowAudit().bounds(records, model)[400] < np.inf
-    assert RowAudit().bounds(records, replace(model, labels=()))[400] < told / 10  # of a model that has no condition
-
-
 def test_a_conditional_model_is_audited_within_each_label() -> None:
     records = skewed(60, 4)
     labels = torch.arange(60).remainder(3)[:, None]
@@ -102,7 +85,7 @@ def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
     apart = measured(RowAudit(), [own, other], MODEL, together=False)
     assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
     assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
-    assert (apart["pdp/own/records"], apart["pdp/own/groups"]) == (100, 1)
+    assert apart["pdp/own/records"] == 100
     both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
     one = measured(RowAudit(), [own, other], MODEL, together=True)
     assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
@@ -160,13 +143,12 @@ def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tm
 
 def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: Path) -> None:
     alone = final(experiment, tmp_path)
-    assert alone["pdp/own/records"] == 180 and alone["pdp/own/groups"] == 2
+    assert alone["pdp/own/records"] == 180
     assert not any(k.startswith("pdp/union") for k in alone)
     federated = replace(experiment, method=FedAvg(model=experiment.method.model, rounds=1, local=Training(steps=2)))
     together = final(federated, tmp_path)
     assert together["pdp/union/records"] == 180 and not any(k.startswith("pdp/own") for k in together)
     assert together["pdp/union/mean"] < alone["pdp/own/mean"]  # a record hides among more of them
-    assert not any(k.startswith("pdp") for k in final(replace(experiment, audit=None), tmp_path))
 
 
 def test_leaving_out_is_refused_where_a_guarantee_would_not_cover_it(experiment: Experiment) -> None:

@@ -1,0 +1,135 @@
+"""The results of an audited table as text, Parquet, JSON and a picture. All of them are confidential."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from raydiff.data.tables.read import Encoded
+from raydiff.formats.plots import panels
+from raydiff.papers.discrete.bound import Audit, ReleasedRows, caveats
+from raydiff.papers.discrete.kernel import Ints
+from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, Summary, most_exposed, summarize
+
+FILES = ("report.txt", "records.parquet", "removals.json", "audit.png")
+EXPOSED = 10
+"""Number of most exposed records that the report lists."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class AuditResults:
+    """The audit of a table, and of what is left after removing records."""
+
+    encoded: Encoded
+    labels: Ints | None
+    """(s,) conditions of the model; None: an unconditional one."""
+    release: ReleasedRows
+    setting: Sequence[str]
+    """Lines that describe table, release and noise."""
+    audit: Audit
+    removals: Sequence[Removal]
+
+    @property
+    def summary(self) -> Summary:
+        """Over all records."""
+        return summarize(self.audit.of_records(self.audit.delta))
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Printed and logged with every number."""
+        return caveats(self.release, conditional=self.labels is not None)
+
+    def save(self, folder: Path, *, with_records: bool) -> str:
+        """Write FILES; without records no Parquet file and no number of a single record or label. Return the report."""
+        folder.mkdir(parents=True, exist_ok=True)
+        text = "\n".join([*self.setting, "", *_summary_lines(self.summary, self.removals), "", *self.caveats])
+        if with_records:
+            text = "\n".join([text, "", *self.record_lines()])
+            self.frame().to_parquet(folder / "records.parquet")
+        (folder / "report.txt").write_text(text + "\n")
+        (folder / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in self.removals], indent=1))
+        _draw(self.audit if with_records else None, self.removals, folder / "audit.png")
+        return text
+
+    def frame(self) -> pd.DataFrame:
+        """One row per record: delta, and psi_t, radius, similarity for each step."""
+        audit, label = self.audit, self.encoded.mapping.label
+        names = np.array([*self.encoded.columns, None if label is None else label.name, None], dtype=object)
+        columns = {
+            "row": self.encoded.rows.numpy(),
+            "delta": audit.of_records(audit.delta),
+            "overlap": audit.of_records(audit.overlap),
+            "alone_in": names[audit.of_records(audit.alone)],
+        }
+        for name in ("psi", "radius", "similarity"):
+            values = audit.of_records(getattr(audit, name))
+            columns |= {f"{name}_{t}": values[:, i] for i, t in enumerate(self.release.steps)}
+        return pd.DataFrame(columns)
+
+    def record_lines(self) -> list[str]:
+        """Lines about each label's records and about the most exposed ones."""
+        delta, rows, lines = self.audit.of_records(self.audit.delta), self.encoded.rows.numpy(), list[str]()
+        label = self.encoded.mapping.label
+        if self.labels is not None and label is not None:
+            lines.append(f"by {label.name}:")
+            for code, name in enumerate(label.categories):
+                part = summarize(delta[self.labels == code])
+                median = part.quantiles[QUANTILES.index(0.5)]
+                lines.append(f"  {name}: {part.records} records, median {median:.3g}, largest {part.largest:.3g}")
+        lines.append("most exposed (row of the file, 0 below the header):")
+        for record in most_exposed(delta)[:EXPOSED]:
+            lines.append(f"  row {rows[record]}: {delta[record]:.3g}{self._reason(int(record))}")
+        return lines
+
+    def _reason(self, record: int) -> str:
+        """Why a record's bound is infinite; empty for a finite one."""
+        columns, label = self.encoded.columns, self.encoded.mapping.label
+        name = label.name if self.labels is not None and label is not None else ""
+        alone = self.audit.of_records(self.audit.alone)[record]
+        if alone < 0:
+            return ""
+        if alone == len(columns):
+            return f"  no other record has its {name}"
+        return f"  no other record{f' of its {name}' if name else ''} has its {columns[alone]}"
+
+
+def _summary_lines(whole: Summary, removals: Sequence[Removal]) -> list[str]:
+    """Lines without a number of a single record or label."""
+    quantiles = (f"{q:.0%} {value:.3g}" for q, value in zip(QUANTILES, whole.quantiles, strict=True))
+    lines = [
+        f"delta: largest {whole.largest:.3g}, mean {whole.mean:.3g}" + (" of the finite" if whole.infinite else ""),
+        f"quantiles: {', '.join(quantiles)}",
+        f"vacuous (1 or more): {whole.vacuous} of {whole.records}, {whole.infinite} of them infinite",
+    ]
+    lines += ["", f"after removing the most exposed ({REMOVED}):"] if removals else []
+    for removal in removals:
+        left = removal.left
+        numbers = f"largest {left.largest:.3g}, mean {left.mean:.3g}, vacuous {left.vacuous}"
+        lines.append(f"  {removal.share:.1%}: {numbers}")
+    return lines
+
+
+def _draw(audit: Audit | None, removals: Sequence[Removal], path: Path) -> None:
+    """Figure 6 without its accuracy: delta over the fraction removed, and each record's against overlap."""
+    count = 1 if audit is None else 2
+    figure, ((left, *others),) = panels(1, count, size=(5 * count, 4))
+    fractions = [r.share for r in removals]
+    left.plot(fractions, [r.left.mean for r in removals], "o-", label="mean (finite)")
+    left.plot(fractions, [r.left.largest for r in removals], "s-", label="largest")
+    left.set(xlabel="fraction of records removed", ylabel="bound on delta (pDP) of the rest", yscale="log")
+    left.set_title(REMOVED, fontsize=8)
+    left.legend()
+    if audit is not None:
+        (right,) = others
+        finite = np.isfinite(audit.delta) & (audit.delta > 0)
+        right.scatter(audit.overlap[finite], audit.delta[finite], s=4, alpha=0.4)
+        right.axhline(1, color="gray", lw=0.8)
+        right.set(xlabel="mean overlap with the other records", ylabel="bound on delta (pDP)", yscale="log")
+        right.set_title("confidential to the curator", fontsize=8)
+    figure.savefig(path, dpi=120)

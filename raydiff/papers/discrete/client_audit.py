@@ -1,0 +1,75 @@
+"""The per-instance audit (pDP) in an experiment on tables: bounds on what the released rows reveal of each record, and
+training without the most exposed ones.
+
+Every client is the curator of its own table and removes records by its own audit. The final bounds are about
+
+- a client's rows from its own model, if it has sent nothing: `pdp/own/`, each table audited by itself;
+- rows from a model of all tables, if clients have sent updates: `pdp/union/`, the tables as one. It bounds what third
+  parties learn from rows only; what the server learns from updates is in the ledger.
+
+A model that is conditional on the label is audited label by label. None of it is a guarantee (`bound.CAVEATS`), and
+measurements after removal are conditional on the removed records.
+
+Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6.
+Deviation: as many rows are generated as there are records left, with their labels; the paper keeps the original counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from raydiff.data.records import Records, joined
+from raydiff.evaluation.row_audit import RowAudit
+from raydiff.federated.method import Metrics
+from raydiff.models.d3pm import DiscreteDiffusion, codes_of
+from raydiff.papers.discrete.bound import ReleasedRows, audit
+from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.summary import most_exposed, summarize
+
+
+def bounds(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floats:
+    """delta of each record, (N,). Raises ValueError for fewer than two."""
+    kernel = Kernel(alpha=model.schedule.alpha(model.steps).tolist(), categories=model.k)
+    release = ReleasedRows(
+        kernel=kernel, epsilon=config.epsilon, samples=config.samples, step=model.release, condition=config.condition
+    )
+    result = audit(codes_of(records.images).numpy(), release, labels=groups(records, model))
+    return result.of_records(result.delta)
+
+
+def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor:
+    """Positions of the records that are trained on, ascending. Raises ValueError where fewer than two are left."""
+    out = round(config.remove * len(records))
+    if out == 0:
+        return torch.arange(len(records))
+    if len(records) - out < 2:
+        raise ValueError(f"audit.remove {config.remove:g} leaves {len(records) - out} of {len(records)} records")
+    order = most_exposed(bounds(config, records, model))
+    return torch.from_numpy(np.sort(order[out:]))
+
+
+def groups(records: Records, model: DiscreteDiffusion) -> Ints:
+    """(N,) group of each record: records with equal labels, as far as the model is conditional on them, are one."""
+    _, group = np.unique(records.labels[:, : len(model.labels)].numpy(), axis=0, return_inverse=True)
+    return np.asarray(group.reshape(-1), dtype=np.int64)
+
+
+def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> Metrics:
+    """A summary of the bounds of all clients' records: `pdp/union/` where the tables are one, else `pdp/own/`.
+
+    `mean` is over the finite bounds, `vacuous_share` the fraction of records with a bound of 1 or more.
+    """
+    if together:
+        tables = [joined(tables)]
+    summary = summarize(np.concatenate([bounds(config, table, model) for table in tables]))
+    scope = f"pdp/{'union' if together else 'own'}"
+    return {
+        f"{scope}/largest": summary.largest,
+        f"{scope}/mean": summary.mean,
+        f"{scope}/vacuous_share": summary.vacuous / summary.records,
+        f"{scope}/records": float(summary.records),
+    }
