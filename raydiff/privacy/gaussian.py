@@ -1,4 +1,4 @@
-"""mu-Gaussian DP (Dong, Roth & Su 2019, arXiv 1905.02383): its epsilon, and the ceilings that it sets to attacks.
+"""mu-Gaussian DP (Dong, Roth & Su 2019, arXiv 1905.02383): epsilon, and ceilings on attacks.
 
 mu is sensitivity / standard deviation of one Gaussian release, and the root of the sum of squares of several.
 """
@@ -66,8 +66,7 @@ def check_mu(mu: float) -> None:
 def _log_delta(a: float, mu: float) -> float:
     """ln(Phi(a) - e^epsilon Phi(b)) at b = a - mu and epsilon = mu (mu/2 - a).
 
-    e^epsilon = phi(a) / phi(b), so the difference is phi(a) (M(a) - M(b)) with M = Phi/phi: nothing
-    overflows.
+    e^epsilon = phi(a) / phi(b), so it is phi(a) (M(a) - M(b)) with M = Phi/phi, where nothing overflows.
     """
     from scipy.special import erfcx, ndtr
 

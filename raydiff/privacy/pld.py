@@ -232,8 +232,7 @@ def _log_tilts(inside: Any, outside: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _tilted(points: int) -> Any:
-    """(tilts, points + 1): e^(t (u - 1)) for each of `TILTS` and u from -1 to 1, the grid over its width: its moments
-    are this times its masses."""
+    """(tilts, points + 1): e^(t (u - 1)) for each of `TILTS` and u from -1 to 1, the grid over its width."""
     return np.exp(np.outer(TILTS, np.linspace(-2.0, 0.0, points + 1)))
 
 
