@@ -1,7 +1,6 @@
 """DP-SGD: the gradients of single records, the clip, the noise, the sample, and what they cost.
 
-`faults` inspects anything with the signature of `PrivateGradient`. It is shown to pass the real one and to catch broken
-ones.
+`faults` inspects anything with the signature of `PrivateGradient`. It passes the real one and catches broken ones.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -39,13 +38,19 @@ from raydiff.privacy.release import Gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
-Make = Callable[..., Any]
-"""What has the signature of `PrivateGradient`, and gives what can be called and has an event."""
+Make = Callable[..., Any]  # with the signature of `PrivateGradient`
 
 SIGMA, CLIP, RECORDS, WIDTH = 0.8, 1.5, 200, 20_000
-STREAM = NoiseStream(b"secret", ("digest", "client", 0, "round", 0))
+NAMES = ("secret", "digest", "client", "round")
 IMPROBABLE = 1e-9  # chance of a false alarm of one comparison
 EXACT = Mechanism(noise_multiplier=0.0, max_grad_norm=1e6)
+
+
+def stream(secret: bytes = b"secret", digest: str = "digest", client: int = 0, round: int = 0) -> NoiseStream:
+    return NoiseStream(secret, (digest, "client", client, "round", round))
+
+
+STREAM = stream()
 
 
 # --- losses with known gradients ---------------------------------------------------------------------------
@@ -126,15 +131,10 @@ def faults(build: Make) -> list[str]:
         "removal": max(removals(build)) <= CLIP,
         "event": _event(build) == Gaussian(SIGMA, "example", "zero_out", "local", 0.25, 3),
     }
-    others = {
-        "secret": NoiseStream(b"another", STREAM.path),
-        "digest": NoiseStream(STREAM.secret, ("another", *STREAM.path[1:])),
-        "client": NoiseStream(STREAM.secret, ("digest", "client", 1, "round", 0)),
-        "round": NoiseStream(STREAM.secret, ("digest", "client", 0, "round", 1)),
-    }
-    for name, stream in others.items():
-        checks[f"same noise for another {name}"] = _independent(z, next(noise(build, stream)))
-        sample = pulls(make(build, batch=50, stream=stream), batch=50) > 0.5
+    others = [stream(secret=b"another"), stream(digest="another"), stream(client=1), stream(round=1)]
+    for name, other in zip(NAMES, others, strict=True):
+        checks[f"same noise for another {name}"] = _independent(z, next(noise(build, other)))
+        sample = pulls(make(build, batch=50, stream=other), batch=50) > 0.5
         checks[f"same sample for another {name}"] = not torch.equal(sample, samples[0])
     return [name for name, passed in checks.items() if not passed]
 
@@ -269,27 +269,24 @@ def each_draw_as_a_record(*, divided: bool) -> Make:
     return Each
 
 
+@dataclass(frozen=True)
 class Stream(NoiseStream):
     """A noise stream that is broken in one of several ways."""
 
-    def __init__(self, honest: NoiseStream, kind: str) -> None:
-        super().__init__(honest.secret, honest.path)
-        object.__setattr__(self, "kind", kind)
+    kind: str = ""
 
     def generator(self, *path: str | int) -> np.random.Generator:
-        kind: str = self.kind  # type: ignore[attr-defined]
-        blind = {
-            "secret": NoiseStream(b"", self.path),
-            "path": NoiseStream(self.secret, ()),
-            "fresh": NoiseStream(os.urandom(16), self.path),
-            "known sample": NoiseStream(b"", ()) if path[0] == "sample" else NoiseStream(self.secret, self.path),
-            "step": NoiseStream(self.secret, self.path),
-        }
-        return blind[kind].generator(*path[: 1 if kind == "step" else 2])
+        secret = {"secret": b"", "fresh": os.urandom(16)}.get(self.kind, self.secret)
+        if self.kind == "known sample" and path[0] == "sample":
+            return NoiseStream(b"", ()).generator(*path)
+        kept = () if self.kind == "path" else self.path
+        return NoiseStream(secret, kept).generator(*path[: 1 if self.kind == "step" else 2])
 
 
 def with_stream(kind: str) -> Make:
-    return lambda *args, noise, **options: PrivateGradient(*args, noise=Stream(noise, kind), **options)
+    return lambda *args, noise, **options: PrivateGradient(
+        *args, noise=Stream(noise.secret, noise.path, kind), **options
+    )
 
 
 def with_shared_draws(*args: Any, draws: Any, **options: Any) -> PrivateGradient:
@@ -324,17 +321,16 @@ def test_the_real_mechanism_has_no_faults() -> None:
     assert faults(with_noise_times(1.0)) == []
 
 
-@pytest.mark.parametrize("factor", [1 / 2, 2 / 3, 0.9, 1.1, 3 / 2])
+@pytest.mark.parametrize("factor", [1 / 2, 0.9, 1.1])
 def test_a_wrong_noise_scale_is_found_on_either_side(factor: float) -> None:
     assert faults(with_noise_times(factor)) == ["noise scale"]
 
 
-NAMES = ("secret", "digest", "client", "round")
 NOISE, SAMPLE = ([f"same {what} for another {name}" for name in NAMES] for what in ("noise", "sample"))
 
 
 @pytest.mark.parametrize(
-    ("build", "found"),
+    ("build", "faulty"),
     [
         (broken(without_clip), ["clip", "clipped before the mean", "removal"]),
         (each_draw_as_a_record(divided=False), ["clip", "clipped before the mean", "removal"]),
@@ -349,8 +345,8 @@ NOISE, SAMPLE = ([f"same {what} for another {name}" for name in NAMES] for what 
         (with_stream("known sample"), SAMPLE),
     ],
 )
-def test_a_broken_mechanism_is_found(build: Make, found: list[str]) -> None:
-    assert faults(build) == found
+def test_a_broken_mechanism_is_found(build: Make, faulty: list[str]) -> None:
+    assert faults(build) == faulty
 
 
 # --- gradients of single records ---------------------------------------------------------------------------
@@ -388,9 +384,8 @@ def test_gradients_of_single_records_on_a_unet_with_attention(multiplicity: int)
 
 def test_a_network_is_made_outside_of_vmap() -> None:
     model = replace(SMALL, timesteps=21)  # one that nobody has called yet
-    images, labels = pictures(model, 3)
-    options = {"draws": model.draws, "batch": 3, "rng": generator(0), "noise": STREAM}
-    gradient = PrivateGradient(model.loss, images, labels, mechanism=EXACT, **options)  # type: ignore[arg-type]
+    options: dict[str, Any] = {"draws": model.draws, "batch": 3, "rng": generator(0), "noise": STREAM}
+    gradient = PrivateGradient(model.loss, *pictures(model, 3), mechanism=EXACT, **options)
     assert all(bool(v.isfinite().all()) for v in gradient(model.init(generator(1)))[0].values())
 
 
@@ -534,8 +529,7 @@ def test_an_empty_batch_is_noise_alone() -> None:
 
 
 def test_without_any_one_record_the_sum_moves_by_the_clip_norm_at_most() -> None:
-    moved = list(removals())
-    assert 0.99 * CLIP < max(moved) <= CLIP
+    assert 0.99 * CLIP < max(removals()) <= CLIP
     assert max(removals(ByPlace)) > 1.5 * CLIP
 
 
@@ -550,13 +544,12 @@ def test_equal_records_have_draws_of_their_own() -> None:
 
 def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:
     """Was record 0 there? All records and all draws are known, so the best score is along what it changes."""
-    n, repeats = 16, 200
+    n, repeats = 16, 100
     images, labels = records(n, 4 * CLIP)
     with_it, without = (images, labels), (images[1:], labels[1:])
 
     def seen(data: tuple[Tensor, Tensor], trial: str, sigma: float) -> Tensor:
-        stream = NoiseStream(trial.encode(), ())
-        options = {"draws": either_way, "stream": stream, "noise_multiplier": sigma}
+        options = {"draws": either_way, "stream": stream(trial.encode()), "noise_multiplier": sigma}
         gradient = make(data=data, batch=len(data[0]), **options)
         return pulls(gradient, width=n, batch=gradient.batch).double()
 
@@ -564,18 +557,10 @@ def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:
     scores = [torch.stack([seen(data, f"{kind} {i}", 1.0) @ changed for i in range(repeats)])
               for kind, data in (("in", with_it), ("out", without))]  # fmt: skip
     auc = float((scores[0][:, None] > scores[1]).double().mean())
-    ceiling = gaussian.auc_ceiling(accountants.gaussian_dp_mu([spent(1.0)]))
+    ceiling = gaussian.auc_ceiling(accountants.gaussian_dp_mu([event_of(1.0, "zero_out", rate=1.0, steps=1)]))
     deviation = math.sqrt(ceiling * (1 - ceiling) / repeats)  # at most, of an AUC at the ceiling
     assert ceiling - 4.5 * deviation < auc < ceiling + 4.5 * deviation  # by chance in 1e-5 at most
     assert float(changed.norm()) == pytest.approx(CLIP, rel=1e-4)  # the record changes as much as one may
-
-
-def spent(sigma: float) -> Gaussian:
-    """The event of one step on all records."""
-    gradient = make(n=2, batch=2, noise_multiplier=sigma)
-    pulls(gradient)
-    event: Gaussian = gradient.event
-    return event
 
 
 def test_the_loss_is_that_of_those_drawn_over_the_expected_number() -> None:
@@ -587,9 +572,7 @@ def test_the_loss_is_that_of_those_drawn_over_the_expected_number() -> None:
 
 @pytest.mark.parametrize(("batch", "n"), [(13, 12), (0, 12), (1, 0)])
 def test_a_batch_that_cannot_be_drawn_is_refused(batch: int, n: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^batch must be in 1\.\.{n} \(the client's number of records\), got {batch}$"
-    ):
+    with pytest.raises(ValueError, match=rf"^batch must be in 1\.\.{n} "):
         make(n=n, batch=batch)
 
 
@@ -611,7 +594,7 @@ def test_the_event_is_of_the_steps_taken_and_costs_what_opacus_says(sigma: float
     assert ours == pytest.approx(theirs.get_epsilon(1e-5, alphas=renyi.ORDERS), rel=1e-3)
 
 
-SETTINGS = [(1.0, 0.01, 1000), (10.0, 0.1, 500), (3.0, 0.32, 40), (2.0, 1.0, 10), (200.0, 0.1, 9)]
+SETTINGS = [(1.0, 0.01, 1000), (2.0, 1.0, 10), (200.0, 0.1, 9)]
 
 
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), SETTINGS)

@@ -217,7 +217,7 @@ def test_the_real_mechanism_has_no_faults() -> None:
     assert faults(with_noise_times(1.0)) == []
 
 
-@pytest.mark.parametrize("factor", [1 / 2, 2 / 3, 0.9, 1.1, 3 / 2])
+@pytest.mark.parametrize("factor", [1 / 2, 0.9, 1.1])
 def test_a_wrong_noise_scale_is_found_on_either_side(factor: float) -> None:
     assert faults(with_noise_times(factor)) == ["noise scale"]
 

@@ -12,7 +12,7 @@ from scipy.stats import norm
 
 from raydiff.privacy import accountants, gaussian
 from raydiff.privacy import tradeoff as losses
-from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate
+from raydiff.privacy.release import DiscreteGaussian, NonPrivate
 from raydiff.seeding import NoiseStream
 
 FPRS = [1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9]
