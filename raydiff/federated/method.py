@@ -39,8 +39,7 @@ Classify = Callable[[Tensor], Tensor]
 class Round:
     """One communication round, as one participant sees it."""
 
-    number: int
-    """0, 1, ..., rounds - 1."""
+    number: int  # 0, 1, ..., rounds - 1
     rng: torch.Generator
     """This participant's stream for this round: batches, timesteps, training noise."""
     noise: NoiseStream | None = None
@@ -93,8 +92,7 @@ class Mean:
     """The weighted mean of a round's uploads, each rounded once to the grid of `ExactSum`, then summed exactly."""
 
     value: Params
-    count: int
-    """Uploads in it."""
+    count: int  # uploads in it
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,7 @@ class Target:
 
     denoisers: tuple[Denoiser, ...]
     """Usually one. An attack queries all, and takes the one that knows a record best."""
-    alphas_bar: Tensor
-    """abar_0 = 1, abar_1, ..., abar_T of these denoisers, (T + 1,) float64."""
+    alphas_bar: Tensor  # abar_0 = 1, abar_1, ..., abar_T of these denoisers, (T + 1,) float64
     encode: Callable[[Tensor], Tensor] | None = None
     """Images (N, C, H, W) to the latents that the denoisers see; None: they see images."""
 
@@ -152,8 +149,8 @@ class Deployed:
 
 
 class Method(Protocol):
-    """Nine pure functions, and the numbers by which they are called. `S` (server state) and `C` (client state) are
-    both `Params`. A method that inherits from this class has the defaults that are written here."""
+    """Nine pure functions, and the numbers by which they are called. A method that inherits from this class has the
+    defaults that are written here."""
 
     @property
     def model(self) -> Any:

@@ -179,17 +179,16 @@ class PrivacyOdometer:
     """Running cost of a ledger to either adversary (`Ledger.server`, `outsiders`); `follow` adds new entries only."""
 
     def __init__(self, ledger: Ledger = Ledger()) -> None:
-        self.server, self.outsiders = Exposed(), Exposed()
-        self.bytes_up = 0
-        self._rounds: set[int] = set()
-        self._entries, self._last = 0, tuple[Entry, ...]()
+        self.server, self.outsiders, self.bytes_up = Exposed(), Exposed(), 0
+        self._followed, self._rounds = Ledger(), set[int]()
         self.follow(ledger)
 
     def follow(self, ledger: Ledger) -> None:
         """Add the entries since the last call. Raises ValueError unless they are whole rounds of the same ledger."""
-        if ledger.entries[max(0, self._entries - 1) : self._entries] != self._last:
+        before = self._followed.entries
+        if ledger.entries[max(0, len(before) - 1) : len(before)] != before[-1:]:
             raise ValueError("this ledger is not the one that was followed so far")
-        new = Ledger(ledger.entries[self._entries :])
+        new = Ledger(ledger.entries[len(before) :])
         rounds = {e.round for e in new.entries}
         if again := rounds & self._rounds:
             raise ValueError(f"round {min(again)} has been counted already: a ledger is followed by whole rounds")
@@ -197,7 +196,7 @@ class PrivacyOdometer:
         self.outsiders.add(new.outsiders)
         self.bytes_up += new.bytes_up
         self._rounds |= rounds
-        self._entries, self._last = len(ledger.entries), ledger.entries[-1:]
+        self._followed = ledger
 
 
 class Exposed:
@@ -246,7 +245,7 @@ class Exposed:
             trust=" and ".join(sorted({g.trust for g in every})),
             clients=sum(n for events, n in self.events().items() if events),
             declared=tuple(dict.fromkeys(d for g in every for d in g.declared)),
-            unprotected=(f"{len(every)} kinds that do not compose into one number: {apart}",),
+            unprotected=(f"{len(every)} privacy definitions that do not compose into one number: {apart}",),
         )
 
     def epsilon(self, delta: float, accountant: str) -> float:

@@ -101,7 +101,7 @@ class PrivateGradient:
         self._hashes: dict[int, str] = {}  # of the records drawn so far
 
     def __call__(self, theta: Params) -> tuple[Params, Tensor]:
-        """Return the next step's ((sum_i clipped g_i + sigma C z) / (q n), sum_i loss_i / (q n)), in clear."""
+        """Return the next step's noised gradient over q n, and its loss sum_i loss_i / (q n), which is not private."""
         theta = {k: theta[k].detach() for k in sorted(theta)}  # a fixed order of the noise
         drawn = self.noise.generator("sample", self.steps).random(len(self.images)) < self.rate
         total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
@@ -113,8 +113,6 @@ class PrivateGradient:
     @property
     def event(self) -> Gaussian:
         """The event of all steps so far. Raises ValueError before the first."""
-        if not self.steps:
-            raise ValueError("no step has been taken: there is no event")
         return event_of(self.mechanism.noise_multiplier, self.relation, rate=self.rate, steps=self.steps)
 
     def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
@@ -154,8 +152,7 @@ class PrivateGradient:
 
     def _normal(self, theta: Params) -> Params:
         sizes = [v.numel() for v in theta.values()]
-        z = self.noise.many_normal(sum(sizes), "noise", self.steps)
-        parts = z.to(self.images.device).split(sizes)
+        parts = self.noise.many_normal(sum(sizes), "noise", self.steps).to(self.images.device).split(sizes)
         return {k: part.view_as(v) for (k, v), part in zip(theta.items(), parts, strict=True)}
 
 
@@ -251,10 +248,9 @@ def noise_multiplier_for(budget: Budget, *, sampling_rate: float, steps: int) ->
     def excess(log_sigma: float) -> float:
         return budget.spent(math.exp(log_sigma), rate=sampling_rate, steps=steps) - epsilon
 
-    high = 0.0
+    low = high = 0.0
     while excess(high) > 0:
-        high += 1.0
-    low = high - 1.0
+        low, high = high, high + 1.0
     while excess(low) <= 0:
         low, high = low - 1.0, low
     root = float(brentq(excess, low, high, xtol=1e-5))
