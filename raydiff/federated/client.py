@@ -249,8 +249,8 @@ class Client:
 def noted(
     clients: Sequence[Client], number: int, results: Iterable[tuple[Upload, Metrics]], *, alone: bool = False
 ) -> Iterator[tuple[Upload, Metrics]]:
-    """Yield these results, each written ahead in the store (`Store.note`), those of up to NOTE_S of work together, or each
-    `alone` where the caller waits for it."""
+    """Yield these results, each written ahead in the store (`Store.note`): those of up to NOTE_S of work together, or
+    each `alone` where the caller waits for it."""
     store = clients[0].store if clients else None
     for batch in _batched(results, 0.0 if store is None or alone else NOTE_S):
         if store:

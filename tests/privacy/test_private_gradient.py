@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
+from reference.gaussians import length
 from scipy.stats import kstest
 from torch import Tensor
 
@@ -153,13 +155,12 @@ def _independent(a: Tensor, b: Tensor) -> bool:
 
 def _bounded(build: Make) -> bool:
     """One record moves the sum by the clip norm at most, however strongly it pulls and whatever its draws are."""
-    for draws, multiplicity in ((strengths(1.0), 1), (strengths(3.0, 1.0), 4)):
-        for strength in (1e-3, 1.0, 50.0, 1e6):
-            options = {"strength": strength, "draws": draws, "multiplicity": multiplicity}
-            moved = pulls(make(build, n=5, batch=5, **options), batch=5)[:5]  # each record its own entry
-            if float(moved.abs().max()) > CLIP:
-                return False
-    return True
+    moved = [
+        pulls(make(build, n=5, batch=5, strength=strength, draws=draws, multiplicity=multiplicity), batch=5)[:5]
+        for draws, multiplicity in ((strengths(1.0), 1), (strengths(3.0, 1.0), 4))
+        for strength in (1e-3, 1.0, 50.0, 1e6)
+    ]
+    return float(torch.cat(moved).abs().max()) <= CLIP  # each record pulls at an entry of its own
 
 
 def _mean_first(build: Make) -> bool:
@@ -219,37 +220,25 @@ def _event(build: Make) -> Any:
 # --- the real mechanism, and broken ones -------------------------------------------------------------------
 
 
-class Broken:
-    """`PrivateGradient` with other arguments; the event says that they are what they should be."""
+class Broken(PrivateGradient):
+    """Less noise or a larger clip norm than its event says."""
 
-    def __init__(
-        self, *args: Any, change: Callable[..., PrivateGradient], mechanism: Mechanism, **options: Any
-    ) -> None:
-        self.inner, self.sigma = change(*args, mechanism=mechanism, **options), mechanism.noise_multiplier
-
-    def __call__(self, theta: Params) -> tuple[Params, Tensor]:
-        return self.inner(theta)
+    def __init__(self, *args: Any, mechanism: Mechanism, noise_times: float, clip_times: float, **options: Any) -> None:
+        sigma, clip = mechanism.noise_multiplier, mechanism.max_grad_norm
+        actual = replace(mechanism, noise_multiplier=noise_times * sigma / clip_times, max_grad_norm=clip_times * clip)
+        super().__init__(*args, mechanism=actual, **options)
+        self.sigma = sigma
 
     @property
     def event(self) -> Gaussian:
-        return replace(self.inner.event, std_over_sensitivity=self.sigma)
-
-
-def broken(change: Callable[..., PrivateGradient]) -> Make:
-    return lambda *args, **options: Broken(*args, change=change, **options)
+        return replace(super().event, std_over_sensitivity=self.sigma)
 
 
 def with_noise_times(factor: float) -> Make:
-    def change(*args: Any, mechanism: Mechanism, **options: Any) -> PrivateGradient:
-        sigma = mechanism.noise_multiplier * factor
-        return PrivateGradient(*args, mechanism=replace(mechanism, noise_multiplier=sigma), **options)
-
-    return broken(change)
+    return functools.partial(Broken, noise_times=factor, clip_times=1.0)
 
 
-def without_clip(*args: Any, mechanism: Mechanism, **options: Any) -> PrivateGradient:
-    sigma = mechanism.noise_multiplier * mechanism.max_grad_norm / 1e12
-    return PrivateGradient(*args, mechanism=replace(mechanism, max_grad_norm=1e12, noise_multiplier=sigma), **options)
+without_clip = functools.partial(Broken, noise_times=1.0, clip_times=1e12)
 
 
 def each_draw_as_a_record(*, divided: bool) -> Make:
@@ -332,7 +321,7 @@ NOISE, SAMPLE = ([f"same {what} for another {name}" for name in NAMES] for what 
 @pytest.mark.parametrize(
     ("build", "faulty"),
     [
-        (broken(without_clip), ["clip", "clipped before the mean", "removal"]),
+        (without_clip, ["clip", "clipped before the mean", "removal"]),
         (each_draw_as_a_record(divided=False), ["clip", "clipped before the mean", "removal"]),
         (each_draw_as_a_record(divided=True), ["clipped before the mean"]),
         (FixedCount, ["sample"]),
@@ -383,7 +372,7 @@ def test_gradients_of_single_records_on_a_unet_with_attention(multiplicity: int)
 
 
 def test_a_network_is_made_outside_of_vmap() -> None:
-    model = replace(SMALL, timesteps=21)  # one that nobody has called yet
+    model = replace(SMALL, timesteps=21)  # one that was not called yet
     options: dict[str, Any] = {"draws": model.draws, "batch": 3, "rng": generator(0), "noise": STREAM}
     gradient = PrivateGradient(model.loss, *pictures(model, 3), mechanism=EXACT, **options)
     assert all(bool(v.isfinite().all()) for v in gradient(model.init(generator(1)))[0].values())
@@ -464,7 +453,7 @@ def test_nothing_is_changed_in_place_and_no_graph_is_left() -> None:
 @given(
     seed=st.integers(0, 2**31),
     size=st.integers(1, 3000),
-    magnitude=st.floats(-15, 12),
+    magnitude=st.floats(-15, 30),
     clip=st.floats(-3, 3).map(lambda e: 10.0**e),
     flat=st.booleans(),
 )
@@ -476,7 +465,7 @@ def test_no_clipped_gradient_exceeds_the_clip_norm(
     kind = torch.ones if flat else lambda *s: torch.randn(*s, generator=rng)
     gradients = {k: kind(*shape) * 10.0**magnitude for k, shape in shapes.items()}
     sent = clipped_sum(gradients, clip)
-    before, after = norm(gradients), norm(sent)
+    before, after = length(gradients), length(sent)
     assert after <= clip
     assert after == pytest.approx(min(before, clip), rel=2e-5)
     factor = after / before
@@ -484,20 +473,10 @@ def test_no_clipped_gradient_exceeds_the_clip_norm(
         torch.testing.assert_close(sent[k], v[0] * factor, rtol=2e-5, atol=0)
 
 
-def norm(leaves: Params) -> float:
-    return math.sqrt(sum(float(v.double().square().sum()) for v in leaves.values()))
-
-
 def test_a_million_equal_entries_are_clipped_too() -> None:
     gradients = {"w": torch.full((1, 1_000_000), 0.1)}
     assert float(torch.linalg.vector_norm(gradients["w"], dim=1)) != pytest.approx(100.0, rel=1e-4)  # why not this
-    assert 1.0 - 2e-5 < norm(clipped_sum(gradients, 1.0)) <= 1.0
-
-
-def test_the_clip_is_over_all_parameters_together() -> None:
-    gradients = {"a": torch.tensor([[3.0], [0.3]]), "b": torch.tensor([[0.0, 4.0], [0.0, 0.4]])}
-    sent = clipped_sum(gradients, 1.0)  # the first has norm 5, the second 0.5
-    torch.testing.assert_close(sent, {"a": torch.tensor([0.9]), "b": torch.tensor([0.0, 1.2])}, rtol=2e-5, atol=0)
+    assert 1.0 - 2e-5 < length(clipped_sum(gradients, 1.0)) <= 1.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -508,11 +487,9 @@ def test_a_gradient_that_clipping_does_not_bound_counts_as_none(bad: float) -> N
     assert alone["a"].tolist() == [0.0]
 
 
-@pytest.mark.parametrize("large", [1e30, 3e38])
-@pytest.mark.parametrize("clip", [1e-3, 1.0])
-def test_a_gradient_whose_square_is_beyond_float32_is_clipped(large: float, clip: float) -> None:
-    gradients = {"w": torch.full((1, 100_000), large), "b": torch.tensor([large])}
-    assert 0 < norm(clipped_sum(gradients, clip)) <= clip
+def test_a_gradient_at_the_end_of_float32_is_clipped() -> None:
+    gradients = {"w": torch.full((1, 100_000), 3e38), "b": torch.tensor([3e38])}
+    assert 0 < length(clipped_sum(gradients, 1e-3)) <= 1e-3
 
 
 # --- the sample --------------------------------------------------------------------------------------------

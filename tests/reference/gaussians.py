@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import norm
+from torch import Tensor
 
 from raydiff.privacy.release import Gaussian
 
@@ -26,6 +29,11 @@ def densities(x: Any, rate: float, noise: float, relation: str) -> tuple[Any, An
     """Densities of a sampled step at x with the record and with its neighbour."""
     present, absent = ((1 - rate) * norm.pdf(x) + rate * norm.pdf(x - at) for at in means(noise, relation))
     return present, absent
+
+
+def length(leaves: Mapping[str, Tensor]) -> float:
+    """The Euclidean norm of all leaves together."""
+    return float(torch.cat([v.double().flatten() for v in leaves.values()]).norm())
 
 
 def hockey_stick(p: Any, q: Any, epsilon: float, cell: float = 1.0) -> float:
