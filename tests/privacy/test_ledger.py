@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-import pickle
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -193,15 +191,6 @@ def test_another_ledger_is_not_followed() -> None:
 # --- recording ---------------------------------------------------------------------------------------------
 
 
-def test_recording_leaves_the_old_ledger_alone() -> None:
-    before = Ledger()
-    after = before.with_upload(0, 0, UPLOAD, 3)
-    assert before == Ledger() and len(after.entries) == 1
-    with pytest.raises(FrozenInstanceError):
-        after.entries = ()  # type: ignore[misc]
-    assert copy.deepcopy(after) == pickle.loads(pickle.dumps(after)) == after
-
-
 def test_a_round_is_recorded_once() -> None:
     ledger = ledger_of({0: UPLOAD, PUBLISHED: CENTRAL}, {0: UPLOAD})
     with pytest.raises(ValueError, match="client 0 already has an upload in round 1"):
@@ -282,11 +271,10 @@ def test_what_was_learned_before_round_0_is_seen_by_both_and_covered_by_nothing(
 
 
 def test_no_guarantee_says_why() -> None:
-    assert [str(g) for g in ledger_of({0: BARE}).guarantees(DELTA, "exact")] == [
-        "epsilon inf (no guarantee: weights sent as they are)"
-    ]
-    silent = ledger_of({0: replace(UPLOAD, std_over_sensitivity=0.0)}).guarantees(DELTA, "exact")
-    assert [str(g) for g in silent] == ["epsilon inf (no guarantee: noise of scale 0)"]
+    silent = replace(UPLOAD, std_over_sensitivity=0.0)
+    for event, why in ((BARE, "weights sent as they are"), (silent, "noise of scale 0")):
+        (guarantee,) = ledger_of({0: event}).guarantees(DELTA, "exact")
+        assert str(guarantee) == f"epsilon inf (no guarantee: {why})"
 
 
 def test_the_table_has_a_row_per_client_and_every_accountant() -> None:

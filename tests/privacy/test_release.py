@@ -23,6 +23,7 @@ from reference.gaussians import hockey_stick, length
 from scipy.stats import kstest, norm
 from torch import Tensor
 
+from raydiff import tree
 from raydiff.privacy import accountants
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import (
@@ -510,24 +511,15 @@ def test_a_release_does_not_change_with_what_it_was_made_of(maker: str) -> None:
 
 @pytest.mark.parametrize("travel", [lambda r: r, lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy])
 def test_nobody_puts_another_tensor_into_a_release(travel: Callable[[Release], Release]) -> None:
-    sent = travel(disclose({"w": torch.ones(2)}, "weights"))
-    with pytest.raises(TypeError):
-        sent.value["w"] = torch.zeros(2)  # type: ignore[index]
-    with pytest.raises(TypeError):
-        del sent.value["w"]  # type: ignore[attr-defined]
-    with pytest.raises(FrozenInstanceError):
-        sent.value = {}  # type: ignore[misc]
-
-
-@pytest.mark.parametrize("travel", [lambda r: pickle.loads(pickle.dumps(r)), copy.copy, copy.deepcopy])
-def test_a_release_survives_the_journey(travel: Callable[[Release], Release]) -> None:
     x = torch.randn(3, 2, 4)
     for sent in (_send(gaussian_records, x), disclose({"w": x}, "weights", trust="central"), nothing()):
         arrived = travel(sent)
-        assert arrived.event == sent.event
-        assert arrived.value.keys() == sent.value.keys()
-        assert all(torch.equal(arrived.value[k], sent.value[k]) for k in sent.value)
-        assert arrived.nbytes == sent.nbytes
+        assert (arrived.event, arrived.nbytes) == (sent.event, sent.nbytes)
+        assert tree.digest(arrived.value) == tree.digest(sent.value)
+        with pytest.raises(TypeError):
+            arrived.value["w"] = torch.zeros(2)  # type: ignore[index]
+        with pytest.raises(FrozenInstanceError):
+            arrived.value = {}  # type: ignore[misc]
 
 
 def test_a_pickled_release_does_not_carry_what_lies_behind_a_view() -> None:
