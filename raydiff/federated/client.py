@@ -116,10 +116,8 @@ class Client:
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
         """Run this client's part of a round. If the round is run again, a noised upload is resent, not drawn again.
-
         Raises Failed if the training diverges or the upload reveals more than was charged to a budget, and LeaseLost if
-        the round is committed already.
-        """
+        the round is committed already."""
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):

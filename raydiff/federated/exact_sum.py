@@ -26,10 +26,8 @@ class OutOfRange(ValueError):
 
 @dataclass(frozen=True)
 class Grid:
-    """Whole multiples of 2**exponent, to the nearest of which each summand of an `ExactSum` is rounded.
-
-    All who add must know the grid beforehand, so it may depend on public values only.
-    """
+    """Whole multiples of 2**exponent, to the nearest of which each summand of an `ExactSum` is rounded. All who add
+    must know the grid beforehand, so it may depend on public values only."""
 
     exponent: int
     summands: int  # their number, at most
@@ -37,11 +35,9 @@ class Grid:
 
     @classmethod
     def of(cls, largest: float, summands: int) -> Grid:
-        """Return the finest grid for so many summands with entries up to `largest`.
-
-        With up to 2,048 summands an entry is rounded by at most 2**-52 of `largest`, with more by proportionally more.
-        Raises ValueError unless both are positive and finite.
-        """
+        """Return the finest grid for so many summands with entries up to `largest`. With up to 2,048 summands an entry
+        is rounded by at most 2**-52 of `largest`, with more by proportionally more. Raises ValueError unless both are
+        positive and finite."""
         if not (0 < largest < math.inf and summands >= 1):
             raise ValueError(f"a grid needs a positive size and one summand at least, got {largest} and {summands}")
         bits = min(SUMMAND_BITS, SUM_BITS - math.ceil(math.log2(summands)))

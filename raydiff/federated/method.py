@@ -172,10 +172,8 @@ class Method(Protocol):
 
     @property
     def init_key(self) -> Hashable:
-        """All of the configuration that `init_client` depends on; None: its result is not worth storing.
-
-        Client states with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once.
-        """
+        """All of the configuration that `init_client` depends on; None: its result is not worth storing. Client states
+        with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once."""
         return None
 
     @property
@@ -193,9 +191,7 @@ class Method(Protocol):
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Piece `rnd.number` of 0 .. init_parts - 1 of what a client does before its first round, from its own data.
-
-        `state` is the piece before's, {} at first; the last one's is the client's private state.
-        """
+        `state` is the piece before's, {} at first; the last one's is the client's private state."""
         return {}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
@@ -215,11 +211,9 @@ class Method(Protocol):
         return None
 
     def aggregate(self, server: Params, uploads: Any, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """The server's part ("server executes"): (next state, metrics, events).
-
-        `uploads` is their `Mean` if there is a `mean_spec`; else an Iterable[Upload], a stream in client order. The
-        events are those of what the server publishes (central trust); usually none.
-        """
+        """The server's part ("server executes"): (next state, metrics, events). `uploads` is their `Mean` if there is a
+        `mean_spec`; else an Iterable[Upload], a stream in client order. The events are those of what the server
+        publishes (central trust); usually none."""
 
     def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
         """A client's own adaptation of the server's model after a round: the private state that `deploy` takes."""

@@ -150,8 +150,8 @@ def rounds(
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
-            spent, committed = Ledger(ledger.entries[committed:]).to_json(), len(ledger.entries)
-            store.commit(number, {"ledger": spent, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
+            new, committed = Ledger(ledger.entries[committed:]).to_json(), len(ledger.entries)
+            store.commit(number, {"ledger": new, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
         yield progress
 
 

@@ -53,10 +53,8 @@ def exact(events: Sequence[Event], delta: float) -> float:
 
 
 def pld(events: Sequence[Event], delta: float) -> float:
-    """Return epsilon from the privacy loss distribution; covers Poisson sampling.
-
-    Without sampling it equals `exact`, else it is an upper bound, less than 0.001 max(1, epsilon) above the truth.
-    """
+    """Return epsilon from the privacy loss distribution; covers Poisson sampling. Without sampling it equals `exact`,
+    else it is an upper bound, less than 0.001 max(1, epsilon) above the truth."""
     check_delta(delta)
     steps = steps_of(events)
     return math.inf if steps is None else _charged(events, lambda d: _pld(*steps, d), delta)

@@ -53,10 +53,8 @@ class Encoding:
 
     @classmethod
     def of(cls, *, clip: float, ratio: float, size: int, shares: int) -> Encoding:
-        """Return the coarsest encoding at which rounding costs about 1 % of the clip.
-
-        `ratio` is the full noise's standard deviation over the sensitivity. Raises ValueError where it would not fit.
-        """
+        """Return the coarsest encoding at which rounding costs about 1 % of the clip. `ratio` is the full noise's
+        standard deviation over the sensitivity. Raises ValueError where it would not fit."""
         fine = max(64.0, FINE * math.sqrt(size))
         sigma = max(LEAST, math.ceil(2 * ratio * fine / math.sqrt(shares)))
         bound = sigma * math.sqrt(shares) / (2 * ratio) * (1 - SLACK)
@@ -98,10 +96,8 @@ def encode(update: Tensors, encoding: Encoding, noise: NoiseStream) -> Params:
 
 
 def decode(mean: Tensors, encoding: Encoding, count: int) -> Params:
-    """Return the mean update, in float64, from the mean of `count` uploads.
-
-    Raises ValueError where `count` is below `shares`, whose noise the ledger states, or their sum may wrap around.
-    """
+    """Return the mean update, in float64, from the mean of `count` uploads. Raises ValueError where `count` is below
+    `shares`, whose noise the ledger states, or their sum may wrap around."""
     if count < encoding.shares:
         raise ValueError(
             f"{count} uploads of the round can be used, fewer than privacy.shares = {encoding.shares}: their sum has "
@@ -133,10 +129,8 @@ def discrete_gaussian(sigma: int, count: int, rng: np.random.Generator) -> Whole
 
 
 def _accepted(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
-    """The accepted ones of so many proposals +-(k sigma + j), j < sigma.
-
-    The exponent (k + j / sigma)^2 / 2 is applied in three parts: k / 2, k (k - 1) / 2, and the rest.
-    """
+    """The accepted ones of so many proposals +-(k sigma + j), j < sigma. The exponent (k + j / sigma)^2 / 2 is applied
+    in three parts: k / 2, k (k - 1) / 2, and the rest."""
     k = np.zeros(tries, np.int64)
     going = np.arange(tries)
     while len(going):

@@ -51,11 +51,9 @@ class BitsAudit:
 def audit(
     send: Send, *, count: int, rng: torch.Generator, std: float | None = None, confidence: float = 0.99
 ) -> BitsAudit:
-    """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own.
-
-    With noise of scale 0 `send` gives the candidates' signals. With `std`, the noise's standard deviation, noise that
-    is a float32 draw times it is tried too; without it little is ruled out where a signal is far below its noise.
-    """
+    """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own. With noise of
+    scale 0 `send` gives the candidates' signals. With `std`, the noise's standard deviation, noise that is a float32
+    draw times it is tried too; without it little is ruled out where a signal is far below its noise."""
     chosen = torch.rand(count, generator=rng) < 0.5
     secret = stream(rng)
     released = send(chosen, secret)
@@ -86,11 +84,9 @@ def of_uploads(upload: Callable[[bool, NoiseStream], Tensors], pairs: int) -> Se
 
 
 def explanations(released: Tensor, signal: Tensor, std: float | None = None) -> list[Tensor]:
-    """Return for each way to draw noise (n, d) bool: whether it can turn the signal into the released number.
-
-    A float32 that is added; with `std` also a float32 draw times std in float32, added, and the same in float64,
-    rounded at the end.
-    """
+    """Return for each way to draw noise (n, d) bool: whether it can turn the signal into the released number. A float32
+    that is added; with `std` also a float32 draw times std in float32, added, and the same in float64, rounded at the
+    end."""
     y, a = released.float(), signal.float()
     exact = released.double() - signal.double()
     added = torch.zeros_like(y, dtype=torch.bool)

@@ -107,10 +107,8 @@ def audit(
 
 
 def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
-    """Return the audit of independent scores, which say "canary" above 0.
-
-    Raises ValueError for fewer than four scores on a side, scores that are not finite, and confidence outside (0, 1).
-    """
+    """Return the audit of independent scores, which say "canary" above 0. Raises ValueError for fewer than four scores
+    on a side, scores that are not finite, and confidence outside (0, 1)."""
     if (count := min(len(canaries), len(antipodes))) < 4:
         raise ValueError(f"an audit needs at least 8 canaries, half of them antipodes, got {count} of a kind")
     if not 0 < confidence < 1:

@@ -98,8 +98,8 @@ class ClientPrivacy:
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
         """Return the noised mean of `count` clipped updates, as published under central trust, and its event.
 
-        A mean in float32 is rounded by up to 2^-24 of its norm, so that replacing a client moves `count` times the mean
-        by (2 + 2 count 2^-24) clip: the noise is larger by that.
+        A mean in float32 is rounded by up to 2^-24 of its norm, so replacing a client moves `count` times the mean by
+        (2 + 2 count 2^-24) clip: the noise is larger by that.
         """
         std = self.std(rounds)
         event = Gaussian(std / (2 * self.clip), "client", "replace_one", "central")

@@ -70,10 +70,8 @@ class Budget:
         return ""
 
     def order(self, first: Sequence[Event]) -> float | None:
-        """Return the Renyi order of the filter after a first trial with these events; None: Gaussian DP.
-
-        The budget has room for most such trials at that order.
-        """
+        """Return the Renyi order of the filter after a first trial with these events; None: Gaussian DP. The budget has
+        room for most such trials at that order."""
         noises = [e for e in first if isinstance(e, Gaussian) and e.std_over_sensitivity > 0]
         sampled = [e for e in noises if e.sampling_rate < 1]
         if any(e.relation == "replace_one" for e in sampled) or not (sampled or accountants.has_discrete(noises)):
@@ -89,10 +87,8 @@ class Budget:
         return grid.charged(lambda delta: renyi.converted(total, order - 1, delta), self.delta)
 
     def spent(self, charges: Iterable[Sequence[Event]], order: Order = "first") -> Guarantee:
-        """Return the guarantee of a record that fared worst in each of these trials, by the filter of this order.
-
-        A single trial is judged by the tightest accountant. Raises Unsupported where no theorem covers them.
-        """
+        """Return the guarantee of a record that fared worst in each of these trials, by the filter of this order. A
+        single trial is judged by the tightest accountant. Raises Unsupported where no theorem covers them."""
         sent = [kept for events in charges if (kept := tuple(e for e in events if not isinstance(e, Nothing)))]
         every = [e for events in sent for e in events]
         if len(sent) < 2 or not accountants.composable(every) or any(isinstance(e, NonPrivate) for e in every):
@@ -155,10 +151,7 @@ def _worst_of(exposures: Sequence[Sequence[Event]]) -> list[Event]:
 
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:
     """Return the exposure of the client that fares worst in any of these ledgers."""
-    clients: dict[tuple[int, int], int] = {}
-    numbered = [(i, e) for i, ledger in enumerate(ledgers) for e in ledger.entries]
-    entries = [Entry(0, clients.setdefault((i, e.client), len(clients)), e.event, 0) for i, e in numbered]
-    return tuple(e.event for e in compose([Ledger(tuple(entries))]).entries if not isinstance(e.event, Nothing))
+    return tuple(_worst_of([events for ledger in ledgers for events in Exposed(ledger).events()]))
 
 
 def covers(planned: Event, sent: Event) -> bool:

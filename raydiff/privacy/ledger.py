@@ -71,10 +71,8 @@ class Ledger:
     entries: tuple[Entry, ...] = ()
 
     def with_uploads(self, round: int, uploads: Iterable[tuple[int, Event, int]]) -> Ledger:
-        """Return the ledger with uploads (client, event, bytes) of `round`.
-
-        Raises ValueError for a client's second upload, a round before the last, and an event of central trust.
-        """
+        """Return the ledger with uploads (client, event, bytes) of `round`. Raises ValueError for a client's second
+        upload, a round before the last, and an event of central trust."""
         new, seen = [], self._seen_in(round)
         for client, event, nbytes in uploads:
             if client < 0:
@@ -93,9 +91,7 @@ class Ledger:
 
     def with_published(self, round: int, events: Iterable[Event]) -> Ledger:
         """Return the ledger with the central events of the server's result; none if the uploads' events stand for it.
-
-        Raises ValueError for other events, a round already published and a round before the last.
-        """
+        Raises ValueError for other events, a round already published and a round before the last."""
         new = tuple(Entry(round, PUBLISHED, e, 0) for e in events)
         if any(isinstance(e.event, Nothing) or e.event.trust != "central" for e in new):
             raise ValueError(f"what aggregate publishes must have events of central trust (round {round})")
@@ -221,10 +217,8 @@ class Exposed:
         return {(*_repeated(counts), *everyone): n for counts, n in alike.items()}
 
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
-        """Return one guarantee per (unit, relation, trust model), which never compose; at least one.
-
-        Something sent without protection makes every guarantee of its trust model infinite. Raises as the accountant.
-        """
+        """Return one guarantee per (unit, relation, trust model), which never compose; at least one. Something sent
+        without protection makes every guarantee of its trust model infinite. Raises as the accountant."""
         exposures = self.events()
         groups: list[_Group] = [*accountants.groups_of(exposures)]
         bare = {e.trust for events in exposures for e in events if isinstance(e, NonPrivate)}

@@ -86,9 +86,7 @@ class PrivacyLoss:
 
     def least_fpr(self, tpr: float) -> float:
         """Return the smallest false positive rate of any test of this true positive rate, with P or Q as the positive.
-
-        From tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0.
-        """
+        From tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0."""
         epsilons, deltas = self.deltas
         bounds = np.maximum((tpr - deltas) * np.exp(-epsilons), 1 - deltas - (1 - tpr) * np.exp(epsilons))
         return max(0.0, float(bounds.max()))
@@ -177,10 +175,8 @@ def _distance(kind: Steps, replaced: bool) -> float:
 
 
 def _masses(grid: Any, kind: Steps, replaced: bool) -> tuple[Any, Any]:
-    """The masses of P and Q of one step on the grid, split between both ends of each cell such that both are kept.
-
-    The loss rises in the noised value, so its cells are those of the value.
-    """
+    """The masses of P and Q of one step on the grid, split between both ends of each cell such that both are kept. The
+    loss rises in the noised value, so its cells are those of the value."""
     r, rate = _distance(kind, replaced), kind.rate
     ends = _at_replaced(grid, rate, r) if replaced else _at_in_or_out(grid, rate, r)
     absent = _cells(ends)

@@ -171,10 +171,8 @@ def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: P
 
 
 def clipped_sum(gradients: PerRecord, clip: float) -> Params:
-    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together.
-
-    A gradient that is not finite counts as 0, since clipping does not bound it.
-    """
+    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together. A gradient that is
+    not finite counts as 0, since clipping does not bound it."""
     each = {k: v.norms() if isinstance(v, Outer) else tree.norms(v) for k, v in gradients.items()}
     norms = torch.stack(list(each.values())).norm(dim=0)
     bounded = norms.isfinite()
@@ -216,10 +214,8 @@ class Budget:
 
 
 def noise_multiplier(sigma: float | None, budget: Budget, *, batch: int, records: int, steps: int) -> float:
-    """Return a client's sigma: `sigma`, or the smallest that keeps to the budget; 0 without either.
-
-    Raises ValueError for a sigma that breaks the budget, and a batch larger than the records.
-    """
+    """Return a client's sigma: `sigma`, or the smallest that keeps to the budget; 0 without either. Raises ValueError
+    for a sigma that breaks the budget, and a batch larger than the records."""
     rate = sampling_rate(batch, records)
     if budget.epsilon is None:
         return sigma or 0.0

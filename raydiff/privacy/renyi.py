@@ -20,8 +20,7 @@ ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64
 def epsilon_for(mu: float, delta: float) -> float:
     """Return the smallest epsilon over gamma > 1 that divergences gamma tau, tau = mu^2 / 2, convert to.
 
-    With u = gamma - 1 the derivative is tau - (ln(1/delta) - ln(1 + u)) / u^2, which has one zero: where
-    tau u^2 + ln(1 + u) = ln(1/delta).
+    With u = gamma - 1 the derivative has one zero, where tau u^2 + ln(1 + u) = ln(1/delta).
     """
     from scipy.optimize import brentq
 
@@ -38,10 +37,8 @@ def epsilon_for(mu: float, delta: float) -> float:
 
 def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
     """Return epsilon of Poisson-sampled Gaussians under add_remove (Mironov, Talwar & Zhang 2019, arXiv 1908.10530).
-
     The same holds under zero_out: a sum in which a record counts for nothing is the sum without it, each record is
-    drawn independently, and the rate is fixed by the public n.
-    """
+    drawn independently, and the rate is fixed by the public n."""
     totals = [sum(k.times * sampled_divergences(k.rate, k.noise)[i] for k in steps) for i in range(len(ORDERS))]
     best = min(converted(total, order - 1, delta) for order, total in zip(ORDERS, totals, strict=True))
     unsampled = epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)

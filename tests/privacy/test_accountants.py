@@ -53,8 +53,8 @@ def sampled(noise: float, rate: float, steps: int = 1) -> Gaussian:
 @pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
 def test_exact_is_the_hockey_stick_divergence(mu: float, delta: float) -> None:
     x, cell = np.linspace(-15, 15 + mu, 400_001, retstep=True)
-    spent = hockey_stick(norm.pdf(x - mu), norm.pdf(x), exact([of_mu(mu)], delta), cell)
-    assert spent == pytest.approx(delta, rel=1e-6)
+    actual = hockey_stick(norm.pdf(x - mu), norm.pdf(x), exact([of_mu(mu)], delta), cell)
+    assert actual == pytest.approx(delta, rel=1e-6)
 
 
 @pytest.mark.parametrize("mu", [1e-12, 1e-6, 1e-3, 0.5, 0.999, 1.0, 3.0, 20.0, 300.0])
@@ -63,8 +63,8 @@ def test_exact_at_the_extremes(mu: float, delta: float) -> None:
     epsilon = exact([of_mu(mu)], delta)
     with mpmath.workdps(80):
         m, e = mpmath.mpf(1) / mpmath.mpf(1 / mu), mpmath.mpf(epsilon)
-        spent = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
-        assert spent <= delta if epsilon == 0 else abs(spent / delta - 1) < 1e-10
+        actual = mpmath.ncdf(m / 2 - e / m) - mpmath.exp(e) * mpmath.ncdf(-m / 2 - e / m)
+        assert actual <= delta if epsilon == 0 else abs(actual / delta - 1) < 1e-10
 
 
 @pytest.mark.parametrize("mu", [1e-300, 1e-150, 1e13, 1e15, 1e17, 1e100, 1e160, 1e300])
@@ -263,16 +263,16 @@ def test_a_depth_is_minimal_and_within_the_budget(
     name: str, betas: list[float], clip: float, epsilon: float, delta: float
 ) -> None:
     abar = torch.cumprod(1 - torch.tensor([0.0, *betas], dtype=torch.float64), 0)
-    spent = [ACCOUNTANTS[name]([release_event(clip, a)], delta) for a in abar.tolist()]
+    actual = [ACCOUNTANTS[name]([release_event(clip, a)], delta) for a in abar.tolist()]
     budget = {"epsilon": epsilon, "delta": delta, "clip": clip, "alphas_bar": abar, "accountant": name}
-    if spent[-1] > epsilon:
-        with pytest.raises(ValueError, match=re.escape(f"this schedule is {bounds.up(spent[-1], 3)}")):
+    if actual[-1] > epsilon:
+        with pytest.raises(ValueError, match=re.escape(f"this schedule is {bounds.up(actual[-1], 3)}")):
             depth_for(**budget)
         return
     t0 = depth_for(**budget)
-    assert t0 >= 1 and spent[t0] <= epsilon
+    assert t0 >= 1 and actual[t0] <= epsilon
     assume(t0 > 1)
-    assert min(spent[:t0]) > epsilon
+    assert min(actual[:t0]) > epsilon
 
 
 BUDGET = {"epsilon": 10.0, "delta": 1e-5, "clip": 15.0, "alphas_bar": LINEAR, "accountant": "exact"}

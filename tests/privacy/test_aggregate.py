@@ -102,7 +102,7 @@ def test_of_finer_noise_the_bound_needs_its_tau_and_holds_with_it(sigma: float, 
         assert renyi(noise, 1, 1.25) > 1.001 * 1.25 / (2 * shares * sigma**2)  # So LEAST is there for a reason.
 
 
-def spent(noise: np.ndarray, shift: int, epsilon: float) -> float:
+def delta_of(noise: np.ndarray, shift: int, epsilon: float) -> float:
     return hockey_stick(np.pad(noise, (0, shift)), np.pad(noise, (shift, 0)), epsilon)
 
 
@@ -111,10 +111,10 @@ def test_epsilon_covers_the_true_divergence_and_half_the_noise_or_one_share_fewe
     encoding = Encoding.of(clip=1.0, ratio=1.0, size=1, shares=3)
     event = DiscreteGaussian(1.0, "client", "replace_one", "aggregate")
     epsilon, shift = accountants.rdp([event], DELTA), 2 * math.isqrt(encoding.longest)
-    assert spent(of_sum(encoding.sigma, 3), shift, epsilon) <= DELTA
-    assert spent(of_sum(encoding.sigma, 3), shift, 0.9 * epsilon) > DELTA / 3  # And not by far.
+    assert delta_of(of_sum(encoding.sigma, 3), shift, epsilon) <= DELTA
+    assert delta_of(of_sum(encoding.sigma, 3), shift, 0.9 * epsilon) > DELTA / 3  # And not by far.
     for broken in (of_sum(encoding.sigma, 2), of_sum(encoding.sigma / 2, 3)):
-        assert spent(broken, shift, epsilon) > 3 * DELTA
+        assert delta_of(broken, shift, epsilon) > 3 * DELTA
 
 
 @pytest.mark.usefixtures("real_gaussians")

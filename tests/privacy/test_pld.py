@@ -36,8 +36,8 @@ def worse(p: Any, q: Any, epsilon: float, cell: float) -> float:
 def test_one_step_is_the_hockey_stick_divergence(rate: float, noise: float, relation: str, delta: float) -> None:
     x, cell = np.linspace(-15 - 1 / noise, 15 + 1 / noise, 400_001, retstep=True)
     epsilon = pld(steps(rate, noise, 1, relation), delta)
-    spent = worse(*densities(x, rate, noise, relation), epsilon, cell)
-    assert spent <= delta * (1 + 1e-6) and (epsilon == 0 or spent == pytest.approx(delta, rel=1e-3))
+    actual = worse(*densities(x, rate, noise, relation), epsilon, cell)
+    assert actual <= delta * (1 + 1e-6) and (epsilon == 0 or actual == pytest.approx(delta, rel=1e-3))
 
 
 @pytest.mark.parametrize("relation", RELATIONS)
@@ -61,11 +61,11 @@ def test_no_two_contributions_are_easier_to_tell_apart_than_opposite_ones(rate: 
     def at(g: Any) -> Any:
         return np.exp(-((plane - np.asarray(g) / noise) ** 2).sum(-1) / 2) / (2 * math.pi)
 
-    def spent(g: Any, other: Any) -> float:
+    def delta_of(g: Any, other: Any) -> float:
         p, q = ((1 - rate) * at((0, 0)) + rate * at(v) for v in (g, other))
         return hockey_stick(p, q, math.log(factor), cell**2)
 
-    worst = spent((1, 0), (-1, 0))
+    worst = delta_of((1, 0), (-1, 0))
     line, width = np.linspace(-12, 12, 200_001, retstep=True)
     pair = densities(line, rate, noise / 2, "replace_one")
     assert worst == pytest.approx(hockey_stick(*pair, math.log(factor), width), abs=2e-4)
@@ -73,9 +73,9 @@ def test_no_two_contributions_are_easier_to_tell_apart_than_opposite_ones(rate: 
     angles, norms = rng.uniform(0, 2 * math.pi, (40, 2)), rng.uniform(0, 1, (40, 2)) ** 0.25
     for angle, length in zip(angles, norms, strict=True):
         g, other = ((n * math.cos(a), n * math.sin(a)) for a, n in zip(angle, length, strict=True))
-        assert spent(g, other) <= worst + 1e-6
+        assert delta_of(g, other) <= worst + 1e-6
     for other in ((0, 0), (0, 1), (1, 0), (-0.5, 0)):
-        assert spent((1, 0), other) <= worst + 1e-6
+        assert delta_of((1, 0), other) <= worst + 1e-6
 
 
 # --- by simulation -----------------------------------------------------------------------------------------
@@ -99,8 +99,8 @@ def test_many_steps_spend_what_is_said_and_half_the_noise_more(
     rate: float, noise: float, n: int, relation: str
 ) -> None:
     epsilon = pld(steps(rate, noise, n, relation), 0.05)
-    spent, error = simulated(rate, noise, n, relation, epsilon)
-    assert abs(spent - 0.05) < 4 * error < 0.04
+    actual, error = simulated(rate, noise, n, relation, epsilon)
+    assert abs(actual - 0.05) < 4 * error < 0.04
     broken, error = simulated(rate, noise / 2, n, relation, epsilon)
     assert broken > 0.05 + 4 * error
 

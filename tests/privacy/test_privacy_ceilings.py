@@ -24,10 +24,12 @@ def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:
 
 
 def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
-    spent = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
-    assert ceilings.of_ledger(spent) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
-    assert ceilings.rates(spent) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
-    assert not [name for name in ceilings.of_ledger(spent) | ceilings.rates(spent) if name.endswith(ceilings.OUTSIDERS)]
+    odometer = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    assert ceilings.of_ledger(odometer) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
+    assert ceilings.rates(odometer) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
+    assert not [
+        name for name in ceilings.of_ledger(odometer) | ceilings.rates(odometer) if name.endswith(ceilings.OUTSIDERS)
+    ]
 
 
 def test_events_that_do_not_compose_allow_every_attack() -> None:

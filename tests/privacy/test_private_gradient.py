@@ -581,8 +581,8 @@ def test_the_noise_multiplier_is_the_smallest_within_the_budget(
 ) -> None:
     budget = Budget(epsilon=epsilon, delta=1e-5, relation=relation, accountant=accountant)
     sigma = noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
-    spent, less = (budget.spent(s, rate=rate, steps=steps) for s in (sigma, sigma * (1 - 2e-4)))
-    assert spent <= epsilon < less
+    enough, less = (budget.spent(s, rate=rate, steps=steps) for s in (sigma, sigma * (1 - 2e-4)))
+    assert enough <= epsilon < less
 
 
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), SETTINGS)

@@ -366,8 +366,8 @@ def test_the_budget_of_all_vectors_together_is_spent(m: int, epsilon: float) -> 
     assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert (guarantee.unit, guarantee.relation, guarantee.trust) == ("client", "replace_one", "local")
     x, cell = np.linspace(-20, 30, 400_001, retstep=True)
-    spent = hockey_stick(norm.pdf(x - moved(gaussian_rows, m) / std), norm.pdf(x), epsilon, cell)
-    assert spent == pytest.approx(delta, rel=2e-3)
+    actual = hockey_stick(norm.pdf(x - moved(gaussian_rows, m) / std), norm.pdf(x), epsilon, cell)
+    assert actual == pytest.approx(delta, rel=2e-3)
 
 
 # --- the clip ----------------------------------------------------------------------------------------------
