@@ -81,8 +81,7 @@ def theorem(events: Sequence[Event], delta: float) -> float:
     return _charged(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
 
 
-Bound = Callable[[Sequence[Event], float], float]
-ACCOUNTANTS: dict[str, Bound] = {"exact": exact, "pld": pld, "rdp": rdp, "theorem": theorem}
+ACCOUNTANTS = {"exact": exact, "pld": pld, "rdp": rdp, "theorem": theorem}
 """By name, from the tightest to the loosest."""
 
 

@@ -25,7 +25,7 @@ from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivat
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params, Tensors
 
-DELTA = 1e-5  # at which client-level epsilons are stated
+DELTA = 1e-5  # of client-level epsilons
 TRUSTED = "clipped updates, to a server trusted to add the noise"
 
 

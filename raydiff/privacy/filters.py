@@ -136,7 +136,8 @@ def _worst_of(exposures: Sequence[Sequence[Event]]) -> list[Event]:
         members = [accountants.of_group(events, group) for events in exposures]
         every = [e for events in members for e in events]
         if all(e.sampling_rate == 1 for e in every):
-            worst += max(members, key=accountants.renyi_mu)
+            strongest: list[Gaussian] = max(members, key=accountants.renyi_mu)
+            worst += strongest
             continue
         bound = replace(  # No number orders sampled Gaussians, so take the worst of each parameter.
             every[0],

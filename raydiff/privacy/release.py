@@ -90,7 +90,7 @@ class DiscreteGaussian(Gaussian):
 
 
 Event = Nothing | NonPrivate | Gaussian
-KINDS = {c.__name__: c for c in (Nothing, NonPrivate, Gaussian, DiscreteGaussian)}
+KINDS: dict[str, type] = {c.__name__: c for c in (Nothing, NonPrivate, Gaussian, DiscreteGaussian)}
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
