@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,30 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 def cut_short(path: Path) -> list[int]:
     """Return the numbers, from 1, of the lines that `read_lines` leaves out."""
     return [number for number, line in _numbered(path) if line is None]
+
+
+class Jsonl:
+    """One JSON object per line: step, time (Unix seconds) and the metrics."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._lines = path, {line["step"]: line for line in read_lines(path)}
+        if path.exists() and not path.read_bytes().endswith(b"\n"):  # A crash cut the last line short.
+            self._append("")
+
+    def log(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Append a round; a replayed one is ignored."""
+        if step not in self._lines:
+            self._lines[step] = {"step": step, "time": time.time(), **metrics}
+            self._append(sealed(self._lines[step]))
+
+    def total(self, name: str) -> float:
+        """Return the sum of a metric over the recorded rounds."""
+        return sum(float(line.get(name, 0.0)) for line in self._lines.values())
+
+    def _append(self, line: str) -> None:
+        with self.path.open("a") as f:
+            f.write(line + "\n")
 
 
 def read_json(path: Path, *, needs: str = "", edited: bool = False, checksum: bool = False) -> dict[str, Any]:

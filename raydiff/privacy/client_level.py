@@ -21,7 +21,16 @@ from typing import Literal, get_args
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, aggregate, release
 from raydiff.privacy.aggregate import Encoding
-from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Release, Trust
+from raydiff.privacy.release import (
+    DiscreteGaussian,
+    Event,
+    Gaussian,
+    NonPrivate,
+    Release,
+    Trust,
+    clipped_update,
+    noised,
+)
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params, Tensors
 
@@ -72,12 +81,12 @@ class ClientPrivacy:
     def release(self, update: Params, *, rounds: int, noise: NoiseStream) -> Release:
         """Return a client's upload for its update."""
         if self.trust == "aggregate":
-            clipped = release.clipped_update(update, self.clip)
+            clipped = clipped_update(update, self.clip)
             value = aggregate.encode(clipped, self._encoding(update, rounds), noise)
             return release.already_private(value, self.upload_event(rounds), copy=False)
         if self.trust == "local":
             return release.gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
-        return release.disclose(release.clipped_update(update, self.clip), TRUSTED, copy=False)
+        return release.disclose(clipped_update(update, self.clip), TRUSTED, copy=False)
 
     def upload_event(self, rounds: int) -> Event:
         """Return the event of a release, which does not depend on the update."""
@@ -103,5 +112,5 @@ class ClientPrivacy:
         """
         std = self.std(rounds)
         event = Gaussian(std / (2 * self.clip), "client", "replace_one", "central")
-        noisy = release.noised(mean, std=std / count * (1 + count * 2.0**-24), noise=noise)
+        noisy = noised(mean, std=std / count * (1 + count * 2.0**-24), noise=noise)
         return {k: v.to(mean[k].dtype) for k, v in noisy.items()}, event

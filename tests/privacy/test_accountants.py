@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 from opacus.accountants.analysis.rdp import compute_rdp, get_privacy_spent
 from reference.gaussians import densities, hockey_stick, sampled_steps
+from scipy.optimize import brentq
 from scipy.stats import norm
 
 from raydiff.formats import rounding as bounds
@@ -337,8 +338,5 @@ def test_pld_of_one_step_is_above_the_truth_by_less_than_a_thousandth_of_one_or_
         at = math.log(inner) / r + r / 2
         return float(max(towards, norm.cdf(at) - c * ((1 - rate) * norm.cdf(at) + rate * norm.cdf(at - r))))
 
-    low, high = 0.0, 60.0
-    for _ in range(80):
-        middle = (low + high) / 2
-        low, high = (middle, high) if divergence(middle) > delta else (low, middle)
-    assert low - 1e-9 <= pld([sampled(noise, rate)], delta) <= low + 1e-3 * max(1.0, low)
+    truth = brentq(lambda epsilon: divergence(epsilon) - delta, 0.0, 60.0) if divergence(0.0) > delta else 0.0
+    assert truth - 1e-9 <= pld([sampled(noise, rate)], delta) <= truth + 1e-3 * max(1.0, truth)

@@ -192,14 +192,9 @@ def test_weakened_noise_is_the_real_one_times_its_factor() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
-    [({"count": 6}, "at least 8 canaries, half of them antipodes, got 3"), ({"confidence": 1.0}, "confidence must be")],
+    ("scores", "confidence", "says"),
+    [([1.0] * 3, 0.95, "at least 8 canaries"), ([1.0] * 9, 1.0, "confidence"), ([math.nan] * 9, 0.95, "finite")],
 )
-def test_bad_input_is_refused(options: dict[str, Any], says: str) -> None:
+def test_bad_scores_are_refused(scores: list[float], confidence: float, says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        KINDS["records"].audit(0, **options)
-
-
-def test_scores_that_are_no_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="scores must be finite"):
-        canaries.bound(torch.tensor([math.nan] * 10), torch.zeros(10))
+        canaries.bound(torch.tensor(scores), torch.zeros(9), confidence=confidence)

@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import brentq
 from scipy.stats import chisquare, norm
 
 from raydiff import seeding
@@ -155,15 +156,6 @@ def test_the_charge_covers_the_conversion_and_moves_epsilon_little(epsilon: floa
     ell, tau = epsilon - math.log(delta) + 12, grid.distance(epsilon, delta)
     kept, kappa = delta * (1 - grid.KEPT_BACK), 3 * math.exp(-ell)
     assert math.exp(tau) * kept + (1 + math.exp(epsilon + tau)) * kappa <= delta
-    mu = gaussian_mu(epsilon, delta)
+    mu = brentq(lambda mu: gaussian.epsilon_for(mu, delta) - epsilon, 1e-6, 1000)
     charged = accountants.exact([Gaussian(1 / mu, "example", "replace_one", "local")], delta)
     assert epsilon < charged <= epsilon * (1 + (1e-3 if epsilon >= 0.1 else 1e-2))
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """The mu at which real Gaussians spend epsilon."""
-    low, high = 0.0, 1000.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if gaussian.epsilon_for(middle, delta) <= epsilon else (low, middle)
-    return high
