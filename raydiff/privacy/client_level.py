@@ -21,16 +21,7 @@ from typing import Literal, get_args
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, aggregate, release
 from raydiff.privacy.aggregate import Encoding
-from raydiff.privacy.release import (
-    DiscreteGaussian,
-    Event,
-    Gaussian,
-    NonPrivate,
-    Release,
-    Trust,
-    clipped_update,
-    noised,
-)
+from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, Release, Trust, clipped_update, noised
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params, Tensors
 
@@ -91,7 +82,7 @@ class ClientPrivacy:
     def upload_event(self, rounds: int) -> Event:
         """Return the event of a release, which does not depend on the update."""
         if self.trust == "central":
-            return NonPrivate(TRUSTED)
+            return release.NonPrivate(TRUSTED)
         ratio, kind = self.std(rounds) / (2 * self.clip), DiscreteGaussian if self.trust == "aggregate" else Gaussian
         return kind(ratio, "client", "replace_one", self.trust, declared=("examples",))
 
