@@ -111,8 +111,7 @@ def definition(unit: str, relation: str, trust: str) -> str:
     return f"per {unit}, {relation.replace('_', '-')}, {trust} trust"
 
 
-UNACCOUNTED = NonPrivate("what is no release of local trust")
-"""The event of a client that sent no valid release."""
+UNACCOUNTED = NonPrivate("what is no release of local trust")  # of a client that sent no valid release
 ROUNDING = 1e-5
 """Fraction of the clip norm left free for rounding: norms and factors are exact to 1e-9, and a float32 entry is rounded
 twice, by 6e-8 each time."""
