@@ -37,8 +37,7 @@ from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, rounds
-from raydiff.formats.json_files import read_outcome, sealed
-from raydiff.formats.jsonl import Jsonl
+from raydiff.formats.json_files import Jsonl, read_outcome, sealed
 from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer

@@ -46,20 +46,17 @@ class Failed(RuntimeError):
 class Keys:
     """What the random streams of one trial are keyed by."""
 
-    seed: int
-    """The experiment's seed: initial weights, batches, sampling."""
-    secret: bytes = field(repr=False)
-    """The noise secret: privacy noise. Never logged."""
-    digest: str
-    """The trial's config digest: no two trials share their privacy noise."""
+    seed: int  # the experiment's seed: initial weights, batches, sampling
+    secret: bytes = field(repr=False)  # of the privacy noise; never logged
+    digest: str  # of the trial's config: no two trials have the same privacy noise
 
 
 Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
 
 
 class StateCache:
-    """Private states in this process's memory, by client. Above `limit` bytes, states that the store also has are
-    evicted, beginning with the client whose state came first."""
+    """Private states in this process's memory, by client. Above `limit` bytes it evicts those that the store also has,
+    the oldest first."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self.limit, self.bytes = limit, 0  # The bytes of states that the store also has.
@@ -67,7 +64,7 @@ class StateCache:
         self._stored: dict[int, int] = {}  # client -> bytes, in the order in which they came
 
     def of(self, client: int) -> Mapping[int, Params]:
-        """The client's states, by the round after which they hold."""
+        """Return the client's states, by the round after which they hold."""
         return self._states.get(client, {})
 
     def put(self, client: int, states: Mapping[int, Params], *, stored: bool) -> None:
@@ -89,9 +86,12 @@ class StateCache:
 class Client:
     """One client. Without a `store` nothing survives this process.
 
-    A `newcomer` takes part in no round, and fits the shared model afterwards. `vectorize`: it trains in lock-step with
-    others. `instruments`: the metrics of `local_update` leave the client. `strict`: it sends nothing that reveals more
-    than its method declared beforehand (`Budget`). The clients of one process share a `state_cache`.
+    Args:
+        newcomer: it takes part in no round, and fits the shared model afterwards.
+        vectorize: it trains in lock-step with others.
+        instruments: the metrics of `local_update` leave the client.
+        strict: it sends nothing that reveals more than its method declared beforehand (`Budget`).
+        state_cache: of all clients of the process.
     """
 
     def __init__(
@@ -115,11 +115,9 @@ class Client:
         self._cache = StateCache() if state_cache is None else state_cache
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
-        """This client's part of a round. If the round is run again, a noised upload is resent, not drawn again.
-
+        """Run this client's part of a round. If the round is run again, a noised upload is resent, not drawn again.
         Raises Failed if the training diverges or the upload reveals more than was charged to a budget, and LeaseLost if
-        the round is committed already.
-        """
+        the round is committed already."""
         if self.store:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
@@ -128,8 +126,7 @@ class Client:
             if intact:  # Else the state is computed again, and the stored upload is sent.
                 return Upload(self.number, len(self.data), release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
-        path = ("client", self.number, "round", number)
-        rng = seeding.generator(self.keys.seed, *path)
+        rng = seeding.generator(self.keys.seed, "client", self.number, "round", number)
         rnd = Round(number, rng, self._noise(number))
         try:
             result = self.method.local_update(server, state, self.data, rnd)
@@ -145,18 +142,18 @@ class Client:
         return Upload(self.number, len(self.data), release), metrics
 
     def deploy(self, server: Params, number: int) -> Deployed:
-        """The personalised model after round `number`."""
+        """Return the personalised model after round `number`."""
         return self.method.deploy(server, self.personalized(server, number))
 
     def personalized(self, server: Params, number: int) -> Params:
-        """The personalised state after round `number`, which `deploy` takes; a newcomer's is trained now."""
+        """Return the personalised state after round `number`, which `deploy` takes; an unseen client's is trained."""
         if self.newcomer and isinstance(self.method, WithNewClients):
             return self._joined(self.method, server)
         rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
         return self.method.personalize(server, self.state(number), self.data, rng)
 
     def state(self, number: int) -> Params:
-        """The private state after round `number`; trained (again) unless `is_trained`."""
+        """Return the private state after round `number`; trained (again) unless `is_trained`."""
         return self._state_before(number + 1)
 
     def is_trained(self, number: int) -> bool:
@@ -168,7 +165,7 @@ class Client:
         return self.store.load_client(self.number, before=number + 1) is not None or self.store.results.has(self._key())
 
     def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
-        """`evaluate(deployed, own records, rng)`: the experimenter's instrument, outside the protocol."""
+        """Return `evaluate(deployed, records, rng)`: the experimenter's instrument, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
         deployed = self.deploy(server, number)
         if deployed.uploads is not None:  # Round 0's noise gives the very bits that the client sent then.
@@ -229,8 +226,8 @@ class Client:
     def _key(self) -> str:
         """The key of `init_client`'s result, from all that it depends on."""
         digests = [tree.digest({"images": d.images, "labels": d.labels}) for d in (self.data, self.public) if d]
-        how = ("vectorize",) if self.vectorize else ()  # Lock-step training gives other bits.
-        parts = (self.method.init_key, self.keys.seed, self.number, *digests, torch.get_num_threads(), *how)
+        bits = (torch.get_num_threads(), *(("vectorize",) if self.vectorize else ()))  # Both change the bits.
+        parts = (self.method.init_key, self.keys.seed, self.number, *digests, *bits)
         return result_key("client", self.keys.secret, parts)
 
     def _init_part(self, state: Params, part: int) -> Params:
@@ -250,8 +247,8 @@ class Client:
 def noted(
     clients: Sequence[Client], number: int, results: Iterable[tuple[Upload, Metrics]], *, alone: bool = False
 ) -> Iterator[tuple[Upload, Metrics]]:
-    """These clients' results, each written ahead in their store (`Store.note`) before it is yielded, and so sent: those
-    of up to NOTE_S of work together, unless the caller waits for each `alone`."""
+    """Yield these results, each written ahead in the store (`Store.note`): those of up to NOTE_S of work together, or
+    each `alone` where the caller waits for it."""
     store = clients[0].store if clients else None
     for batch in _batched(results, 0.0 if store is None or alone else NOTE_S):
         if store:
@@ -272,8 +269,8 @@ def _batched(results: Iterable[tuple[Upload, Metrics]], seconds: float) -> Itera
 
 
 def run_clients(clients: Sequence[Client], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
-    """`Client.run` of each, in order; the caller must note the results before it sends them. If they are vectorized, up
-    to COHORT train in lock-step, and the metric `cohort/size` is how many trained with a client, itself included."""
+    """Yield `Client.run` of each, in order; the caller must note the results before it sends them. If vectorized, up to
+    COHORT train in lock-step, and the metric `cohort/size` is how many trained together."""
     results: Iterator[tuple[tuple[Upload, Metrics], list[int]]]
     began, vectorize = time.time(), any(client.vectorize for client in clients)
     size = COHORT if vectorize else 1

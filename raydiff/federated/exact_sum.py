@@ -16,7 +16,6 @@ from raydiff.tree import Flat, Layout, Params, Tensors
 SUM_BITS = 62  # of a whole sum, so that int64 holds it with its sign
 SUMMAND_BITS = 51  # of one summand: float64 rounds to whole numbers of this size (see ROUND)
 ROUND = 1.5 * 2.0**52  # float64s of so many steps are whole steps: adding them rounds, and the bits count the steps
-MERGED = 8  # sums that are stored side by side: adding them all at the end reads each only once
 BLOCK = 2**17  # entries whose float64 copies stay in a CPU's cache
 Bits = np.ndarray[Any, np.dtype[np.int64]]  # numpy adds these three times as fast as torch
 
@@ -27,24 +26,18 @@ class OutOfRange(ValueError):
 
 @dataclass(frozen=True)
 class Grid:
-    """Whole multiples of 2**exponent, to the nearest of which each summand of an `ExactSum` is rounded.
-
-    All who add must know the grid beforehand, so it may depend on public values only.
-    """
+    """Whole multiples of 2**exponent, to the nearest of which each summand of an `ExactSum` is rounded. All who add
+    must know the grid beforehand, so it may depend on public values only."""
 
     exponent: int
-    summands: int
-    """Their number, at most."""
-    largest: float
-    """Absolute value of an entry of a summand, at most."""
+    summands: int  # their number, at most
+    largest: float  # absolute value of an entry of a summand, at most
 
     @classmethod
     def of(cls, largest: float, summands: int) -> Grid:
-        """The finest grid for so many summands with entries up to `largest`.
-
-        With up to 2,048 summands an entry is rounded by at most 2**-52 of `largest`, with more by proportionally more.
-        Raises ValueError unless both are positive and finite.
-        """
+        """Return the finest grid for so many summands with entries up to `largest`. With up to 2,048 summands an entry
+        is rounded by at most 2**-52 of `largest`, with more by proportionally more. Raises ValueError unless both are
+        positive and finite."""
         if not (0 < largest < math.inf and summands >= 1):
             raise ValueError(f"a grid needs a positive size and one summand at least, got {largest} and {summands}")
         bits = min(SUMMAND_BITS, SUM_BITS - math.ceil(math.log2(summands)))
@@ -57,17 +50,14 @@ class ExactSum:
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
-        self.count = 0
-        """Summands so far."""
-        self.layout: Layout | None = None
-        """Of the summands, with the type in which they are read; None without any. `dtypes` are their own types."""
-        self.dtypes: tuple[torch.dtype, ...] = ()
+        self.count = 0  # summands so far
+        self.layout: Layout | None = None  # of the summands, with the type in which they are read; None without any
+        self.dtypes: tuple[torch.dtype, ...] = ()  # of their leaves
         self._bits: Bits | None = None  # Includes each summand's `_origin`, modulo 2**64.
-        self._merged: list[Bits] = []  # The same of other sums. Their memory may be read-only.
         self._block: Tensor | None = None  # Where a part of a summand is rounded.
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.grid, self.count, self.layout, self.dtypes, self._whole())
+        return _restored, (self.grid, self.count, self.layout, self.dtypes, self._bits)
 
     def add(self, value: Tensors, weight: float = 1.0) -> None:
         """Add weight * value. Raises OutOfRange, and adds nothing, if it does not fit; ValueError for other leaves."""
@@ -78,9 +68,11 @@ class ExactSum:
                 # The entry is not quoted: more people read rejections than uploads.
                 raise OutOfRange(f"an entry times its weight is not within the sum's range of {self.grid.largest:.4g}")
         self.layout, self.dtypes, size = flat.layout, dtypes, flat.layout.size
+        if self._block is None:
+            self._block = torch.empty(min(BLOCK, size), dtype=torch.float64)
         if first := self._bits is None:
-            self._bits, self._block = np.empty(size, np.int64), torch.empty(min(BLOCK, size), dtype=torch.float64)
-        assert self._bits is not None and self._block is not None
+            self._bits = np.empty(size, np.int64)
+        assert self._bits is not None
         origin, bits = float(self._origin()), self._block.numpy().view(np.int64)
         for start in range(0, size, BLOCK):
             sums = self._bits[start : start + BLOCK]
@@ -92,51 +84,33 @@ class ExactSum:
         self.count += 1
 
     def merge(self, other: ExactSum) -> None:
-        """Add another sum and take over its memory: nothing may be added to it any more. Raises ValueError if its grid
-        or its leaves differ."""
+        """Add another sum. Raises ValueError if its grid or its leaves differ."""
         if other.grid != self.grid:
             raise ValueError(f"sums on unlike grids do not add: {other.grid} and {self.grid}")
-        if not other.count:
+        if other._bits is None or other.layout is None:
             return
-        assert other.layout is not None
         self._expect(other.layout, other.dtypes, other.count)
-        self._merged += other._parts()
         self.layout, self.dtypes, self.count = other.layout, other.dtypes, self.count + other.count
-        if len(self._merged) > MERGED:
-            self._bits, self._merged = self._whole(), []
+        if self._bits is None:
+            self._bits = other._bits.copy()  # That of a sum from another process is read-only.
+        else:
+            self._bits += other._bits
 
     def over(self, weight: float) -> Params:
-        """The sum divided by `weight`, each leaf in its own type. Raises ValueError unless the weight is positive."""
+        """Return the sum divided by `weight`, each leaf in its own type. Raises ValueError unless `weight` > 0."""
         if not weight > 0:
             raise ValueError(f"a mean needs one summand at least and a positive weight, got {weight}")
-        if self.layout is None:
+        if self.layout is None or self._bits is None:
             return {}
         steps, offset, size = math.ldexp(weight, -self.grid.exponent), self._offset(), self.layout.size
         out = torch.empty(size, dtype=self.layout.dtype)
-        block = torch.empty(min(BLOCK, size), dtype=torch.float64)
-        bits = np.empty(len(block), np.int64)
         for start in range(0, size, BLOCK):
-            entries = out[start : start + BLOCK]
-            first, *more = (part[start : start + BLOCK] for part in self._parts())
-            np.subtract(first, offset, out=bits[: len(entries)])
-            for part in more:
-                np.add(bits[: len(entries)], part, out=bits[: len(entries)])
-            entries.copy_(block[: len(entries)].copy_(torch.from_numpy(bits[: len(entries)])).div_(steps))
+            whole = torch.from_numpy(self._bits[start : start + BLOCK] - offset)
+            out[start : start + BLOCK].copy_(whole.double().div_(steps))
         mean = Flat(self.layout, out)
         if all(dtype == self.layout.dtype for dtype in self.dtypes):
             return mean
         return {k: v.to(dtype) for (k, v), dtype in zip(mean.items(), self.dtypes, strict=True)}
-
-    def _parts(self) -> list[Bits]:
-        return [*([] if self._bits is None else [self._bits]), *self._merged]
-
-    def _whole(self) -> Bits:
-        """All parts added up; a single part is returned as it is."""
-        first, *more = self._parts() or [np.zeros(0, np.int64)]
-        whole = first.copy() if more else first
-        for part in more:
-            whole += part
-        return whole
 
     def _origin(self) -> np.float64:
         return np.float64(math.ldexp(ROUND, self.grid.exponent))
@@ -169,7 +143,7 @@ def _ends(x: Tensor) -> tuple[float, float]:
         return float(entries.min()), float(entries.max())
 
 
-def _restored(grid: Grid, count: int, layout: Layout | None, dtypes: tuple[torch.dtype, ...], bits: Bits) -> ExactSum:
+def _restored(grid: Grid, *state: Any) -> ExactSum:
     total = ExactSum(grid)
-    total.count, total.layout, total.dtypes, total._merged = count, layout, dtypes, [bits]
+    total.count, total.layout, total.dtypes, total._bits = state
     return total

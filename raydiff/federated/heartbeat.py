@@ -1,7 +1,7 @@
-"""Heartbeats from within a long training: which step it is at, in `beats/<process>.json` in the trial's folder.
+"""Heartbeats of a long training: the step it is at, in `beats/<process>.json` of the trial's folder.
 
-Beside it `<process>.alive`, which is empty, is written anew during work without steps, such as sampling. A training
-shorter than EVERY_S writes neither. Where the storage is a bucket, both are put there too, less often.
+Work without steps, such as sampling, rewrites the empty `<process>.alive` beside it. A training shorter than EVERY_S
+writes neither. Where the storage is a bucket, both are put there too, less often.
 """
 
 from __future__ import annotations
@@ -34,33 +34,24 @@ STEPS, ALONE = ".json", ".alive"
 class Heartbeat:
     """Where a process is in its part of a round."""
 
-    who: str
-    """A client, several in lock-step, or the server."""
-    round: int
-    """Counted from 0."""
-    turn: int
-    """How many of the process's participants finished in this round before."""
-    turns: int
-    """The number of its participants."""
-    step: int
-    """Steps that this training has done."""
-    steps: int
-    """Steps that it takes in all."""
-    loss: float | None
-    """Mean over the LATEST steps; None without instruments."""
-    began: float
-    """When the process began its part of the round, in Unix seconds."""
-    at: float
-    """When this was written, in Unix seconds."""
+    who: str  # a client, several in lock-step, or the server
+    round: int  # from 0
+    turn: int  # participants of the process that finished in this round before
+    turns: int  # all its participants
+    step: int  # steps that this training has done
+    steps: int  # steps that it takes in all
+    loss: float | None  # mean over the LATEST steps; None without instruments
+    began: float  # Unix seconds at which the process began its part of the round
+    at: float  # Unix seconds at which this was written
 
     @property
     def share(self) -> float:
-        """The fraction of the process's part of the round that is done, if all its trainings take equally long."""
+        """Fraction of the process's part of the round that is done, if all its trainings take equally long."""
         return (self.turn + self.step / self.steps) / self.turns
 
     @property
     def left_s(self) -> float:
-        """Seconds until its part of the round is done, at the pace so far."""
+        """Seconds until that part is done, at the pace so far."""
         return (self.at - self.began) * (1 / self.share - 1)
 
     def __str__(self) -> str:
@@ -70,7 +61,7 @@ class Heartbeat:
 
 
 def read(trial: Path) -> list[Heartbeat]:
-    """The latest heartbeat of each process that trains for the trial in this folder, the slowest first."""
+    """Return the latest heartbeat of each process that trains for this trial, the slowest first."""
     beats = []
     for path in (trial / FOLDER).glob(f"*{STEPS}"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # A file that cannot be read is skipped.
@@ -79,12 +70,12 @@ def read(trial: Path) -> list[Heartbeat]:
 
 
 def process() -> str:
-    """This process's name in heartbeats, unique across nodes."""
+    """Return this process's name in heartbeats, unique across nodes."""
     return f"{platform.node()}-{os.getpid()}"
 
 
 def sign(trial: Path, process: str) -> object:
-    """A value that changes whenever that process has written a heartbeat; None if the storage fails."""
+    """Return a value that changes whenever that process writes a heartbeat; None if the storage fails."""
     with contextlib.suppress(OSError):
         storage = storage_at(trial)
         return [storage.modified(f"{FOLDER}/{process}{kind}") for kind in (STEPS, ALONE)]
@@ -92,13 +83,13 @@ def sign(trial: Path, process: str) -> object:
 
 
 class Heard:
-    """Measures how long a trial has shown no progress: no heartbeat of a process, and no round."""
+    """Measures how long a trial has shown neither a heartbeat nor a round."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._since, self._last = clock, clock(), object()
 
     def silent_s(self, trial: Path) -> float:
-        """Seconds since this was first asked after the last sign of progress; to be asked regularly."""
+        """Return the seconds since the first call after the last sign of progress; to be called regularly."""
         folder = LocalFolder(trial)
         names = ["metrics.jsonl", *(f"{FOLDER}/{name}" for name in folder.list_names(FOLDER))]
         last = [(name, folder.modified(name)) for name in names]
@@ -117,12 +108,10 @@ def forget(trial: Path) -> None:
 def beating(
     trial: Path | None, who: str, number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
 ) -> Iterator[None]:
-    """Within, trainings and work without steps write heartbeats into their trial's folder (None: nowhere)."""
-    start, last = time.monotonic(), dict[str, float]()  # When each file was written last,
-    far = dict[str, float]()  # and put to an object store.
+    """Within it, trainings and work without steps write heartbeats into their trial's folder (None: nowhere)."""
+    start, last, far = time.monotonic(), dict[str, float](), dict[str, float]()  # when each was written, and put
 
     def write(kind: str, content: Callable[[], str]) -> None:
-        """Write the file of this kind, if it is time."""
         name, now = f"{FOLDER}/{process()}{kind}", time.monotonic()
         if trial is None or now - last.get(name, start) < EVERY_S:
             return

@@ -39,8 +39,7 @@ Classify = Callable[[Tensor], Tensor]
 class Round:
     """One communication round, as one participant sees it."""
 
-    number: int
-    """0, 1, ..., rounds - 1."""
+    number: int  # 0, 1, ..., rounds - 1
     rng: torch.Generator
     """This participant's stream for this round: batches, timesteps, training noise."""
     noise: NoiseStream | None = None
@@ -93,8 +92,7 @@ class Mean:
     """The weighted mean of a round's uploads, each rounded once to the grid of `ExactSum`, then summed exactly."""
 
     value: Params
-    count: int
-    """Uploads in it."""
+    count: int  # uploads in it
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,7 @@ class Target:
 
     denoisers: tuple[Denoiser, ...]
     """Usually one. An attack queries all, and takes the one that knows a record best."""
-    alphas_bar: Tensor
-    """abar_0 = 1, abar_1, ..., abar_T of these denoisers, (T + 1,) float64."""
+    alphas_bar: Tensor  # abar_0 = 1, abar_1, ..., abar_T of these denoisers, (T + 1,) float64
     encode: Callable[[Tensor], Tensor] | None = None
     """Images (N, C, H, W) to the latents that the denoisers see; None: they see images."""
 
@@ -152,8 +149,8 @@ class Deployed:
 
 
 class Method(Protocol):
-    """Nine pure functions, and the numbers by which they are called. `S` (server state) and `C` (client state) are
-    both `Params`. A method that inherits from this class has the defaults that are written here."""
+    """Nine pure functions, and the numbers by which they are called. A method that inherits from this class has the
+    defaults that are written here."""
 
     @property
     def model(self) -> Any:
@@ -175,10 +172,8 @@ class Method(Protocol):
 
     @property
     def init_key(self) -> Hashable:
-        """All of the configuration that `init_client` depends on; None: its result is not worth storing.
-
-        Client states with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once.
-        """
+        """All of the configuration that `init_client` depends on; None: its result is not worth storing. Client states
+        with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once."""
         return None
 
     @property
@@ -196,9 +191,7 @@ class Method(Protocol):
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Piece `rnd.number` of 0 .. init_parts - 1 of what a client does before its first round, from its own data.
-
-        `state` is the piece before's, {} at first; the last one's is the client's private state.
-        """
+        `state` is the piece before's, {} at first; the last one's is the client's private state."""
         return {}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
@@ -218,11 +211,9 @@ class Method(Protocol):
         return None
 
     def aggregate(self, server: Params, uploads: Any, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """The server's part ("server executes"): (next state, metrics, events).
-
-        `uploads` is their `Mean` if there is a `mean_spec`; else an Iterable[Upload], a stream in client order. The
-        events are those of what the server publishes (central trust); usually none.
-        """
+        """The server's part ("server executes"): (next state, metrics, events). `uploads` is their `Mean` if there is a
+        `mean_spec`; else an Iterable[Upload], a stream in client order. The events are those of what the server
+        publishes (central trust); usually none."""
 
     def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
         """A client's own adaptation of the server's model after a round: the private state that `deploy` takes."""

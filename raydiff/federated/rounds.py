@@ -36,7 +36,7 @@ class ClientExecutor(Protocol):
 
     @property
     def clients(self) -> Sequence[int]:
-        """All client numbers but newcomers', ascending."""
+        """Numbers of the clients that take part, ascending."""
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
@@ -79,14 +79,11 @@ class Progress:
     """The state of a run after a round."""
 
     number: int
-    server: Params
-    """The server's whole state; `sent` is what clients may see of it."""
+    server: Params  # the server's whole state; `sent` is what clients may see of it
     ledger: Ledger
     metrics: Metrics
-    rejected: Mapping[int, str] = field(default_factory=dict)
-    """Client -> why its upload of this round was not aggregated."""
-    resumed: bool = False
-    """An earlier process committed this round; it is only reported again."""
+    rejected: Mapping[int, str] = field(default_factory=dict)  # client -> why its upload was not aggregated
+    resumed: bool = False  # an earlier process committed this round; it is only reported again
 
     @property
     def sent(self) -> Params:
@@ -130,10 +127,9 @@ def rounds(
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
-        ledger, first = store.ledger(), number + 1  # First: it names a commit that is lost.
+        ledger, first = store.ledger().with_setup(pool.clients, setup), number + 1  # First: it names a lost commit.
         server = store.load_server(number)
         rejected = {int(client): why for client, why in record["rejected"].items()}
-        ledger = ledger.with_setup(pool.clients, setup)
         committed = len(ledger.entries)
         yield Progress(number, server, ledger, record["metrics"], rejected, resumed=True)
     else:
@@ -154,8 +150,8 @@ def rounds(
         server, ledger = progress.server, progress.ledger
         if store:
             store.save_server(number, server)
-            spent, committed = Ledger(ledger.entries[committed:]).to_json(), len(ledger.entries)
-            store.commit(number, {"ledger": spent, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
+            new, committed = Ledger(ledger.entries[committed:]).to_json(), len(ledger.entries)
+            store.commit(number, {"ledger": new, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
         yield progress
 
 
@@ -212,7 +208,7 @@ class _RoundCollector:
         return {s.client: s.rejected for s in self.sent if s.rejected is not None}
 
     def stream(self, validator: UploadValidator, results: Iterable[tuple[Upload, Metrics]]) -> Iterator[Upload]:
-        """The usable uploads, one by one. Raises Failed at the end if they are too few."""
+        """Yield the usable uploads. Raises Failed at the end if they are too few."""
         for result in results:
             upload, record = validator.check(*result)
             self.sent.append(record)
@@ -221,7 +217,7 @@ class _RoundCollector:
         self._check(validator.number)
 
     def mean(self, validator: UploadValidator, parts: Iterable[Partial]) -> Mean:
-        """The mean of the uploads whose sum comes in parts. Raises Failed if they are too few."""
+        """Return the mean of the uploads whose sum comes in parts. Raises Failed if they are too few."""
         whole = validator.partial()
         for part in parts:
             whole.merge(part)
@@ -246,7 +242,7 @@ def _rejections(rejected: Collection[int], participants: int) -> Metrics:
 
 
 def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
-    """The `count` clients that the experiment's seed draws for a round, ascending."""
+    """Return the `count` clients that the experiment's seed draws for a round, ascending."""
     if count >= len(clients):
         return list(clients)
     rng = seeding.generator(seed, "participants", number)

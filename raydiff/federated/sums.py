@@ -1,8 +1,7 @@
-"""The sum of a round's uploads, made where the clients are hosted.
+"""Sums of a round's uploads, made where the clients are hosted.
 
-If a method needs only the weighted mean of its uploads (`Method.mean_spec`), a worker checks its clients' uploads
-itself, adds them up, and sends one sum with a record of each upload. `ExactSum` has the same bits however clients are
-distributed over workers.
+If a method needs only the weighted mean of its uploads (`Method.mean_spec`), a worker checks its clients' uploads, adds
+them up, and sends one sum with a record of each. `ExactSum` has the same bits however clients are distributed.
 """
 
 from __future__ import annotations
@@ -29,8 +28,7 @@ class UploadRecord:
     event: Event
     bytes: int
     metrics: Metrics
-    rejected: str | None = None
-    """Why it does not reach `aggregate`; None: it does."""
+    rejected: str | None = None  # why it does not reach `aggregate`
 
 
 @dataclass
@@ -39,8 +37,7 @@ class Partial:
 
     total: ExactSum
     weight: float = 0.0
-    sent: list[UploadRecord] = field(default_factory=list)
-    """Of all these clients; rejected uploads are not in the sum."""
+    sent: list[UploadRecord] = field(default_factory=list)  # also of rejected uploads, which are not in the sum
 
     def merge(self, other: Partial) -> None:
         """Add the sum of other clients' uploads."""
@@ -66,13 +63,13 @@ class UploadValidator:
         self._specs: dict[int, UploadSpec] = {}
 
     def check(self, upload: Upload, metrics: Metrics) -> tuple[Upload, UploadRecord]:
-        """The upload as it is accounted for, and its record."""
+        """Return the upload as it is accounted for, and its record."""
         upload = replace(upload, release=accountable(upload.release))
         why = self._mismatch(upload)
         return upload, UploadRecord(upload.client, upload.release.event, upload.release.nbytes, metrics, why)
 
     def partial(self) -> Partial:
-        """An empty sum, of a method with a `mean_spec`."""
+        """Return an empty sum, of a method with a `mean_spec`."""
         assert self.mean_spec is not None
         return Partial(ExactSum(Grid.of(self.mean_spec.largest, self.clients)))
 
@@ -90,7 +87,7 @@ class UploadValidator:
         partial.sent.append(sent)
 
     def mean(self, uploads: Iterable[Upload]) -> Mean:
-        """The weighted mean of all these uploads."""
+        """Return the weighted mean of all these uploads."""
         partial = self.partial()
         for upload in uploads:
             self.add(partial, upload, {})
@@ -120,7 +117,7 @@ def partial_sum(
     store: Store | None = None,
     seconds: float = math.inf,
 ) -> Partial:
-    """The sum of the results that come within `seconds`, at least one, noted in the store. Raises LeaseLost as it."""
+    """Return the sum of the results that come within `seconds`, at least one, noted in the store."""
     partial, started = validator.partial(), time.monotonic()
     for result in results:
         validator.add(partial, *result)

@@ -18,17 +18,14 @@ from raydiff.tree import Flat, Layout, Tensors
 class TensorSpec:
     """One leaf of an upload."""
 
-    shape: tuple[int | str, ...]
-    """A name stands for any size, the same one everywhere in the spec."""
+    shape: tuple[int | str, ...]  # a name stands for any size, the same one everywhere in the spec
     dtype: torch.dtype
-    values: tuple[range, ...] = ()
-    """Allowed entries of each column (of the last axis; one range: of all); empty: anything."""
-    each: int | None = None
-    """How often each value that occurs must occur; None: any number of times."""
+    values: tuple[range, ...] = ()  # allowed entries of each column (last axis; one range: of all); empty: any
+    each: int | None = None  # how often each value that occurs must occur; None: any number of times
 
     def mismatch(self, x: Tensor, sizes: dict[str, int]) -> str | None:
-        """How `x` differs, in words that follow "its leaf ..."; None: it does not. `sizes`, by name, are those found in
-        earlier leaves; this leaf's are added."""
+        """Return how `x` differs, in words after "its leaf ...", or None. Adds its named sizes to those of earlier
+        leaves."""
         if x.shape == self.shape and x.dtype == self.dtype and not self.values and self.each is None:
             return None  # The usual case: an upload may have hundreds of leaves.
         expected = len(x.shape) == len(self.shape) and [
@@ -50,13 +47,11 @@ class UploadSpec:
     """Leaves by name, and no others."""
 
     leaves: Mapping[str, TensorSpec] = field(default_factory=dict)
-    longest: float = math.inf
-    """Limit of the Euclidean norm of all leaves together."""
-    layout: Layout | None = None
-    """Of a flat tree with such leaves, which are then not checked one by one; None: each leaf is checked."""
+    longest: float = math.inf  # limit of the Euclidean norm of all leaves together
+    layout: Layout | None = None  # of a flat tree with such leaves, which are then not checked one by one
 
     def mismatch(self, value: Tensors) -> str | None:
-        """How an upload differs from this spec, in words; None: it does not."""
+        """Return how an upload differs from this spec, in words, or None."""
         alike = isinstance(value, Flat) and value.layout == self.layout
         if not alike and (why := self._tensor_mismatch(value)):
             return why
@@ -75,7 +70,7 @@ class UploadSpec:
 
 
 def upload_spec_of(value: Tensors, *, longest: float = math.inf) -> UploadSpec:
-    """The spec of values with these shapes and types."""
+    """Return the spec of values with these shapes and types."""
     if isinstance(value, Flat):
         return UploadSpec(_leaves(value.layout), longest, value.layout)
     return UploadSpec({k: TensorSpec(tuple(v.shape), v.dtype) for k, v in value.items()}, longest)

@@ -1,4 +1,4 @@
-"""Student intervals, paired differences, and their text."""
+"""Student intervals, and their text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from raydiff.formats.tables import strong
 
 
 def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
-    """Mean and 95 % Student interval; NaN bounds for a single value, NaN for none."""
+    """Return the mean and its 95 % Student interval: NaN bounds for a single value, NaN for none."""
     from scipy import stats
 
     sample = pd.Series(values, dtype=float)
@@ -21,13 +21,12 @@ def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
 
 
 def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str, float]:
-    """`student` as the columns of a table: `name`, and low and high with the prefix `ends`."""
+    """Return `student` as columns of a table: `name`, and low and high with the prefix `ends`."""
     return dict(zip((name, f"{ends}low", f"{ends}high"), student(values), strict=True))
 
 
 def shown(mean: float, low: float, high: float, form: str, *, bold: bool = False) -> str:
-    """`-0.40 [-0.65, -0.15]`, each number in a format such as `+.2f`; `bold`: in bold where the interval excludes 0. A
-    single value is `-0.40`, none `-`."""
+    """Return `-0.40 [-0.65, -0.15]` (`-0.40` for a single value, `-` for none); `bold` where it excludes 0."""
     if math.isnan(low):
         return "-" if math.isnan(mean) else f"{mean:{form}}"
     return strong(f"{mean:{form}} [{low:{form}}, {high:{form}}]", when=bold and decided(low, high))

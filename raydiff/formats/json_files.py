@@ -1,7 +1,7 @@
-"""The JSON files of a sweep, as anybody may read them: configs, outcomes, lines of metrics.
+"""JSON files of a sweep: configs, outcomes, lines of metrics.
 
-Their last field, sha256, is the digest of all bytes before it: a flipped bit, a digit that was edited. Not against
-people: who can write a file can write its digest. A file that somebody wrote by hand has none, and is believed.
+Their last field, sha256, is the digest of all bytes before it. It reveals damage, not forgery: who can write a file can
+write its digest. A file without one was written by hand, and is accepted.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,22 @@ REMEDIES = {
     "config.json": "delete it and the outcome.json beside it, and continue with --resume, which writes both again",
     "outcome.json": "delete it, and continue with --resume, which writes it again after the trial's last commit",
 }
-"""What can be done about a damaged file of a sweep, by its name."""
+"""What to do about a damaged file, by its name."""
 KEYED = "hmac:"
-"""How a config's `data_digest` begins."""
+"""Prefix of a config's `data_digest`."""
 HEX = re.compile("[0-9a-f]{64}")
 SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
 
 
 def sealed(fields: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """The fields, at least one, as JSON with their digest."""
+    """Return the fields, at least one, as JSON with their digest."""
     body = json.dumps(fields, indent=indent)[:-1].rstrip()
     gap, end = (" ", "}") if indent is None else ("\n" + " " * indent, "\n}")
     return f'{body},{gap}"sha256": "{hashlib.sha256(body.encode()).hexdigest()}"{end}'
 
 
 def unsealed(text: str) -> Any:
-    """What is in JSON, its digest checked and taken out. Raises ValueError where it is damaged."""
+    """Return JSON's content without its digest. Raises ValueError where it is damaged."""
     tree = json.loads(text)
     if not isinstance(tree, dict) or not tree:
         return tree
@@ -48,63 +49,59 @@ def unsealed(text: str) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a JSONL file; those that a crash cut short, or damage made unreadable, are left out."""
+    """Return the lines of a JSONL file, without those that a crash cut short or damage made unreadable."""
     return [line for _, line in _numbered(path) if line is not None]
 
 
 def cut_short(path: Path) -> list[int]:
-    """The numbers of the lines, from 1, that `read_lines` leaves out."""
+    """Return the numbers, from 1, of the lines that `read_lines` leaves out."""
     return [number for number, line in _numbered(path) if line is None]
 
 
-def _numbered(path: Path) -> list[tuple[int, dict[str, Any] | None]]:
-    try:
-        texts = path.read_text(errors="replace").split("\n") if path.exists() else []
-    except OSError as e:
-        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
-    return [(number, _line(text)) for number, text in enumerate(texts, 1) if text]
+class Jsonl:
+    """One JSON object per line: step, time (Unix seconds) and the metrics."""
 
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self.path, self._lines = path, {line["step"]: line for line in read_lines(path)}
+        if path.exists() and not path.read_bytes().endswith(b"\n"):  # A crash cut the last line short.
+            self._append("")
 
-def _line(text: str) -> dict[str, Any] | None:
-    """One round; where a crash cut the line short and the writer resumed on it, the round after the cut."""
-    for start in (0, max(text.rfind('{"step"'), 0)):
-        try:
-            line = unsealed(text[start:])
-        except ValueError:
-            continue
-        if isinstance(line, dict) and "step" in line:
-            return line
-    return None
+    def log(self, step: int, metrics: Mapping[str, object]) -> None:
+        """Append a round; a replayed one is ignored."""
+        if step not in self._lines:
+            self._lines[step] = {"step": step, "time": time.time(), **metrics}
+            self._append(sealed(self._lines[step]))
+
+    def total(self, name: str) -> float:
+        """Return the sum of a metric over the recorded rounds."""
+        return sum(float(line.get(name, 0.0)) for line in self._lines.values())
+
+    def _append(self, line: str) -> None:
+        with self.path.open("a") as f:
+            f.write(line + "\n")
 
 
 def read_json(path: Path, *, needs: str = "", edited: bool = False, checksum: bool = False) -> dict[str, Any]:
-    """`parse_json` of a file. Raises ValueError, with its path, also if it cannot be read."""
-    try:
-        data = path.read_bytes()
-    except FileNotFoundError:
-        raise
-    except OSError as e:
-        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
-    remedy = f": {REMEDIES[path.name]}" if path.name in REMEDIES else ""
-    return parse_json(data, path, needs=needs, edited=edited, checksum=checksum, remedy=remedy)
+    """Return `parse_json` of a file. Raises ValueError also if it cannot be read."""
+    return parse_json(_read(path), path, needs=needs, edited=edited, checksum=checksum)
 
 
 def parse_json(
-    data: bytes, where: object, *, needs: str = "", edited: bool = False, checksum: bool = False, remedy: str = ""
+    data: bytes, where: object, *, needs: str = "", edited: bool = False, checksum: bool = False
 ) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Args:
-        data: The file.
-        where: Its path or URI, for messages.
-        needs: A field that it must have.
-        edited: People may have edited it: its checksum is not verified.
-        checksum: It must have a checksum.
-        remedy: What to do about a damaged file, for messages.
+        where: its path or URI, for messages.
+        needs: a field that it must have.
+        edited: its checksum is not verified, since people may have edited it.
+        checksum: it must have a checksum.
 
-    Raises:
-        ValueError: The file is damaged, is not a JSON object, or lacks a field or checksum that it needs.
+    Raises ValueError where it is damaged, is no JSON object, or lacks a field or checksum that it needs.
     """
+    name = str(where).rpartition("/")[2]
+    remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
     try:
         text = data.decode()
         tree = json.loads(text) if edited else unsealed(text)
@@ -121,20 +118,20 @@ def parse_json(
 
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:
-    """The outcome.json of the trial in this folder; None while there is none. Raises ValueError where it is
-    damaged."""
+    """Return the outcome.json of a trial's folder, None before there is one. Raises ValueError where it is damaged."""
     path = folder / "outcome.json"
     return read_json(path, needs="outcome") if path.exists() else None
 
 
 def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """(its folder, `read_outcome`) of every trial of a sweep that has ended, by digest."""
-    folders = (path.parent for path in sorted(sweep.glob("trials/*/outcome.json")))
-    yield from ((folder, outcome) for folder in folders if (outcome := read_outcome(folder)) is not None)
+    """Yield (folder, `read_outcome`) of every trial that has ended, by digest."""
+    for path in sorted(sweep.glob("trials/*/outcome.json")):
+        if (outcome := read_outcome(path.parent)) is not None:
+            yield path.parent, outcome
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """{"method": "PFDM", "method.epsilon": 10.0} from the nested JSON of a config."""
+    """Return {"method": "PFDM", "method.epsilon": 10.0} from the nested JSON of a config."""
     out: dict[str, Any] = {}
     for key, value in tree.items():
         if isinstance(value, Mapping):
@@ -143,3 +140,24 @@ def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         elif key != "kind":
             out[prefix + key] = value
     return out
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as e:
+        raise ValueError(f"{path} cannot be read: {e.strerror}") from None
+
+
+def _numbered(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(number, from 1, what the line holds) of each line."""
+    texts = _read(path).decode(errors="replace").split("\n") if path.exists() else []
+    for number, text in enumerate(texts, 1):
+        if text:
+            try:
+                line = unsealed(text)
+            except ValueError:
+                line = None
+            yield number, line if isinstance(line, dict) and "step" in line else None

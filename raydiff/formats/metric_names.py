@@ -1,6 +1,6 @@
-"""The names of a trial's numbers, read once: `Metric.parse("eval/ddim/fd_cnn/minor_floor")`.
+"""Names of a trial's metrics, such as `Metric.parse("eval/ddim/fd_cnn/minor_floor")`.
 
-A name in metrics.jsonl and outcome.json is words between slashes, the last one with an ending for its role:
+In metrics.jsonl and outcome.json a name is words between slashes, the last one with an ending for its role:
 
     [SPLIT/][SAMPLER/][class/C/ | client/N/]READING[/GROUP][_ROLE]      eval/ddim/fd_cnn/minor_floor, privacy/mu
     attack/TARGET/ATTACK/STATISTIC[_ROLE]                               attack/global/best/auc_low
@@ -14,19 +14,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-SPLITS = ("eval", "new", "validation")
-"""Test split, unseen clients, validation split."""
+SPLITS = ("eval", "new", "validation")  # test split, unseen clients, validation split
 SAMPLERS = ("ddim", "ancestral", "dpmsolver")
 GROUPS = ("all", "major", "minor", "cluster_a", "cluster_b")
 COVERAGE = ("precision", "recall", "density", "coverage")
 LOWER_IS_BETTER = ("fd", "kd", "fid", "kid", "tv", "utility_loss")
-"""Families of readings that measure an error; of the others in HIGHER_IS_BETTER more is better."""
 HIGHER_IS_BETTER = ("accuracy", "label_accuracy", "own_classes", *COVERAGE)
 FAMILIES = (*LOWER_IS_BETTER, *HIGHER_IS_BETTER, "memorized_fraction", "downstream", "blackbox")
-"""Of the readings that raydiff itself has."""
+"""Families of raydiff's readings."""
 CALIBRATION = ("threshold", "timestep_index", "fpr_reached")
 DETAILS = ("tpr_calibrated", "balanced_accuracy", "tpr_at_0", "tpr_ceiling")
-"""How statistics of an attack begin that are in tables only."""
+"""Prefixes of an attack's statistics that are in tables only."""
 ENDINGS = ("floor", "low", "high", "spread", "real")
 Role = Literal["value", "floor", "low", "high", "spread", "real", "count", "calibration"]
 
@@ -35,27 +33,20 @@ Role = Literal["value", "floor", "low", "high", "spread", "real", "count", "cali
 class Metric:
     """One number of a trial."""
 
-    name: str
-    """The reading or statistic: fd_cnn, label_accuracy, auc, privacy/mu."""
-    split: str = ""
-    """eval, new or validation; empty where no split was read."""
-    sampler: str = ""
-    """Sampler of the pictures, where it is not the configured one."""
-    part: tuple[str, str] | None = None
-    """("class", its number) or ("client", its number) of a reading of one class or client."""
-    group: str = ""
-    """The classes that were read (all, minor, major, cluster_a, cluster_b), or real: of real records in their place."""
-    target: str = ""
-    """What was attacked."""
-    attack: str = ""
-    """pia, loss, ..., or best: the one that calibrates best."""
+    name: str  # the reading or statistic: fd_cnn, label_accuracy, auc, privacy/mu
+    split: str = ""  # one of SPLITS; empty where no split was read
+    sampler: str = ""  # sampler of the pictures, where it is not the configured one
+    part: tuple[str, str] | None = None  # ("class" or "client", its number) of a reading of one
+    group: str = ""  # the classes that were read, or real: real records in the place of samples
+    target: str = ""  # what was attacked
+    attack: str = ""  # pia, loss, ..., or best: the one that calibrates best
     role: Role = "value"
     """floor: real records against real; low, high: ends of a 95 % interval; spread: jackknife over records; real: the
     same of real records; count: a number of records; calibration: chosen on the calibration split."""
 
     @classmethod
     def parse(cls, text: str) -> Metric:
-        """The metric of a name on disk or of a column of `report.load.runs`."""
+        """Return the metric of a name on disk, or of a column of `report.load.runs`."""
         words = text.removeprefix("final/").split("/")
         where: dict[str, Any] = {}
         if words[0] == "attack" and len(words) == 4:
@@ -82,7 +73,7 @@ class Metric:
         return cls(name="/".join(words), **where)
 
     def __str__(self) -> str:
-        """The name as it is on disk."""
+        """Return the name on disk."""
         attacked = ("attack", self.target, self.attack) if self.attack else ()
         words = [self.split, self.sampler, *(self.part or ()), *attacked, self.name, self.group]
         ending = f"_{self.role}" if self.role in ENDINGS and self.group != "real" else ""
@@ -90,20 +81,20 @@ class Metric:
 
     @property
     def family(self) -> str:
-        """fd of fd_cnn, kd of kd_cnn, tv of tv_pairs; of another reading its first word."""
+        """fd of fd_cnn, kd of kd_cnn, tv of tv_pairs; else the first word."""
         first = self.name.partition("/")[0]
         return first[:2] if first[:3] in ("fd_", "kd_", "tv_") else first
 
     @property
     def lower_is_better(self) -> bool | None:
-        """Which way is up; None where more is neither better nor worse."""
+        """Which way is better; None where neither is."""
         if self.attack or self.family not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
             return None
         return self.family in LOWER_IS_BETTER
 
     @property
     def qualifies(self) -> bool:
-        """Whether the number is read beside another one: an interval's end, a floor, a count, another sampler's."""
+        """Whether the number stands beside another one: an interval's end, a floor, a count, another sampler's."""
         return self.role not in ("value", "real") or bool(self.sampler)
 
     @property
@@ -114,7 +105,7 @@ class Metric:
 
     @property
     def shown(self) -> bool:
-        """Whether MLflow gets it as a metric. Its page shows few; the others are in the run's table `final.json`."""
+        """Whether MLflow gets it as a metric; the others are in the run's table `final.json`."""
         if self.role in ("low", "high", "spread", "count", "calibration") or self.sampler or self.part:
             return False
         if self.role == "floor":
@@ -128,10 +119,10 @@ class Metric:
 
 
 def shown(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that MLflow gets as metrics."""
+    """Return the values that MLflow gets as metrics."""
     return {name: value for name, value in values.items() if Metric.parse(name).shown}
 
 
 def final(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """An outcome's final numbers under the names that they have in MLflow and in tables of trials."""
+    """Return an outcome's final numbers by their names in MLflow and in tables of trials."""
     return {f"final/{name}": value for name, value in outcome.get("final", {}).items()}

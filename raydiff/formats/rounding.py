@@ -1,4 +1,4 @@
-"""A bound as text: rounded away from what it bounds, so that what is shown is a bound too."""
+"""Bounds as text, rounded away from what they bound."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import math
 
 
 def up(epsilon: float, digits: int = 2) -> str:
-    """An upper bound, such as epsilon: `9.71`, `0.057`, `0`, `inf`. So many decimals; below 0.1 significant digits."""
+    """Return an upper bound: `9.71`, `0.057`, `0`, `inf`, with `digits` decimals, below 0.1 significant digits."""
     return _shown(epsilon, digits, decimal.ROUND_CEILING)
 
 
 def down(epsilon: float, digits: int = 2) -> str:
-    """A lower bound, such as an audit's, in the same form."""
+    """Return a lower bound in the same form."""
     return _shown(epsilon, digits, decimal.ROUND_FLOOR)
 
 

@@ -1,4 +1,4 @@
-"""Tables as markdown or HTML, and the text of their cells."""
+"""Tables as markdown or aligned text, and their cells."""
 
 from __future__ import annotations
 
@@ -22,21 +22,19 @@ class Table(NamedTuple):
     note: str = ""
 
     def __str__(self) -> str:
-        """As markdown: the title as a heading, the rows, the note below."""
+        """Return markdown: the title as a heading, the rows, the note below."""
         head, *below = (f"| {' | '.join(map(_plain, line))} |" for line in (self.header, *self.rows))
         text = "\n".join([head, "|" + "---|" * len(self.header), *below])
         return "\n\n".join(block for block in (f"## {self.title}" if self.title else "", text, self.note) if block)
 
 
 def aligned(rows: Sequence[Sequence[str]], *, words: int | None = None) -> list[str]:
-    """Rows, at least one, as lines of text. The first `words` columns (None: all) are aligned left, others right."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    left = len(widths) if words is None else words
-    sides = [str.ljust] * left + [str.rjust] * (len(widths) - left)
-    return [
-        "  ".join(side(cell, width) for cell, width, side in zip(row, widths, sides, strict=True)).rstrip()
-        for row in rows
-    ]
+    """Return rows, at least one, as lines of text: the first `words` columns (None: all) aligned left, others right."""
+    columns = list(zip(*rows, strict=True))
+    for place, column in enumerate(columns):
+        align, width = str.ljust if words is None or place < words else str.rjust, max(map(len, column))
+        columns[place] = tuple(align(cell, width) for cell in column)
+    return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
 def _plain(cell: str) -> str:
@@ -44,7 +42,7 @@ def _plain(cell: str) -> str:
 
 
 def strong(text: str, *, when: bool = True) -> str:
-    """A cell in bold."""
+    """Return a cell in bold."""
     return Markup("<strong>{}</strong>").format(text) if when else text
 
 
@@ -57,11 +55,8 @@ def publish(out: Path, name: str, text: str, tables: Mapping[str, pd.DataFrame])
     print(f"{text}\n\n{out}")
 
 
-# -------------------------------------------------------------------------------------------------- the cells
-
-
 def number(value: float | None, digits: int = 4) -> str:
-    """With `digits` digits, of which no more than these are decimals: 0.863, 1.863, 18.63, 186.3, 12345."""
+    """Return text with `digits` digits: 0.863, 1.863, 18.63, 186.3, 12345."""
     if value is None or math.isnan(value):
         return "-"
     before = len(str(int(abs(value)))) if math.isfinite(value) else 0
@@ -69,12 +64,12 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def with_deviation(mean: float, deviation: float | None) -> str:
-    """`0.863±0.012`, `0.863` for a single value, `-` for none."""
+    """Return `0.863±0.012`, `0.863` for a single value, `-` for none."""
     return number(mean) if deviation is None or math.isnan(deviation) else f"{number(mean)}±{number(deviation)}"
 
 
 def short(value: Any) -> str:
-    """The value of a swept field, 16 characters at most."""
+    """Return the value of a swept field in at most 16 characters."""
     if value is None or pd.isna(value):
         return "-"
     shown = f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
@@ -82,7 +77,7 @@ def short(value: Any) -> str:
 
 
 def size(count: float | None) -> str:
-    """A number of bytes: 999 B, 224 kB, 72.8 MB."""
+    """Return a number of bytes as text: 999 B, 224 kB, 72.8 MB."""
     if count is None:
         return "-"
     power = min(4, int(math.log10(count) / 3)) if count >= 1 else 0
@@ -90,6 +85,6 @@ def size(count: float | None) -> str:
 
 
 def span(values: Iterable[float], form: Callable[[float], str] = "{:g}".format) -> str:
-    """`3`, or `2 to 3` where they differ."""
+    """Return `3`, or `2 to 3` where they differ."""
     ordered = sorted(values)
     return " to ".join(dict.fromkeys(map(form, (ordered[0], ordered[-1]))))

@@ -1,21 +1,16 @@
 """From privacy events to epsilon.
 
-An accountant is a function `(events, delta) -> epsilon` over the events that one record (or client) is exposed to. It
-composes events of one unit, relation and trust model only. It returns `math.inf` for a value sent without protection or
-with noise 0, and 0.0 for nothing. All functions here raise ValueError for events that do not compose and for a delta
-outside (0, 1), and `Unsupported` where they have no theorem.
+An accountant is a function `(events, delta) -> epsilon` over the events that one record (or client) is exposed to, all
+of one unit, relation and trust model. It returns `math.inf` for a value sent without protection or with noise 0, and
+0.0 for nothing. All functions raise ValueError for events that do not compose and for a delta outside (0, 1), and
+`Unsupported` where they have no theorem.
 
-| name | bound | source |
-|---|---|---|
-| exact | the smallest epsilon of unsampled Gaussians | `gaussian`: Balle & Wang 2018 (arXiv 1805.06530), Theorem 8 |
-| pld | the same of sampled ones, on a grid of privacy losses | `pld`, with the proof |
-| rdp | Renyi DP, best order, improved conversion | `renyi`: Canonne, Kamath & Steinke 2020 (arXiv 2004.00010) |
-| theorem | Renyi DP, closed form | PFDM (Patel et al., CVPR 2026, arXiv 2504.00952), Theorem 5.1 |
-
-| relation | unsampled | Poisson sampling |
-|---|---|---|
-| add_remove, zero_out | all | pld, rdp |
-| replace_one | all | pld, where the unit adds a vector of norm at most half the sensitivity |
+| name | bound | Poisson sampling | source |
+|---|---|---|---|
+| exact | the smallest epsilon | none | `gaussian`: Balle & Wang 2018 (arXiv 1805.06530), Theorem 8 |
+| pld | the same on a grid of privacy losses | every relation | `pld`, with the proof |
+| rdp | Renyi DP, best order | all but replace_one | `renyi`: Canonne, Kamath & Steinke 2020 (arXiv 2004.00010) |
+| theorem | Renyi DP, closed form | none | PFDM (Patel et al., CVPR 2026, arXiv 2504.00952), Theorem 5.1 |
 
 Steps count as unsampled where the adversary sees who takes part (`hidden_rate`). Only Renyi divergences are known for
 sums of discrete Gaussians (secure aggregation): rdp and theorem cover them. Unsampled Gaussians enter as mu =
@@ -26,12 +21,14 @@ from real Gaussians (`grid.charged`): about 1e-5 of epsilon.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
+from raydiff.lookup import check_one_of
 from raydiff.privacy import gaussian, grid, renyi
 from raydiff.privacy.gaussian import check_delta
 from raydiff.privacy.pld import Steps, privacy_loss
@@ -56,10 +53,8 @@ def exact(events: Sequence[Event], delta: float) -> float:
 
 
 def pld(events: Sequence[Event], delta: float) -> float:
-    """Return epsilon from the privacy loss distribution; covers Poisson sampling.
-
-    Without sampling it equals `exact`, else it is an upper bound, less than 0.001 max(1, epsilon) above the truth.
-    """
+    """Return epsilon from the privacy loss distribution; covers Poisson sampling. Without sampling it equals `exact`,
+    else it is an upper bound, less than 0.001 max(1, epsilon) above the truth."""
     check_delta(delta)
     steps = steps_of(events)
     return math.inf if steps is None else _charged(events, lambda d: _pld(*steps, d), delta)
@@ -79,37 +74,30 @@ def rdp(events: Sequence[Event], delta: float) -> float:
 
 
 def theorem(events: Sequence[Event], delta: float) -> float:
-    """Return PFDM's Theorem 5.1: tau + 2 sqrt(tau ln(1 / delta)).
-
-    In the paper's letters 2 C^2 / s^2 + C sqrt(8 ln(1 / delta) / s^2) with s^2 = (1 - abar) / abar.
-    """
+    """Return PFDM's Theorem 5.1, tau + 2 sqrt(tau ln(1 / delta)), where tau = 2 C^2 abar / (1 - abar)."""
     check_delta(delta)
     mu = renyi_mu(events)
     tau = mu * mu / 2  # not mu**2, which overflows with an exception
     return _charged(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
 
 
-Bound = Callable[[Sequence[Event], float], float]
-ACCOUNTANTS: dict[str, Bound] = {"exact": exact, "pld": pld, "rdp": rdp, "theorem": theorem}
+ACCOUNTANTS = {"exact": exact, "pld": pld, "rdp": rdp, "theorem": theorem}
 """By name, from the tightest to the loosest."""
 
 
 def epsilon_of(events: Sequence[Event], delta: float, accountant: str) -> float:
-    """Return epsilon by the accountant of that name. Raises ValueError for an unknown name."""
-    if accountant not in ACCOUNTANTS:
-        raise ValueError(f"accountant must be one of {', '.join(ACCOUNTANTS)}, got {accountant!r}")
+    """Return epsilon by the accountant of that name."""
+    check_one_of("accountant", accountant, ACCOUNTANTS)
     return ACCOUNTANTS[accountant](events, delta)
 
 
 def tightest(evaluate: Callable[[str], T]) -> T:
     """Return `evaluate(name)` for the tightest accountant that has a theorem. Raises Unsupported where none has."""
-    refusal = Unsupported("there is no accountant")
-    for name in ACCOUNTANTS:
-        try:
+    *tighter, loosest = ACCOUNTANTS
+    for name in tighter:
+        with contextlib.suppress(Unsupported):
             return evaluate(name)
-        except Unsupported as e:
-            refusal = e
-    raise refusal
+    return evaluate(loosest)
 
 
 def check_budget(epsilon: float, delta: float) -> None:
@@ -170,10 +158,10 @@ def renyi_mu(events: Sequence[Event]) -> float:
 
 def steps_of(events: Sequence[Event]) -> tuple[tuple[Steps, ...], bool] | None:
     """Return (steps, whether under replace_one), which decide the privacy loss; None without protection."""
-    gaussians = _gaussians(events)
-    if gaussians is not None:
-        _check_curve(gaussians)
-    return None if gaussians is None else _steps(gaussians)
+    if (gaussians := _gaussians(events)) is None:
+        return None
+    _check_curve(gaussians)
+    return _steps(gaussians)
 
 
 @functools.lru_cache
@@ -211,8 +199,8 @@ def _gaussians(events: Sequence[Event]) -> list[Gaussian] | None:
     if not composable(events):
         raise ValueError("events of different unit, relation or trust do not compose into one epsilon")
     gaussians = [e for e in events if isinstance(e, Gaussian)]
-    unprotected = any(isinstance(e, NonPrivate) for e in events)
-    return None if unprotected or any(g.std_over_sensitivity == 0 for g in gaussians) else gaussians
+    protected = not any(isinstance(e, NonPrivate) for e in events)
+    return gaussians if protected and all(g.std_over_sensitivity > 0 for g in gaussians) else None
 
 
 def _check_curve(events: Iterable[Event]) -> None:
@@ -220,14 +208,13 @@ def _check_curve(events: Iterable[Event]) -> None:
         raise Unsupported("sums of discrete Gaussians have no trade-off curve here: use the rdp accountant")
 
 
-def _steps(gaussians: Iterable[Gaussian]) -> tuple[tuple[Steps, ...], bool]:
+def _steps(gaussians: Sequence[Gaussian]) -> tuple[tuple[Steps, ...], bool]:
     times: Counter[tuple[float, float]] = Counter()
-    replaced = False
     for g in gaussians:
-        replaced = replaced or g.relation == "replace_one"
         if g.std_over_sensitivity < math.inf:
             times[hidden_rate(g), g.std_over_sensitivity] += g.steps
-    return tuple(sorted(Steps(rate, noise, n) for (rate, noise), n in times.items())), replaced
+    steps = tuple(sorted(Steps(rate, noise, n) for (rate, noise), n in times.items()))
+    return steps, any(g.relation == "replace_one" for g in gaussians)
 
 
 @functools.lru_cache(maxsize=2**15)

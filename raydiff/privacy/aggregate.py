@@ -1,11 +1,10 @@
 """Distributed discrete Gaussian mechanism for secure aggregation: the server learns the sum of a round's updates only.
 
-Each participant clips its whole update, scales it to whole numbers and adds its share of noise. The noise of `shares`
-participants together is the full noise (Kairouz, Liu & Steinke 2021, arXiv 2102.06387).
+Each participant clips its whole update, scales it to whole numbers and adds noise; that of `shares` participants
+together is the full noise (Kairouz, Liu & Steinke 2021, arXiv 2102.06387).
 
 Trust model: secure aggregation (Bonawitz et al. 2017, arXiv 1611.04482). Epsilon covers the sum modulo 2^32. Key
-agreement and masking are not simulated: the server's process handles single uploads, and the storage folder holds each
-of them with one share of noise.
+agreement and masking are not simulated: the server's process and the storage folder hold single uploads.
 
 Privacy. Let x be a client's d whole numbers, ||x|| <= B, and the entries of each share N_Z(0, sigma^2): P(z)
 proportional to exp(-z^2 / (2 sigma^2)). Replacing the client moves the sum by 2 B at most. With m shares its Renyi
@@ -54,21 +53,16 @@ class Encoding:
 
     @classmethod
     def of(cls, *, clip: float, ratio: float, size: int, shares: int) -> Encoding:
-        """Return the coarsest encoding at which rounding costs about 1 % of the clip.
-
-        Args:
-            ratio: the full noise's standard deviation over the sensitivity.
-
-        Raises ValueError where the numbers would not fit.
-        """
+        """Return the coarsest encoding at which rounding costs about 1 % of the clip. `ratio` is the full noise's
+        standard deviation over the sensitivity. Raises ValueError where it would not fit."""
         fine = max(64.0, FINE * math.sqrt(size))
         sigma = max(LEAST, math.ceil(2 * ratio * fine / math.sqrt(shares)))
         bound = sigma * math.sqrt(shares) / (2 * ratio) * (1 - SLACK)
         if sigma > LARGEST or bound > 2 ** (BITS - 2):
+            remedy = "larger, or shares more" if sigma > LARGEST else "smaller"
             raise ValueError(
                 f"privacy.trust = aggregate has no room for noise of {ratio:.4g} x sensitivity on updates of {size} "
-                f"entries modulo 2^{BITS}: epsilon must be "
-                + ("larger, or shares more" if sigma > LARGEST else "smaller")
+                f"entries modulo 2^{BITS}: epsilon must be {remedy}"
             )
         clipped = math.sqrt(bound**2 - size / 4 - math.sqrt(size) / 2 + 0.25) - 0.5  # c, of B^2 above
         return cls(size, shares, sigma, math.floor(bound**2), clipped / clip, clip)
@@ -93,23 +87,17 @@ class Encoding:
             if int(steps @ steps) <= self.longest:
                 return steps
 
-    def share(self, noise: NoiseStream) -> Whole:
-        """Return one participant's noise, (d,)."""
-        return discrete_gaussian(self.sigma, self.size, noise.generator("share"))
-
 
 def encode(update: Tensors, encoding: Encoding, noise: NoiseStream) -> Params:
     """Return a participant's upload: its clipped update in steps plus its share of noise, modulo 2^32, in int32."""
     x = torch.cat([update[k].detach().double().reshape(-1) for k in sorted(update)]).cpu().numpy()
-    steps = encoding.rounded(x, noise) + encoding.share(noise)
+    steps = encoding.rounded(x, noise) + discrete_gaussian(encoding.sigma, encoding.size, noise.generator("share"))
     return _leaves(torch.from_numpy(steps.astype(np.int32)), update)
 
 
 def decode(mean: Tensors, encoding: Encoding, count: int) -> Params:
-    """Return the mean update, in float64, from the mean of `count` uploads.
-
-    Raises ValueError where `count` is below `shares`, whose noise the ledger states, or their sum may wrap around.
-    """
+    """Return the mean update, in float64, from the mean of `count` uploads. Raises ValueError where `count` is below
+    `shares`, whose noise the ledger states, or their sum may wrap around."""
     if count < encoding.shares:
         raise ValueError(
             f"{count} uploads of the round can be used, fewer than privacy.shares = {encoding.shares}: their sum has "
@@ -141,10 +129,8 @@ def discrete_gaussian(sigma: int, count: int, rng: np.random.Generator) -> Whole
 
 
 def _accepted(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
-    """The accepted ones of so many proposals +-(k sigma + j), j < sigma.
-
-    The exponent (k + j / sigma)^2 / 2 is applied in three parts: k / 2, k (k - 1) / 2, and the rest.
-    """
+    """The accepted ones of so many proposals +-(k sigma + j), j < sigma. The exponent (k + j / sigma)^2 / 2 is applied
+    in three parts: k / 2, k (k - 1) / 2, and the rest."""
     k = np.zeros(tries, np.int64)
     going = np.arange(tries)
     while len(going):

@@ -1,11 +1,9 @@
 """Audit of the floating-point attack: do the bytes of a release rule a record out?
 
-A float32 release signal + noise is not any number: the noise is a float32, or a float32 normal draw times the standard
-deviation. Whoever knows two candidates for the record checks for each whether such a draw exists (Mironov, CCS 2012);
-no secret is needed. A way to draw noise (`explanations`) is considered where it explains every release by at least one
-candidate; then a candidate that it does not explain was not sent. A likelihood attack, the best one on Gaussian noise,
-guesses the nearer signal. Without the standard deviation only float32 sums are tried, which rule little out where a
-signal is far below its noise.
+In a float32 release signal + noise the noise is a float32, or a float32 normal draw times the standard deviation. Who
+knows two candidates for the record checks for each whether such a draw exists (Mironov, CCS 2012); no secret is needed.
+A way to draw noise (`explanations`) is considered where it explains every release by at least one candidate; then a
+candidate that it does not explain was not sent. A likelihood attack guesses the nearer signal.
 
 Under mu-Gaussian DP the rate of right answers exceeds that of wrong ones by 2 Phi(mu / 2) - 1 at most, so an audit is
 flagged where the Clopper-Pearson limits of both rates are further apart.
@@ -53,12 +51,9 @@ class BitsAudit:
 def audit(
     send: Send, *, count: int, rng: torch.Generator, std: float | None = None, confidence: float = 0.99
 ) -> BitsAudit:
-    """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own.
-
-    Args:
-        send: the release; with noise of scale 0 it gives the candidates' signals.
-        std: the noise's standard deviation; lets the attack try noise that is a float32 draw times it.
-    """
+    """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own. With noise of
+    scale 0 `send` gives the candidates' signals. With `std`, the noise's standard deviation, noise that is a float32
+    draw times it is tried too; without it little is ruled out where a signal is far below its noise."""
     chosen = torch.rand(count, generator=rng) < 0.5
     secret = stream(rng)
     released = send(chosen, secret)
@@ -89,11 +84,9 @@ def of_uploads(upload: Callable[[bool, NoiseStream], Tensors], pairs: int) -> Se
 
 
 def explanations(released: Tensor, signal: Tensor, std: float | None = None) -> list[Tensor]:
-    """Return for each way to draw noise (n, d) bool: whether it can turn the signal into the released number.
-
-    A float32 that is added; with `std` also a float32 draw times std in float32, added, and the same in float64,
-    rounded at the end.
-    """
+    """Return for each way to draw noise (n, d) bool: whether it can turn the signal into the released number. A float32
+    that is added; with `std` also a float32 draw times std in float32, added, and the same in float64, rounded at the
+    end."""
     y, a = released.float(), signal.float()
     exact = released.double() - signal.double()
     added = torch.zeros_like(y, dtype=torch.bool)

@@ -8,9 +8,9 @@ Nasr et al. 2023, arXiv 2302.07956):
     mu >= Phi^-1(1 - FPR) - Phi^-1(FNR)
 
 with Clopper-Pearson limits in place of the two rates. The threshold is fixed at 0, so that every canary counts: for a
-release that is odd in x, under symmetric noise, FPR + FNR is smallest there. (The bound holds at any threshold fixed
-beforehand; for other releases it is only weaker.) A bound above the ledger's mu shows that the mechanism is not what
-its event claims. A bound below it proves nothing: it grows with the number of canaries.
+release that is odd in x, under symmetric noise, FPR + FNR is smallest there; for others the bound is only weaker. A
+bound above the ledger's mu shows that the mechanism is not what its event claims. A bound below it proves nothing: it
+grows with the number of canaries.
 
 Shapes: n canaries, of m vectors of d entries each; m is 1 unless a client sends several vectors.
 """
@@ -30,9 +30,7 @@ from raydiff.seeding import NoiseStream
 
 Send = Callable[[Tensor, NoiseStream], Tensor]
 """(canaries (n, m, d), noise) -> what the adversary sees of each, (n, m, d): the real release, or a sum of several."""
-
-STRETCH = 10.0
-"""The canaries' norm over the clip norm: at 1 a forgotten clip would not show."""
+STRETCH = 10.0  # the canaries' norm over the clip norm: at 1 a forgotten clip would not show
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,10 +64,7 @@ class CanaryAudit:
         return replace(self, missed=0, taken=0)
 
     def flags(self, ledger: Any, ceiling: Callable[[Any, float], float] = gaussian.tpr_ceiling) -> bool:
-        """Whether the attack exceeds the largest true positive rate, `ceiling(ledger, false positive rate)`.
-
-        `ledger` is a mu for the default ceiling, and events for `tradeoff.tpr_ceiling`.
-        """
+        """Whether the attack exceeds `ceiling(ledger, FPR)`; `ledger` is a mu, or events for `tradeoff.tpr_ceiling`."""
         fnr, fpr = self.limits
         return 1 - fnr > ceiling(ledger, fpr)
 
@@ -100,7 +95,6 @@ def audit(
     times, as after a crash, and averaged: that reveals more only if its noise is drawn anew. `factor` scales the noise,
     to test the audit. Raises ValueError as `bound` does.
     """
-    _check(count // 2, confidence)
     x = torch.randn(count, *shape, generator=rng, dtype=torch.float64)
     x /= x.norm(dim=2, keepdim=True)
     sign = torch.ones(count, dtype=torch.float64)
@@ -113,11 +107,12 @@ def audit(
 
 
 def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
-    """Return the audit of independent scores, which say "canary" above 0.
-
-    Raises ValueError for fewer than four scores on a side, scores that are not finite, and confidence outside (0, 1).
-    """
-    _check(min(len(canaries), len(antipodes)), confidence)
+    """Return the audit of independent scores, which say "canary" above 0. Raises ValueError for fewer than four scores
+    on a side, scores that are not finite, and confidence outside (0, 1)."""
+    if (count := min(len(canaries), len(antipodes))) < 4:
+        raise ValueError(f"an audit needs at least 8 canaries, half of them antipodes, got {count} of a kind")
+    if not 0 < confidence < 1:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
     if not (canaries.isfinite().all() and antipodes.isfinite().all()):
         raise ValueError("the scores must be finite numbers")
     return CanaryAudit(
@@ -156,10 +151,3 @@ class Weakened(NoiseStream):
     def many_normal(self, count: int, *path: str | int) -> Tensor:
         """`NoiseStream.many_normal`, times the factor."""
         return self.factor * super().many_normal(count, *path)
-
-
-def _check(count: int, confidence: float) -> None:
-    if count < 4:
-        raise ValueError(f"an audit needs at least 8 canaries, half of them antipodes, got {count} of a kind")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")

@@ -1,11 +1,8 @@
-"""Ceilings that the ledger's noise sets to any attack on what was released, and the check of measured attacks.
+"""Ceilings that the ledger's noise sets to any attack on what was released (`tradeoff`), and the check of attacks.
 
-Under mu-Gaussian DP no test of one record or client has a true positive rate above Phi(mu + Phi^-1(FPR)), nor an AUC
-above Phi(mu / sqrt 2) (Dong, Roth & Su 2019, arXiv 1905.02383). Sampled Gaussians (DP-SGD) have a curve instead of a mu
-(`tradeoff`). The ceilings bound attacks on what is computed from uploads alone. The uploads themselves
-(`attack/uploads/`) have the server's ceiling; published results (`attack/global/`, `attack/pool/`) have that of
-outsiders too, which is lower where the server adds noise (central trust). A client's own model is never sent, so no
-ceiling applies.
+They bound attacks on what is computed from uploads alone. The uploads themselves (`attack/uploads/`) have the server's
+ceiling; published results (`attack/global/`, `attack/pool/`) that of outsiders too, which is lower where the server
+adds noise (central trust). A client's model is never sent, so no ceiling applies.
 """
 
 from __future__ import annotations
@@ -61,15 +58,11 @@ def _of_views(odometer: PrivacyOdometer, name: str, ceiling: Callable[[Exposed],
 
 
 def check_attacks(metrics: Mapping[str, float], *, unlike: float = 0.0) -> None:
-    """Raise AboveCeiling for the attack that is furthest above its ceiling, by the lower limit of its interval.
+    """Raise AboveCeiling for the attack furthest above its ceiling by the lower limit of its interval, AUCs first.
 
-    AUCs are checked first, then true positive rates; a missing ceiling is not checked.
-
-    Args:
-        metrics: the trial's metrics, with ceilings and attacks.
-        unlike: total variation u between the labels of members and non-members. Telling labels apart may raise an AUC
-            by u, and a true positive rate to that at a false one of f + u: (f + u) / f times as high at most, for the
-            curve is concave.
+    `unlike` is the total variation u between the labels of members and non-members. Telling labels apart may raise an
+    AUC by u, and a true positive rate to that at a false one of f + u: (f + u) / f times as high at most, for the curve
+    is concave.
     """
     _check(metrics, "auc", CEILING, 1.0, unlike, says="an AUC")
     for fpr, name in TPRS.items():

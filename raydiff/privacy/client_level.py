@@ -1,16 +1,15 @@
 """Client-level privacy of averaged updates (DP-FedAvg, McMahan et al. 2018, arXiv 1710.06963).
 
-Unit: all records of one client, replaced by any others. Each client's update is clipped to a norm as a whole. Then,
-depending on the trust model, noise is added by
+Unit: all records of one client, replaced by any others. Each client's update is clipped as a whole. Noise comes from
 
 - the client (local): the guarantee holds against the server;
-- the server, to the sum of clipped updates (central): it holds against everybody else, the other clients included;
-- every client, a share of it (aggregate: secure aggregation, see `aggregate`): the server sees only the sum, and the
-  guarantee holds as long as `shares` of the participants keep their noise secret.
+- the server, on the sum of clipped updates (central): it holds against all others, the other clients included;
+- all clients together (secure aggregation, see `aggregate`): the server sees only the sum, and the guarantee holds as
+  long as `shares` of the participants keep their noise secret.
 
 Deviations: no amplification by sampling clients, since a server sees who takes part and rounds have fixed counts; the
 relation is replace-one, for the number of clients is public. Under local and aggregate trust so is each client's number
-of records, which the server sees: it is declared in the event.
+of records: it is declared in the event.
 """
 
 from __future__ import annotations
@@ -20,25 +19,13 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from raydiff.lookup import check_one_of
-from raydiff.privacy import accountants, aggregate
+from raydiff.privacy import accountants, aggregate, release
 from raydiff.privacy.aggregate import Encoding
-from raydiff.privacy.release import (
-    DiscreteGaussian,
-    Event,
-    Gaussian,
-    NonPrivate,
-    Release,
-    Trust,
-    already_private,
-    clipped_update,
-    disclose,
-    gaussian_update,
-    noised,
-)
+from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, Release, Trust, clipped_update, noised
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params, Tensors
 
-DELTA = 1e-5  # at which client-level epsilons are stated
+DELTA = 1e-5  # of client-level epsilons
 TRUSTED = "clipped updates, to a server trusted to add the noise"
 
 
@@ -51,32 +38,28 @@ class ClientPrivacy:
     clip: float = 1.0
     """Norm to which an update is clipped. A public number: never take it from private data."""
     trust: Trust = "local"
-    """local: clients add the noise; central: the server does, once per round, to the sum; aggregate: clients add a
-    share of it each, and the server is taken to see only the sum."""
+    """local: clients add the noise; central: the server does, once per round, to the sum; aggregate: clients add it
+    together, and the server is taken to see only the sum."""
     shares: int | None = None
     """Under aggregate trust: how many of a round's participants have all of the noise together. A round with fewer
-    fails. With more of them the sum has more noise, and so many may drop out, or tell the server their noise."""
+    fails; of those beyond it any may drop out, or tell the server their noise."""
 
     def __post_init__(self) -> None:
         accountants.check_budget(self.epsilon, DELTA)
         if not (self.clip > 0 and math.isfinite(self.clip)):
             raise ValueError(f"clip must be a positive number, got {self.clip}")
         check_one_of("trust", self.trust, get_args(Trust))
-        if self.trust != "aggregate" and self.shares is not None:
-            raise ValueError(f"shares must be none unless trust is aggregate, got {self.shares}")
-        if self.trust == "aggregate" and (self.shares or 0) < 2:
-            raise ValueError(
-                "shares must be at least 2 under trust = aggregate (so many of a round's participants have all of the "
-                f"noise), got {'none' if self.shares is None else self.shares}"
-            )
-        if self.trust == "aggregate" and self.epsilon == math.inf:
+        if self.trust != "aggregate":
+            if self.shares is not None:
+                raise ValueError(f"shares must be none unless trust is aggregate, got {self.shares}")
+        elif self.shares is None or self.shares < 2:
+            got = "none" if self.shares is None else self.shares
+            raise ValueError(f"shares must be at least 2 under trust = aggregate, got {got}")
+        elif self.epsilon == math.inf:
             raise ValueError("epsilon must be a number under trust = aggregate; got inf")
 
     def std(self, rounds: int) -> float:
-        """Return the standard deviation of each round's noise such that `rounds` rounds keep to the budget.
-
-        On one update (local) or on their sum (central, and aggregate: `shares` clients' noise, before rounding).
-        """
+        """Return the standard deviation of each round's noise on one update (local) or on their sum."""
         if self.epsilon == math.inf:
             return 0.0
         return 2 * self.clip * math.sqrt(rounds) / accountants.mu_for(self.epsilon, DELTA, self.accountant)
@@ -89,16 +72,17 @@ class ClientPrivacy:
     def release(self, update: Params, *, rounds: int, noise: NoiseStream) -> Release:
         """Return a client's upload for its update."""
         if self.trust == "aggregate":
-            value = aggregate.encode(clipped_update(update, self.clip), self._encoding(update, rounds), noise)
-            return already_private(value, self.upload_event(rounds), copy=False)
+            clipped = clipped_update(update, self.clip)
+            value = aggregate.encode(clipped, self._encoding(update, rounds), noise)
+            return release.already_private(value, self.upload_event(rounds), copy=False)
         if self.trust == "local":
-            return gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
-        return disclose(clipped_update(update, self.clip), TRUSTED, copy=False)
+            return release.gaussian_update(update, clip=self.clip, std=self.std(rounds), noise=noise)
+        return release.disclose(clipped_update(update, self.clip), TRUSTED, copy=False)
 
     def upload_event(self, rounds: int) -> Event:
         """Return the event of a release, which does not depend on the update."""
         if self.trust == "central":
-            return NonPrivate(TRUSTED)
+            return release.NonPrivate(TRUSTED)
         ratio, kind = self.std(rounds) / (2 * self.clip), DiscreteGaussian if self.trust == "aggregate" else Gaussian
         return kind(ratio, "client", "replace_one", self.trust, declared=("examples",))
 
@@ -114,8 +98,8 @@ class ClientPrivacy:
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
         """Return the noised mean of `count` clipped updates, as published under central trust, and its event.
 
-        A mean in float32 is rounded by up to 2^-24 of its norm, which is at most the clip norm, so that replacing a
-        client moves `count` times the mean by (2 + 2 count 2^-24) clip: the noise is larger by that.
+        A mean in float32 is rounded by up to 2^-24 of its norm, so replacing a client moves `count` times the mean by
+        (2 + 2 count 2^-24) clip: the noise is larger by that.
         """
         std = self.std(rounds)
         event = Gaussian(std / (2 * self.clip), "client", "replace_one", "central")

@@ -1,17 +1,16 @@
 """Privacy of several trials on the same records: composition of fixed settings, and filters of adaptive ones.
 
-`compose` is for trials whose settings were fixed beforehand. An analyst who looks at one trial chooses the next one's
-settings by it: privacy losses of sampled Gaussians then exceed delta twice over (arXiv 2602.06756, 2602.15815). A
-privacy filter admits a trial while the sum of costs stays below a number fixed beforehand. Two have a theorem:
+`compose` is for trials whose settings were fixed beforehand. Where an analyst chooses the next settings by the last
+trial, privacy losses of sampled Gaussians exceed delta twice over (arXiv 2602.06756, 2602.15815). A privacy filter
+admits a trial while the sum of costs stays below a number fixed beforehand. Two have a theorem:
 
     Gaussian DP      mu^2, of sampled noise as if unsampled (Smith & Thakurta 2022, arXiv 2210.17520; Koskela, Tobaben &
                      Honkela 2023, arXiv 2209.15596); after a first trial with unsampled noise
     one Renyi order  the divergence, of unsampled noise order mu^2 / 2 (Feldman & Zrnic 2021, arXiv 2008.11193;
                      converted as in `renyi`); after one with sampled noise, but for replace_one, which has no theorem
 
-The filter and its order must be fixed beforehand too. They follow from the first trial's settings, which depend on no
-release. So the first trial alone may be judged by the tightest accountant: if the filter has no room for it, and so for
-nothing after it, that is known beforehand as well.
+The filter and its order must be fixed beforehand too: they follow from the first trial's settings, which depend on no
+release. So the first trial alone may be judged by the tightest accountant, even where the filter has no room for it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, get_args
 
 from raydiff.lookup import check_one_of
-from raydiff.privacy import accountants, gaussian, grid, renyi
+from raydiff.privacy import accountants, gaussian, grid, release, renyi
 from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Unit
-from raydiff.privacy.release import event_from_dict as from_dict
-from raydiff.privacy.release import event_to_dict as to_dict
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Unit, definition
 
 Order = float | None | Literal["first"]
 """Renyi order of a filter; None: Gaussian DP's filter; first: the one that the first trial determines."""
@@ -42,13 +39,13 @@ class Budget:
     epsilon: float = 10.0
     """What they may spend together, once and for all."""
     unit: Unit = "example"
-    """Whose: a method's guarantee is of one unit, and any other is refused."""
+    """Unit of privacy; trials of another one are refused."""
     relation: Relation = "replace_one"
-    """Under which it is stated."""
+    """Neighbouring relation."""
     trust: Literal["local"] = "local"
     """Against the server. What a trusted server publishes is not known beforehand, so there is no other choice."""
     delta: float = 1e-5
-    """At which it is stated, whatever a method's own delta."""
+    """The delta of this epsilon, whatever a method's delta."""
 
     def __post_init__(self) -> None:
         accountants.check_budget(self.epsilon, self.delta)
@@ -58,8 +55,7 @@ class Budget:
             check_one_of(name, getattr(self, name), allowed)
 
     def __str__(self) -> str:
-        about = f"per {self.unit}, {self.relation.replace('_', '-')}, {self.trust} trust, delta {self.delta:g}"
-        return f"epsilon {self.epsilon:g} ({about})"
+        return f"epsilon {self.epsilon:g} ({definition(self.unit, self.relation, self.trust)}, delta {self.delta:g})"
 
     def refuses(self, events: Iterable[Event]) -> str:
         """Return why these events can never be within the budget, or "" where they can."""
@@ -69,15 +65,13 @@ class Budget:
             if isinstance(event, Gaussian) and event.std_over_sensitivity == 0:
                 return "its noise has scale 0"
             if isinstance(event, Gaussian) and accountants.group_of(event) != (self.unit, self.relation, self.trust):
-                definition = f"per {event.unit}, {event.relation.replace('_', '-')}, {event.trust} trust"
-                return f"its guarantee is {definition}, which does not compose with the budget's"
+                about = definition(event.unit, event.relation, event.trust)
+                return f"its guarantee is {about}, which does not compose with the budget's"
         return ""
 
     def order(self, first: Sequence[Event]) -> float | None:
-        """Return the Renyi order of the filter after a first trial with these events; None: Gaussian DP.
-
-        It is the order at which the budget has room for most such trials.
-        """
+        """Return the Renyi order of the filter after a first trial with these events; None: Gaussian DP. The budget has
+        room for most such trials at that order."""
         noises = [e for e in first if isinstance(e, Gaussian) and e.std_over_sensitivity > 0]
         sampled = [e for e in noises if e.sampling_rate < 1]
         if any(e.relation == "replace_one" for e in sampled) or not (sampled or accountants.has_discrete(noises)):
@@ -93,10 +87,8 @@ class Budget:
         return grid.charged(lambda delta: renyi.converted(total, order - 1, delta), self.delta)
 
     def spent(self, charges: Iterable[Sequence[Event]], order: Order = "first") -> Guarantee:
-        """Return the guarantee of a record that fared worst in each of these trials, by the filter of this order.
-
-        A single trial is judged by the tightest accountant. Raises Unsupported where no theorem covers them.
-        """
+        """Return the guarantee of a record that fared worst in each of these trials, by the filter of this order. A
+        single trial is judged by the tightest accountant. Raises Unsupported where no theorem covers them."""
         sent = [kept for events in charges if (kept := tuple(e for e in events if not isinstance(e, Nothing)))]
         every = [e for events in sent for e in events]
         if len(sent) < 2 or not accountants.composable(every) or any(isinstance(e, NonPrivate) for e in every):
@@ -126,9 +118,8 @@ def compose(ledgers: Iterable[Ledger]) -> Ledger:
     """Return one ledger (client 0) for several trials with settings fixed beforehand, of the unit that fared worst.
 
     An example is with one client of each trial, which may differ between trials: every trial counts with its worst
-    client. For the unit client this holds only where a client has the same records in each trial, and for either unit
-    only where the public records are the same: the caller checks that (`client_records.alike`). Give the same view of
-    every trial (`ledger.server` or `ledger.outsiders`). `bytes` are the trials' totals.
+    client. The caller checks (`client_records.alike`) that the public records are the same, and for the unit client
+    that each has the same records in every trial; it gives the same view of all. `bytes` are the trials' totals.
     """
     entries: list[Entry] = []
     for trial in ledgers:
@@ -147,24 +138,21 @@ def _worst_of(exposures: Sequence[Sequence[Event]]) -> list[Event]:
         if all(e.sampling_rate == 1 for e in every):
             strongest: list[Gaussian] = max(members, key=accountants.renyi_mu)
             worst += strongest
-        else:  # no number orders sampled Gaussians, so take the worst of each parameter
-            bound = replace(
-                every[0],
-                std_over_sensitivity=min(e.std_over_sensitivity for e in every),
-                sampling_rate=max(e.sampling_rate for e in every),
-                steps=max(sum(e.steps for e in events) for events in members),
-                declared=accountants.declared_by(every),
-            )
-            worst.append(bound)
+            continue
+        bound = replace(  # No number orders sampled Gaussians, so take the worst of each parameter.
+            every[0],
+            std_over_sensitivity=min(e.std_over_sensitivity for e in every),
+            sampling_rate=max(e.sampling_rate for e in every),
+            steps=max(sum(e.steps for e in events) for events in members),
+            declared=accountants.declared_by(every),
+        )
+        worst.append(bound)
     return worst
 
 
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:
     """Return the exposure of the client that fares worst in any of these ledgers."""
-    clients: dict[tuple[int, int], int] = {}
-    numbered = [(i, e) for i, ledger in enumerate(ledgers) for e in ledger.entries]
-    entries = [Entry(0, clients.setdefault((i, e.client), len(clients)), e.event, 0) for i, e in numbered]
-    return tuple(e.event for e in compose([Ledger(tuple(entries))]).entries if not isinstance(e.event, Nothing))
+    return tuple(_worst_of([events for ledger in ledgers for events in Exposed(ledger).events()]))
 
 
 def covers(planned: Event, sent: Event) -> bool:
@@ -183,9 +171,9 @@ def covers(planned: Event, sent: Event) -> bool:
 
 def written(events: Iterable[Event]) -> list[Any]:
     """Return a JSON-ready list of (event, count); `read` is the inverse."""
-    return [[to_dict(event), times] for event, times in Counter(events).items()]
+    return [[release.event_to_dict(event), times] for event, times in Counter(events).items()]
 
 
 def read(data: Iterable[Any]) -> tuple[Event, ...]:
     """Return the events that `written` was given."""
-    return tuple(event for fields, times in data for event in [from_dict(fields)] * times)
+    return tuple(event for fields, times in data for event in [release.event_from_dict(fields)] * times)

@@ -1,4 +1,4 @@
-"""mu-Gaussian DP (Dong, Roth & Su 2019, arXiv 1905.02383): its epsilon, and the ceilings that it sets to attacks.
+"""mu-Gaussian DP (Dong, Roth & Su 2019, arXiv 1905.02383): epsilon, and ceilings on attacks.
 
 mu is sensitivity / standard deviation of one Gaussian release, and the root of the sum of squares of several.
 """
@@ -10,11 +10,9 @@ import math
 
 
 def epsilon_for(mu: float, delta: float) -> float:
-    """Return the smallest epsilon of mu-Gaussian DP at delta (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
-
-    Solves delta(epsilon) = delta, where delta(epsilon) = Phi(a) - e^epsilon Phi(b) with a = mu/2 - epsilon/mu and
-    b = a - mu; in a, in which it rises, and stays below Phi(a): hence the lower end of the bracket.
-    """
+    """Return the smallest epsilon of mu-Gaussian DP at delta (Balle & Wang 2018, arXiv 1805.06530, Theorem 8). Solves
+    delta(epsilon) = delta, where delta(epsilon) = Phi(a) - e^epsilon Phi(b) with a = mu/2 - epsilon/mu and b = a - mu;
+    in a, in which it rises, and stays below Phi(a): hence the lower end of the bracket."""
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
@@ -64,11 +62,8 @@ def check_mu(mu: float) -> None:
 
 
 def _log_delta(a: float, mu: float) -> float:
-    """ln(Phi(a) - e^epsilon Phi(b)) at b = a - mu and epsilon = mu (mu/2 - a).
-
-    e^epsilon = phi(a) / phi(b), so the difference is phi(a) (M(a) - M(b)) with M = Phi/phi: nothing
-    overflows.
-    """
+    """ln(Phi(a) - e^epsilon Phi(b)) at b = a - mu and epsilon = mu (mu/2 - a). e^epsilon = phi(a) / phi(b), so it is
+    phi(a) (M(a) - M(b)) with M = Phi/phi, where nothing overflows."""
     from scipy.special import erfcx, ndtr
 
     def mills(x: float) -> float:

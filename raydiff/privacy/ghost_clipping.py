@@ -3,12 +3,11 @@
 The gradient of a linear layer's weights for one record is the outer product of the loss's gradient at the layer's
 output and of its input. So its norm is the product of theirs, and a weighted sum over records is one matrix product
 (Goodfellow 2015, arXiv 1510.01799; Bu et al. 2023, arXiv 2210.00038). An embedding is a linear layer whose input is a
-row of a unit matrix. One forward and one backward pass serve all records, where `private_gradient.per_record` makes a
-copy of the whole network for each.
+row of a unit matrix. One forward and one backward pass serve all records.
 
-Requires that every layer sees a record's input once, as a row of (B, features), and that nothing mixes records: with
-batch statistics, attention over records or convolutions it would be wrong. So `DPSGD` selects the networks, and any
-other use of a parameter raises TypeError.
+Requires that every layer sees a record's input once, as a row of (B, features), and that nothing mixes records, as
+batch statistics, attention over records or convolutions do. So `DPSGD` selects the networks, and any other use of a
+parameter raises TypeError.
 """
 
 from __future__ import annotations
@@ -54,10 +53,8 @@ def per_record(
     batch: tuple[Tensor, Tensor],
     draws: Params,
 ) -> tuple[PerRecord, Tensor]:
-    """Return gradients for B records, and the sum of their losses, under draws (B, 1, ...).
-
-    `loss` is a mean over records. Raises TypeError for a parameter that is not used once, by one of the layers.
-    """
+    """Return gradients for B records, and the sum of their losses, under draws (B, 1, ...). `loss` is a mean over
+    records. Raises TypeError for a parameter that is not used once, by one of the layers."""
     with _Recorder(theta) as recorder, torch.enable_grad():
         mean = loss(theta, batch, {k: v.flatten(0, 1) for k, v in draws.items()}, {})
     if recorder.gradients.keys() != theta.keys():

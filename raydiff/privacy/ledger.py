@@ -20,10 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raydiff.formats import rounding
-from raydiff.privacy import accountants, tradeoff
-from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
-from raydiff.privacy.release import event_from_dict as from_dict
-from raydiff.privacy.release import event_to_dict as to_dict
+from raydiff.privacy import accountants, release, tradeoff
+from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, definition
 
 _Group = tuple[str | None, str | None, str]
 """(unit, relation, trust model); no unit and relation where only unprotected values were sent."""
@@ -61,7 +59,7 @@ class Guarantee:
             return f"epsilon inf (no guarantee: {', '.join(self.unprotected) or 'noise of scale 0'})"
         if self.unit is None or self.relation is None:
             return "epsilon 0 (nothing sent)"
-        about = f"per {self.unit}, {self.relation.replace('_', '-')}, {self.trust} trust, delta {self.delta:g}"
+        about = f"{definition(self.unit, self.relation, self.trust)}, delta {self.delta:g}"
         declared = f"; public by declaration: {', '.join(self.declared)}" if self.declared else ""
         return f"epsilon {rounding.up(self.epsilon)} ({about}, {self.accountant} accountant{declared})"
 
@@ -73,10 +71,8 @@ class Ledger:
     entries: tuple[Entry, ...] = ()
 
     def with_uploads(self, round: int, uploads: Iterable[tuple[int, Event, int]]) -> Ledger:
-        """Return the ledger with uploads (client, event, bytes) of `round`.
-
-        Raises ValueError for a second upload of a client, a round before the last, and an event of central trust.
-        """
+        """Return the ledger with uploads (client, event, bytes) of `round`. Raises ValueError for a client's second
+        upload, a round before the last, and an event of central trust."""
         new, seen = [], self._seen_in(round)
         for client, event, nbytes in uploads:
             if client < 0:
@@ -95,9 +91,7 @@ class Ledger:
 
     def with_published(self, round: int, events: Iterable[Event]) -> Ledger:
         """Return the ledger with the central events of the server's result; none if the uploads' events stand for it.
-
-        Raises ValueError for other events, a round already published and a round before the last.
-        """
+        Raises ValueError for other events, a round already published and a round before the last."""
         new = tuple(Entry(round, PUBLISHED, e, 0) for e in events)
         if any(isinstance(e.event, Nothing) or e.event.trust != "central" for e in new):
             raise ValueError(f"what aggregate publishes must have events of central trust (round {round})")
@@ -132,8 +126,7 @@ class Ledger:
     @property
     def bytes_by_client(self) -> dict[int, int]:
         """Bytes of each client's uploads."""
-        sizes = {c: sum(e.bytes for e in entries) for c, entries in self._by_client().items()}
-        return {c: size for c, size in sizes.items() if c != PUBLISHED}
+        return {c: sum(e.bytes for e in sent) for c, sent in self._by_client().items() if c != PUBLISHED}
 
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
         """Return `Exposed.guarantees` of all entries."""
@@ -148,19 +141,13 @@ class Ledger:
         odometer = PrivacyOdometer(self)
         return max(view.epsilon(delta, accountant) for view in (odometer.server, odometer.outsiders))
 
-    def mu(self, client: int | None = None) -> float:
-        """Return mu of a client's records (None: the worst client's) against the stronger adversary."""
-        part = self if client is None else Ledger(tuple(e for e in self.entries if e.client in (client, PUBLISHED)))
-        odometer = PrivacyOdometer(part)
-        return max(odometer.server.mu(), odometer.outsiders.mu())
-
     def table(self, delta: float) -> list[dict[str, Any]]:
         """Return a row per client (-1: the server): messages, epsilon by accountant (None: no theorem), bytes."""
         return [_row(client, entries, delta) for client, entries in sorted(self._by_client().items())]
 
     def to_json(self) -> str:
-        """Return all entries as JSON, equal events once: a round of 10,000 clients takes 200 kB instead of 2 MB."""
-        events = {e.event: to_dict(e.event) for e in self.entries}
+        """Return all entries as JSON, equal events once (10,000 clients: 200 kB instead of 2 MB)."""
+        events = {e.event: release.event_to_dict(e.event) for e in self.entries}
         places = {event: place for place, event in enumerate(events)}
         rows = [(e.round, e.client, places[e.event], e.bytes) for e in self.entries]
         return json.dumps({"events": list(events.values()), "entries": rows})
@@ -169,14 +156,13 @@ class Ledger:
     def from_json(cls, text: str) -> Ledger:
         """Return the ledger that `to_json` wrote."""
         tree = json.loads(text)
-        events = [from_dict(event) for event in tree["events"]]
+        events = [release.event_from_dict(event) for event in tree["events"]]
         return cls(tuple(Entry(number, client, events[place], size) for number, client, place, size in tree["entries"]))
 
     def _seen_in(self, round: int) -> set[int]:
         if self.entries and self.entries[-1].round > round:
             raise ValueError(f"round {round} is late: round {self.entries[-1].round} is already recorded")
-        last = itertools.takewhile(lambda e: e.round == round, reversed(self.entries))
-        return {e.client for e in last}
+        return {e.client for e in itertools.takewhile(lambda e: e.round == round, reversed(self.entries))}
 
     def _by_client(self) -> dict[int, list[Entry]]:
         out: dict[int, list[Entry]] = {}
@@ -189,17 +175,16 @@ class PrivacyOdometer:
     """Running cost of a ledger to either adversary (`Ledger.server`, `outsiders`); `follow` adds new entries only."""
 
     def __init__(self, ledger: Ledger = Ledger()) -> None:
-        self.server, self.outsiders = Exposed(), Exposed()
-        self.bytes_up = 0
-        self._rounds: set[int] = set()
-        self._entries, self._last = 0, tuple[Entry, ...]()
+        self.server, self.outsiders, self.bytes_up = Exposed(), Exposed(), 0
+        self._followed, self._rounds = Ledger(), set[int]()
         self.follow(ledger)
 
     def follow(self, ledger: Ledger) -> None:
         """Add the entries since the last call. Raises ValueError unless they are whole rounds of the same ledger."""
-        if ledger.entries[max(0, self._entries - 1) : self._entries] != self._last:
+        before = self._followed.entries
+        if ledger.entries[max(0, len(before) - 1) : len(before)] != before[-1:]:
             raise ValueError("this ledger is not the one that was followed so far")
-        new = Ledger(ledger.entries[self._entries :])
+        new = Ledger(ledger.entries[len(before) :])
         rounds = {e.round for e in new.entries}
         if again := rounds & self._rounds:
             raise ValueError(f"round {min(again)} has been counted already: a ledger is followed by whole rounds")
@@ -207,7 +192,7 @@ class PrivacyOdometer:
         self.outsiders.add(new.outsiders)
         self.bytes_up += new.bytes_up
         self._rounds |= rounds
-        self._entries, self._last = len(ledger.entries), ledger.entries[-1:]
+        self._followed = ledger
 
 
 class Exposed:
@@ -226,39 +211,35 @@ class Exposed:
                 counts[e.event] += 1
 
     def events(self) -> dict[tuple[Event, ...], int]:
-        """Return events -> the number of clients exposed to exactly these. Most of many clients share theirs."""
+        """Return events -> the number of clients exposed to exactly these."""
         alike = Counter(tuple(counts.items()) for counts in self._by_client.values()) or Counter([()])
         everyone = _repeated(self._published.items())
         return {(*_repeated(counts), *everyone): n for counts, n in alike.items()}
 
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
-        """Return one guarantee per (unit, relation, trust model), which never compose; at least one.
-
-        Something sent without protection makes every guarantee of its trust model infinite. Raises as the accountant.
-        """
+        """Return one guarantee per (unit, relation, trust model), which never compose; at least one. Something sent
+        without protection makes every guarantee of its trust model infinite. Raises as the accountant."""
         exposures = self.events()
-        protected = accountants.groups_of(exposures)
+        groups: list[_Group] = [*accountants.groups_of(exposures)]
         bare = {e.trust for events in exposures for e in events if isinstance(e, NonPrivate)}
-        only_bare = sorted(bare - {trust for _, _, trust in protected})
-        groups: list[_Group] = [*protected, *((None, None, trust) for trust in only_bare)]
-        nothing: list[_Group] = [(None, None, "local")]
-        return [_guarantee(g, exposures, delta=delta, accountant=accountant) for g in groups or nothing]
+        groups += [(None, None, trust) for trust in sorted(bare - {trust for _, _, trust in groups})]
+        return [_guarantee(g, exposures, delta, accountant) for g in groups or [(None, None, "local")]]
 
     def guarantee(self, delta: float, accountant: str) -> Guarantee:
         """Return the guarantee for everything together; of several `guarantees` an infinite one that states each."""
-        first, *others = every = self.guarantees(delta, accountant)
-        if not others:
-            return first
+        every = self.guarantees(delta, accountant)
+        if len(every) == 1:
+            return every[0]
         apart = "; ".join(dict.fromkeys(map(str, every)))
         return replace(
-            first,
+            every[0],
             epsilon=math.inf,
             unit=None,
             relation=None,
             trust=" and ".join(sorted({g.trust for g in every})),
             clients=sum(n for events, n in self.events().items() if events),
             declared=tuple(dict.fromkeys(d for g in every for d in g.declared)),
-            unprotected=(f"{len(every)} kinds that do not compose into one number: {apart}",),
+            unprotected=(f"{len(every)} privacy definitions that do not compose into one number: {apart}",),
         )
 
     def epsilon(self, delta: float, accountant: str) -> float:
@@ -289,9 +270,7 @@ def _interned(event: Event) -> Event:
     return event
 
 
-def _guarantee(
-    group: _Group, exposures: Mapping[tuple[Event, ...], int], *, delta: float, accountant: str
-) -> Guarantee:
+def _guarantee(group: _Group, exposures: Mapping[tuple[Event, ...], int], delta: float, accountant: str) -> Guarantee:
     unit, relation, trust = group
     members: Counter[tuple[Event, ...]] = Counter()
     for events, clients in exposures.items():
@@ -332,6 +311,6 @@ def _describe(event: NonPrivate | Gaussian) -> str:
         return event.what
     sampled = f", Poisson sampling {event.sampling_rate:g}" if event.sampling_rate < 1 else ""
     steps = f", {event.steps} steps" if event.steps > 1 else ""
-    about = f"per {event.unit}, {event.relation.replace('_', '-')}, {event.trust} trust"
+    about = definition(event.unit, event.relation, event.trust) + sampled + steps
     noise = "discrete Gaussian noise" if isinstance(event, DiscreteGaussian) else "Gaussian noise"
-    return f"{noise} {event.std_over_sensitivity:.4g} x sensitivity ({about}{sampled}{steps})"
+    return f"{noise} {event.std_over_sensitivity:.4g} x sensitivity ({about})"

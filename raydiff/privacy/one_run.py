@@ -16,8 +16,7 @@ not b)). As f-bar is concave, the means over coins and canaries satisfy it too:
 
 `refuted` takes R >= v with probability a, and the smallest such sums from t = v down: the count is refuted if all p_j
 together exceed 1. Moving the mass above v to v only weakens what is required for t <= v; and each sum on the left rises
-with those on the right (summation by parts: j / (r - j) rises), so the smallest one at every t gives the smallest
-total.
+with those on the right (j / (r - j) rises), so the smallest one at every t gives the smallest total.
 
 A canary is a record whose gradient is known: it pulls at a parameter of its own (a Dirac canary), beyond the clip norm.
 One that is left out is replaced by a record without gradient, so that the public number of records, and the sampling
@@ -58,8 +57,7 @@ class OneRunAudit:
     right: int  # v, right guesses
     delta: float  # the delta of all epsilons
     confidence: float  # confidence level of the bounds
-    separate: tuple[CanaryAudit, ...] = ()
-    """Audits of the same canaries as separate releases; scores are independent where the noise is as the events say."""
+    separate: tuple[CanaryAudit, ...] = ()  # audits of the same canaries as separate releases
 
     def flags(self, events: Sequence[Event]) -> bool:
         """Whether a run with these events is ruled out."""
@@ -103,9 +101,7 @@ def refuted(
     canaries: int, guesses: int, right: int, least_fpr: Callable[[float], float], *, confidence: float = 0.95
 ) -> bool:
     """Whether so many right guesses are less probable than 1 - confidence in any run of that trade-off curve.
-
-    `least_fpr` is the curve (`tradeoff.least_fpr`). Raises ValueError for impossible counts or confidence.
-    """
+    `least_fpr` is the curve (`tradeoff.least_fpr`). Raises ValueError for impossible counts or confidence."""
     if not (0 <= right <= guesses <= canaries and guesses and 0 < confidence < 1):
         counts = f"{right}, {guesses}, {canaries} and {confidence}"
         raise ValueError(f"0 <= right <= guesses <= canaries and confidence in (0, 1) are required, got {counts}")
@@ -132,10 +128,8 @@ def guess(
     middle: float = 0.0,
 ) -> OneRunAudit:
     """Guess that the canaries of the highest scores (m,) were included, those of the lowest not, half and half.
-
     `included` (m,) are the coins. Ties are broken at random. Each of `groups` (m,) bool is audited by itself, with
-    `middle` as the threshold. Raises ValueError for a bad number of guesses.
-    """
+    `middle` as the threshold."""
     m = len(scores)
     if not 2 <= guesses <= m or guesses % 2:
         raise ValueError(f"guesses must be an even number in 2..{m} (the canaries), got {guesses}")
@@ -156,11 +150,8 @@ def _level(confidence: float, tests: int) -> float:
 
 @dataclass(frozen=True)
 class Pulls:
-    """The canaries' model: parameter i has a gradient from record i alone.
-
-    Takes the place of a method's model, so that all other code under audit is the real one. Its parameters are of all
-    KINDS, so that a fault in the gradients of one moves scores.
-    """
+    """The canaries' model: parameter i has a gradient from record i alone. Takes the place of a method's model. Its
+    parameters are of all KINDS, so that a fault in the gradients of one moves scores."""
 
     canaries: int  # m
 
@@ -215,9 +206,7 @@ class Pulls:
 
     def records(self, included: Tensor, *, clip: float, opposite: bool = False) -> tuple[Tensor, Tensor]:
         """Return images (m, 1, 1, 1) and labels (m, 1) of canaries with gradient norm `STRETCH * clip` at least.
-
-        Canaries that are not `included` (m,) are 0, or their `opposite`.
-        """
+        Canaries that are not `included` (m,) are 0, or their `opposite`."""
         images = STRETCH * clip * torch.where(included, 1.0, -1.0 if opposite else 0.0)
         return images.view(-1, 1, 1, 1), torch.arange(self.canaries)[:, None]
 

@@ -67,46 +67,47 @@ class PrivacyLoss:
 
     def epsilon(self, delta: float) -> float:
         """Return the smallest epsilon >= 0 at which both divergences are at most delta; inf where the grid has none."""
-        forward = self._solved(self.grid, self.inside, self.above, delta)
-        return max(forward, self._solved(-self.grid[::-1], self.outside[::-1], self.below, delta))
+        return max(_solved(*side, delta) for side in self._sides)
+
+    @property
+    def _sides(self) -> tuple[tuple[Any, Any, float], ...]:
+        """(losses, masses, mass beyond) of P over Q, and of Q over P."""
+        return (self.grid, self.inside, self.above), (-self.grid[::-1], self.outside[::-1], self.below)
 
     @functools.cached_property
     def deltas(self) -> tuple[Any, Any]:
         """Epsilons >= 0 of the grid, and the larger of both divergences there."""
         zero = len(self.grid) // 2
         epsilons, both = self.grid[-zero:], []  # a loss equal to epsilon adds nothing at epsilon
-        sides = ((self.grid, self.inside, self.above), (-self.grid[::-1], self.outside[::-1], self.below))
-        for losses, masses, beyond in sides:
-            _, mass, other = (values[-zero:] for values in self._sums(losses, masses))
+        for losses, masses, beyond in self._sides:
+            mass, other = (values[-zero:] for values in _sums(losses, masses))
             both.append(beyond + mass - np.exp(epsilons) * other)
         return epsilons, np.maximum(*both).clip(0.0, 1.0)
 
     def least_fpr(self, tpr: float) -> float:
         """Return the smallest false positive rate of any test of this true positive rate, with P or Q as the positive.
-
-        From tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0.
-        """
+        From tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0."""
         epsilons, deltas = self.deltas
         bounds = np.maximum((tpr - deltas) * np.exp(-epsilons), 1 - deltas - (1 - tpr) * np.exp(epsilons))
         return max(0.0, float(bounds.max()))
 
-    @staticmethod
-    def _sums(losses: Any, mass: Any) -> tuple[Any, Any, Any]:
-        """Losses, and the masses of both at each of them or above."""
-        other = mass * np.exp(-losses)
-        return losses, mass[::-1].cumsum()[::-1], other[::-1].cumsum()[::-1]
 
-    @classmethod
-    def _solved(cls, losses: Any, mass: Any, beyond: float, delta: float) -> float:
-        """beyond + P(L >= l) - e^epsilon Q(L >= l) = delta, solved between neighbours of the grid, where it holds."""
-        keep = losses > 0  # at epsilon 0 the divergence is what these say
-        losses, mass, other = cls._sums(losses[keep], mass[keep])
-        if beyond >= delta:
-            return math.inf
-        kept = beyond + mass - np.exp(losses) * other <= delta  # at epsilon = that loss; it falls with epsilon
-        first = int(np.argmax(kept))
-        excess = beyond + float(mass[first]) - delta
-        return max(0.0, math.log(excess / float(other[first]))) if excess > 0 else 0.0
+def _sums(losses: Any, mass: Any) -> tuple[Any, Any]:
+    """The masses of both at each of these losses or above."""
+    other = mass * np.exp(-losses)
+    return mass[::-1].cumsum()[::-1], other[::-1].cumsum()[::-1]
+
+
+def _solved(losses: Any, mass: Any, beyond: float, delta: float) -> float:
+    """beyond + P(L >= l) - e^epsilon Q(L >= l) = delta, solved between neighbours of the grid, where it holds."""
+    if beyond >= delta:
+        return math.inf
+    losses, mass = losses[losses > 0], mass[losses > 0]  # at epsilon 0 the divergence is what these say
+    mass, other = _sums(losses, mass)
+    kept = beyond + mass - np.exp(losses) * other <= delta  # at epsilon = that loss; it falls with epsilon
+    first = int(np.argmax(kept))
+    excess = beyond + float(mass[first]) - delta
+    return max(0.0, math.log(excess / float(other[first]))) if excess > 0 else 0.0
 
 
 @functools.lru_cache(maxsize=16)
@@ -174,10 +175,8 @@ def _distance(kind: Steps, replaced: bool) -> float:
 
 
 def _masses(grid: Any, kind: Steps, replaced: bool) -> tuple[Any, Any]:
-    """The masses of P and Q of one step on the grid, split between both ends of each cell such that both are kept.
-
-    The loss rises in the noised value, so its cells are those of the value.
-    """
+    """The masses of P and Q of one step on the grid, split between both ends of each cell such that both are kept. The
+    loss rises in the noised value, so its cells are those of the value."""
     r, rate = _distance(kind, replaced), kind.rate
     ends = _at_replaced(grid, rate, r) if replaced else _at_in_or_out(grid, rate, r)
     absent = _cells(ends)
@@ -232,8 +231,7 @@ def _log_tilts(inside: Any, outside: Any) -> Any:
 
 @functools.lru_cache(maxsize=1)
 def _tilted(points: int) -> Any:
-    """(tilts, points + 1): e^(t (u - 1)) for each of `TILTS` and u from -1 to 1, the grid over its width: its moments
-    are this times its masses."""
+    """(tilts, points + 1): e^(t (u - 1)) for each of `TILTS` and u from -1 to 1, the grid over its width."""
     return np.exp(np.outer(TILTS, np.linspace(-2.0, 0.0, points + 1)))
 
 

@@ -5,14 +5,11 @@ over K draws of the loss's randomness, is clipped to norm C over all parameters 
 gets noise of standard deviation sigma C and is divided by the expected batch, q n. What is computed from these
 gradients (Adam, averages) is post-processing.
 
-The number of records n, and with it q, is public and fixed. Under zero-out a record counts, or nothing does in its
-place; under replace-one another record does. For every K a record adds a vector of norm C at most: the draws in its
-loss, which need not be secret, are keyed by the record itself, and its gradient depends on no other record. So the sum
-moves by C at most, or by 2 C. Removing a record from the list moves it by C too, but changes the public q, so
-add-remove is not offered.
-
-Amplification by sampling holds against those who do not see which records are drawn: like the noise, the sample comes
-from the secret stream.
+The number of records n, and with it q, is public and fixed. For every K a record adds a vector of norm C at most: the
+draws in its loss, which need not be secret, are keyed by the record itself, and its gradient depends on no other
+record. So the sum moves by C at most under zero-out, by 2 C under replace-one. Under add-remove q would change, so it
+is not offered. Amplification by sampling holds against those who do not see which records are drawn: like the noise,
+the sample comes from the secret stream.
 
 Opacus is not used: its hooks give wrong gradients for a UNet with attention, its norms are plain float32 sums, and its
 noise comes from a torch generator, which on a CPU keeps 32 bits of its seed.
@@ -45,7 +42,6 @@ Loss = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (images, labels), draws, extras): the mean over a batch, a pure function of tensors."""
 Draws = Callable[[int, torch.Generator], Params]
 """(count, rng) -> the random part of the loss of `count` records: leaves (count, ...)."""
-
 Neighbours = Literal["zero_out", "replace_one"]
 """Neighbouring relations with a guarantee."""
 
@@ -58,12 +54,9 @@ EXAMPLES = 256  # records times draws in one forward pass
 class Mechanism:
     """Clipping and noise of a step."""
 
-    noise_multiplier: float = 1.0
-    """sigma: the noise's standard deviation over the clip norm; 0 is no noise, and epsilon is infinite."""
-    max_grad_norm: float = 1.0
-    """C: L2 norm to which each record's gradient is clipped. A public number: never take it from private data."""
-    multiplicity: int = 1
-    """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
+    noise_multiplier: float = 1.0  # sigma: the noise's standard deviation over the clip norm
+    max_grad_norm: float = 1.0  # C: L2 norm to which each record's gradient is clipped; a public number
+    multiplicity: int = 1  # K: draws over which a record's gradient is averaged before it is clipped
 
     def __post_init__(self) -> None:
         if not 0 <= self.noise_multiplier < math.inf:
@@ -79,11 +72,10 @@ class PrivateGradient:
 
     Args:
         images: (n, C, H, W), with labels (n, columns); gradients are computed on their device.
-        batch: expected number of records in a step. Raises ValueError where it exceeds n.
+        batch: expected number of records in a step, n at most.
         rng: for the loss's draws, which need not be secret.
         noise: for the sample and the noise.
-        by_layers: use ghost clipping where K = 1. The loss must be a mean over records that mixes none of them, of a
-            network that `ghost_clipping` supports.
+        by_layers: ghost clipping where K = 1, for a loss and a network that `ghost_clipping` supports.
     """
 
     def __init__(
@@ -109,10 +101,7 @@ class PrivateGradient:
         self._hashes: dict[int, str] = {}  # of the records drawn so far
 
     def __call__(self, theta: Params) -> tuple[Params, Tensor]:
-        """Return the next step's ((sum_i clipped g_i + sigma C z) / (q n), sum_i loss_i / (q n)).
-
-        The loss is the experimenter's instrument: it is not private.
-        """
+        """Return the next step's noised gradient over q n, and its loss sum_i loss_i / (q n), which is not private."""
         theta = {k: theta[k].detach() for k in sorted(theta)}  # a fixed order of the noise
         drawn = self.noise.generator("sample", self.steps).random(len(self.images)) < self.rate
         total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
@@ -124,18 +113,15 @@ class PrivateGradient:
     @property
     def event(self) -> Gaussian:
         """The event of all steps so far. Raises ValueError before the first."""
-        if not self.steps:
-            raise ValueError("no step has been taken: there is no event")
         return event_of(self.mechanism.noise_multiplier, self.relation, rate=self.rate, steps=self.steps)
 
     def _clipped_sum(self, theta: Params, rows: list[int]) -> tuple[Params, Tensor]:
         """(sum of clipped gradients, sum of losses) over these records, in pieces."""
         total, loss = {k: torch.zeros_like(v) for k, v in theta.items()}, torch.zeros((), device=self.images.device)
-        count = sum(v.numel() for v in theta.values())
-        room, keys = max(ON_A_GPU if self.images.is_cuda else 1, FLOATS // count), self._keys(rows)
-        piece = max(1, min(room, EXAMPLES // self.mechanism.multiplicity))
-        if self.by_layers:
-            piece = EXAMPLES
+        count, keys, piece = sum(v.numel() for v in theta.values()), self._keys(rows), EXAMPLES
+        if not self.by_layers:
+            room = max(ON_A_GPU if self.images.is_cuda else 1, FLOATS // count)
+            piece = max(1, min(room, EXAMPLES // self.mechanism.multiplicity))
         for start in range(0, len(rows), piece):
             some = rows[start : start + piece]
             batch, draws = (self.images[some], self.labels[some]), self._drawn(keys[start : start + piece])
@@ -166,8 +152,7 @@ class PrivateGradient:
 
     def _normal(self, theta: Params) -> Params:
         sizes = [v.numel() for v in theta.values()]
-        z = self.noise.many_normal(sum(sizes), "noise", self.steps)
-        parts = z.to(self.images.device).split(sizes)
+        parts = self.noise.many_normal(sum(sizes), "noise", self.steps).to(self.images.device).split(sizes)
         return {k: part.view_as(v) for (k, v), part in zip(theta.items(), parts, strict=True)}
 
 
@@ -186,10 +171,8 @@ def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: P
 
 
 def clipped_sum(gradients: PerRecord, clip: float) -> Params:
-    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together.
-
-    A gradient that is not finite counts as 0, since clipping does not bound it.
-    """
+    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together. A gradient that is
+    not finite counts as 0, since clipping does not bound it."""
     each = {k: v.norms() if isinstance(v, Outer) else tree.norms(v) for k, v in gradients.items()}
     norms = torch.stack(list(each.values())).norm(dim=0)
     bounded = norms.isfinite()
@@ -220,9 +203,9 @@ class Budget:
     """Target epsilon of all steps together."""
 
     epsilon: float | None  # none: no budget
-    delta: float  # the delta that goes with it
-    relation: Neighbours = "zero_out"  # what neighbours differ in
-    accountant: str = "pld"  # by which bound
+    delta: float
+    relation: Neighbours = "zero_out"
+    accountant: str = "pld"
 
     def spent(self, sigma: float, *, rate: float, steps: int) -> float:
         """Return the epsilon of so many steps."""
@@ -231,10 +214,8 @@ class Budget:
 
 
 def noise_multiplier(sigma: float | None, budget: Budget, *, batch: int, records: int, steps: int) -> float:
-    """Return the sigma of a client with this many records: `sigma`, or the smallest that keeps to the budget.
-
-    Without either it is 0. Raises ValueError for a sigma that breaks the budget, and a batch larger than the records.
-    """
+    """Return a client's sigma: `sigma`, or the smallest that keeps to the budget; 0 without either. Raises ValueError
+    for a sigma that breaks the budget, and a batch larger than the records."""
     rate = sampling_rate(batch, records)
     if budget.epsilon is None:
         return sigma or 0.0
@@ -252,10 +233,7 @@ def noise_multiplier(sigma: float | None, budget: Budget, *, batch: int, records
 
 @functools.lru_cache(maxsize=2**12)
 def noise_multiplier_for(budget: Budget, *, sampling_rate: float, steps: int) -> float:
-    """Return the smallest sigma, to within a relative 1e-4, whose `steps` steps keep to the budget.
-
-    It is 0 without a budget, or for an infinite epsilon. Raises ValueError for a bad budget, rate or number of steps.
-    """
+    """Return the smallest sigma, to within a relative 1e-4, whose steps keep to the budget; 0 without a finite one."""
     from scipy.optimize import brentq
 
     epsilon = math.inf if budget.epsilon is None else budget.epsilon
@@ -266,10 +244,9 @@ def noise_multiplier_for(budget: Budget, *, sampling_rate: float, steps: int) ->
     def excess(log_sigma: float) -> float:
         return budget.spent(math.exp(log_sigma), rate=sampling_rate, steps=steps) - epsilon
 
-    high = 0.0
+    low = high = 0.0
     while excess(high) > 0:
-        high += 1.0
-    low = high - 1.0
+        low, high = high, high + 1.0
     while excess(low) <= 0:
         low, high = low - 1.0, low
     root = float(brentq(excess, low, high, xtol=1e-5))

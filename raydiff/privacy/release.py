@@ -26,6 +26,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.lookup import check_one_of
 from raydiff.privacy import grid
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Flat, Params, Tensors, clip_records
@@ -33,12 +34,10 @@ from raydiff.tree import Flat, Params, Tensors, clip_records
 Unit = Literal["example", "client"]
 Relation = Literal["replace_one", "zero_out", "add_remove"]
 """Neighbouring relation. zero_out: a unit counts, or nothing does in its place, so that their number may be public
-(Kairouz et al. 2021, arXiv 2103.00039, Definition 1.1; Ponomareva et al. 2023, arXiv 2303.00654). add_remove: one more
-or fewer, so that their number is not public."""
+(Kairouz et al. 2021, arXiv 2103.00039, Definition 1.1). add_remove: one more or fewer, so that it is not."""
 Trust = Literal["local", "central", "aggregate"]
-"""Trust model. local: clients add the noise, which holds against the server too. central: the server adds it, which
-holds against all others. aggregate: secure aggregation, where the server sees only sums of clients' values, each with a
-share of the noise."""
+"""Trust model: who adds the noise. local: clients, against the server too. central: the server, against all others.
+aggregate: clients a part each, and the server sees only sums (secure aggregation)."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +90,7 @@ class DiscreteGaussian(Gaussian):
 
 
 Event = Nothing | NonPrivate | Gaussian
+KINDS: dict[str, type] = {c.__name__: c for c in (Nothing, NonPrivate, Gaussian, DiscreteGaussian)}
 
 
 def event_to_dict(event: Event) -> dict[str, Any]:
@@ -100,22 +100,21 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 
 def event_from_dict(data: dict[str, Any]) -> Event:
     """Return the event that `event_to_dict` wrote. Raises ValueError for an unknown class."""
-    classes: dict[str, type] = {c.__name__: c for c in (Nothing, NonPrivate, Gaussian, DiscreteGaussian)}
-    fields = dict(data)
-    name = fields.pop("kind", None)
-    if name not in classes:
-        raise ValueError(f"unknown privacy event {name!r}; known: {', '.join(classes)}")
-    if "declared" in fields:
-        fields["declared"] = tuple(fields["declared"])
-    event: Event = classes[name](**fields)
+    check_one_of("a privacy event's kind", data.get("kind"), KINDS)
+    fields = {k: tuple(v) if k == "declared" else v for k, v in data.items() if k != "kind"}
+    event: Event = KINDS[data["kind"]](**fields)
     return event
 
 
-UNACCOUNTED = NonPrivate("what is no release of local trust")
-"""The event of a client that sent no valid release."""
+def definition(unit: str, relation: str, trust: str) -> str:
+    """Return the text of a privacy definition: `per example, replace-one, local trust`."""
+    return f"per {unit}, {relation.replace('_', '-')}, {trust} trust"
+
+
+UNACCOUNTED = NonPrivate("what is no release of local trust")  # of a client that sent no valid release
 ROUNDING = 1e-5
 """Fraction of the clip norm left free for rounding: norms and factors are exact to 1e-9, and a float32 entry is rounded
-twice (by the factor, by the scale), by 6e-8 each time."""
+twice, by 6e-8 each time."""
 
 _KEY = object()
 
@@ -124,8 +123,8 @@ _KEY = object()
 class Release:
     """A value that has left its client, with its event. Made by this module's functions only.
 
-    Holds copies, or tensors made for it, in a read-only mapping: a view's pickle carries the whole storage behind it
-    (other records too), and a tensor shared with the client could change after it was accounted for.
+    Holds copies in a read-only mapping: a view's pickle carries the whole storage behind it (other records too), and a
+    tensor that the client also holds could change after it was accounted for.
     """
 
     value: Tensors
@@ -196,14 +195,13 @@ def gaussian_records(
     """Release `scale * CLIP(x_i, clip) + std * z_i` for each record, once (PFDM's upload, Algorithm 1).
 
     Replacing one record moves its row by 2 * clip * scale at most; each fills one row, so records compose in parallel.
+    Raises ValueError for repeated or non-finite records, and for a bad clip, scale or std.
 
     Args:
         x: (N, ...) private part.
         records: each row's number in the client's data, which keys its noise.
         public: fields of the message that are public by declaration, e.g. labels.
         center: (...) public; CLIP(x_i - center, clip) + center then takes CLIP's place, with the same bound.
-
-    Raises ValueError for repeated or non-finite records, and for a bad clip, scale or std.
     """
     numbers = [operator.index(r) for r in records]  # an int, numpy's or torch's, means the same record
     if len(set(numbers)) != len(numbers) or len(numbers) != len(x):
@@ -220,11 +218,9 @@ def gaussian_records(
 
 
 def gaussian_update(value: Tensors, *, clip: float, std: float, noise: NoiseStream) -> Release:
-    """Release `value * min(1, clip / ||value||) + std * z`, the norm over all leaves together (DP-FedAvg, client unit).
-
-    Replacing all of the client's records moves it by 2 * clip at most. Their number is public by declaration. Raises
-    ValueError for non-finite values, and for a bad clip or std.
-    """
+    """Release `value * min(1, clip / ||value||) + std * z`, the norm over all leaves together (DP-FedAvg). Replacing
+    all of the client's records moves it by 2 * clip at most. Their number is public by declaration. Raises ValueError
+    for non-finite values, and for a bad clip or std."""
     _check_noise(std, clip=clip)
     clipped = clipped_update(value, clip)
     noisy = {k: v.to(clipped[k].dtype) for k, v in noised(clipped, std=std, noise=noise).items()}
@@ -234,11 +230,8 @@ def gaussian_update(value: Tensors, *, clip: float, std: float, noise: NoiseStre
 
 def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, public: Params) -> Release:
     """Release `CLIP(x_i, clip) + std * z_i` for each of the client's m vectors x (m, width) (FedDistr's upload).
-
-    Replacing all of the client's records may move every vector by 2 * clip, so all together by 2 * clip * sqrt(m). m is
-    public, as are the fields in `public`, one entry per vector, by declaration. Raises ValueError for non-finite
-    vectors, for none, and for a bad clip or std.
-    """
+    Replacing all of the client's records moves all vectors together by 2 * clip * sqrt(m) at most. m is public, as are
+    the fields in `public`, one entry per vector. Raises ValueError for no or non-finite vectors, a bad clip or std."""
     _check_noise(std, clip=clip)
     _check_names(public, {"x"})
     if not len(x):
@@ -256,9 +249,9 @@ def gaussian_sum(
 ) -> Release:
     """Release `value + std * z` in float32, for a sum over a client's records (the sketch's and DP-MERF's uploads).
 
-    The caller vouches that replacing one record moves all leaves together by `sensitivity` at most (L2). All records
-    share one draw of noise, so one record's event is that of the whole message. `public` leaves are sent as they are,
-    and `declared` says by what they are public. Raises ValueError for a non-finite sum, a bad sensitivity or std.
+    The caller vouches that replacing one record moves all leaves together by `sensitivity` at most (L2). One record's
+    event is that of the whole message. `public` leaves are sent as they are, and `declared` says what they follow from.
+    Raises ValueError for a non-finite sum, a bad sensitivity or std.
     """
     _check_noise(std, sensitivity=sensitivity)
     _check_names(public, value.keys())

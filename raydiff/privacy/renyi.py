@@ -1,4 +1,4 @@
-"""Renyi DP: conversion to epsilon at the best order, and the ceiling that divergences set to attacks.
+"""Renyi DP: conversion to epsilon at the best order, and ceilings on attacks.
 
 Conversion: Canonne, Kamath & Steinke 2020 (arXiv 2004.00010). The divergence of order a of Gaussians is a tau, with
 tau = mu^2 / 2 and mu as in `gaussian`.
@@ -20,8 +20,7 @@ ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64
 def epsilon_for(mu: float, delta: float) -> float:
     """Return the smallest epsilon over gamma > 1 that divergences gamma tau, tau = mu^2 / 2, convert to.
 
-    With u = gamma - 1 the derivative is tau - (ln(1/delta) - ln(1 + u)) / u^2, which has one zero: where
-    tau u^2 + ln(1 + u) = ln(1/delta).
+    With u = gamma - 1 the derivative has one zero, where tau u^2 + ln(1 + u) = ln(1/delta).
     """
     from scipy.optimize import brentq
 
@@ -38,10 +37,8 @@ def epsilon_for(mu: float, delta: float) -> float:
 
 def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
     """Return epsilon of Poisson-sampled Gaussians under add_remove (Mironov, Talwar & Zhang 2019, arXiv 1908.10530).
-
     The same holds under zero_out: a sum in which a record counts for nothing is the sum without it, each record is
-    drawn independently, and the rate is fixed by the public n.
-    """
+    drawn independently, and the rate is fixed by the public n."""
     totals = [sum(k.times * sampled_divergences(k.rate, k.noise)[i] for k in steps) for i in range(len(ORDERS))]
     best = min(converted(total, order - 1, delta) for order, total in zip(ORDERS, totals, strict=True))
     unsampled = epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
@@ -49,11 +46,11 @@ def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
 
 
 def tpr_ceiling(mu: float, fpr: float) -> float:
-    """Return the largest true positive rate of any membership attack at this false positive rate.
+    """Return a bound of any attack's true positive rate at this false positive rate.
 
-    For mechanisms of which only Renyi divergences D <= a mu^2 / 2 are known, in both directions. By Hoelder's
-    inequality P(A) <= (Q(A) e^D)^((a - 1) / a); at the best order that is exp(-(sqrt(ln 1 / Q(A)) - sqrt(tau))^2). It
-    holds for the set that the attack takes for P, and for its complement with P and Q exchanged.
+    Where Renyi divergences D <= a tau hold in both directions, P(A) <= (Q(A) e^D)^((a - 1) / a) by Hoelder's
+    inequality; at the best order that is exp(-(sqrt(ln 1 / Q(A)) - sqrt(tau))^2). It holds for the set that the attack
+    takes for P, and for its complement with P and Q exchanged.
     """
     check_mu(mu)
     if mu == math.inf or fpr >= 1:
@@ -73,8 +70,5 @@ def sampled_divergences(rate: float, noise: float) -> tuple[float, ...]:
 
 
 def converted(divergence: float, u: float, delta: float) -> float:
-    """Return epsilon from a Renyi divergence D of order gamma = 1 + u.
-
-    D + ln(1 - 1/gamma) - (ln delta + ln gamma) / (gamma - 1).
-    """
+    """Return epsilon from a Renyi divergence of order gamma = 1 + u: D + ln(u/gamma) - ln(delta gamma) / u."""
     return divergence + math.log(u / (1 + u)) - (math.log(delta) + math.log1p(u)) / u

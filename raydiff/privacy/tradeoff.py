@@ -1,11 +1,9 @@
-"""Trade-off curve (ROC) of the best attack that recorded Gaussian events allow.
+"""Trade-off curve (ROC) of the best attack that Gaussian events allow.
 
 By Neyman and Pearson no attack lies above the ROC curve of the likelihood ratio of the dominating pair (`pld`).
 Positives are records that are in the data (add_remove, zero_out), or either record of a replaced pair. Unsampled
-Gaussians have a closed form under any relation. For sums of discrete Gaussians no dominating pair is known: their
-ceilings come from Renyi divergences, and are higher.
-
-All functions raise ValueError for events that do not compose.
+Gaussians have a closed form. For sums of discrete Gaussians no dominating pair is known: their ceilings come from Renyi
+divergences, and are higher. All functions raise ValueError for events that do not compose.
 """
 
 from __future__ import annotations
@@ -52,8 +50,7 @@ def auc_ceiling(events: Sequence[Event]) -> float:
     try:
         return gaussian.auc_ceiling(accountants.gaussian_dp_mu(events))
     except accountants.Unsupported:
-        steps = accountants.steps_of(events)
-        return 1.0 if steps is None else _auc(*steps)
+        return _auc(*_sampled(events))
 
 
 def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
@@ -63,8 +60,7 @@ def tpr_ceiling(events: Sequence[Event], fpr: float) -> float:
     try:
         return gaussian.tpr_ceiling(accountants.gaussian_dp_mu(events), fpr)
     except accountants.Unsupported:
-        steps = accountants.steps_of(events)
-        return 1.0 if steps is None else _tpr(*steps, fpr)
+        return _tpr(*_sampled(events), fpr)
 
 
 def least_fpr(events: Sequence[Event]) -> Callable[[float], float]:
@@ -72,9 +68,14 @@ def least_fpr(events: Sequence[Event]) -> Callable[[float], float]:
     try:
         return functools.partial(gaussian.fpr_floor, accountants.gaussian_dp_mu(events))
     except accountants.Unsupported:
-        steps = accountants.steps_of(events)
-        assert steps is not None  # sampled events are protected, or gaussian_dp_mu were inf
-        return privacy_loss(steps[0], replaced=steps[1]).least_fpr
+        steps, replaced = _sampled(events)
+        return privacy_loss(steps, replaced=replaced).least_fpr
+
+
+def _sampled(events: Sequence[Event]) -> tuple[tuple[Steps, ...], bool]:
+    steps = accountants.steps_of(events)
+    assert steps is not None  # sampled events are protected, or gaussian_dp_mu were inf
+    return steps
 
 
 @functools.lru_cache(maxsize=1024)

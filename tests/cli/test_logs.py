@@ -12,7 +12,7 @@ import pytest
 
 from raydiff.cli import logs
 from raydiff.experiment import trial
-from raydiff.formats.jsonl import Jsonl
+from raydiff.formats.json_files import Jsonl
 
 
 def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,7 +34,7 @@ def exact(grid: Grid, summands: list[tuple[Params, float]]) -> ExactSum:
 def steps_of(total: ExactSum) -> dict[str, np.ndarray]:
     """The sum in steps of the grid, leaf by leaf: integers, added modulo 2**64."""
     assert total.layout is not None
-    steps = total.layout.leaves(torch.from_numpy(total._whole() - total._offset()))
+    steps = total.layout.leaves(torch.from_numpy(total._bits - total._offset()))
     return {k: v.numpy() for k, v in steps.items()}
 
 
@@ -61,10 +61,8 @@ def test_it_is_the_integers_sum(pairs: list[tuple[float, int]], more: int) -> No
 def test_a_sum_by_hand() -> None:
     grid = Grid(exponent=-2, summands=4, largest=100.0)  # Quarters.
     total = exact(grid, [(leaf([0.125, 1.0]), 1), (leaf([0.375, -3.0]), 1), (leaf([0.2, 0.26]), 3)])
-    assert steps_of(total)["w"].tolist() == [
-        0 + 2 + 2,
-        4 - 12 + 3,
-    ]  # .125 and .375 are ties: they go to the even neighbour.
+    # .125 and .375 are ties: they go to the even neighbour.
+    assert steps_of(total)["w"].tolist() == [0 + 2 + 2, 4 - 12 + 3]
     assert total.over(5)["w"].tolist() == pytest.approx([4 / 4 / 5, -5 / 4 / 5], rel=1e-7)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from reference.gaussians import hockey_stick, of_sum
 from scipy import stats
 
 from raydiff.privacy import accountants
@@ -33,40 +34,17 @@ def philox(seed: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=seed))
 
 
-def of_one(sigma: float, reach: int) -> np.ndarray:
-    """Probabilities of N_Z(0, sigma^2) at -reach .. reach."""
-    z = np.arange(-reach, reach + 1)
-    mass: np.ndarray = np.exp(-(z**2) / (2 * sigma**2))
-    return mass / float(mass.sum())
-
-
-def of_sum(sigma: float, shares: int) -> np.ndarray:
-    """Probabilities of a sum of shares: by brute force, each convolved with the next."""
-    one = of_one(sigma, math.ceil(30 * sigma))
-    total = one
-    for _ in range(shares - 1):
-        total = np.convolve(total, one)
-    return total
-
-
 # --- the noise ---
 
 
 def unlike(draws: np.ndarray, sigma: int) -> float:
     """p of the chi-square test of draws against N_Z(0, sigma^2), in cells of ten at least."""
-    reach = 12 * sigma
-    expected, cells = of_one(sigma, reach) * len(draws), list[list[float]]()
-    found = np.bincount(np.clip(draws + reach, 0, 2 * reach), minlength=2 * reach + 1)
-    seen = wanted = 0.0
-    for f, e in zip(found, expected, strict=True):
-        seen, wanted = seen + f, wanted + e
-        if wanted >= 10:
-            cells.append([seen, wanted])
-            seen = wanted = 0.0
-    cells[-1][0] += seen
-    cells[-1][1] += wanted
-    table = np.array(cells).T
-    return float(stats.chisquare(table[0], table[1] * table[0].sum() / table[1].sum()).pvalue)
+    expected = of_sum(sigma, 1) * len(draws)
+    counts = np.bincount(draws + len(expected) // 2, minlength=len(expected))
+    cells = (expected.cumsum() / 10).astype(int).clip(0, len(draws) // 10 - 1)  # about ten expected draws each
+    observed, wanted = (np.bincount(cells, weights=values) for values in (counts, expected))
+    kept = wanted > 0
+    return float(stats.chisquare(observed[kept], wanted[kept] * len(draws) / wanted.sum()).pvalue)
 
 
 @pytest.mark.parametrize("sigma", [1, 2, 16, 300])
@@ -117,16 +95,15 @@ def test_of_finer_noise_the_bound_needs_its_tau_and_holds_with_it(sigma: float, 
     """In one entry and in two: divergences of independent entries add up."""
     noise = of_sum(sigma, shares)
     for order, (a, b) in itertools.product((1.25, 2.0, 8.0), ((1, 0), (1, 1), (1, 2))):
-        found = sum(renyi(noise, shift, order) for shift in (a, b) if shift)
+        divergence = sum(renyi(noise, shift, order) for shift in (a, b) if shift)
         mu = math.hypot(a, b) / (math.sqrt(shares) * sigma) + tau(sigma, shares) * math.sqrt(2 if b else 1)
-        assert found <= order * mu**2 / 2
+        assert divergence <= order * mu**2 / 2
     if sigma < 1:
         assert renyi(noise, 1, 1.25) > 1.001 * 1.25 / (2 * shares * sigma**2)  # So LEAST is there for a reason.
 
 
-def hockey_stick(noise: np.ndarray, shift: int, epsilon: float) -> float:
-    p, q = np.pad(noise, (0, shift)), np.pad(noise, (shift, 0))
-    return float(np.maximum(p - math.exp(epsilon) * q, 0).sum())
+def delta_of(noise: np.ndarray, shift: int, epsilon: float) -> float:
+    return hockey_stick(np.pad(noise, (0, shift)), np.pad(noise, (shift, 0)), epsilon)
 
 
 def test_epsilon_covers_the_true_divergence_and_half_the_noise_or_one_share_fewer_breaks_it() -> None:
@@ -134,10 +111,10 @@ def test_epsilon_covers_the_true_divergence_and_half_the_noise_or_one_share_fewe
     encoding = Encoding.of(clip=1.0, ratio=1.0, size=1, shares=3)
     event = DiscreteGaussian(1.0, "client", "replace_one", "aggregate")
     epsilon, shift = accountants.rdp([event], DELTA), 2 * math.isqrt(encoding.longest)
-    assert hockey_stick(of_sum(encoding.sigma, 3), shift, epsilon) <= DELTA
-    assert hockey_stick(of_sum(encoding.sigma, 3), shift, 0.9 * epsilon) > DELTA / 3  # And not by far.
+    assert delta_of(of_sum(encoding.sigma, 3), shift, epsilon) <= DELTA
+    assert delta_of(of_sum(encoding.sigma, 3), shift, 0.9 * epsilon) > DELTA / 3  # And not by far.
     for broken in (of_sum(encoding.sigma, 2), of_sum(encoding.sigma / 2, 3)):
-        assert hockey_stick(broken, shift, epsilon) > 3 * DELTA
+        assert delta_of(broken, shift, epsilon) > 3 * DELTA
 
 
 @pytest.mark.usefixtures("real_gaussians")
@@ -165,8 +142,7 @@ def test_accountants_without_a_theorem_refuse() -> None:
 def test_the_noise_is_what_was_asked_for_and_rounding_costs_little(size: int, ratio: float, shares: int) -> None:
     encoding = Encoding.of(clip=0.3, ratio=ratio, size=size, shares=shares)
     assert encoding.sigma >= LEAST
-    spent = math.sqrt(shares) * encoding.sigma / (2 * math.sqrt(encoding.longest))
-    assert ratio <= spent < 1.02 * ratio
+    assert ratio <= math.sqrt(shares) * encoding.sigma / (2 * math.sqrt(encoding.longest)) < 1.02 * ratio
     clipped = encoding.scale * 0.3
     assert clipped**2 + size / 4 + clipped + math.sqrt(size) / 2 <= encoding.longest + 1
     assert clipped > 0.97 * math.sqrt(encoding.longest)
@@ -206,18 +182,14 @@ def test_rounding_is_unbiased() -> None:
 def test_an_update_that_was_not_clipped_is_refused() -> None:
     encoding = Encoding.of(clip=0.5, ratio=1.0, size=3, shares=2)
     for x in (torch.tensor([0.6, 0.0, 0.0]), torch.tensor([math.nan, 0.0, 0.0])):
-        with pytest.raises(ValueError, match=r"^the update must be clipped to 0\.5 before it is rounded$"):
+        with pytest.raises(ValueError, match=r"clipped to 0\.5"):
             encoding.rounded(x, stream())
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [({"ratio": 1e6}, "epsilon must be larger, or shares more"), ({"ratio": 1e-9}, "epsilon must be smaller")],
-)
-def test_what_does_not_fit_is_refused_in_one_sentence(change: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError, match=says) as caught:
-        Encoding.of(**{"clip": 1.0, "ratio": 1.0, "size": 1_000, "shares": 2} | change)
-    assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(("ratio", "says"), [(1e6, "epsilon must be larger"), (1e-9, "epsilon must be smaller")])
+def test_what_does_not_fit_is_refused(ratio: float, says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        Encoding.of(clip=1.0, ratio=ratio, size=1_000, shares=2)
 
 
 # --- the sum ---
@@ -279,7 +251,7 @@ def test_the_mean_is_that_of_clipped_updates_but_for_grid_and_noise() -> None:
 def test_fewer_uploads_than_shares_give_no_mean() -> None:
     xs = {c: {"w": torch.zeros(11)} for c in CLIENTS}
     encoding = Encoding.of(clip=1.0, ratio=1.0, size=11, shares=3)
-    with pytest.raises(ValueError, match=r"^2 uploads of the round can be used, fewer than privacy\.shares = 3: "):
+    with pytest.raises(ValueError, match=r"^2 uploads .* fewer than privacy\.shares = 3"):
         round_of(xs, encoding, noise=stream, arrived=(2, 3))
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import float_noise
 import numpy as np
@@ -51,16 +52,16 @@ def in_float32(x: Tensor, noise: NoiseStream) -> Tensor:
 
 
 def test_float32_noise_names_the_record_at_epsilon_1() -> None:
-    found = bits.audit(of_records(in_float32, 500), count=500, rng=generator(0), std=FLOAT32_STD)
-    assert found.named > 300 and found.misnamed == 0 and found.flags(MU)
+    audit = bits.audit(of_records(in_float32, 500), count=500, rng=generator(0), std=FLOAT32_STD)
+    assert audit.named > 300 and audit.misnamed == 0 and audit.flags(MU)
 
 
 @pytest.mark.parametrize("std", [None, FLOAT32_STD])
 def test_a_million_numbers_on_the_grid_rule_nothing_out(std: float | None) -> None:
     """And the nearer signal is the true one as often as epsilon 1 allows."""
-    found = bits.audit(of_records(on_the_grid, 16_000), count=16_000, rng=generator(0), std=std)
-    assert found.named == found.misnamed == 0 and not found.flags(MU)
-    assert 0.5 < found.nearer / found.count < 0.5 + math.erf(MU / math.sqrt(8)) / 2 + 0.02
+    audit = bits.audit(of_records(on_the_grid, 16_000), count=16_000, rng=generator(0), std=std)
+    assert audit.named == audit.misnamed == 0 and not audit.flags(MU)
+    assert 0.5 < audit.nearer / audit.count < 0.5 + math.erf(MU / math.sqrt(8)) / 2 + 0.02
 
 
 def test_a_fifth_of_the_noise_is_flagged_by_the_nearer_signal() -> None:
@@ -97,9 +98,8 @@ def silent(noise: NoiseStream) -> bool:
 
 
 def the_sum(v: Tensor, _: int, noise: NoiseStream) -> Tensor:
-    return release.gaussian_sum(
-        {"v": v.double()}, sensitivity=2.0, std=2 / MU, noise=noise, public={}, declared=()
-    ).value["v"]
+    options: dict[str, Any] = {"sensitivity": 2.0, "std": 2 / MU, "noise": noise, "public": {}, "declared": ()}
+    return release.gaussian_sum({"v": v.double()}, **options).value["v"]
 
 
 def the_update(v: Tensor, _: int, noise: NoiseStream) -> Tensor:
@@ -133,24 +133,21 @@ def the_step(v: Tensor, _: int, noise: NoiseStream) -> Tensor:
 @pytest.mark.parametrize("mechanism", [the_sum, the_update, the_rows, the_published_mean, the_step])
 def test_no_release_on_the_grid_is_named(mechanism: Callable[[Tensor, int, NoiseStream], Tensor]) -> None:
     for std in (None, float(np.float32(2 / MU))):
-        found = bits.audit(of_vectors(mechanism, 300), count=300, rng=generator(0), std=std)
-        assert found.named == found.misnamed == 0 and not found.flags(MU)
+        audit = bits.audit(of_vectors(mechanism, 80), count=80, rng=generator(0), std=std)
+        assert audit.named == audit.misnamed == 0 and not audit.flags(MU)
+
+
+def all_are_named(send: Callable[[Tensor, int, NoiseStream], Tensor]) -> bool:
+    audit = bits.audit(of_vectors(send, 40), count=40, rng=generator(0))
+    return audit.named == 40 and audit.flags(MU)
 
 
 @pytest.mark.parametrize("secure", [False, True])
 def test_opacus_noise_is_named(secure: bool) -> None:
     """Also that of its secure mode, which adds up four float32 draws."""
-
-    def send(v: Tensor, i: int, noise: NoiseStream) -> Tensor:
-        return float_noise.opacus(v, std=2 / MU, seed=i, secure=secure, silent=silent(noise))
-
-    found = bits.audit(of_vectors(send, 40), count=40, rng=generator(0))
-    assert found.named == 40 and found.flags(MU)
+    assert all_are_named(lambda v, i, z: float_noise.opacus(v, std=2 / MU, seed=i, secure=secure, silent=silent(z)))
 
 
 def test_flower_s_noise_is_named() -> None:
-    def send(v: Tensor, i: int, noise: NoiseStream) -> Tensor:
-        return float_noise.flower(v, clip=1.0, epsilon=1.0, delta=1e-5, seed=i, silent=silent(noise))
-
-    found = bits.audit(of_vectors(send, 40), count=40, rng=generator(0))
-    assert found.named == 40 and found.flags(MU)
+    options: dict[str, Any] = {"clip": 1.0, "epsilon": 1.0, "delta": 1e-5}
+    assert all_are_named(lambda v, i, z: float_noise.flower(v, seed=i, silent=silent(z), **options))

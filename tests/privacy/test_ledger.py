@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 import math
-import pickle
-from dataclasses import FrozenInstanceError, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -62,9 +60,8 @@ def test_clients_compose_in_parallel_and_rounds_in_sequence() -> None:
         worst = max(bound([strong] * 3, DELTA), bound([weak], DELTA))
         assert ledger.epsilon(DELTA, name) == worst
         assert [g.epsilon for g in ledger.guarantees(DELTA, name)] == [worst]
-    assert ledger.mu(0) == pytest.approx(math.sqrt(3) / 5)
-    assert ledger.mu(1) == ledger.mu(2) == ledger.mu() == 1.0
-    assert ledger.mu(99) == 0.0
+    assert Exposed(ledger).mu() == Exposed(ledger_of({1: weak})).mu() == 1.0
+    assert Exposed(ledger_of(*[{0: strong}] * 3)).mu() == pytest.approx(math.sqrt(3) / 5)
 
 
 def test_different_kinds_are_never_composed() -> None:
@@ -78,13 +75,13 @@ def test_different_kinds_are_never_composed() -> None:
     assert all(g.epsilon == exact([UPLOAD], DELTA) for g in guarantees)
     assert ledger.epsilon(DELTA, "exact") == math.inf  # client 0 is exposed to all four, and no theorem adds them up
     with pytest.raises(ValueError, match="do not compose"):
-        ledger.mu(0)
+        Exposed(ledger).mu()
 
 
 @settings(deadline=None)
 @given(ledger=ledgers)
 def test_every_guarantee_is_the_accountant_s_own(ledger: Ledger) -> None:
-    """By a second reading of the entries: one guarantee per kind that occurs, each the worst client's."""
+    """By a second reading of the entries: one guarantee per privacy definition that occurs, the worst client's."""
     clients = {e.client for e in ledger.entries if e.client != PUBLISHED} or {PUBLISHED}
     seen = {c: [e.event for e in ledger.entries if e.client in (c, PUBLISHED)] for c in clients}
     wanted = {}
@@ -96,8 +93,7 @@ def test_every_guarantee_is_the_accountant_s_own(ledger: Ledger) -> None:
                 epsilon = math.inf if bare else exact(mine, DELTA)
                 wanted[kind] = max(wanted.get(kind, 0.0), epsilon)
     guarantees = ledger.guarantees(DELTA, "exact")
-    found = {(g.unit, g.relation, g.trust): g.epsilon for g in guarantees if g.unit}
-    assert found == pytest.approx(wanted)
+    assert {(g.unit, g.relation, g.trust): g.epsilon for g in guarantees if g.unit} == pytest.approx(wanted)
     assert guarantees  # never blank
     assert len(guarantees) == len({(g.unit, g.relation, g.trust) for g in guarantees})
 
@@ -125,7 +121,7 @@ def test_outsiders_see_the_published_result_in_place_of_the_uploads() -> None:
     ledger = ledger_of({0: BARE, 1: BARE, PUBLISHED: CENTRAL}, {0: BARE, PUBLISHED: CENTRAL})
     assert ledger.server.epsilon(DELTA, "exact") == ledger.epsilon(DELTA, "exact") == math.inf
     assert ledger.outsiders.epsilon(DELTA, "exact") == exact([CENTRAL] * 2, DELTA)
-    assert ledger.outsiders.mu(1) == pytest.approx(math.sqrt(2) / 3)
+    assert Exposed(ledger.outsiders).mu() == pytest.approx(math.sqrt(2) / 3)
     (outside,) = ledger.outsiders.guarantees(DELTA, "exact")
     assert (outside.unit, outside.trust, outside.clients) == ("client", "central", 2)
     local, central = sorted(ledger.guarantees(DELTA, "exact"), key=lambda g: g.trust, reverse=True)
@@ -151,11 +147,11 @@ def test_the_one_number_of_a_view_is_infinite_where_kinds_do_not_compose_and_sta
 def test_what_is_spent_is_the_worst_client_s_by_a_second_reading_of_the_entries(ledger: Ledger) -> None:
     covered = {e.round for e in ledger.entries if e.client == PUBLISHED}
     clients = {e.client for e in ledger.entries} - {PUBLISHED} or {PUBLISHED}
-    own = {c: [e for e in ledger.entries if e.client == c != PUBLISHED] for c in clients}
+    uploads = {c: [e for e in ledger.entries if e.client == c != PUBLISHED] for c in clients}
     published = [e.event for e in ledger.entries if e.client == PUBLISHED]
     seen = {
-        "server": [[e.event for e in own[c]] for c in clients],
-        "outsiders": [[e.event for e in own[c] if e.round not in covered] + published for c in clients],
+        "server": [[e.event for e in uploads[c]] for c in clients],
+        "outsiders": [[e.event for e in uploads[c] if e.round not in covered] + published for c in clients],
     }
     for view, exposures in seen.items():
         together = accountants.composable(itertools.chain(*exposures))
@@ -166,46 +162,33 @@ def test_what_is_spent_is_the_worst_client_s_by_a_second_reading_of_the_entries(
 @settings(deadline=None)
 @given(ledger=ledgers)
 def test_following_a_ledger_round_by_round_gives_the_same_numbers(ledger: Ledger) -> None:
-    spent, grown = PrivacyOdometer(), Ledger()
+    odometer, grown = PrivacyOdometer(), Ledger()
     for number in range(4):
         grown = Ledger((*grown.entries, *(e for e in ledger.entries if e.round == number)))
-        spent.follow(grown)
-        spent.follow(grown)  # of what is known already nothing is added
-        assert spent.bytes_up == grown.bytes_up
-        for one, other in zip(views(spent), views(PrivacyOdometer(grown)), strict=True):
-            assert one.epsilon(DELTA, "exact") == other.epsilon(DELTA, "exact")
+        odometer.follow(grown)
+        odometer.follow(grown)  # nothing is added twice
+        assert odometer.bytes_up == grown.bytes_up
+        for view in ("server", "outsiders"):
+            one, other = (getattr(o, view).epsilon(DELTA, "exact") for o in (odometer, PrivacyOdometer(grown)))
+            assert one == other
     assert grown == ledger
-
-
-def views(spent: PrivacyOdometer) -> tuple[Exposed, Exposed]:
-    return spent.server, spent.outsiders
 
 
 def test_a_ledger_is_followed_by_whole_rounds() -> None:
     """What is published makes up for uploads of its round, which would have been counted."""
     uploads = ledger_of({0: BARE})
-    spent = PrivacyOdometer(uploads)
     with pytest.raises(ValueError, match="round 0 has been counted already"):
-        spent.follow(uploads.with_published(0, [CENTRAL]))
+        PrivacyOdometer(uploads).follow(uploads.with_published(0, [CENTRAL]))
 
 
 def test_another_ledger_is_not_followed() -> None:
-    spent = PrivacyOdometer(ledger_of({0: UPLOAD}, {0: UPLOAD}))
+    odometer = PrivacyOdometer(ledger_of({0: UPLOAD}, {0: UPLOAD}))
     for other in (ledger_of({0: UPLOAD}, {0: BARE}), ledger_of({0: UPLOAD}), Ledger()):
         with pytest.raises(ValueError, match="not the one that was followed"):
-            spent.follow(other)
+            odometer.follow(other)
 
 
 # --- recording ---------------------------------------------------------------------------------------------
-
-
-def test_recording_leaves_the_old_ledger_alone() -> None:
-    before = Ledger()
-    after = before.with_upload(0, 0, UPLOAD, 3)
-    assert before == Ledger() and len(after.entries) == 1
-    with pytest.raises(FrozenInstanceError):
-        after.entries = ()  # type: ignore[misc]
-    assert copy.deepcopy(after) == pickle.loads(pickle.dumps(after)) == after
 
 
 def test_a_round_is_recorded_once() -> None:
@@ -223,10 +206,9 @@ def test_a_round_is_recorded_once() -> None:
 
 
 def test_trust_is_checked_at_the_gate() -> None:
-    with pytest.raises(ValueError, match="must have local or aggregate trust"):
-        Ledger().with_upload(0, 0, CENTRAL, 1)
-    with pytest.raises(ValueError, match="must have local or aggregate trust"):
-        Ledger().with_upload(0, 0, NonPrivate("weights", "central"), 1)
+    for event in (CENTRAL, NonPrivate("weights", "central")):
+        with pytest.raises(ValueError, match="must have local or aggregate trust"):
+            Ledger().with_upload(0, 0, event, 1)
     with pytest.raises(ValueError, match="client must be >= 0"):
         Ledger().with_upload(0, PUBLISHED, UPLOAD, 1)
     for event in (UPLOAD, Nothing(), BARE):
@@ -239,11 +221,6 @@ def test_bytes_are_counted_by_client() -> None:
     ledger = ledger.with_upload(1, 0, Nothing(), 0).with_upload(2, 0, UPLOAD, 11)
     assert ledger.bytes_up == 23
     assert ledger.bytes_by_client == {0: 16, 1: 7}
-
-
-@given(ledger=ledgers)
-def test_json_round_trip(ledger: Ledger) -> None:
-    assert Ledger.from_json(ledger.to_json()) == ledger
 
 
 def test_json_keeps_every_field() -> None:
@@ -294,11 +271,10 @@ def test_what_was_learned_before_round_0_is_seen_by_both_and_covered_by_nothing(
 
 
 def test_no_guarantee_says_why() -> None:
-    assert [str(g) for g in ledger_of({0: BARE}).guarantees(DELTA, "exact")] == [
-        "epsilon inf (no guarantee: weights sent as they are)"
-    ]
-    silent = ledger_of({0: replace(UPLOAD, std_over_sensitivity=0.0)}).guarantees(DELTA, "exact")
-    assert [str(g) for g in silent] == ["epsilon inf (no guarantee: noise of scale 0)"]
+    silent = replace(UPLOAD, std_over_sensitivity=0.0)
+    for event, why in ((BARE, "weights sent as they are"), (silent, "noise of scale 0")):
+        (guarantee,) = ledger_of({0: event}).guarantees(DELTA, "exact")
+        assert str(guarantee) == f"epsilon inf (no guarantee: {why})"
 
 
 def test_the_table_has_a_row_per_client_and_every_accountant() -> None:

@@ -24,16 +24,17 @@ def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:
 
 
 def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
-    spent = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
-    assert ceilings.of_ledger(spent) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
-    assert ceilings.rates(spent) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
-    assert list(ceilings.TPRS.values()) == ["privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"]
+    odometer = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
+    assert ceilings.of_ledger(odometer) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
+    assert ceilings.rates(odometer) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
+    assert not [
+        name for name in ceilings.of_ledger(odometer) | ceilings.rates(odometer) if name.endswith(ceilings.OUTSIDERS)
+    ]
 
 
 def test_events_that_do_not_compose_allow_every_attack() -> None:
-    both = Ledger()
-    for number, relation in enumerate(("replace_one", "zero_out")):
-        both = both.with_upload(number, 0, Gaussian(1.0, "example", relation, "local", 0.1), 0)  # type: ignore[arg-type]
+    both = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "replace_one", "local", 0.1), 0)
+    both = both.with_upload(1, 0, Gaussian(1.0, "example", "zero_out", "local", 0.1), 0)
     assert ceilings.of_ledger(PrivacyOdometer(both)) == {ceilings.CEILING: 1.0}
     assert set(ceilings.rates(PrivacyOdometer(both)).values()) == {1.0}
 
@@ -60,20 +61,14 @@ def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_
                 check_attacks({**metrics, name: most + 1e-9})
 
 
-def test_where_the_clients_add_the_noise_both_see_the_same() -> None:
-    spent = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
-    assert not [name for name in ceilings.of_ledger(spent) | ceilings.rates(spent) if name.endswith(ceilings.OUTSIDERS)]
-
-
-@pytest.mark.parametrize("mu", [0.3, 1.0, 2.0])
+@pytest.mark.parametrize("mu", [0.3, 2.0])
 def test_an_attack_that_reaches_its_ceiling_is_above_it_in_a_fortieth_of_sound_trials_at_most(mu: float) -> None:
-    rng, tries = torch.Generator().manual_seed(0), 600
+    rng, tries = torch.Generator().manual_seed(0), 400
     ceiling, above = gaussian.auc_ceiling(mu), 0
     for _ in range(tries):  # a smaller score says that it is a member's
         inside, outside = (torch.randn(100, 1, generator=rng, dtype=torch.float64) - shift for shift in (mu, 0.0))
         rows = {"calibration_members": inside, "calibration_nonmembers": outside}
-        found = membership.attack(**rows, members=inside, nonmembers=outside)
-        above += found.auc_interval[0] > ceiling
+        above += membership.attack(**rows, members=inside, nonmembers=outside).auc_interval[0] > ceiling
     assert above / tries < 0.025 + 3 * (0.025 * 0.975 / tries) ** 0.5
 
 
@@ -81,16 +76,15 @@ def test_an_attack_that_reaches_its_ceiling_is_above_it_in_a_fortieth_of_sound_t
 def test_a_true_positive_rate_above_its_ceiling_is_named_too(fpr: float, at: str) -> None:
     """Labels that differ by 0.005 may stand for as many more false positives, which helps by a factor at most."""
     name = f"attack/global/pia/tpr_at_{at}pct_fpr_low"
-    known = {ceilings.CEILING: 0.7, ceilings.TPRS[fpr]: 0.05, name: 0.05}
-    check_attacks(known)
-    check_attacks({**known, name: 0.05 * (fpr + 0.005) / fpr - 1e-9}, unlike=0.005)
-    check_attacks({**known, name.replace("global", "client"): 1.0, name.replace("_low", ""): 1.0})
+    metrics = {ceilings.CEILING: 0.7, ceilings.TPRS[fpr]: 0.05, name: 0.05}
+    check_attacks(metrics)
+    check_attacks({**metrics, name: 0.05 * (fpr + 0.005) / fpr - 1e-9}, unlike=0.005)
+    check_attacks({**metrics, name.replace("global", "client"): 1.0, name.replace("_low", ""): 1.0})
     check_attacks({name: 1.0})
-    says = f"attack/global/pia has a true positive rate, at {at} % false ones, of at least 0.06, above the ceiling 0.05"
-    with pytest.raises(AboveCeiling, match=says):
-        check_attacks({**known, name: 0.06})
+    with pytest.raises(AboveCeiling, match=rf"attack/global/pia .* at {at} % false ones, .* ceiling 0\.05"):
+        check_attacks({**metrics, name: 0.06})
     with pytest.raises(AboveCeiling, match=r"above the ceiling 0\.05"):
-        check_attacks({**known, name: 0.05 * (fpr + 0.005) / fpr + 1e-9}, unlike=0.005)
+        check_attacks({**metrics, name: 0.05 * (fpr + 0.005) / fpr + 1e-9}, unlike=0.005)
 
 
 GOOD = {
@@ -111,9 +105,6 @@ def test_attacks_below_the_ceiling_pass() -> None:
 
 
 def test_an_attack_above_the_ceiling_is_named_with_its_limit_and_the_ceiling() -> None:
-    with pytest.raises(AboveCeiling) as e:
+    says = r"attack/global/secmi has an AUC of at least 0\.77, above the ceiling 0\.7602 .* \(mu 1\)"
+    with pytest.raises(AboveCeiling, match=says):
         check_attacks({**GOOD, "attack/global/secmi/auc_low": 0.77, "attack/global/sima/auc_low": 0.765})
-    assert str(e.value) == (
-        "attack/global/secmi has an AUC of at least 0.77, above the ceiling 0.7602 that the ledger's noise (mu 1) sets "
-        f"to any attack; {ceilings.BY_CHANCE}"
-    )

@@ -1,15 +1,15 @@
 """DP-SGD: the gradients of single records, the clip, the noise, the sample, and what they cost.
 
-`faults` inspects anything with the signature of `PrivateGradient`. It is shown to pass the real one and to catch broken
-ones.
+`faults` inspects anything with the signature of `PrivateGradient`. It passes the real one and catches broken ones.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants import RDPAccountant
 from opacus.accountants.utils import get_noise_multiplier
+from reference.gaussians import length
 from scipy.stats import kstest
 from torch import Tensor
 
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
-from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants, gaussian, private_gradient, renyi
 from raydiff.privacy.private_gradient import (
     Budget,
@@ -39,13 +39,19 @@ from raydiff.privacy.release import Gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
-Make = Callable[..., Any]
-"""What has the signature of `PrivateGradient`, and gives what can be called and has an event."""
+Make = Callable[..., Any]  # with the signature of `PrivateGradient`
 
 SIGMA, CLIP, RECORDS, WIDTH = 0.8, 1.5, 200, 20_000
-STREAM = NoiseStream(b"secret", ("digest", "client", 0, "round", 0))
+NAMES = ("secret", "digest", "client", "round")
 IMPROBABLE = 1e-9  # chance of a false alarm of one comparison
 EXACT = Mechanism(noise_multiplier=0.0, max_grad_norm=1e6)
+
+
+def stream(secret: bytes = b"secret", digest: str = "digest", client: int = 0, round: int = 0) -> NoiseStream:
+    return NoiseStream(secret, (digest, "client", client, "round", round))
+
+
+STREAM = stream()
 
 
 # --- losses with known gradients ---------------------------------------------------------------------------
@@ -87,18 +93,9 @@ def make(
     data: tuple[Tensor, Tensor] | None = None,
     **mechanism: Any,
 ) -> Any:
-    images, labels = data or records(n, strength)
-    options = {"noise_multiplier": 0.0, "max_grad_norm": CLIP, **mechanism}
-    return build(
-        pulled,
-        images,
-        labels,
-        draws=draws or strengths(1.0),
-        mechanism=Mechanism(**options),
-        batch=batch,
-        rng=generator(0),
-        noise=stream,
-    )
+    fields = Mechanism(**{"noise_multiplier": 0.0, "max_grad_norm": CLIP, **mechanism})
+    options = {"draws": draws or strengths(1.0), "batch": batch, "rng": generator(0), "noise": stream}
+    return build(pulled, *(data or records(n, strength)), mechanism=fields, **options)
 
 
 def pulls(gradient: Any, *, width: int = RECORDS, batch: int = RECORDS) -> Tensor:
@@ -126,15 +123,10 @@ def faults(build: Make) -> list[str]:
         "removal": max(removals(build)) <= CLIP,
         "event": _event(build) == Gaussian(SIGMA, "example", "zero_out", "local", 0.25, 3),
     }
-    others = {
-        "secret": NoiseStream(b"another", STREAM.path),
-        "digest": NoiseStream(STREAM.secret, ("another", *STREAM.path[1:])),
-        "client": NoiseStream(STREAM.secret, ("digest", "client", 1, "round", 0)),
-        "round": NoiseStream(STREAM.secret, ("digest", "client", 0, "round", 1)),
-    }
-    for name, stream in others.items():
-        checks[f"same noise for another {name}"] = _independent(z, next(noise(build, stream)))
-        sample = pulls(make(build, batch=50, stream=stream), batch=50) > 0.5
+    others = [stream(secret=b"another"), stream(digest="another"), stream(client=1), stream(round=1)]
+    for name, other in zip(NAMES, others, strict=True):
+        checks[f"same noise for another {name}"] = _independent(z, next(noise(build, other)))
+        sample = pulls(make(build, batch=50, stream=other), batch=50) > 0.5
         checks[f"same sample for another {name}"] = not torch.equal(sample, samples[0])
     return [name for name, passed in checks.items() if not passed]
 
@@ -153,13 +145,12 @@ def _independent(a: Tensor, b: Tensor) -> bool:
 
 def _bounded(build: Make) -> bool:
     """One record moves the sum by the clip norm at most, however strongly it pulls and whatever its draws are."""
-    for draws, multiplicity in ((strengths(1.0), 1), (strengths(3.0, 1.0), 4)):
-        for strength in (1e-3, 1.0, 50.0, 1e6):
-            options = {"strength": strength, "draws": draws, "multiplicity": multiplicity}
-            moved = pulls(make(build, n=5, batch=5, **options), batch=5)[:5]  # each record its own entry
-            if float(moved.abs().max()) > CLIP:
-                return False
-    return True
+    moved = [
+        pulls(make(build, n=5, batch=5, strength=strength, draws=draws, multiplicity=multiplicity), batch=5)[:5]
+        for draws, multiplicity in ((strengths(1.0), 1), (strengths(3.0, 1.0), 4))
+        for strength in (1e-3, 1.0, 50.0, 1e6)
+    ]
+    return float(torch.cat(moved).abs().max()) <= CLIP  # each record pulls at an entry of its own
 
 
 def _mean_first(build: Make) -> bool:
@@ -219,37 +210,25 @@ def _event(build: Make) -> Any:
 # --- the real mechanism, and broken ones -------------------------------------------------------------------
 
 
-class Broken:
-    """`PrivateGradient` with other arguments; the event says that they are what they should be."""
+class Broken(PrivateGradient):
+    """Less noise or a larger clip norm than its event says."""
 
-    def __init__(
-        self, *args: Any, change: Callable[..., PrivateGradient], mechanism: Mechanism, **options: Any
-    ) -> None:
-        self.inner, self.sigma = change(*args, mechanism=mechanism, **options), mechanism.noise_multiplier
-
-    def __call__(self, theta: Params) -> tuple[Params, Tensor]:
-        return self.inner(theta)
+    def __init__(self, *args: Any, mechanism: Mechanism, noise_times: float, clip_times: float, **options: Any) -> None:
+        sigma, clip = mechanism.noise_multiplier, mechanism.max_grad_norm
+        actual = replace(mechanism, noise_multiplier=noise_times * sigma / clip_times, max_grad_norm=clip_times * clip)
+        super().__init__(*args, mechanism=actual, **options)
+        self.sigma = sigma
 
     @property
     def event(self) -> Gaussian:
-        return replace(self.inner.event, std_over_sensitivity=self.sigma)
-
-
-def broken(change: Callable[..., PrivateGradient]) -> Make:
-    return lambda *args, **options: Broken(*args, change=change, **options)
+        return replace(super().event, std_over_sensitivity=self.sigma)
 
 
 def with_noise_times(factor: float) -> Make:
-    def change(*args: Any, mechanism: Mechanism, **options: Any) -> PrivateGradient:
-        sigma = mechanism.noise_multiplier * factor
-        return PrivateGradient(*args, mechanism=replace(mechanism, noise_multiplier=sigma), **options)
-
-    return broken(change)
+    return functools.partial(Broken, noise_times=factor, clip_times=1.0)
 
 
-def without_clip(*args: Any, mechanism: Mechanism, **options: Any) -> PrivateGradient:
-    sigma = mechanism.noise_multiplier * mechanism.max_grad_norm / 1e12
-    return PrivateGradient(*args, mechanism=replace(mechanism, max_grad_norm=1e12, noise_multiplier=sigma), **options)
+without_clip = functools.partial(Broken, noise_times=1.0, clip_times=1e12)
 
 
 def each_draw_as_a_record(*, divided: bool) -> Make:
@@ -269,27 +248,24 @@ def each_draw_as_a_record(*, divided: bool) -> Make:
     return Each
 
 
+@dataclass(frozen=True)
 class Stream(NoiseStream):
     """A noise stream that is broken in one of several ways."""
 
-    def __init__(self, honest: NoiseStream, kind: str) -> None:
-        super().__init__(honest.secret, honest.path)
-        object.__setattr__(self, "kind", kind)
+    kind: str = ""
 
     def generator(self, *path: str | int) -> np.random.Generator:
-        kind: str = self.kind  # type: ignore[attr-defined]
-        blind = {
-            "secret": NoiseStream(b"", self.path),
-            "path": NoiseStream(self.secret, ()),
-            "fresh": NoiseStream(os.urandom(16), self.path),
-            "known sample": NoiseStream(b"", ()) if path[0] == "sample" else NoiseStream(self.secret, self.path),
-            "step": NoiseStream(self.secret, self.path),
-        }
-        return blind[kind].generator(*path[: 1 if kind == "step" else 2])
+        secret = {"secret": b"", "fresh": os.urandom(16)}.get(self.kind, self.secret)
+        if self.kind == "known sample" and path[0] == "sample":
+            return NoiseStream(b"", ()).generator(*path)
+        kept = () if self.kind == "path" else self.path
+        return NoiseStream(secret, kept).generator(*path[: 1 if self.kind == "step" else 2])
 
 
 def with_stream(kind: str) -> Make:
-    return lambda *args, noise, **options: PrivateGradient(*args, noise=Stream(noise, kind), **options)
+    return lambda *args, noise, **options: PrivateGradient(
+        *args, noise=Stream(noise.secret, noise.path, kind), **options
+    )
 
 
 def with_shared_draws(*args: Any, draws: Any, **options: Any) -> PrivateGradient:
@@ -324,19 +300,18 @@ def test_the_real_mechanism_has_no_faults() -> None:
     assert faults(with_noise_times(1.0)) == []
 
 
-@pytest.mark.parametrize("factor", [1 / 2, 2 / 3, 0.9, 1.1, 3 / 2])
+@pytest.mark.parametrize("factor", [1 / 2, 0.9, 1.1])
 def test_a_wrong_noise_scale_is_found_on_either_side(factor: float) -> None:
     assert faults(with_noise_times(factor)) == ["noise scale"]
 
 
-NAMES = ("secret", "digest", "client", "round")
 NOISE, SAMPLE = ([f"same {what} for another {name}" for name in NAMES] for what in ("noise", "sample"))
 
 
 @pytest.mark.parametrize(
-    ("build", "found"),
+    ("build", "faulty"),
     [
-        (broken(without_clip), ["clip", "clipped before the mean", "removal"]),
+        (without_clip, ["clip", "clipped before the mean", "removal"]),
         (each_draw_as_a_record(divided=False), ["clip", "clipped before the mean", "removal"]),
         (each_draw_as_a_record(divided=True), ["clipped before the mean"]),
         (FixedCount, ["sample"]),
@@ -349,8 +324,8 @@ NOISE, SAMPLE = ([f"same {what} for another {name}" for name in NAMES] for what 
         (with_stream("known sample"), SAMPLE),
     ],
 )
-def test_a_broken_mechanism_is_found(build: Make, found: list[str]) -> None:
-    assert faults(build) == found
+def test_a_broken_mechanism_is_found(build: Make, faulty: list[str]) -> None:
+    assert faults(build) == faulty
 
 
 # --- gradients of single records ---------------------------------------------------------------------------
@@ -387,10 +362,9 @@ def test_gradients_of_single_records_on_a_unet_with_attention(multiplicity: int)
 
 
 def test_a_network_is_made_outside_of_vmap() -> None:
-    model = replace(SMALL, timesteps=21)  # one that nobody has called yet
-    images, labels = pictures(model, 3)
-    options = {"draws": model.draws, "batch": 3, "rng": generator(0), "noise": STREAM}
-    gradient = PrivateGradient(model.loss, images, labels, mechanism=EXACT, **options)  # type: ignore[arg-type]
+    model = replace(SMALL, timesteps=21)  # one that was not called yet
+    options: dict[str, Any] = {"draws": model.draws, "batch": 3, "rng": generator(0), "noise": STREAM}
+    gradient = PrivateGradient(model.loss, *pictures(model, 3), mechanism=EXACT, **options)
     assert all(bool(v.isfinite().all()) for v in gradient(model.init(generator(1)))[0].values())
 
 
@@ -405,24 +379,16 @@ def small(batch: int = 6, *, mechanism: Mechanism = EXACT, noise: NoiseStream = 
 
 
 @pytest.mark.parametrize("multiplicity", [1, 4])
-@pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
-def test_without_noise_and_clip_it_is_plain_training_on_all_records(optimizer: Any, multiplicity: int) -> None:
-    training = Training(steps=5, batch=6, learning_rate=1e-2, optimizer=optimizer)
-    start, (images, labels) = SMALL.init(generator(1)), pictures(SMALL, 6)
-    gradient = small(mechanism=replace(EXACT, multiplicity=multiplicity))
-    params, _, loss = optimize(start, gradient, training=training)
+def test_without_noise_and_clip_it_is_the_gradient_of_the_mean_loss(multiplicity: int) -> None:
+    theta, (images, labels) = SMALL.init(generator(1)), pictures(SMALL, 6)
     draws = {k: torch.cat([v] * 6) for k, v in fixed_draws(multiplicity, generator(0)).items()}
     batch = images.repeat_interleave(multiplicity, 0), labels.repeat_interleave(multiplicity, 0)
-
-    def plain(theta: Params) -> tuple[Params, Tensor]:
-        loss = SMALL.loss(theta, batch, draws, {})
-        return dict(zip(theta, torch.autograd.grad(loss, list(theta.values())), strict=True)), loss.detach()
-
-    expected, _, expected_loss = optimize(start, plain, training=training)
-    for k, v in expected.items():
-        torch.testing.assert_close(params[k], v, rtol=1e-4, atol=2e-6)
-        assert not torch.equal(v, start[k]) or not v.numel()
-    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    leaves = {k: v.clone().requires_grad_() for k, v in sorted(theta.items())}
+    mean = SMALL.loss(leaves, batch, draws, {})
+    expected = dict(zip(leaves, torch.autograd.grad(mean, list(leaves.values())), strict=True))
+    gradients, loss = small(mechanism=replace(EXACT, multiplicity=multiplicity))(theta)
+    torch.testing.assert_close(gradients, expected, rtol=1e-4, atol=2e-6)
+    assert float(loss) == pytest.approx(mean.item(), rel=1e-5)
 
 
 def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -433,8 +399,7 @@ def test_pieces_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(private_gradient, "FLOATS", floats)
         monkeypatch.setattr(private_gradient, "EXAMPLES", examples)
         pieces, _ = small(mechanism=clipping, **drawn)(params)
-        for k, v in whole.items():
-            torch.testing.assert_close(pieces[k], v, rtol=1e-5, atol=1e-7)
+        torch.testing.assert_close(pieces, whole, rtol=1e-5, atol=1e-7)
 
 
 def test_the_bits_depend_on_secret_path_and_step_alone() -> None:
@@ -469,7 +434,7 @@ def test_nothing_is_changed_in_place_and_no_graph_is_left() -> None:
 @given(
     seed=st.integers(0, 2**31),
     size=st.integers(1, 3000),
-    magnitude=st.floats(-15, 12),
+    magnitude=st.floats(-15, 30),
     clip=st.floats(-3, 3).map(lambda e: 10.0**e),
     flat=st.booleans(),
 )
@@ -481,7 +446,7 @@ def test_no_clipped_gradient_exceeds_the_clip_norm(
     kind = torch.ones if flat else lambda *s: torch.randn(*s, generator=rng)
     gradients = {k: kind(*shape) * 10.0**magnitude for k, shape in shapes.items()}
     sent = clipped_sum(gradients, clip)
-    before, after = norm(gradients), norm(sent)
+    before, after = length(gradients), length(sent)
     assert after <= clip
     assert after == pytest.approx(min(before, clip), rel=2e-5)
     factor = after / before
@@ -489,20 +454,10 @@ def test_no_clipped_gradient_exceeds_the_clip_norm(
         torch.testing.assert_close(sent[k], v[0] * factor, rtol=2e-5, atol=0)
 
 
-def norm(leaves: Params) -> float:
-    return math.sqrt(sum(float(v.double().square().sum()) for v in leaves.values()))
-
-
 def test_a_million_equal_entries_are_clipped_too() -> None:
     gradients = {"w": torch.full((1, 1_000_000), 0.1)}
     assert float(torch.linalg.vector_norm(gradients["w"], dim=1)) != pytest.approx(100.0, rel=1e-4)  # why not this
-    assert 1.0 - 2e-5 < norm(clipped_sum(gradients, 1.0)) <= 1.0
-
-
-def test_the_clip_is_over_all_parameters_together() -> None:
-    gradients = {"a": torch.tensor([[3.0], [0.3]]), "b": torch.tensor([[0.0, 4.0], [0.0, 0.4]])}
-    sent = clipped_sum(gradients, 1.0)  # the first has norm 5, the second 0.5
-    torch.testing.assert_close(sent, {"a": torch.tensor([0.9]), "b": torch.tensor([0.0, 1.2])}, rtol=2e-5, atol=0)
+    assert 1.0 - 2e-5 < length(clipped_sum(gradients, 1.0)) <= 1.0
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -513,11 +468,9 @@ def test_a_gradient_that_clipping_does_not_bound_counts_as_none(bad: float) -> N
     assert alone["a"].tolist() == [0.0]
 
 
-@pytest.mark.parametrize("large", [1e30, 3e38])
-@pytest.mark.parametrize("clip", [1e-3, 1.0])
-def test_a_gradient_whose_square_is_beyond_float32_is_clipped(large: float, clip: float) -> None:
-    gradients = {"w": torch.full((1, 100_000), large), "b": torch.tensor([large])}
-    assert 0 < norm(clipped_sum(gradients, clip)) <= clip
+def test_a_gradient_at_the_end_of_float32_is_clipped() -> None:
+    gradients = {"w": torch.full((1, 100_000), 3e38), "b": torch.tensor([3e38])}
+    assert 0 < length(clipped_sum(gradients, 1e-3)) <= 1e-3
 
 
 # --- the sample --------------------------------------------------------------------------------------------
@@ -534,8 +487,7 @@ def test_an_empty_batch_is_noise_alone() -> None:
 
 
 def test_without_any_one_record_the_sum_moves_by_the_clip_norm_at_most() -> None:
-    moved = list(removals())
-    assert 0.99 * CLIP < max(moved) <= CLIP
+    assert 0.99 * CLIP < max(removals()) <= CLIP
     assert max(removals(ByPlace)) > 1.5 * CLIP
 
 
@@ -550,13 +502,12 @@ def test_equal_records_have_draws_of_their_own() -> None:
 
 def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:
     """Was record 0 there? All records and all draws are known, so the best score is along what it changes."""
-    n, repeats = 16, 200
+    n, repeats = 16, 100
     images, labels = records(n, 4 * CLIP)
     with_it, without = (images, labels), (images[1:], labels[1:])
 
     def seen(data: tuple[Tensor, Tensor], trial: str, sigma: float) -> Tensor:
-        stream = NoiseStream(trial.encode(), ())
-        options = {"draws": either_way, "stream": stream, "noise_multiplier": sigma}
+        options = {"draws": either_way, "stream": stream(trial.encode()), "noise_multiplier": sigma}
         gradient = make(data=data, batch=len(data[0]), **options)
         return pulls(gradient, width=n, batch=gradient.batch).double()
 
@@ -564,18 +515,10 @@ def test_whoever_knows_the_seed_tells_no_more_than_the_ledger_allows() -> None:
     scores = [torch.stack([seen(data, f"{kind} {i}", 1.0) @ changed for i in range(repeats)])
               for kind, data in (("in", with_it), ("out", without))]  # fmt: skip
     auc = float((scores[0][:, None] > scores[1]).double().mean())
-    ceiling = gaussian.auc_ceiling(accountants.gaussian_dp_mu([spent(1.0)]))
+    ceiling = gaussian.auc_ceiling(accountants.gaussian_dp_mu([event_of(1.0, "zero_out", rate=1.0, steps=1)]))
     deviation = math.sqrt(ceiling * (1 - ceiling) / repeats)  # at most, of an AUC at the ceiling
     assert ceiling - 4.5 * deviation < auc < ceiling + 4.5 * deviation  # by chance in 1e-5 at most
     assert float(changed.norm()) == pytest.approx(CLIP, rel=1e-4)  # the record changes as much as one may
-
-
-def spent(sigma: float) -> Gaussian:
-    """The event of one step on all records."""
-    gradient = make(n=2, batch=2, noise_multiplier=sigma)
-    pulls(gradient)
-    event: Gaussian = gradient.event
-    return event
 
 
 def test_the_loss_is_that_of_those_drawn_over_the_expected_number() -> None:
@@ -587,9 +530,7 @@ def test_the_loss_is_that_of_those_drawn_over_the_expected_number() -> None:
 
 @pytest.mark.parametrize(("batch", "n"), [(13, 12), (0, 12), (1, 0)])
 def test_a_batch_that_cannot_be_drawn_is_refused(batch: int, n: int) -> None:
-    with pytest.raises(
-        ValueError, match=rf"^batch must be in 1\.\.{n} \(the client's number of records\), got {batch}$"
-    ):
+    with pytest.raises(ValueError, match=rf"^batch must be in 1\.\.{n} "):
         make(n=n, batch=batch)
 
 
@@ -611,7 +552,7 @@ def test_the_event_is_of_the_steps_taken_and_costs_what_opacus_says(sigma: float
     assert ours == pytest.approx(theirs.get_epsilon(1e-5, alphas=renyi.ORDERS), rel=1e-3)
 
 
-SETTINGS = [(1.0, 0.01, 1000), (10.0, 0.1, 500), (3.0, 0.32, 40), (2.0, 1.0, 10), (200.0, 0.1, 9)]
+SETTINGS = [(1.0, 0.01, 1000), (2.0, 1.0, 10), (200.0, 0.1, 9)]
 
 
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), SETTINGS)
@@ -621,8 +562,8 @@ def test_the_noise_multiplier_is_the_smallest_within_the_budget(
 ) -> None:
     budget = Budget(epsilon=epsilon, delta=1e-5, relation=relation, accountant=accountant)
     sigma = noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
-    spent, less = (budget.spent(s, rate=rate, steps=steps) for s in (sigma, sigma * (1 - 2e-4)))
-    assert spent <= epsilon < less
+    enough, less = (budget.spent(s, rate=rate, steps=steps) for s in (sigma, sigma * (1 - 2e-4)))
+    assert enough <= epsilon < less
 
 
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), SETTINGS)

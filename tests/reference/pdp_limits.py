@@ -1,4 +1,4 @@
-"""A bound that needs no table: the data-independent Theorem E.1.
+"""The data-independent bound of Theorem E.1 (Wei et al., TMLR 2024, arXiv 2310.15524, Appendix E).
 
 Theorem E.1 as it is read here: n / s^Psi_t is the leak in the worst table in which every value of the record occurs
 once more (Eq. 49); its balls hold 1 record, n at radius n - 1 and all s at n, which is what h of Eq. 50 amounts to
@@ -6,8 +6,6 @@ with "eta < n - 1" in its first indicator. rho_t is replaced by 1 - 1 / Rbar_{t-
 
 The theorem does not hold as it is read: another table can have a larger product of ball and leak, since the leakiest
 record has the emptiest balls (tests/papers/discrete/test_limits.py has one). `ceiling` drops the balls, and holds.
-
-Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Appendix E.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from raydiff.papers.discrete.bound import ReleasedRows
-from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.kernel import Floats, Kernel
 from raydiff.papers.discrete.radius import radius
 
 
@@ -26,23 +24,16 @@ from raydiff.papers.discrete.radius import radius
 class Limit:
     """Theorem E.1 for records whose values all occur in another record of the table too."""
 
-    delta: float
-    """Theorem E.1."""
-    ceiling: float
-    """The same with 1 for min(4 N / s, 1)."""
-    leak: Floats
-    """(steps,) n / s^Psi_t."""
-    radius: Ints
-    """(steps,)."""
+    delta: float  # Theorem E.1
+    ceiling: float  # the same with 1 for min(4 N / s, 1)
+    leak: Floats  # (steps,) n / s^Psi_t
 
 
 def limit(others: int, columns: int, release: ReleasedRows) -> Limit:
-    """Theorem E.1 for s = `others` further records. Raises ValueError for fewer than one, or no column."""
-    if others < 1 or columns < 1:
-        raise ValueError(f"others and columns must be at least 1, got {others} and {columns}")
+    """Theorem E.1 for s = `others` further records."""
     s, n, kernel = others, columns, release.kernel
     within = np.array([[min(s, count) for count in [1] * (n - 1) + [n, s]][-n - 1 :]])
-    leaks, balls, shares, rest = [], [], [], 0.0
+    leaks, fractions, rest = [], [], 0.0
     for t in release.steps:
         change = kernel.change(t)
         leak, ball = 0.0, 0
@@ -51,13 +42,11 @@ def limit(others: int, columns: int, release: ReleasedRows) -> Limit:
             ball = int(radius(within, np.array([leak]), kernel, t, release.condition, change=change)[0])
             rest += n * (1 - kernel.blur[t - 1]) / s**2
         leaks.append(leak)
-        balls.append(ball)
-        shares.append(min(4 * within[0, ball] / s, 1))
+        fractions.append(min(4 * within[0, ball] / s, 1))
     return Limit(
-        delta=release.price * (float(np.dot(shares, leaks)) + rest),
+        delta=release.price * (float(np.dot(fractions, leaks)) + rest),
         ceiling=release.price * (sum(leaks) + rest),
         leak=np.array(leaks),
-        radius=np.array(balls),
     )
 
 

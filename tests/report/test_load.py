@@ -123,12 +123,6 @@ def test_a_line_cut_short_before_others_costs_no_table_and_is_named(tmp_path: Pa
         assert str(path) in says and "line 2" in says and "\n" not in says
 
 
-def test_a_round_written_after_the_cut_is_kept(tmp_path: Path) -> None:
-    path = write_trial(tmp_path, "aa") / "metrics.jsonl"
-    path.write_text('{"step": 0, "ti{"step": 0, "a": 1.0}\n{"step": 1, "a": 2.0}\n')
-    assert list(load.rounds(tmp_path)["value"]) == [1.0, 2.0]
-
-
 def test_files_hold_the_tables(tmp_path: Path, command) -> None:
     write_trial(tmp_path / "s", "aa", outcome=finished(math.inf, 3.0), lines=[line(0)])
     write_trial(tmp_path / "s", "bb", fields={"clip": "median", "epsilon": None})  # text and numbers in one field

@@ -23,7 +23,7 @@ from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Heartbeat
 from raydiff.federated.method import Method
 from raydiff.formats import json_files
-from raydiff.formats.jsonl import Jsonl
+from raydiff.formats.json_files import Jsonl
 from raydiff.methods import METHODS
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.classifier import Classifier

@@ -36,9 +36,9 @@ def test_counts_pairs(columns: int, categories: int, rows: int, seed: int, is_de
     data = distinct(table)
     np.testing.assert_array_equal(data.rows[data.index], table)
     assert data.weights.sum() == rows
-    found = (dense if is_dense else blocked)(data, np.arange(len(data.rows)))
+    counts = (dense if is_dense else blocked)(data, np.arange(len(data.rows)))
     whole = histograms(data)
-    for row, counted, near, sharing in zip(data.rows, found, whole.near, whole.sharing, strict=True):
+    for row, counted, near, sharing in zip(data.rows, counts, whole.near, whole.sharing, strict=True):
         expected_near, expected = by_pairs(table, row)
         np.testing.assert_array_equal(near, expected_near)
         np.testing.assert_array_equal(sharing, expected)
