@@ -122,7 +122,7 @@ def _dry_run(plan: Planned) -> int:
 
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.eta import RemainingTime, duration
+    from raydiff.runtime.estimate import RemainingTime, duration
     from raydiff.runtime.slots import fitting, say, total_of
 
     print(f"{plan.total} trials" + (f", {plan.suggested} of them Optuna's" if plan.suggested else ""))

@@ -29,13 +29,11 @@ from raydiff.storage.staging import StorageCredentials
 from raydiff.tree import Params, arrays, tensors
 
 Ask = Callable[[Any, list[int], bool], Any]
+"""(worker, clients, whether each result is sent alone) -> reference to the first message."""
 ATTEMPTS = 4  # deaths of a worker at one client after which the trial fails
 MESSAGE_S = 0.05  # age of a message of uploads
 PART_S = 30.0  # longest computation of one partial sum, which is lost if the worker dies
-
-
-LOST = (RayActorError, NotHosted, ObjectLostError)
-"""Errors of a call whose worker has died, or whose node is gone with the result."""
+LOST = (RayActorError, NotHosted, ObjectLostError)  # of a call whose worker has died, or its node with the result
 
 
 class WorkersLost(RuntimeError):
@@ -50,13 +48,10 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
     """Start a slot's workers, each in its own bundle of the placement group (None: on any node)."""
     handles = []
     for i, bundle in enumerate(slot.bundles[1:], start=1):
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
         if group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
-        actor = ray.remote(
-            num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), max_restarts=-1, max_task_retries=0
-        )(Worker)
-        handles.append(actor.options(**options).remote())
+        handles.append(ray.remote(max_restarts=-1, max_task_retries=0, **options)(Worker).remote())
     return handles
 
 
@@ -65,26 +60,22 @@ class RayExecutor:
 
     def __init__(self, workers: Sequence[Any], trial: Trial, *, gpu: float = 0.0) -> None:
         self.workers, self.trial, self.gpu = list(workers), trial, gpu
-        self._clients = tuple(range(trial.experiment.clients))
-        self._digest = trial.experiment.digest
+        self.clients: Sequence[int] = tuple(range(trial.experiment.clients))  # without newcomers, ascending
+        self._digest, self._revive_s = trial.experiment.digest, trial.experiment.runtime.revive_s
         self._monitor = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
         self._recorded = self._recorded_by_workers()
         self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
-        hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
-        for i, ref in enumerate(hosting):
-            wait_s = trial.experiment.runtime.revive_s
-            while self._monitor.first({ref: i}, lambda _: "before it had loaded its clients", wait_s) is None:
+        for i, ref in enumerate([self._host(i) for i in range(len(self.workers))]):
+            while self._monitor.first({ref: i}, lambda _: "before it had loaded its clients", self._revive_s) is None:
                 if not _has_its_nodes():
-                    raise WorkersLost(f"worker {i} has had no node for {wait_s:g} s")
+                    raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
             try:
                 self._monitor.names[i] = ray.get(ref)
             except RayActorError:
                 self._revive(i)
 
-    @property
-    def clients(self) -> Sequence[int]:
-        """Client numbers without newcomers, ascending."""
-        return self._clients
+    def _host(self, i: int) -> Any:
+        return self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """Yield `Client.run` of each client."""
@@ -99,10 +90,7 @@ class RayExecutor:
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
-        """Yield partial sums of the clients' uploads: one per worker, or more where its clients take long.
-
-        A worker that has died sends each client's upload by itself.
-        """
+        """Yield partial sums of the clients' uploads: one per worker, or more if it takes long or has died."""
         if not ids:
             return
         ref = ray.put(arrays(validator.server))
@@ -136,12 +124,8 @@ class RayExecutor:
     ) -> Iterator[tuple[int, Any]]:
         """Yield (worker, message) until each client's result has arrived.
 
-        A worker that dies is asked again for the missing results.
-
-        Args:
-            ids: The clients.
-            ask: (worker, clients, whether each result is sent alone) -> reference to the first message.
-            wanted: Whether a worker should compute its next message now.
+        A worker that dies is asked again for the missing results. `wanted`: whether a worker should compute its next
+        message now.
         """
         parts = self._dealt(ids)
         pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
@@ -164,11 +148,9 @@ class RayExecutor:
                 pending[ask(self.workers[i], [*parts[i]], True)] = i
                 continue
             deaths[i] = 0
-            if isinstance(message, list):
-                clients = [*itertools.islice(parts[i], len(message))]
-            else:
-                clients = [sent.client for sent in message.sent]
-            for client in clients:
+            in_order = isinstance(message, list)
+            clients = itertools.islice(parts[i], len(message)) if in_order else (sent.client for sent in message.sent)
+            for client in [*clients]:
                 parts[i].pop(client, None)
             if parts[i]:
                 idle.add(i)
@@ -195,18 +177,14 @@ class RayExecutor:
 
     def _revive(self, i: int) -> None:
         """Wait for Ray to restart worker i, and let it host its clients again. Raises WorkersLost at the deadline."""
-        wait_s = self.trial.experiment.runtime.revive_s
-        deadline = time.monotonic() + wait_s
-        while True:
+        deadline = time.monotonic() + self._revive_s
+        while (left := deadline - time.monotonic()) > 0:
             try:
-                left = max(0.1, deadline - time.monotonic())
-                hosting = self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
-                self._monitor.names[i] = ray.get(hosting, timeout=left)
+                self._monitor.names[i] = ray.get(self._host(i), timeout=left)
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):
                 time.sleep(0.2)  # Calls on an actor that has not restarted may fail at once.
-                if time.monotonic() >= deadline:
-                    raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
+        raise WorkersLost(f"worker {i} did not come back within {self._revive_s:g} s")
 
     def _current(self, clients: Mapping[int, None], *, alone: bool) -> str:
         """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""

@@ -8,14 +8,18 @@ import os
 import signal
 import stat
 import tempfile
+import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydiff.runtime.slots import this_machine
+from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
 MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters, and Linux allows 107.
@@ -29,10 +33,7 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
         only_join: Never start a cluster; without one to join, yield this machine's resources.
 
     Yields:
-        Each node's resources.
-
-    Raises:
-        ValueError: Ray does not start.
+        Each node's resources. Raises ValueError if Ray does not start.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if only_join and not os.environ.get("RAY_ADDRESS"):
@@ -43,28 +44,32 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
         else:
-            with _sigterm_blocked():
-                ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
+            _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
         signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends the process before outcomes are written.
     try:
-        yield nodes()
+        yield list(present().values())
     finally:
-        _leave()
+        # If garbage collection in any thread (such as MLflow's writer) finds a reference to a Ray object during the
+        # shutdown, Ray 2.60 ends the process without a message (since ray-project/ray#19115).
+        gc.collect()
+        gc.disable()
+        try:
+            ray.shutdown()
+        finally:
+            gc.enable()
 
 
-@contextlib.contextmanager
-def _sigterm_blocked() -> Iterator[None]:
-    """Block SIGTERM in processes that are started within, as Ray blocks SIGINT.
+def _start_local(quiet: dict[str, Any]) -> None:
+    """Start Ray here, with SIGTERM blocked in its processes, as Ray blocks SIGINT.
 
-    `timeout` and job schedulers send it to whole process groups, and a sweep needs Ray's processes to end in order.
-    The driver ends them with SIGKILL.
+    `timeout` and job schedulers send it to whole process groups, and a sweep ends Ray's processes in order.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        yield
+        ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
@@ -72,8 +77,7 @@ def _sigterm_blocked() -> Iterator[None]:
 def _own_folder() -> str | None:
     """Make a folder for a local Ray's sockets and logs that only this user can open; None if its path is too long.
 
-    In Ray's default folder every user of the machine may replace a socket. Raises ValueError if the folder exists with
-    another owner or mode.
+    In Ray's default folder every user of the machine may replace a socket.
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
     inside = f"{folder}/r"  # Ray makes the folder that it is given readable to everybody.
@@ -103,13 +107,8 @@ def _leave() -> None:
             gc.enable()
 
 
-def nodes(*, without: Collection[str] = ()) -> list[dict[str, float]]:
-    """Return the resources of each node that is alive and not being drained, `without` those with these ids."""
-    return list(present(without=without).values())
-
-
 def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
-    """Return node id -> resources, as `nodes`."""
+    """Return node id -> resources of each node that is alive and not being drained, `without` those with these ids."""
     excluded = {*ray._private.state.state.get_draining_nodes(), *without}  # Ray 2.60 has no public API for it.
     return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
 
@@ -117,6 +116,37 @@ def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
 def grows() -> bool:
     """Return whether an autoscaler may add nodes: `ray up` and KubeRay label each node with its group."""
     return ray.is_initialized() and any("ray.io/node-group" in n["Labels"] for n in ray.nodes() if n["Alive"])
+
+
+def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
+    """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that fails."""
+    storage, name, nonce = storage_at(folder), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
+    storage.put(name, nonce)
+    task = ray.remote(num_cpus=0)(lambda: storage.get(name))
+    try:
+        for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            with in_one_sentence():
+                seen = ray.get(task.options(scheduling_strategy=on_node).remote(), timeout=120) == nonce
+            if not seen:
+                raise ValueError(
+                    f"node {node['NodeManagerAddress']} does not see what the driver writes to {storage.describe('')}: "
+                    "set runtime.storage to a folder that all nodes mount, or to a bucket whose credentials are in "
+                    "every node's environment"
+                )
+    finally:
+        storage.delete([name])
+
+
+@contextlib.contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """Turn a ValueError or OSError of a Ray task into a ValueError without the task's traceback."""
+    try:
+        yield
+    except RayTaskError as e:
+        if isinstance(e.cause, (ValueError, OSError)):
+            raise ValueError(str(e.cause)) from None
+        raise
 
 
 @dataclass(frozen=True)

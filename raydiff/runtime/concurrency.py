@@ -15,13 +15,13 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from raydiff.runtime import cluster
+from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.slots import Slot, say, share, storage_is_shared
+from raydiff.runtime.slots import Slot, fair_slots, say
 
 CHECK_EVERY_S = 5.0
 WAITING_S = 10.0  # A sweep without a running trial prints what it waits for after so long: placing one takes seconds.
-GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
 QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at least so many are kept pending.
 
 
@@ -52,7 +52,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """A trial may report that its node has lost a GPU."""
+        """End the fit if the trial reports that its node has lost a GPU."""
         if GPU_LOST in result and self.progress.leave_out(*result[GPU_LOST]):
             self.capacity_lost = True
 
@@ -66,37 +66,40 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def _check(self) -> None:
         self._checked_at = now = time.monotonic()
-        nodes = cluster.present(without=self.progress.left_out)
-        others, grows = cluster.groups_of_others(), cluster.grows()
-        fitting = share(self.shape, list(nodes.values()), [])
-        fair = share(self.shape, list(nodes.values()), [(g.job, g.bundles) for g in others])
+        nodes, others, grows = (
+            cluster.present(without=self.progress.left_out),
+            cluster.groups_of_others(),
+            cluster.grows(),
+        )
+        fitting = fair_slots(self.shape, list(nodes.values()))
+        fair = fair_slots(self.shape, list(nodes.values()), [(g.job, g.bundles) for g in others])
         # While another job waits for nodes too, pending groups beyond the fair part would take them from it.
         queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
         most = self.plan.asked.concurrent or self.progress.total
         self.limit = max(1, min(fair + queued, most))
         idle_s = now - self._active_at
-        self._report(fitting, min(fair, most), len({group.job for group in others}), grows=grows, idle_s=idle_s)
+        self._report(fitting, min(fair, most), len({group.job for group in others}), waits=idle_s >= WAITING_S)
         no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
         self.capacity_lost = self.capacity_lost or no_room or not self._sees_storage(set(nodes))
 
-    def _report(self, fitting: int, limit: int, jobs: int, *, grows: bool, idle_s: float) -> None:
+    def _report(self, fitting: int, limit: int, jobs: int, *, waits: bool) -> None:
         """Print how many trials run at once when it changes (at the start, when other jobs lower it), and what a sweep
         without a running trial waits for."""
         before, self._reported = self._reported, (fitting, jobs)
         if fitting and self._reported != (before or (fitting, 0)):
             beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
             print(f"  running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}", flush=True)
-        blocked = (grows or idle_s >= WAITING_S) if not fitting else (jobs and idle_s >= WAITING_S)
-        if blocked and not self._waiting_reported:
+        waits = waits and bool(jobs or not fitting)
+        if waits and not self._waiting_reported:
             needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
             where = f"{jobs} other job(s) use the cluster" if fitting else "no node is large enough"
-            print(f"  waiting for resources: {needs}; {where}{', waiting for the autoscaler' * grows}", flush=True)
-        self._waiting_reported = bool(blocked)
+            print(f"  waiting for resources: {needs}; {where}", flush=True)
+        self._waiting_reported = waits
 
     def _sees_storage(self, ids: set[str]) -> bool:
         try:
             if joined := ids - self._checked_nodes:
-                storage_is_shared(self.plan.folder.parents[1], joined)
+                cluster.storage_is_shared(self.plan.folder.parents[1], joined)
         except ValueError:
             return False
         except ray.exceptions.RayError:  # The node is gone again, or too busy: ask again at the next check.
@@ -126,6 +129,5 @@ class LimitedSearcher(Searcher):
         return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A trial has ended."""
         self._running.discard(trial_id)
         self._source.on_trial_complete(trial_id, result=result, error=error)

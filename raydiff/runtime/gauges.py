@@ -43,9 +43,9 @@ class Gauges:
             "raydiff_rejected": result.get("clients/rejected", 0),
             "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
         }
-        method = type(trial.experiment.method).__name__
-        tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
         if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
             values["raydiff_epsilon"] = epsilon
+        method = type(trial.experiment.method).__name__
+        tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
         for name, value in values.items():
             self._gauges[name].set(float(value), tags)

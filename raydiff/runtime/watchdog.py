@@ -1,7 +1,7 @@
 """Watchdog: kill a worker that sends no heartbeat; it then counts as dead.
 
 A message from the worker is a heartbeat, and so is each step of a training or piece of another computation
-(`federated.heartbeat`). A training may take any time as long as it takes steps.
+(`federated.heartbeat`): a training may take any time as long as it takes steps.
 """
 
 from __future__ import annotations
@@ -24,10 +24,7 @@ KILL_S = 30.0  # time for a killed process to end: Ray takes 6 s for a stopped o
 
 
 class HeartbeatMonitor:
-    """Waits for the workers of one trial, and kills those without a heartbeat.
-
-    Only time spent waiting counts as silence.
-    """
+    """Waits for the workers of one trial, and kills those without a heartbeat. Only waiting counts as silence."""
 
     def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
         self._workers, self._folder = workers, folder
@@ -39,15 +36,11 @@ class HeartbeatMonitor:
         self._last: dict[int, object] = {}
 
     def first(self, pending: Mapping[Any, int], task: Callable[[int], str], seconds: float = math.inf) -> Any:
-        """Return the first of the pending references or streams that is ready or lost.
+        """Return the first of the pending references that is ready or lost; None after these seconds.
 
         Args:
-            pending: Reference or stream -> the worker that it comes from.
+            pending: Reference -> the worker that it comes from.
             task: Describes what a worker is computing.
-            seconds: How long to wait.
-
-        Returns:
-            The reference or stream; None if the time is over.
         """
         began = last = time.monotonic()
         while True:

@@ -12,8 +12,9 @@ from ray.tune.search import Searcher
 from raydiff.experiment.config import Runtime
 from raydiff.runtime import concurrency as module
 from raydiff.runtime.cluster import Group
-from raydiff.runtime.concurrency import GPU_LOST, ConcurrencyController, LimitedSearcher
-from raydiff.runtime.plan import Asked
+from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
+from raydiff.runtime.coordinator import GPU_LOST
+from raydiff.runtime.plan import Asked, written
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.search import PlannedTrials
 from raydiff.runtime.slots import Slot
@@ -35,7 +36,7 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setattr(module.cluster, "groups_of_others", lambda: state.groups)
     monkeypatch.setattr(module.cluster, "grows", lambda: state.grows)
     monkeypatch.setattr(module.time, "monotonic", lambda: state.clock)
-    monkeypatch.setattr(module, "storage_is_shared", shared)
+    monkeypatch.setattr(module.cluster, "storage_is_shared", shared)
     return state
 
 
@@ -104,7 +105,11 @@ def test_trials_are_queued_for_an_autoscaler_until_another_job_waits_too(make, s
     state.nodes, state.grows = {"head": {"memory": 1.0}}, True
     controller = make()
     assert controller.limit == 5
-    assert "no node is large enough, waiting for the autoscaler" in capsys.readouterr().out
+    limit_after(controller, state, 10, "PENDING")
+    assert (
+        capsys.readouterr().out
+        == "  waiting for resources: a trial with 1 worker(s) needs 1 CPU; no node is large enough\n"
+    )
     state.nodes["n1"] = {"CPU": 2.0}
     assert limit_after(controller, state, 5, "RUNNING") == 7
     state.groups = [Group("a", True, [{"CPU": 1.0}])]
@@ -119,15 +124,16 @@ def test_trials_are_queued_for_an_autoscaler_until_another_job_waits_too(make, s
 
 
 def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls_below_what_runs():
-    controller = SimpleNamespace(limit=2)
-    searcher = LimitedSearcher(PlannedTrials([{"n": n} for n in range(4)]), controller)
-    assert [searcher.suggest(id_) for id_ in "abc"] == [{"n": 0}, {"n": 1}, None]
+    controller, trials = SimpleNamespace(limit=2), [seeded(n) for n in range(4)]
+    searcher = LimitedSearcher(PlannedTrials(trials), controller)
+    configs = [{"experiment": written(experiment)} for experiment in trials]
+    assert [searcher.suggest(id_) for id_ in "abc"] == [*configs[:2], None]
     searcher.on_trial_complete("a")
-    assert searcher.suggest("c") == {"n": 2}
+    assert searcher.suggest("c") == configs[2]
     controller.limit = 1
     assert searcher.suggest("d") == Searcher.FINISHED
     searcher.on_trial_complete("b", error=True)
     searcher.on_trial_complete("c")
-    assert [searcher.suggest("d"), searcher.suggest("e")] == [{"n": 3}, None]
+    assert [searcher.suggest("d"), searcher.suggest("e")] == [configs[3], None]
     searcher.on_trial_complete("d")
     assert searcher.suggest("e") == Searcher.FINISHED

@@ -15,7 +15,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Diverged, Fitted, Task, Training
-from raydiff.runtime.data_parallel import DataParallel, share
+from raydiff.runtime.data_parallel import DataParallel, train
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20).for_data((1, 8, 8), (10,))
 
@@ -62,7 +62,7 @@ def test_one_process_takes_the_steps_of_the_plain_training(alone: None, training
     """Without replacement: batches of 17, 17 and 6."""
     batch = 17 if training else 5
     given, other = task(batch=batch, training=training), task(batch=batch, training=training)
-    found = share(given)
+    found = train(given)
     assert not isinstance(found, Diverged)
     assert distance(found, other.alone()) == 0
     assert torch.equal(given.rng.get_state(), other.rng.get_state())
@@ -70,7 +70,7 @@ def test_one_process_takes_the_steps_of_the_plain_training(alone: None, training
 
 def test_a_diverged_loss_is_returned(alone: None) -> None:
     given = task(batch=5)
-    found = share(replace(given, params={k: v * torch.nan for k, v in given.params.items()}))
+    found = train(replace(given, params={k: v * torch.nan for k, v in given.params.items()}))
     assert isinstance(found, Diverged) and (found.step, str(found)) == (4, "the loss became nan at step 4")
 
 

@@ -43,16 +43,10 @@ def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers
         list(tasks.of_samples(1, NODES)(unwritable, [0]))
 
 
-def test_more_workers_than_fit_are_refused(storage, tmp_path: Path) -> None:
-    make = generation.maker(open_finished(storage.folder("pfdm")), 0, tmp_path, generation.Request(num=4000))
-    with pytest.raises(ValueError, match=r"--workers is 3, but only 2 fit"):
-        list(tasks.of_samples(3, NODES)(make, range(4)))
-
-
 def test_workers_share_the_gpus() -> None:
     two = [{"GPU": 1.0}, {"GPU": 1.0}]
-    assert [tasks._share(n, two) for n in (1, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.3333]
-    assert tasks._share(2, NODES) == 0.0
+    assert [tasks._gpu_fraction(n, two) for n in (1, 2, 3, 6)] == [1.0, 1.0, 0.5, 0.3333]
+    assert tasks._gpu_fraction(2, NODES) == 0.0
 
 
 @pytest.mark.ray
@@ -76,7 +70,7 @@ def test_a_failed_training_is_one_sentence(copied, workers) -> None:
         list(tasks.of_shadows(failing, workers=1, nodes=[{"CPU": 1.0}]))
 
 
-def test_a_shadow_that_fits_on_no_node_is_refused(storage) -> None:
+def test_a_worker_that_fits_on_no_node_is_refused(storage) -> None:
     attacked = open_attacked(Request(trial=storage.folder("localonly"), shadows=4))
-    with pytest.raises(ValueError, match=r"^a shadow needs 1 CPU on one node"):
+    with pytest.raises(ValueError, match=r"^a worker needs 1 CPU on one node"):
         list(tasks.of_shadows(attacked, workers=1, nodes=[{"CPU": 0.5, "GPU": 1.0}, {"memory": 9.0}]))

@@ -18,7 +18,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
-from raydiff.runtime import cluster, concurrency, device_faults, failures, launch, tuner
+from raydiff.runtime import cluster, concurrency, coordinator, device_faults, launch, tuner
 from raydiff.runtime.cluster import Group
 from raydiff.runtime.concurrency import ConcurrencyController
 from raydiff.runtime.plan import Asked, experiment_of, written
@@ -128,12 +128,12 @@ def test_a_fit_that_lost_capacity_or_a_trial_is_followed_by_another_one(planned,
     assert "seed=3: FAILED, its processes were lost more often than runtime.failures allows" in out
 
 
-def coordinator(folder: Path, experiment, owner: int | None = None) -> tuner.Federation:
+def federation(folder: Path, experiment, owner: int | None = None) -> tuner.Federation:
     """A coordinator outside Ray, about to run this trial."""
-    made = object.__new__(tuner.Federation)
-    made._gauges = SimpleNamespace(tell=lambda *_: None)
-    made._begin({"experiment": written(experiment), "sweep": str(folder), "owner": owner, "metric": "m"})
-    return made
+    coordinator = object.__new__(tuner.Federation)
+    coordinator._gauges, coordinator._gpu_server = SimpleNamespace(tell=lambda *_: None), 0.0
+    coordinator.reset_config({"experiment": written(experiment), "sweep": str(folder), "owner": owner, "metric": "m"})
+    return coordinator
 
 
 def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tiny):
@@ -145,7 +145,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     with pytest.raises(LeaseLost):
         tuner._close(plan, Progress(plan), out_of_time=False)
     with pytest.raises(LeaseLost):
-        coordinator(tmp_path, opened.experiment, owner=1).step()
+        federation(tmp_path, opened.experiment, owner=1).step()
     with pytest.raises(LeaseLost):
         list(trial.run(opened, trial.local_executor(opened)))
     assert opened.outcome() is None and not list(opened.folder.glob("commit-*"))
@@ -157,8 +157,8 @@ def test_a_trial_that_cannot_begin_fails_with_its_reason(tmp_path, tiny, monkeyp
     def begin(_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(tuner.trials, "begin", begin)
-    reason = coordinator(tmp_path, tiny).step()["failed"]
+    monkeypatch.setattr(coordinator.trials, "begin", begin)
+    reason = federation(tmp_path, tiny).step()["failed"]
     assert reason == f"the storage folder {tmp_path} cannot be written: Read-only file system"
     assert (launch.Ended(tmp_path, False, failed=True).code, launch.Ended(tmp_path, False).code) == (1, 0)
 
@@ -167,7 +167,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     """Also before the first trial began, when the folder says nothing. Signals are the caller's again afterwards."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    def fit(plan, shape, progress, source, tuned):
+    def fit(plan, shape, progress, tuned):
         assert signal.getsignal(signal.SIGTERM) == progress.interrupt
 
     def full(*_):
@@ -177,7 +177,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, since=None)
+    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, since=0.0)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -213,10 +213,12 @@ def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
         yield
 
     this = trial.open_trial(tiny, tmp_path / "sweeps" / "s")
-    left = coordinator(tmp_path / "sweeps" / "s", this.experiment)
+    left = federation(tmp_path / "sweeps" / "s", this.experiment)
     left._trial, left._results = this, cut_off()
     result = left.step()
     assert result["done"] and result["failed"] == "Broken pipe" and this.outcome() is None
     assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
-    failures.OutcomeWriter(tmp_path / "sweeps" / "s").on_trial_result(0, [], None, result)
+    Progress(planned_as(tmp_path / "sweeps" / "s", [this.experiment])).on_trial_result(
+        0, [], SimpleNamespace(trial_id="t", config={"experiment": written(this.experiment)}), result
+    )
     assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"
