@@ -35,8 +35,7 @@ from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import disclose
 from raydiff.runtime import device_faults
-from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop, start_workers
-from raydiff.runtime.slots import Slot
+from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
 
 pytestmark = pytest.mark.ray
 
@@ -83,30 +82,12 @@ def last(pool, this: Trial):
 
 
 @pytest.mark.parametrize("name", METHODS)
-@pytest.mark.parametrize(("clients", "share"), [(2, 1), (4, 4)], ids=["1-per-worker", "4-per-worker"])
-def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name, clients, share):
-    here = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "local")
-    there = trial.open_trial(experiment(METHODS[name], clients), tmp_path / "ray")
-    local = last(trial.local_executor(here), here)
-    remote = last(RayExecutor(workers[: clients // share], there), there)
+def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name):
+    """Three clients in two workers."""
+    here, there = (trial.open_trial(experiment(METHODS[name], 3), tmp_path / folder) for folder in ("local", "ray"))
+    local, remote = last(trial.local_executor(here), here), last(RayExecutor(workers, there), there)
     assert tree.digest(local.server) == tree.digest(remote.server)
     assert local.ledger == remote.ledger
-
-
-@pytest.mark.slow
-def test_however_many_workers_there_are_the_bits_are_those_of_one_process(tmp_path, workers):
-    """Five rounds of nine clients that are dealt to one worker, two, three and four."""
-    method = FedAvg(model=MODEL, rounds=5, local=Training(steps=10, batch=8), sampling=DDIM)
-    here = trial.open_trial(experiment(method, 9), tmp_path / "local")
-    expected = tree.digest(last(trial.local_executor(here), here).server)
-    more = start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
-    for count in (1, 2, 3, 4):
-        there = trial.open_trial(experiment(method, 9), tmp_path / f"ray-{count}")
-        end = last(RayExecutor([*workers, *more][:count], there), there)
-        assert tree.digest(end.server) == expected
-        assert [entry.client for entry in end.ledger.entries] == 5 * list(range(9))
-    for worker in more:
-        ray.kill(worker)
 
 
 def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
@@ -139,15 +120,6 @@ def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
     assert finals[0] == finals[1] and "new/kd_cnn/all" in finals[0]
 
 
-def test_a_second_trial_in_warm_workers_equals_it_alone(tmp_path, workers):
-    first = trial.open_trial(experiment(METHODS["fedavg"], 3), tmp_path / "warm")
-    last(RayExecutor(workers, first), first)
-    second = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "warm")
-    after = last(RayExecutor(workers, second), second)
-    alone = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path / "alone")
-    assert tree.digest(after.server) == tree.digest(last(trial.local_executor(alone), alone).server)
-
-
 def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, workers):
     this = trial.open_trial(experiment(METHODS["pfdm"], 4), tmp_path)
     pool = RayExecutor(workers, this)
@@ -173,15 +145,17 @@ def test_what_clients_in_actors_keep_is_their_users_alone(tmp_path, workers):
 
 
 @pytest.mark.survival
-def test_a_worker_that_was_restarted_between_rounds_is_hosted_again(tmp_path, workers):
+def test_workers_that_die_between_rounds_and_between_trials_are_hosted_again(tmp_path, workers):
     this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "killed")
-    pool = RayExecutor(workers, this)
-    results = rounds(this.experiment.method, pool, keys=this.keys, store=this.store)
+    results = rounds(this.experiment.method, RayExecutor(workers, this), keys=this.keys, store=this.store)
     next(results)
     ray.kill(workers[0], no_restart=False)
     *_, end = results
     whole = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path / "whole")
     assert tree.digest(end.server) == tree.digest(last(trial.local_executor(whole), whole).server)
+    ray.kill(workers[1], no_restart=False)
+    this = trial.open_trial(experiment(METHODS["localonly"], 2), tmp_path / "next")
+    assert [u.client for u, _ in RayExecutor(workers, this).run((0, 1), {}, 0)] == [0, 1]
 
 
 def test_a_diverging_client_is_named(tmp_path, workers):
@@ -219,13 +193,6 @@ def test_states_larger_than_an_inlined_result_arrive_whole(tmp_path, workers):
     results = list(RayExecutor(workers, this).run((0, 1), server, 0))
     assert [tree.norm(u.release.value) for u, _ in results] == [0.0, 0.0]
     assert tree.digest(server) == before
-
-
-@pytest.mark.survival
-def test_a_worker_that_dies_idle_is_revived_by_the_next_trial(tmp_path, workers):
-    ray.kill(workers[1], no_restart=False)
-    this = trial.open_trial(experiment(METHODS["localonly"], 2), tmp_path)
-    assert [u.client for u, _ in RayExecutor(workers, this).run((0, 1), {}, 0)] == [0, 1]
 
 
 def summed(pool, this, server):

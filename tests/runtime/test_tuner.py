@@ -76,6 +76,31 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
+def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_path, tiny, monkeypatch, capsys):
+    """On as many workers as still fit, and with interrupted trials first."""
+    base = dataclasses.replace(tiny, clients=3, runtime=Runtime(workers=3))
+    trial.keep_secret(tmp_path / "sweeps" / "s", b"the noise secret")
+    trials = [trial.resolve(override(base, {"seed": n}), b"the noise secret") for n in range(3)]
+    plan, fits = planned_as(tmp_path / "sweeps" / "s", trials), []
+
+    def fit(plan, shape, progress, tuned):
+        pending = [experiment_of(config).seed for config in iter(lambda: tuned.search_alg.suggest(""), "FINISHED")]
+        fits.append((shape.workers, pending, tuned.num_samples))
+        this = trial.Trial(plan.trials[pending[0]], plan.folder)
+        trial.begin(this)
+        trial.end(this.folder, "finished", final={"time/seconds": 1.0})
+        trial.begin(trial.Trial(plan.trials[2], plan.folder))
+
+    monkeypatch.setattr(tuner, "_fit", fit)
+    monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
+    monkeypatch.setattr(tuner, "_signals_handled", contextlib.nullcontext)
+    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), Progress(plan)) is False
+    assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
+    assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
+    assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
+
+
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_fit_that_lost_capacity_or_a_trial_is_followed_by_another_one(planned, tiny, monkeypatch, capsys):
     """Two trials run at once until another job arrives; then each fit has one. Trial 2 dies after a round, more often
