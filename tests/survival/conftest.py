@@ -190,7 +190,7 @@ def three_nodes():
     """One cluster for all tests of a session: a node costs seconds."""
     from nodes import Nodes
 
-    started = Nodes()
+    started = Nodes(at_exit=False)  # A test's second thread adds nodes too.
     yield started
     started.stop()
 

@@ -28,34 +28,6 @@ def resume(sweep: Sweep) -> str:
     return output
 
 
-def test_of_two_drivers_one_runs_and_is_interrupted_resumed_killed_and_resumed(tmp_path, undisturbed):
-    sweep = Sweep(tmp_path)
-    (tmp_path / "mlflow.db").unlink()  # its tables they make at once, too
-    processes = [sweep.start(), sweep.start()]
-    wait_until(lambda: any(p.poll() is not None for p in processes), "one to be refused", progress=sweep.progress)
-    refused, process = sorted(processes, key=lambda p: p.poll() is None)
-    said = sweep.end_of(refused)
-    assert refused.returncode == 2, said
-    assert "error: survivor is being run by process " in said and "Traceback" not in said
-
-    wait_until(lambda: finished(sweep) >= 1, "an outcome", progress=sweep.progress)
-    process.send_signal(signal.SIGINT)
-    output = sweep.end_of(process)
-    assert process.returncode == 130, output
-    assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
-    assert "Traceback" not in output
-    assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
-    assert 1 <= finished(sweep) < len(undisturbed)
-
-    commits, _ = sweep.progress()
-    process = sweep.start("--resume")
-    wait_until(lambda: sweep.progress()[0] > commits, "a commit", progress=sweep.progress, every=0.01)
-    kill_group(process)
-    assert finished(sweep) < len(undisturbed)
-    assert "Traceback" not in resume(sweep)
-    check_whole(sweep, undisturbed)
-
-
 def processes_of(session: int) -> set[int]:
     """All that belong to a session: Ray's workers are in groups of their own."""
     found = set()
@@ -69,19 +41,31 @@ def processes_of(session: int) -> set[int]:
     return found
 
 
-def test_a_signal_to_the_whole_process_group_ends_the_sweep_in_order(tmp_path):
-    """As `timeout` and schedulers send it: Ray's processes are in the driver's group too."""
+def test_of_two_drivers_one_runs_and_its_process_group_is_signalled_resumed_killed_and_resumed(tmp_path, undisturbed):
+    """`timeout` and schedulers signal the whole group: Ray's processes are in it too."""
     sweep = Sweep(tmp_path)
-    process = sweep.start("--no-baselines")
-    wait_until(lambda: sweep.progress()[0] > 0, "a commit", progress=sweep.progress, every=0.01)
+    (tmp_path / "mlflow.db").unlink()  # its tables they make at once, too
+    processes = [sweep.start(), sweep.start()]
+    wait_until(lambda: any(p.poll() is not None for p in processes), "one to be refused", progress=sweep.progress)
+    refused, process = sorted(processes, key=lambda p: p.poll() is None)
+    said = sweep.end_of(refused)
+    assert refused.returncode == 2, said
+    assert "error: survivor is being run by process " in said and "Traceback" not in said
+
+    wait_until(lambda: finished(sweep) >= 1, "an outcome", progress=sweep.progress)
     os.killpg(process.pid, signal.SIGTERM)
     output = sweep.end_of(process)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output and "--name survivor" in output
-    begun = {folder.parent.name for folder in sweep.folder.glob("trials/*/config.json")}
-    outcomes = sweep.outcomes()
-    assert begun == outcomes.keys()
-    assert "killed" in {outcome["outcome"] for outcome in outcomes.values()}
-    assert (sweep.folder / "report" / "report.html").exists()
+    assert process.returncode == 130 and "Traceback" not in output, output
+    assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
     assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
+    assert {folder.parent.name for folder in sweep.folder.glob("trials/*/config.json")} == sweep.outcomes().keys()
+    assert 1 <= finished(sweep) < len(undisturbed) and (sweep.folder / "report" / "report.html").exists()
     wait_until(lambda: not processes_of(process.pid), "all processes of the sweep to end", 30)
+
+    commits, _ = sweep.progress()
+    process = sweep.start("--resume")
+    wait_until(lambda: sweep.progress()[0] > commits, "a commit", progress=sweep.progress, every=0.01)
+    kill_group(process)
+    assert finished(sweep) < len(undisturbed)
+    assert "Traceback" not in resume(sweep)
+    check_whole(sweep, undisturbed)
