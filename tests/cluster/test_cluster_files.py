@@ -74,9 +74,8 @@ def test_images_are_official_or_built_here_and_carry_a_version() -> None:
 
 
 def test_the_images_python_is_one_that_the_project_allows() -> None:
-    found = {p for path in text_files() for p in re.findall(r"rayproject/ray:[\d.]+-py(\d+)", path.read_text())}
-    assert len(found) == 1
-    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{found.pop()[:1]}.11")
+    (digits,) = {p for path in text_files() for p in re.findall(r"ray:[\d.]+-py(\d+)", path.read_text())}
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{digits[0]}.{digits[1:]}")
 
 
 def secrets_in(text: str) -> list[str]:
@@ -99,13 +98,6 @@ def test_a_secret_would_be_seen(text: str) -> None:
 # --- the job's environment, and what it ships ---
 
 
-def test_the_runtime_environment_is_one() -> None:
-    (environment,) = documents("runtime_env.yaml")
-    from ray.runtime_env import RuntimeEnv
-
-    assert RuntimeEnv(**environment)["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
-
-
 def test_a_job_ships_the_code_and_little_else(tmp_path: Path) -> None:
     """With Ray's own packing: .gitignore and .rayignore are read in each folder of the working directory."""
     from ray._private.runtime_env.packaging import create_package
@@ -118,24 +110,14 @@ def test_a_job_ships_the_code_and_little_else(tmp_path: Path) -> None:
     assert (tmp_path / "package.zip").stat().st_size < 10 * 2**20  # the dashboard takes 100 MiB
 
 
-SECRETS = (
-    ".env",
-    ".env.local",
-    "key.pem",
-    "tls.key",
-    "id_rsa",
-    "credentials.json",
-    "mlflow.db",
-    "a.sqlite3",
-    "mlruns/x",
-)
+SECRETS = (".env", ".env.local", "key.pem", "tls.key", "id_rsa", "credentials.json", "mlflow.db", "a.sqlite3")
 
 
 def test_a_job_ships_no_secrets_and_no_databases(tmp_path: Path) -> None:
     from ray._private.runtime_env.packaging import create_package
 
     folder = tmp_path / "checkout"
-    for name in (*SECRETS, "jobs/.env", "kept.py"):
+    for name in (*SECRETS, "mlruns/x", "jobs/.env", "kept.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     for name in (".rayignore", ".gitignore"):
@@ -184,42 +166,27 @@ def test_the_launcher_accepts_it(name: str) -> None:
 
 
 def check_pod(pod: dict[str, Any]) -> None:
-    """What the API server and KubeRay insist on."""
+    """What no schema says."""
     spec = pod["spec"]
-    volumes = {v["name"] for v in spec.get("volumes", [])}
+    volumes = {v["name"] for v in spec["volumes"]}
     assert spec["containers"] and spec["securityContext"]["runAsNonRoot"]
     for container in spec["containers"]:
-        assert container["name"] and container["image"]
-        assert {m["name"] for m in container.get("volumeMounts", [])} <= volumes
-        resources = container["resources"]
-        assert resources["requests"] == resources["limits"]  # Ray's logical sizes are the limits
-        assert all(isinstance(v, str | int) for v in resources["limits"].values())
+        assert {m["name"] for m in container["volumeMounts"]} <= volumes
+        assert container["resources"]["requests"] == container["resources"]["limits"]  # Ray's logical sizes
 
 
 def check_ray_cluster(spec: dict[str, Any]) -> None:
-    """The spec of a RayCluster (CRD ray.io/v1): headGroupSpec and workerGroupSpecs with their required fields."""
     assert RAY.findall(f'rayVersion: "{spec["rayVersion"]}"') and spec["authOptions"] == {"mode": "token"}
-    head = spec["headGroupSpec"]
-    assert head["rayStartParams"] == {"num-cpus": "0"}  # a map of strings to strings
-    check_pod(head["template"])
-    ports = {p["name"]: p["containerPort"] for p in head["template"]["spec"]["containers"][0]["ports"]}
-    assert ports["dashboard"] == 8265
-    groups = spec["workerGroupSpecs"]
-    assert groups and len({g["groupName"] for g in groups}) == len(groups)
-    for group in groups:
+    assert spec["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    check_pod(spec["headGroupSpec"]["template"])
+    for group in spec["workerGroupSpecs"]:
         assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert group["rayStartParams"] == {}
         check_pod(group["template"])
         assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] >= 1
 
 
 def test_the_development_cluster() -> None:
     (cluster,) = documents("ray-cluster.dev.yaml")
-    assert (cluster["apiVersion"], cluster["kind"], cluster["metadata"]["name"]) == (
-        "ray.io/v1",
-        "RayCluster",
-        "raydiff-dev",
-    )
     spec = cluster["spec"]
     check_ray_cluster(spec)
     assert spec["enableInTreeAutoscaling"] is True and spec["autoscalerOptions"]["version"] == "v2"
@@ -229,11 +196,8 @@ def test_the_development_cluster() -> None:
 
 def test_the_sweep_as_a_job() -> None:
     (job,) = documents("ray-job.sweep.yaml")
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]
     check_ray_cluster(spec["rayClusterSpec"])
-    assert spec["submissionMode"] in ("K8sJobMode", "HTTPMode", "SidecarMode")
-    assert not {"suspend", "clusterSelector"} & set(spec)
     shared = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
     assert set(documents("runtime_env.yaml")[0]["env_vars"].items()) <= set(shared.items())
     assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
@@ -344,13 +308,10 @@ def test_the_volumes_that_are_claimed_are_made() -> None:
 # --- local.sh ---
 
 
-def test_local_sh_is_a_script_that_bash_reads() -> None:
-    done = subprocess.run(["bash", "-n", str(CLUSTER / "local.sh")], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (CLUSTER / "local.sh").stat().st_mode & 0o100
+def test_local_sh_ends_only_what_it_started() -> None:
     source = (CLUSTER / "local.sh").read_text()
     assert "set -euo pipefail" in source
-    assert not re.search(r"ray stop|pkill|killall|rm -rf /|\brm -rf \$", source)  # it ends only what it started
+    assert not re.search(r"ray stop|pkill|killall|rm -rf /|\brm -rf \$", source)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,10 +17,8 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
-from raydiff.runtime import cluster, concurrency, coordinator, device_faults, launch, tuner
-from raydiff.runtime.cluster import Group
-from raydiff.runtime.concurrency import ConcurrencyController
-from raydiff.runtime.plan import Asked, experiment_of, written
+from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
+from raydiff.runtime.plan import experiment_of, written
 from raydiff.runtime.progress import Progress
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
@@ -98,59 +95,6 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
-
-
-@pytest.mark.slow
-@pytest.mark.ray
-def test_a_fit_that_lost_capacity_or_a_trial_is_followed_by_another_one(planned, tiny, monkeypatch, capsys):
-    """Two trials run at once until another job arrives; then each fit has one. Trial 2 dies after a round, more often
-    than `runtime.failures`, and is continued; trial 3 dies without a round, and fails."""
-    make, run_by = planned
-    limits: list[int] = []
-
-    class Short(tuner.tune.Trainable):
-        def setup(self, config):
-            self.reset_config(config)
-
-        def reset_config(self, config):
-            self.this = trial.Trial(experiment_of(config), Path(config["sweep"]))
-            trial.begin(self.this)
-            return True
-
-        def step(self):
-            rounds, seed = list(self.this.folder.glob("round-*")), self.this.experiment.seed
-            if seed == 3 or (seed == 2 and self.iteration == len(rounds) == 1):
-                os._exit(1)
-            (self.this.folder / f"round-{len(rounds)}").touch()
-            result = {"round": len(rounds), "digest": self.this.experiment.digest, "time/seconds": 1.0}
-            if finished := len(rounds) == 2:
-                trial.end(self.this.folder, "finished", final={"time/seconds": 1.0})
-            return {**result, "finished": finished, "done": finished}
-
-        def save_checkpoint(self, checkpoint_dir):
-            pass
-
-    class Controller(ConcurrencyController):
-        def _check(self):
-            super()._check()
-            limits.append(self.limit)
-
-    run_by(Short)
-    monkeypatch.setattr(tuner, "ConcurrencyController", Controller)
-    monkeypatch.setattr(concurrency, "CHECK_EVERY_S", 0.0)
-    busy = Group("other", True, [{"CPU": 1.0}])
-    monkeypatch.setattr(concurrency.cluster, "groups_of_others", lambda: [busy] if progress.done else [])
-    monkeypatch.setattr(concurrency.cluster, "present", lambda **_: {"n": {"CPU": 2.0}})
-    base = dataclasses.replace(tiny, runtime=Runtime(workers=1, failures=0))
-    plan = dataclasses.replace(make(*(override(base, {"seed": n}) for n in range(4))), asked=Asked())
-    progress = Progress(plan)
-    assert tuner.run(plan, tuner.check(plan, [{"CPU": 2.0}]), progress) is False
-    assert (progress.done, progress.failed, set(limits)) == (3, 1, {1, 2})
-    assert [o["outcome"] for o in outcomes(plan)] == ["finished", "finished", "finished", "killed"]
-    out = capsys.readouterr().out
-    assert "running up to 1 trial concurrently, beside 1 other job(s)" in out
-    assert "seed=2: its processes were lost; it goes on after round 1" in out
-    assert "seed=3: FAILED, its processes were lost more often than runtime.failures allows" in out
 
 
 def federation(folder: Path, experiment, owner: int | None = None) -> tuner.Federation:
