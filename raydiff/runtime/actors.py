@@ -1,4 +1,4 @@
-"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`, and the start of its workers.
+"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`; its workers' start and watchdog.
 
 Tensors travel as numpy arrays, which Ray maps without copying.
 """
@@ -6,10 +6,12 @@ Tensors travel as numpy arrays, which Ray maps without copying.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,13 +19,14 @@ from ray.exceptions import ObjectLostError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raydiff.experiment.config import Runtime
 from raydiff.experiment.trial import Trial
+from raydiff.federated import heartbeat
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import Partial, UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.runtime import device_faults
 from raydiff.runtime.slots import Slot
-from raydiff.runtime.watchdog import HeartbeatMonitor
 from raydiff.runtime.worker import NotHosted, Worker
 from raydiff.storage.staging import StorageCredentials
 from raydiff.tree import Params, arrays, tensors
@@ -33,6 +36,9 @@ Ask = Callable[[Any, list[int], bool], Any]
 ATTEMPTS = 4  # deaths of a worker at one client after which the trial fails
 MESSAGE_S = 0.05  # age of a message of uploads
 PART_S = 30.0  # longest computation of one partial sum, which is lost if the worker dies
+CHECKS = 8  # checks of heartbeats per timeout
+CHECK_S = 30.0  # longest time between two checks
+KILL_S = 30.0  # time for a killed process to end: Ray takes 6 s for a stopped one
 LOST = (RayActorError, NotHosted, ObjectLostError)  # of a call whose worker has died, or its node with the result
 
 
@@ -55,6 +61,57 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
     return handles
 
 
+class HeartbeatMonitor:
+    """Waits for the workers of one trial, and kills those without a heartbeat: they then count as dead.
+
+    A message from the worker is a heartbeat, and so is each step of a training or piece of another computation
+    (`federated.heartbeat`): a training may take any time as long as it takes steps. Only waiting counts as silence.
+    """
+
+    def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
+        self._workers, self._folder = workers, folder
+        self._timeout_s = runtime.client_timeout_s
+        self._start_timeout_s = max(runtime.client_timeout_s, runtime.revive_s)
+        self.names: dict[int, str] = {}  # worker -> its process's name in `heartbeat`
+        self.killed = set[int]()  # Workers that were killed but whose death Ray has not reported yet.
+        self._silent_s = dict.fromkeys(range(len(workers)), 0.0)
+        self._last: dict[int, object] = {}
+
+    def first(self, pending: Mapping[Any, int], task: Callable[[int], str], seconds: float = math.inf) -> Any:
+        """Return the first of the pending references that is ready or lost; None after these seconds.
+
+        Args:
+            pending: Reference -> the worker that it comes from.
+            task: Describes what a worker is computing.
+        """
+        began = last = time.monotonic()
+        while True:
+            left = max(0.0, began + seconds - last)
+            ready, _ = ray.wait(list(pending), timeout=min(left, CHECK_S, self._timeout_s / CHECKS))
+            before, last = last, time.monotonic()
+            if ready:
+                self._silent_s[pending[ready[0]]] = 0.0
+                return ready[0]
+            if last - began >= seconds:
+                return None
+            for i in pending.values():
+                self._check(i, last - before, task)
+
+    def _check(self, i: int, seconds: float, task: Callable[[int], str]) -> None:
+        latest, timeout_s = None, self._start_timeout_s  # A worker without a name may still be starting.
+        if i in self.names:
+            latest, timeout_s = heartbeat.sign(self._folder, self.names[i]), self._timeout_s
+        self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
+        self._last[i] = latest
+        if self._silent_s[i] < timeout_s:
+            return
+        self._silent_s[i] = -KILL_S
+        reason = f"no heartbeat for {timeout_s:g} s (runtime.client_timeout_s), {task(i)}"
+        device_faults.record(self._folder, f"worker {i}: {reason}")
+        self.killed.add(i)
+        ray.kill(self._workers[i], no_restart=False)
+
+
 class RayExecutor:
     """`rounds.ClientExecutor` over workers: client i runs in worker i modulo the number of workers."""
 
@@ -75,17 +132,14 @@ class RayExecutor:
                 self._revive(i)
 
     def _host(self, i: int) -> Any:
-        return self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
+        clients = [*self.trial.experiment.everyone[i :: len(self.workers)]]
+        return self.workers[i].host.remote(self._sent, clients, self.gpu)
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """Yield `Client.run` of each client."""
         if not ids:
             return
-        ref = ray.put(arrays(server))
-
-        def ask(worker: Any, part: list[int], alone: bool) -> Any:
-            return worker.run.remote(self._digest, part, ref, number, 0.0 if alone else MESSAGE_S)
-
+        ask = self._ask("run", server, number, MESSAGE_S)
         for client, examples, value, event, metrics in self._in_order(ids, ask):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
@@ -93,19 +147,20 @@ class RayExecutor:
         """Yield partial sums of the clients' uploads: one per worker, or more if it takes long or has died."""
         if not ids:
             return
-        ref = ray.put(arrays(validator.server))
         seconds = min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
-
-        def ask(worker: Any, part: list[int], alone: bool) -> Any:
-            return worker.sums.remote(self._digest, part, ref, validator.number, 0.0 if alone else seconds)
-
-        for _, message in self._messages(ids, ask):
+        for _, message in self._messages(ids, self._ask("sums", validator.server, validator.number, seconds)):
             yield message
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """Yield `Client.evaluate` of each client on a split that no client holds."""
         ref = ray.put(arrays(server))
         yield from self._in_order(ids, lambda w, part, _: w.evaluate.remote(self._digest, part, ref, number, split))
+
+    def _ask(self, call: str, server: Params, number: int, seconds: float) -> Ask:
+        ref = ray.put(arrays(server))
+        return lambda worker, part, alone: getattr(worker, call).remote(
+            self._digest, part, ref, number, 0.0 if alone else seconds
+        )
 
     def _in_order(self, ids: Sequence[int], ask: Ask) -> Iterator[Any]:
         """Yield the clients' results in the order of `ids`, from messages that are lists of results."""
@@ -127,7 +182,9 @@ class RayExecutor:
         A worker that dies is asked again for the missing results. `wanted`: whether a worker should compute its next
         message now.
         """
-        parts = self._dealt(ids)
+        parts: dict[int, dict[int, None]] = {}  # worker -> its clients: a client is removed in constant time
+        for client in ids:
+            parts.setdefault(client % len(self.workers), {})[client] = None
         pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
         died, idle, deaths = set[int](), set[int](), dict.fromkeys(parts, 0)
 
@@ -190,16 +247,6 @@ class RayExecutor:
         """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""
         sure = len(clients) == 1 or (alone and not self.trial.experiment.runtime.vectorize)
         return f"at client {next(iter(clients))}{'' if sure else ' or a later one'}"
-
-    def _ids_of(self, i: int) -> list[int]:
-        return [*self.trial.experiment.everyone[i :: len(self.workers)]]
-
-    def _dealt(self, ids: Sequence[int]) -> dict[int, dict[int, None]]:
-        """Worker -> its clients, in order: a dict, from which a client is removed in constant time."""
-        parts: dict[int, dict[int, None]] = {i: {} for i in range(len(self.workers))}
-        for client in ids:
-            parts[client % len(self.workers)][client] = None
-        return {i: part for i, part in parts.items() if part}
 
 
 def _has_its_nodes() -> bool:

@@ -1,23 +1,24 @@
-"""`Federation`, Tune's trainable: the coordinator of one trial after the other, in the same processes."""
+"""`Federation`, Tune's trainable: the coordinator of one trial after the other, in the same processes; its gauges."""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import ray
 from ray import tune
+from ray.util.metrics import Gauge
 
 from raydiff import process
 from raydiff.experiment import trial as trials
 from raydiff.experiment.trial import Trial
 from raydiff.runtime import device_faults
 from raydiff.runtime.actors import RayExecutor, WorkersLost, start_workers
-from raydiff.runtime.gauges import Gauges
 from raydiff.runtime.plan import experiment_of
 from raydiff.runtime.slots import Slot, cap_memory
 from raydiff.runtime.sweep_folder import not_writable
@@ -27,6 +28,16 @@ from raydiff.storage.lease import Lease
 from raydiff.storage.staging import StorageCredentials
 
 GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
+TAGS = ("sweep", "trial", "method")
+GAUGES = {
+    "raydiff_rounds": "Committed rounds.",
+    "raydiff_epsilon": "Epsilon against the server; absent if it is infinite.",
+    "raydiff_unprotected": "1 if that epsilon is infinite, else 0.",
+    "raydiff_bytes_sent": "Bytes of all uploads so far.",
+    "raydiff_rejected": "Clients whose upload was rejected in the last round.",
+    "raydiff_processes_lost": "Processes of the trial that died, hung, or lost their accelerator.",
+}
+"""Name -> description. Ray adds the prefix `ray_`."""
 
 
 class Federation(tune.Trainable):
@@ -115,3 +126,28 @@ def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
 def _cause(error: Exception) -> BaseException:
     """Return the error that was raised, in this process or in another."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+
+
+class Gauges:
+    """The gauges of one process, which may run several trials one after the other."""
+
+    def __init__(self) -> None:
+        self._gauges = {name: Gauge(name, text, tag_keys=TAGS) for name, text in GAUGES.items()}
+
+    def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """Export a round's result; the trial's last result is skipped."""
+        if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
+            return
+        values = {
+            "raydiff_rounds": result["round"] + 1,
+            "raydiff_unprotected": epsilon == math.inf,
+            "raydiff_bytes_sent": result["comm/bytes_up"],
+            "raydiff_rejected": result.get("clients/rejected", 0),
+            "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
+        }
+        if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
+            values["raydiff_epsilon"] = epsilon
+        method = type(trial.experiment.method).__name__
+        tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
+        for name, value in values.items():
+            self._gauges[name].set(float(value), tags)

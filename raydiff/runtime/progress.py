@@ -32,7 +32,7 @@ class Progress(tune.Callback):
     def __init__(self, plan: Planned) -> None:
         self.plan, self.total = plan, plan.total
         self._named = varying([plan.base, *plan.trials], plan.space)
-        self._pending = {e.digest: e for e in plan.trials}
+        self._pending = dict[str, Experiment]()  # by digest
         self._remaining = RemainingTime()
         self.running: dict[str, Running] = {}  # by Tune's trial id
         self.ended = set[str]()  # digests of trials that this sweep does not run again
@@ -47,14 +47,18 @@ class Progress(tune.Callback):
         self._start = self._printed_at = time.monotonic()
         self._interrupted_at = 0.0
 
-    def begin_fit(self, ended: Iterable[tuple[Experiment, Mapping[str, Any]]]) -> None:
-        """Tune starts, perhaps once more: these trials have an outcome already."""
+    def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
+        """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
         self.running.clear()
-        self._rounds_before = dict(self._rounds)
-        for experiment, outcome in ended:
-            self._pending.pop(experiment.digest, None)
-            if experiment.digest not in self.ended:
+        self._pending, self._rounds_before = {}, dict(self._rounds)
+        for experiment, outcome in trials:
+            if experiment.digest in self.ended:
+                continue
+            if outcome is None:
+                self._pending[experiment.digest] = experiment
+            else:
                 self._done(experiment, outcome.get("final", {}).get("time/seconds"))
+        return list(self._pending.values())
 
     def leave_out(self, node: str, why: str) -> bool:
         """Place nothing on a node that has lost a GPU. Returns whether this is news."""
@@ -104,7 +108,6 @@ class Progress(tune.Callback):
         this = self._begin(trial)
         if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
-            self._pending[this.digest] = this.experiment
         else:
             self._print_faults(this)
             self._fail(trial, "its processes were lost more often than runtime.failures allows")

@@ -46,20 +46,20 @@ def optuna_of(plan: Planned, done: int) -> Searcher:
     """Return Optuna over a study that a resumed sweep continues. `done`: trials suggested so far."""
     from ray.tune.search.optuna import OptunaSearch
 
-    space: Any = {"values": {path: _domain(kind, values) for path, (kind, values) in plan.space.items()}}
-    several = bool(plan.asked.also)
+    domains = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
+    space: Any = {
+        path: tune.choice(list(values)) if kind == "choice" else domains[kind](*values)
+        for path, (kind, values) in plan.space.items()
+    }
+    also = plan.asked.also
     return OptunaSearch(
-        space,
-        metric=[metric(plan), *plan.asked.also] if several else metric(plan),
-        mode=[mode(plan), *["min"] * len(plan.asked.also)] if several else mode(plan),
+        {"values": space},
+        metric=[metric(plan), *also] if also else metric(plan),
+        mode=[mode(plan), *["min"] * len(also)] if also else mode(plan),
         seed=plan.base.seed + done,  # The same seed would suggest the same points again.
         storage=_storage(plan.folder),
         study_name=NAME,
     )
-
-
-def _domain(kind: str, values: tuple[Any, ...]) -> Any:
-    return tune.choice(list(values)) if kind == "choice" else getattr(tune, kind)(*values)
 
 
 def best(plan: Planned) -> Iterator[str]:

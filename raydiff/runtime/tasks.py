@@ -6,7 +6,6 @@ are those of one process.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,7 +35,11 @@ def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
             return
         trial, out = make.finished.trial, make.out.absolute()
         gpu = _gpu_fraction(min(workers, len(parts)), nodes) if device().type == "cuda" else 0.0
-        opened = functools.partial(_writer, trial.folder, make.source.client, out, make.request)
+        folder, client, request = trial.folder, make.source.client, make.request
+
+        def opened() -> Do:
+            return generation.maker(open_finished(folder), client, out, request).write
+
         needed = bundle(trial.experiment.runtime.threads, gpu)
         yield from _done(opened, parts, needed, workers=workers, nodes=nodes, folders=(trial.sweep, out))
 
@@ -47,8 +50,10 @@ def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Resources]) 
     """Train all shadow models with up to `workers` workers, and yield each one's number when it is in the cache."""
     trial, request = attacked.finished.trial, attacked.request
     needed = bundle(trial.experiment.runtime.threads, trial.experiment.runtime.gpu_per_worker)
-    opened = functools.partial(_trainer, request)
-    yield from _done(opened, range(request.shadows), needed, workers=workers, nodes=nodes, folders=(trial.sweep,))
+    numbers, folders = range(request.shadows), (trial.sweep,)
+    yield from _done(
+        lambda: shadows.open_attacked(request).losses, numbers, needed, workers=workers, nodes=nodes, folders=folders
+    )
 
 
 class _TaskWorker:
@@ -92,14 +97,6 @@ def _done(
             yield from pool.map_unordered(lambda one, number: one.do.remote(number), list(numbers))
     except RayActorError as e:
         raise ValueError("a worker was lost: run the same command to continue") from e
-
-
-def _writer(trial: Path, client: int | None, out: Path, request: generation.Request) -> Do:
-    return generation.maker(open_finished(trial), client, out, request).write
-
-
-def _trainer(request: shadows.Request) -> Do:
-    return shadows.open_attacked(request).losses
 
 
 def _gpu_fraction(workers: int, nodes: Sequence[Resources]) -> float:

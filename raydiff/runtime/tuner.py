@@ -64,8 +64,7 @@ def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
 
 
 def run(plan: Planned, shape: Slot, progress: Progress) -> bool:
-    """Run the trials that have no outcome, until all have one or the time budget is spent. Returns whether an interrupt
-    ended it."""
+    """Run the trials that have no outcome within the time budget. Returns whether an interrupt ended it."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Progress` prints each error in a line.
@@ -89,12 +88,12 @@ def _signals_handled(interrupt: Callable[..., None]) -> Iterator[None]:
 
 
 def _run_fits(plan: Planned, shape: Slot, progress: Progress) -> None:
-    """Run one fit after the other, each on the slots that the cluster has then.
-
-    One fit is enough where no capacity is lost. Optuna continues its study, and ASHA is one scheduler for all fits.
-    """
+    """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
     deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
-    scheduler = _asha(plan) if plan.asked.search == "asha" else None
+    scheduler, metric = None, search.metric(plan)
+    if plan.asked.search == "asha":
+        longest = max(e.method.rounds for e in plan.trials)
+        scheduler = ASHAScheduler("round", metric, search.mode(plan), max_t=longest, grace_period=1)
     for number in itertools.count():
         pending, suggested = _without_outcome(plan, progress)
         # A trial that failed before it had a folder counts too.
@@ -124,18 +123,13 @@ def _without_outcome(plan: Planned, progress: Progress) -> tuple[list[Experiment
     planned = {e.digest for e in plan.trials}
     files = sorted(plan.folder.glob("trials/*/config.json")) if plan.suggested else []
     suggested = [configuration.read(f) for f in files if f.parent.name not in planned]
-    outcomes = [(e, Trial(e, plan.folder).outcome()) for e in (*plan.trials, *suggested)]
-    progress.begin_fit((e, outcome) for e, outcome in outcomes if outcome is not None)
-    pending = [e for e, outcome in outcomes if outcome is None and e.digest not in progress.ended]
+    pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in (*plan.trials, *suggested))
     pending.sort(key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
     return pending, len(suggested)
 
 
 def _refitted(plan: Planned, shape: Slot, progress: Progress) -> Slot:
-    """The sweep's slot with as many workers as still fit, at most as many as before: their number changes no result.
-
-    Raises ValueError where no slot fits.
-    """
+    """The slot with as many workers as still fit: their number changes no result. Raises ValueError where none fits."""
     free = replace(plan, base=overrides.override(plan.base, {"runtime.workers": None}))
     refitted = check(free, list(present(without=progress.left_out).values()))
     if refitted.workers >= shape.workers:
@@ -153,22 +147,22 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
     for digest in sweep_folder.open_ended(plan.folder):
         folder = plan.folder / "trials" / digest
         fault = device_faults.last_reason(folder)
-        outcome, reason = "killed", "its processes were lost" + (f": {fault}" if fault else "")
+        reason = "its processes were lost" + (f": {fault}" if fault else "")
         if progress.interrupted:
             reason = "interrupted"
         elif digest in progress.stopped or out_of_time:
-            outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
+            reason = "scheduler" if digest in progress.stopped else "time budget"
         with contextlib.suppress(OSError):  # on a full disk
-            cut_short(folder, outcome, reason=reason)
+            cut_short(folder, "stopped" if reason in ("scheduler", "time budget") else "killed", reason=reason)
 
 
 def _fit(plan: Planned, shape: Slot, progress: Progress, tuned: tune.TuneConfig) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
     controller = ConcurrencyController(plan, shape, progress)
     tuned.search_alg = LimitedSearcher(tuned.search_alg, controller)
-    credentials = StorageCredentials.of(plan.folder)
-    # Not in the config, which Tune writes to disk.
-    trainable: Any = Federation if credentials is None else tune.with_parameters(Federation, credentials=credentials)
+    trainable: Any = Federation
+    if credentials := StorageCredentials.of(plan.folder):  # Not in the config, which Tune writes to disk.
+        trainable = tune.with_parameters(Federation, credentials=credentials)
     where: dict[str, Any] = {"strategy": "PACK"}
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
@@ -194,8 +188,3 @@ def _fit(plan: Planned, shape: Slot, progress: Progress, tuned: tune.TuneConfig)
                 failure_config=tune.FailureConfig(max_failures=plan.base.runtime.failures),
             ),
         ).fit()
-
-
-def _asha(plan: Planned) -> ASHAScheduler:
-    longest = max(e.method.rounds for e in plan.trials)
-    return ASHAScheduler("round", search.metric(plan), search.mode(plan), max_t=longest, grace_period=1)

@@ -14,7 +14,7 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import device_faults, gauges
+from raydiff.runtime import coordinator, device_faults
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "cluster" / "grafana.json"
 
@@ -36,15 +36,15 @@ def test_each_round_is_exported(
             self.name = name
 
         def set(self, value: float, tags: dict[str, str]) -> None:
-            assert tuple(tags) == gauges.TAGS
+            assert tuple(tags) == coordinator.TAGS
             exported[self.name] = value
 
-    monkeypatch.setattr(gauges, "Gauge", Gauge)
+    monkeypatch.setattr(coordinator, "Gauge", Gauge)
     this = trial.open_trial(tiny, tmp_path)
     device_faults.record(this.folder, "worker 1: gone")
-    gauges.Gauges().tell(this, {"finished": True, "failed": "why"})
+    coordinator.Gauges().tell(this, {"finished": True, "failed": "why"})
     assert exported == {}
-    gauges.Gauges().tell(this, result(epsilon))
+    coordinator.Gauges().tell(this, result(epsilon))
     assert exported == {
         "raydiff_rounds": 5.0,
         "raydiff_unprotected": float(epsilon == math.inf),
@@ -62,7 +62,7 @@ def test_a_scrape_of_the_node_has_the_gauges_of_every_trial(tiny: Experiment, wo
     @ray.remote(num_cpus=0)
     class Coordinator:
         def tell(self, sweep: str, numbers: dict[str, Any]) -> None:
-            self._gauges = gauges.Gauges()
+            self._gauges = coordinator.Gauges()
             self._gauges.tell(trial.Trial(tiny, Path(sweep)), numbers)
 
     trials = {"kept": result(9.5), "open": result(math.inf)}
@@ -75,14 +75,14 @@ def test_a_scrape_of_the_node_has_the_gauges_of_every_trial(tiny: Experiment, wo
             lines = [line for line in page.read().decode().splitlines() if line.startswith("ray_raydiff_")]
         names = {s: {line.partition("{")[0] for line in lines if f'sweep="{s}"' in line} for s in trials}
         time.sleep(0.2)
-    for coordinator in coordinators:
-        ray.kill(coordinator)
-    assert names["kept"] == {f"ray_{name}" for name in gauges.GAUGES}
+    for actor in coordinators:
+        ray.kill(actor)
+    assert names["kept"] == {f"ray_{name}" for name in coordinator.GAUGES}
     assert names["open"] == names["kept"] - {"ray_raydiff_epsilon"}
 
 
 def test_the_dashboard_draws_each_gauge() -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     drawn = [target["expr"] for panel in panels for target in panel["targets"]]
-    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(gauges.GAUGES)
-    assert all(set(re.findall(r"by \(([^)]*)\)", e)[0].split(", ")) <= set(gauges.TAGS) for e in drawn)
+    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(coordinator.GAUGES)
+    assert all(set(re.findall(r"by \(([^)]*)\)", e)[0].split(", ")) <= set(coordinator.TAGS) for e in drawn)
