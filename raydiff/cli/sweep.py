@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
     if options.dry_run:
         return _dry_run(plan)
     more = {"resume": options.resume, "extend": options.extend, "retry": options.retry is not None}
-    ended = launch.start(plan, since=since, report=FULL, **more)
+    ended = launch.start(plan, report=FULL, **more)
     print(f"whole run: {time.monotonic() - since:.0f} s")
     if ended.interrupted:
         print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")

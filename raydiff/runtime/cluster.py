@@ -10,9 +10,8 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
 from ray.exceptions import RayTaskError
@@ -29,11 +28,8 @@ MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters
 def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
     """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
 
-    Args:
-        only_join: Never start a cluster; without one to join, yield this machine's resources.
-
-    Yields:
-        Each node's resources. Raises ValueError if Ray does not start.
+    Yields each node's resources. With `only_join` none is started, and those of this machine are yielded. Raises
+    ValueError if Ray does not start.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if only_join and not os.environ.get("RAY_ADDRESS"):
@@ -75,9 +71,9 @@ def _start_local(quiet: dict[str, Any]) -> None:
 
 
 def _own_folder() -> str | None:
-    """Make a folder for a local Ray's sockets and logs that only this user can open; None if its path is too long.
+    """Make a folder for a local Ray's sockets that only this user can open, unlike Ray's default one.
 
-    In Ray's default folder every user of the machine may replace a socket.
+    None if its path is too long. Raises ValueError if it exists and others can open it.
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
     inside = f"{folder}/r"  # Ray makes the folder that it is given readable to everybody.
@@ -89,22 +85,6 @@ def _own_folder() -> str | None:
     if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o077:
         raise ValueError(f"{folder}, for Ray's sockets, must be a folder of yours alone (mode 700): remove it")
     return inside
-
-
-def _leave() -> None:
-    """Leave Ray while other threads run, such as the writer to MLflow.
-
-    If garbage collection in any thread finds a reference to a Ray object during the shutdown, Ray 2.60 ends the
-    process without a message (since ray-project/ray#19115).
-    """
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        ray.shutdown()
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
@@ -149,23 +129,18 @@ def in_one_sentence() -> Iterator[None]:
         raise
 
 
-@dataclass(frozen=True)
-class Group:
+class Group(NamedTuple):
     """A placement group of another job."""
 
-    job: str
     waits: bool
+    job: str
     bundles: list[dict[str, float]]
 
 
 def groups_of_others() -> list[Group]:
     """Return the placement groups of other jobs: first those that are placed, then those that wait."""
-    mine = ray.get_runtime_context().get_job_id()
-    table = ray.util.placement_group_table().items()
-    states = {"CREATED": False, "PREPARED": True, "PENDING": True, "RESCHEDULING": True}
-    groups = [  # A group's id ends with its job's.
-        Group(id_[-len(mine) :], states[group["state"]], list(group["bundles"].values()))
-        for id_, group in table
-        if group["state"] in states and not id_.endswith(mine)
-    ]
+    mine, groups = ray.get_runtime_context().get_job_id(), list[Group]()
+    for id_, group in ray.util.placement_group_table().items():
+        if group["state"] != "REMOVED" and not id_.endswith(mine):  # A group's id ends with its job's.
+            groups.append(Group(group["state"] != "CREATED", id_[-len(mine) :], list(group["bundles"].values())))
     return sorted(groups, key=lambda group: group.waits)

@@ -21,7 +21,6 @@ from raydiff.runtime.progress import Progress
 from raydiff.runtime.slots import Slot, fair_slots, say
 
 CHECK_EVERY_S = 5.0
-WAITING_S = 10.0  # A sweep without a running trial prints what it waits for after so long: placing one takes seconds.
 QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at least so many are kept pending.
 
 
@@ -37,8 +36,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         self.capacity_lost = False
         self._active_at = time.monotonic()
         self._checked_nodes = set(cluster.present())
-        self._reported: tuple[int, int] | None = None
-        self._waiting_reported = False
+        self._reported = ""
         self._check()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -65,7 +63,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         return self.capacity_lost or self.progress.ending
 
     def _check(self) -> None:
-        self._checked_at = now = time.monotonic()
+        self._checked_at = time.monotonic()
         nodes, others, grows = (
             cluster.present(without=self.progress.left_out),
             cluster.groups_of_others(),
@@ -77,24 +75,20 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
         most = self.plan.asked.concurrent or self.progress.total
         self.limit = max(1, min(fair + queued, most))
-        idle_s = now - self._active_at
-        self._report(fitting, min(fair, most), len({group.job for group in others}), waits=idle_s >= WAITING_S)
-        no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
+        self._report(min(fair, most) if fitting else 0, len({group.job for group in others}))
+        no_room = self._checked_at - self._active_at >= self.plan.base.runtime.revive_s and not fitting and not grows
         self.capacity_lost = self.capacity_lost or no_room or not self._sees_storage(set(nodes))
 
-    def _report(self, fitting: int, limit: int, jobs: int, *, waits: bool) -> None:
-        """Print how many trials run at once when it changes (at the start, when other jobs lower it), and what a sweep
-        without a running trial waits for."""
-        before, self._reported = self._reported, (fitting, jobs)
-        if fitting and self._reported != (before or (fitting, 0)):
-            beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
-            print(f"  running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}", flush=True)
-        waits = waits and bool(jobs or not fitting)
-        if waits and not self._waiting_reported:
+    def _report(self, limit: int, jobs: int) -> None:
+        """Print how many trials run at once, or that none can, when it changes."""
+        beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
+        text = f"running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}"
+        if not limit:
             needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
-            where = f"{jobs} other job(s) use the cluster" if fitting else "no node is large enough"
-            print(f"  waiting for resources: {needs}; {where}", flush=True)
-        self._waiting_reported = waits
+            text = f"waiting for resources: {needs}, and no node is large enough"
+        if text != self._reported:
+            print(f"  {text}", flush=True)
+        self._reported = text
 
     def _sees_storage(self, ids: set[str]) -> bool:
         try:

@@ -1,7 +1,6 @@
-"""From a plan to its report: the work of `raydiff sweep`, `raydiff run` and the functions of `raydiff.api`.
+"""From a plan to its report: run the trials in this process or on Ray, log them to MLflow and write the report.
 
-`start` runs the trials of a plan, in this process or on Ray, logs them to MLflow and writes the report. A plan that is
-refused leaves no files.
+A plan that is refused leaves no files.
 """
 
 from __future__ import annotations
@@ -68,21 +67,15 @@ def start(
     retry: bool = False,
     report: Reporter | None = None,
     track: bool = True,
-    since: float | None = None,
 ) -> Ended:
-    """Run the trials without an outcome, then report.
+    """Run the trials without an outcome, then report. Raises ValueError if the sweep may not start, or not here.
 
     Args:
         resume: Continue the sweep of this name if it exists.
         extend: The resumed sweep may have more trials than before.
         retry: Run the failed trials, and only those.
         track: Log to MLflow.
-        since: When the command began (`time.monotonic`); None: now.
-
-    Raises:
-        ValueError: The sweep may not start, or not here.
     """
-    since = since or time.monotonic()
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with held(folder) as owner:
         artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
@@ -98,7 +91,7 @@ def start(
         if track:
             mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, **log)
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
-        return _run(planned, about, report, mlflow, retry=retry, since=since)
+        return _run(planned, about, report, mlflow, retry=retry)
 
 
 def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan:
@@ -134,17 +127,11 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
         print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
-        print(*(f"tuned: {line}\n" for line in planned.tuned), sep="", end="", flush=True)
+        print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
 
 
 def _run(
-    planned: Planned,
-    about: sweep_folder.Plan,
-    report: Reporter | None,
-    mlflow: Mlflow | None,
-    *,
-    retry: bool,
-    since: float,
+    planned: Planned, about: sweep_folder.Plan, report: Reporter | None, mlflow: Mlflow | None, *, retry: bool
 ) -> Ended:
     """Write the sweep's folder, run the trials and report. After an interrupt, trials that began are killed."""
     folder, runtime, begun = planned.folder, planned.base.runtime, threading.Event()
@@ -163,7 +150,7 @@ def _run(
             local.run(planned, begin)
             ended = Ended(folder, False)
         else:
-            ended = _run_on_ray(planned, begin, since=since)
+            ended = _run_on_ray(planned, begin)
     except KeyboardInterrupt:
         if not begun.is_set():
             raise
@@ -207,11 +194,12 @@ def _close(
         print(incomplete)
 
 
-def _run_on_ray(planned: Planned, begin: Callable[[], None], *, since: float) -> Ended:
+def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import cluster
     from raydiff.runtime.progress import Progress
 
+    since = time.monotonic()
     with cluster() as nodes:
         slot = tuner.check(planned, nodes)
         begin()

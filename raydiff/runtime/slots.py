@@ -142,10 +142,8 @@ def this_machine() -> dict[str, float]:
 def cap_memory(fraction: float) -> None:
     """Limit this process to a fraction of the GPU's memory, so that it cannot starve the other processes on it.
 
-    With fraction 0 the process is kept off the GPU: Ray does not hide GPUs from actors that ask for none.
-
-    Raises:
-        ValueError: This process sees no CUDA device, or the fraction is too small for any tensor.
+    With fraction 0 it is kept off the GPU: Ray does not hide GPUs from actors that ask for none. Raises ValueError if
+    this process sees no CUDA device, or the fraction is too small for any tensor.
     """
     if fraction == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `models.ddpm.device` obeys it, also after torch has looked.

@@ -146,7 +146,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, since=0.0)
+    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
