@@ -64,8 +64,8 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
 class HeartbeatMonitor:
     """Waits for the workers of one trial, and kills those without a heartbeat: they then count as dead.
 
-    A message from the worker is a heartbeat, and so is each step of a training or piece of another computation
-    (`federated.heartbeat`): a training may take any time as long as it takes steps. Only waiting counts as silence.
+    A message is a heartbeat, and so is each step of a training or piece of another computation
+    (`federated.heartbeat`), whatever time it takes in all. Only waiting counts as silence.
     """
 
     def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
@@ -78,12 +78,8 @@ class HeartbeatMonitor:
         self._last: dict[int, object] = {}
 
     def first(self, pending: Mapping[Any, int], task: Callable[[int], str], seconds: float = math.inf) -> Any:
-        """Return the first of the pending references that is ready or lost; None after these seconds.
-
-        Args:
-            pending: Reference -> the worker that it comes from.
-            task: Describes what a worker is computing.
-        """
+        """Return the first of the pending references (-> worker) that is ready or lost; None after these seconds.
+        `task` describes what a worker is computing."""
         began = last = time.monotonic()
         while True:
             left = max(0.0, began + seconds - last)
@@ -177,11 +173,8 @@ class RayExecutor:
     def _messages(
         self, ids: Sequence[int], ask: Ask, *, wanted: Callable[[int], bool] = lambda _: True
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (worker, message) until each client's result has arrived.
-
-        A worker that dies is asked again for the missing results. `wanted`: whether a worker should compute its next
-        message now.
-        """
+        """Yield (worker, message) until each client's result has arrived. A worker that dies is asked again for the
+        missing results. `wanted`: whether a worker should compute its next message now."""
         parts: dict[int, dict[int, None]] = {}  # worker -> its clients: a client is removed in constant time
         for client in ids:
             parts.setdefault(client % len(self.workers), {})[client] = None

@@ -72,7 +72,7 @@ class DataParallel:
 
 
 @contextlib.contextmanager
-def means(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
+def executor_and_trainer(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
     """Yield what makes the executor of a trial whose coordinator is this process, and the trainer of its server.
 
     Raises ValueError if they do not fit on the cluster.

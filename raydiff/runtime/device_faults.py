@@ -30,8 +30,7 @@ TRIES, RETRY_S = 3, 2.0  # With exclusive compute mode, the previous process may
 class GpuLost(Exception):
     """A fresh process cannot compute on its GPU."""
 
-    node: str
-    """The node's id in Ray."""
+    node: str  # its id in Ray
     address: str
     why: str
 
@@ -43,12 +42,9 @@ class GpuLost(Exception):
 class OutOfMemory(RuntimeError):
     """A process needed more GPU memory than its fraction of a GPU has."""
 
-    who: str
-    """A client or the server."""
-    number: int
-    """The round."""
-    field: str
-    """The field of `Runtime` that set the fraction."""
+    who: str  # a client or the server
+    number: int  # of the round
+    field: str  # of `Runtime`, which set the fraction
     fraction: float
 
     def __str__(self) -> str:
@@ -85,10 +81,7 @@ def exit_on_device_error(folder: Path, who: str) -> Iterator[None]:
 
 @functools.cache
 def check_gpu(fraction: float) -> None:
-    """Raise GpuLost if this process has a fraction of a GPU and cannot compute on it.
-
-    A success is cached: later device errors may be the process's own fault.
-    """
+    """Raise GpuLost if this process has a fraction of a GPU and cannot compute on it, as long as it never could."""
     for left in reversed(range(TRIES)):
         why = _gpu_error() if fraction else ""
         if not why:

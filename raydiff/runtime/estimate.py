@@ -65,10 +65,7 @@ def trainings(method: Any, prefix: str = "") -> Iterator[tuple[str, Training]]:
 
 
 def work(experiment: Experiment) -> float:
-    """Return the number of records in all training steps: the server's once, every other training at each client.
-
-    At least 1: some methods train nothing.
-    """
+    """Return the records in all training steps (the server's once, the others at each client), and 1 for the rest."""
     steps = ((path, t.steps * t.batch) for path, t in trainings(experiment.method) if t.epochs is None)
     return 1.0 + sum(records * (1 if path.startswith("server") else experiment.clients) for path, records in steps)
 
@@ -92,12 +89,9 @@ class RemainingTime:
     def seconds(
         self, waiting: Iterable[Experiment], running: Iterable[tuple[Experiment, float]], *, slots: int
     ) -> float | None:
-        """Return the seconds until all trials have finished; None while no trial has finished.
+        """Return the seconds until these trials have finished, `slots` of them at once; None while none has finished.
 
-        Args:
-            waiting: Trials that have not started.
-            running: Trials that run, each with its seconds so far. An overdue trial counts as finished.
-            slots: Trials that run concurrently.
+        Running trials have their seconds so far. An overdue one counts as finished.
         """
         if not self._finished:
             return None

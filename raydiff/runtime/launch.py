@@ -42,8 +42,7 @@ class Ended:
 
     folder: Path
     interrupted: bool
-    failed: bool = False
-    """Whether a trial failed now, or had no node to run on: then the folder may not say so."""
+    failed: bool = False  # Whether a trial failed now, or had no node to run on: then the folder may not say so.
 
     @property
     def opened_by(self) -> str:
@@ -55,8 +54,8 @@ class Ended:
         """The exit code: 0 where every trial finished, was stopped by the scheduler, or was out of time."""
         if self.interrupted:
             return 130
-        ended_so = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
-        return int(self.failed or bool(ended_so))
+        badly = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
+        return int(self.failed or bool(badly))
 
 
 def start(

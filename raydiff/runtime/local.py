@@ -31,7 +31,7 @@ def run(planned: Planned, begin: Callable[[], None]) -> None:
             raise ValueError("runtime.server_workers must be 1 in a sweep: it is for the server of raydiff run")
         from raydiff.runtime import data_parallel
 
-        with data_parallel.means(trials[0]) as (pool, train):
+        with data_parallel.executor_and_trainer(trials[0]) as (pool, train):
             begin()
             if trials[0].outcome() is None:
                 _run_trial(trials[0], pool, train)

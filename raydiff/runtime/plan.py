@@ -92,10 +92,8 @@ def experiment_of(config: Mapping[str, Any]) -> Experiment:
 
 
 def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
-    """Resolve every trial of the study. `name` is the sweep's, which may exist and have a secret.
-
-    Raises ValueError for options or settings that contradict each other.
-    """
+    """Resolve every trial of the study for the sweep of this name. Raises ValueError for options or settings that
+    contradict each other."""
     base: Experiment = overrides.override(study.experiment, asked.given)
     evaluation = base.evaluation or Evaluation()
     metric, lower = asked.metric or evaluation.metric, True

@@ -154,10 +154,7 @@ def write(at: Path, this: Plan, secret: bytes, *, again: Collection[str] = UNFIN
 
 
 def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
-    """Return the name of the sweep's MLflow experiment, by default after the data set.
-
-    Raises ValueError if the sweep already logs to another one than `asked`.
-    """
+    """Return the name of the sweep's MLflow experiment. Raises ValueError if it already logs to another one."""
     name = asked or f"raydiff-{PurePath(base.data.name).stem.replace(':', '-')}"
     if not (at / "sweep.json").exists():
         return name

@@ -150,15 +150,15 @@ def test_the_mount_is_not_open_to_everyone(name: str) -> None:
 def test_the_launcher_accepts_it(name: str) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    (given,) = documents(name)
-    validate_config(prepare_config(given))
+    (config,) = documents(name)
+    validate_config(prepare_config(config))
     with pytest.raises(Exception, match="idle_minutes"):
-        validate_config(prepare_config({**given, "idle_minutes": 5}))
-    types = given["available_node_types"]
-    assert types[given["head_node_type"]]["resources"] == {"CPU": 0}
-    assert "-e RAY_AUTH_MODE=token" in given["docker"]["run_options"] and "~/.ray/auth_token" in given["file_mounts"]
+        validate_config(prepare_config({**config, "idle_minutes": 5}))
+    types = config["available_node_types"]
+    assert types[config["head_node_type"]]["resources"] == {"CPU": 0}
+    assert "-e RAY_AUTH_MODE=token" in config["docker"]["run_options"] and "~/.ray/auth_token" in config["file_mounts"]
     assert all(
-        (ROOT / local).exists() for remote, local in given["file_mounts"].items() if remote != "~/.ray/auth_token"
+        (ROOT / local).exists() for remote, local in config["file_mounts"].items() if remote != "~/.ray/auth_token"
     )
 
 
@@ -265,16 +265,16 @@ def test_the_mlflow_server() -> None:
         elif "selector" in d.get("spec", {}):
             assert d["spec"]["selector"]["matchLabels"] == d["spec"]["template"]["metadata"]["labels"]
     (server,) = by_kind["Deployment", "mlflow"]["spec"]["template"]["spec"]["containers"]
-    given = dict(zip(*[iter([*server["command"][2:], *server["args"]])] * 2, strict=True))
-    assert given["--allowed-hosts"].split(",")[:2] == ["mlflow", "mlflow:5000"]
-    assert given["--app-name"] == "basic-auth"
+    options = dict(zip(*[iter([*server["command"][2:], *server["args"]])] * 2, strict=True))
+    assert options["--allowed-hosts"].split(",")[:2] == ["mlflow", "mlflow:5000"]
+    assert options["--app-name"] == "basic-auth"
 
 
 def test_who_reaches_the_mlflow_server_and_its_database() -> None:
     """Heads of Ray clusters and the server, each on one port; the policies select the pods that there are."""
-    found = documents("mlflow.yaml")
-    policies = {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "NetworkPolicy"}
-    pods = {d["metadata"]["name"]: d["spec"]["template"] for d in found if "template" in d.get("spec", {})}
+    manifests = documents("mlflow.yaml")
+    policies = {d["metadata"]["name"]: d["spec"] for d in manifests if d["kind"] == "NetworkPolicy"}
+    pods = {d["metadata"]["name"]: d["spec"]["template"] for d in manifests if "template" in d.get("spec", {})}
     for name, who, port in (("mlflow", {"ray.io/node-type": "head"}, 5000), ("mlflow-db", {"app": "mlflow"}, 5432)):
         assert policies[name]["podSelector"]["matchLabels"] == pods[name]["metadata"]["labels"]
         (rule,) = policies[name]["ingress"]
@@ -293,9 +293,9 @@ def test_the_login_is_where_the_server_reads_it_and_drivers_have_it() -> None:
     assert login["mlflow"]["default_permission"] == "NO_PERMISSIONS" and "admin_password" not in login["mlflow"]
     for manifest in ("ray-cluster.dev.yaml", "ray-job.sweep.yaml"):
         (head,) = [v for k, v in walk(documents(manifest)[0]) if k == "headGroupSpec"]
-        given = {e["name"]: e for e in head["template"]["spec"]["containers"][0]["env"]}
-        assert given["MLFLOW_TRACKING_USERNAME"]["value"] == login["mlflow"]["admin_username"]
-        secret = given["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]
+        options = {e["name"]: e for e in head["template"]["spec"]["containers"][0]["env"]}
+        assert options["MLFLOW_TRACKING_USERNAME"]["value"] == login["mlflow"]["admin_username"]
+        secret = options["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]
         assert secret == {"name": "raydiff-mlflow", "key": "MLFLOW_AUTH_ADMIN_PASSWORD", "optional": True}
 
 

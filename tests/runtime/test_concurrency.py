@@ -84,8 +84,8 @@ def test_a_node_that_has_lost_a_gpu_ends_the_fit_and_is_left_out(make, state, ca
     for _ in range(2):  # Other trials on this node may report it too.
         controller.on_trial_result(0, [], None, {GPU_LOST: ("n2", "a GPU of node 10.0.0.7 is lost")})
         assert controller.stop_all()
-    said = capsys.readouterr().out.splitlines()
-    assert said[1:] == ["  a GPU of node 10.0.0.7 is lost: the sweep goes on without this node"]
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["  a GPU of node 10.0.0.7 is lost: the sweep goes on without this node"]
     again = ConcurrencyController(controller.plan, controller.shape, controller.progress)
     assert again.limit == 2 and not again.stop_all()
 

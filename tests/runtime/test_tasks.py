@@ -51,15 +51,19 @@ def test_workers_share_the_gpus() -> None:
 
 @pytest.mark.ray
 def test_shadows_have_the_bits_of_one_process(storage, copied, workers, monkeypatch: pytest.MonkeyPatch) -> None:
-    here, there = (open_attacked(Request(trial=s.folder("localonly"), shadows=4, draws=1)) for s in (storage, copied))
+    local_one, remote_one = (
+        open_attacked(Request(trial=s.folder("localonly"), shadows=4, draws=1)) for s in (storage, copied)
+    )
     elsewhere = copied.root / "x"  # with a cache of its own; its names are keyed by the sweep's secret
     elsewhere.mkdir()
-    shutil.copy(here.finished.trial.sweep / "secret", elsewhere / "secret")
-    alone = replace(here, finished=replace(here.finished, trial=replace(here.finished.trial, sweep=elsewhere)))
+    shutil.copy(local_one.finished.trial.sweep / "secret", elsewhere / "secret")
+    alone = replace(
+        local_one, finished=replace(local_one.finished, trial=replace(local_one.finished.trial, sweep=elsewhere))
+    )
     expected = [alone.losses(i) for i in range(4)]
-    assert sorted(tasks.of_shadows(there, workers=2, nodes=[{"CPU": 4.0}])) == [0, 1, 2, 3]
+    assert sorted(tasks.of_shadows(remote_one, workers=2, nodes=[{"CPU": 4.0}])) == [0, 1, 2, 3]
     monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("it was not kept"))
-    assert all(torch.equal(there.losses(i), losses) for i, losses in enumerate(expected))
+    assert all(torch.equal(remote_one.losses(i), losses) for i, losses in enumerate(expected))
 
 
 def test_a_worker_that_fits_on_no_node_is_refused(storage) -> None:

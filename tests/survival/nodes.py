@@ -142,9 +142,9 @@ def left_behind() -> list[str]:
     import ray
     from ray.util.state import list_actors
 
-    there, free = ray.cluster_resources(), ray.available_resources()
+    total, free = ray.cluster_resources(), ray.available_resources()
     missing = [
-        f"{k}: {free.get(k, 0.0):g} of {there[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - there[k]) > 1e-6
+        f"{k}: {free.get(k, 0.0):g} of {total[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - total[k]) > 1e-6
     ]
     groups = [f"group {g['state']}" for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
     return missing + groups + [a.class_name for a in list_actors(filters=[("state", "!=", "DEAD")])]

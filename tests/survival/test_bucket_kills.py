@@ -42,13 +42,13 @@ class InBucket(Sweep):
 
     def objects(self, pattern: str) -> list[str]:
         """The names in the bucket that match."""
-        found, start = list[str](), ""
+        matching, start = list[str](), ""
         while True:
             listed = request(self.server, "GET", f"/lab?list-type=2&start-after={start}").decode()
             names = re.findall("<Key>([^<]*)", listed)
-            found += names
+            matching += names
             if "<IsTruncated>true" not in listed:
-                return [name for name in found if re.search(pattern, name)]
+                return [name for name in matching if re.search(pattern, name)]
             start = names[-1]
 
     def progress(self) -> tuple[int, int]:

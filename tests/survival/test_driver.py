@@ -18,15 +18,15 @@ def finished(sweep: Sweep) -> int:
 
 def processes_of(session: int) -> set[int]:
     """All that belong to a session: Ray's workers are in groups of their own."""
-    found = set()
+    processes = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
         if int(of) == session and state != "Z":
-            found.add(int(stat.parent.name))
-    return found
+            processes.add(int(stat.parent.name))
+    return processes
 
 
 def test_of_two_drivers_one_runs_and_its_process_group_is_signalled_resumed_killed_and_resumed(tmp_path, undisturbed):

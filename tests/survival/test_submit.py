@@ -40,13 +40,13 @@ def cluster(tmp_path_factory):
     started = local(env, "start", "2", "1")
     assert started.returncode == 0, started.stdout + started.stderr
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["bash", "-c", f"eval \"$('{ROOT}/cluster/local.sh' env)\" && env -0"],
             env=env,
             capture_output=True,
             check=True,
         )
-        yield dict(line.split("=", 1) for line in said.stdout.decode().split("\0") if line)
+        yield dict(line.split("=", 1) for line in output.stdout.decode().split("\0") if line)
     finally:
         pids = [int(line.split()[0]) for line in (home / "cluster" / "pids").read_text().splitlines()]
         stopped = local(env, "stop")
