@@ -159,7 +159,8 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
 def _fit(plan: Planned, shape: Slot, progress: Progress, tuned: tune.TuneConfig) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
     controller = ConcurrencyController(plan, shape, progress)
-    tuned.search_alg = LimitedSearcher(tuned.search_alg, controller)
+    source: Any = tuned.search_alg
+    tuned.search_alg = LimitedSearcher(source, controller)
     trainable: Any = Federation
     if credentials := StorageCredentials.of(plan.folder):  # Not in the config, which Tune writes to disk.
         trainable = tune.with_parameters(Federation, credentials=credentials)

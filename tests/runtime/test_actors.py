@@ -81,18 +81,19 @@ def last(pool, this: Trial):
     return end
 
 
+def executor(kind: str, this: Trial, workers):
+    return trial.local_executor(this) if kind == "local" else RayExecutor(workers, this)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name):
     """Three clients in two workers."""
-    local_trial, remote_trial = (
-        trial.open_trial(experiment(METHODS[name], 3), tmp_path / folder) for folder in ("local", "ray")
-    )
-    local, remote = (
-        last(trial.local_executor(local_trial), local_trial),
-        last(RayExecutor(workers, remote_trial), remote_trial),
-    )
-    assert tree.digest(local.server) == tree.digest(remote.server)
-    assert local.ledger == remote.ledger
+    ends = []
+    for kind in ("local", "ray"):
+        this = trial.open_trial(experiment(METHODS[name], 3), tmp_path / kind)
+        end = last(executor(kind, this, workers), this)
+        ends.append((tree.digest(end.server), end.ledger))
+    assert ends[0] == ends[1]
 
 
 def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
@@ -115,16 +116,11 @@ def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
         newcomers=Newcomers(clients=3, classes=2, records=20),
         evaluation=Evaluation(distance="kernel", dim=4, attack=False),
     )
-    local_trial, remote_trial = (trial.open_trial(late, tmp_path / name) for name in ("local", "ray"))
-    finals = [
-        list(trial.run(t, pool))[-1]
-        for t, pool in (
-            (local_trial, trial.local_executor(local_trial)),
-            (remote_trial, RayExecutor(workers, remote_trial)),
-        )
-    ]
-    for final in finals:
-        final.pop("time/seconds")
+    finals = []
+    for kind in ("local", "ray"):
+        this = trial.open_trial(late, tmp_path / kind)
+        *_, final = trial.run(this, executor(kind, this, workers))
+        finals.append({k: v for k, v in final.items() if k != "time/seconds"})
     assert finals[0] == finals[1] and "new/kd_cnn/all" in finals[0]
 
 
@@ -183,11 +179,11 @@ def test_bad_clients_are_rejected_as_in_one_process(tmp_path, workers):
             return dataclasses.replace(result, release=sends.get(int(data.numbers[0]), result.release))
 
     results = []
-    for name in ("local", "ray"):
-        this = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path / name)
+    for kind in ("local", "ray"):
+        this = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path / kind)
         firsts = [int(client.data.numbers[0]) for client in trial.make_clients(this, (0, 1))]
         this = with_method(this, Betrayed(model=MODEL, rounds=2, local=TRAINING))
-        end = last(trial.local_executor(this) if name == "local" else RayExecutor(workers, this), this)
+        end = last(executor(kind, this, workers), this)
         results.append((tree.digest(end.server), end.ledger, end.rejected, end.metrics))
     assert results[0] == results[1]
     assert results[0][2] == {0: "it sent what is no release of local trust", 1: "it is not finite"}

@@ -24,34 +24,21 @@ from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
 
 
-@pytest.fixture
-def planned(tmp_path, tiny, workers, monkeypatch):
-    """(experiments -> a sweep of them in `tmp_path`, trainable -> what runs them in place of `Federation`)."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
-
-    def plan(*experiments):
-        trial.keep_secret(tmp_path / "s", b"the noise secret")
-        trials = [trial.resolve(e, b"the noise secret") for e in experiments]
-        return planned_as(tmp_path / "s", trials)
-
-    def runs_by(trainable):
-        of = tuner.tune.with_resources
-        monkeypatch.setattr(tuner.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
-
-    return plan, runs_by
-
-
 def outcomes(plan) -> list[dict]:
     return [trial.Trial(e, plan.folder).outcome() for e in plan.trials]
 
 
 @pytest.mark.ray
-def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned):
+def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers, monkeypatch):
     """In a warm slot a trial has the bits that it has alone, and what has an outcome is not run again."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
     base = dataclasses.replace(tiny, evaluation=None, runtime=Runtime(workers=1))
     base = override(base, {"method.server_rounds": 1})
     wild = Training(steps=8, batch=8, learning_rate=1e30)
-    plan = planned[0](override(base, {"method.server": wild}), base)
+    for name in ("s", "alone"):
+        trial.keep_secret(tmp_path / name, b"the noise secret")
+    trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
+    plan = planned_as(tmp_path / "s", trials)
     progress, shape = Progress(plan), tuner.check(plan, [{"CPU": 2.0}])
     assert tuner.run(plan, shape, progress) is False
     failed, finished = outcomes(plan)
@@ -59,13 +46,9 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
     assert "the server, in round 1: the loss became" in failed["reason"]
     assert (progress.done, progress.failed) == (1, 1)
 
-    trial.keep_secret(tmp_path / "alone", b"the noise secret")
-    alone = trial.open_trial(plan.trials[1], tmp_path / "alone")
-    final = list(trial.run(alone, trial.local_executor(alone)))[-1]
-    same = {k: v for k, v in finished["final"].items() if not k.startswith("time/")}
-    assert same == {k: final[k] for k in same}
-    warm = trial.Trial(plan.trials[1], plan.folder)
-    assert warm.store.last_commit()[0] == alone.store.last_commit()[0] == 1
+    alone = trial.open_trial(trials[1], tmp_path / "alone")
+    list(trial.run(alone, trial.local_executor(alone)))
+    warm = trial.Trial(trials[1], plan.folder)
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}

@@ -19,20 +19,9 @@ import pytest
 from raydiff.experiment import overrides
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEEP = [
-    "jobs/sweep.py",
-    "digits",
-    "--name",
-    "survivor",
-    "--method.local.steps",
-    "60",
-    "--method.server.steps",
-    "60",
-    "--method.model.network.width=64",
-    "--evaluation.attack=false",
-    "--grid",
-    "method.epsilon=10,none",
-]
+SWEEP = ["jobs/sweep.py", "digits", "--name", "survivor", "--grid", "method.epsilon=10,none"]
+SWEEP += ["--method.local.steps=60", "--method.server.steps=60", "--method.model.network.width=64"]
+SWEEP += ["--evaluation.attack=false"]
 TRIALS = 2 + 1 + 1  # PFDM, LocalOnly, FedAvg
 
 
