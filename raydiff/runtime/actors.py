@@ -113,7 +113,7 @@ class RayExecutor:
 
     def __init__(self, workers: Sequence[Any], trial: Trial, *, gpu: float = 0.0) -> None:
         self.workers, self.trial, self.gpu = list(workers), trial, gpu
-        self.clients: Sequence[int] = tuple(range(trial.experiment.clients))  # without newcomers, ascending
+        self.clients: Sequence[int] = tuple(range(trial.experiment.clients))  # without unseen clients, ascending
         self._digest, self._revive_s = trial.experiment.digest, trial.experiment.runtime.revive_s
         self._monitor = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
         self._recorded = self._recorded_by_workers()

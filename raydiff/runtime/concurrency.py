@@ -1,4 +1,4 @@
-"""Number of trials that run at once, while nodes come and go and other jobs share the cluster.
+"""Number of trials that run at once, while nodes come and go and other jobs use the cluster.
 
 Ray Tune waits forever for a placement group that no node can hold, and keeps the processes of a finished trial for the
 next one until its search is over. So capacity is checked every CHECK_EVERY_S, and a fit ends early where it must: the

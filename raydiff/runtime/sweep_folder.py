@@ -89,8 +89,7 @@ def plan(
 ) -> Plan:
     """Return the content of sweep.json; nothing is written.
 
-    Raises ValueError if the sweep exists and `resume` is false, or if it was started with other code, another space, or
-    another noise secret. With `extend` the space may have grown.
+    Raises ValueError if the sweep exists and may not be continued so.
     """
     now: Plan = {
         "id": uuid.uuid4().hex,
@@ -110,16 +109,12 @@ def plan(
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
     _check_same_start(at, then, now)
-    old, new = set(then["trials"]), set(now["trials"])
-    same = all(then[k] == now[k] for k in ("space", "search"))
-    if not same or (old - new if extend else old != new):
-        advice = ": --extend adds trials and takes none away" if extend else ""
-        advice = ": --extend adds them" if same and not extend and old < new else advice
-        raise ValueError(
-            f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
-            f"(it was started by: {' '.join(then['command'])}){advice}"
-        )
-    return then if old == new else {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True}
+    _check_same_space(at, then, now, extend=extend)
+    return (
+        then
+        if then["trials"] == now["trials"]
+        else {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True}
+    )
 
 
 def _check_same_start(at: Path, then: Plan, now: Plan) -> None:
@@ -130,6 +125,19 @@ def _check_same_start(at: Path, then: Plan, now: Plan) -> None:
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
+
+
+def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
+    """Raises ValueError if the sweep was started with another space; with `extend` it may have grown."""
+    old, new = set(then["trials"]), set(now["trials"])
+    same = all(then[k] == now[k] for k in ("space", "search"))
+    if same and (old <= new if extend else old == new):
+        return
+    advice = ": --extend adds trials and takes none away" if extend else ": --extend adds them" if old < new else ""
+    raise ValueError(
+        f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
+        f"(it was started by: {' '.join(then['command'])}){advice}"
+    )
 
 
 def ended(at: Path, *kinds: str) -> list[Experiment]:

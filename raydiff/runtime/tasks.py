@@ -28,7 +28,7 @@ RESTARTS = 3  # of a worker that died, and of its current task
 
 
 def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
-    """Return what writes parts with up to so many workers, which share the nodes' GPUs if this process has one."""
+    """Return what writes parts with up to so many workers, which divide the nodes' GPUs if this process has one."""
 
     def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
         if not parts:
