@@ -133,9 +133,9 @@ def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     same = all(then[k] == now[k] for k in ("space", "search"))
     if same and (old <= new if extend else old == new):
         return
-    advice = (
-        ": --extend adds trials and takes none away" if extend else ": --extend adds them" if same and old < new else ""
-    )
+    advice = ": --extend adds trials and takes none away" if extend else ""
+    if same and not extend and old < new:
+        advice = ": --extend adds them"
     raise ValueError(
         f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
         f"(it was started by: {' '.join(then['command'])}){advice}"
