@@ -64,13 +64,10 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()
-        nodes, others, grows = (
-            cluster.present(without=self.progress.left_out),
-            cluster.groups_of_others(),
-            cluster.grows(),
-        )
-        fitting = fair_slots(self.shape, list(nodes.values()))
-        fair = fair_slots(self.shape, list(nodes.values()), [(g.job, g.bundles) for g in others])
+        nodes, grows = cluster.present(without=self.progress.left_out), cluster.grows()
+        others, resources = cluster.groups_of_others(), list(nodes.values())
+        fitting = fair_slots(self.shape, resources)
+        fair = fair_slots(self.shape, resources, [(group.job, group.bundles) for group in others])
         # While another job waits for nodes too, pending groups beyond the fair part would take them from it.
         queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
         most = self.plan.asked.concurrent or self.progress.total
