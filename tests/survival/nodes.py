@@ -57,6 +57,7 @@ class Nodes:
 
     def complete(self) -> None:
         """Start a node for each that is missing."""
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # A sweep in this process has hidden the GPUs.
         while len(self._cluster.worker_nodes) < 2:
             self._started += 1
             place = {} if self._places is None else {away.PLACE: str(self._places / f"node {self._started}")}
