@@ -26,7 +26,7 @@ from raydiff.experiment import overrides, suggested, toml_file, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
 from raydiff.runtime import estimate
-from raydiff.runtime.eta import duration
+from raydiff.runtime.estimate import duration
 
 NAMED = 10  # Most classes that are named; of more, only their number.
 

@@ -74,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
     if options.dry_run:
         return _dry_run(plan)
     more = {"resume": options.resume, "extend": options.extend, "retry": options.retry is not None}
-    ended = launch.start(plan, since=since, report=FULL, **more)
+    ended = launch.start(plan, report=FULL, **more)
     print(f"whole run: {time.monotonic() - since:.0f} s")
     if ended.interrupted:
         print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")
@@ -117,7 +117,7 @@ def _dry_run(plan: Planned) -> int:
 
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.eta import RemainingTime, duration
+    from raydiff.runtime.estimate import RemainingTime, duration
     from raydiff.runtime.slots import fitting, say, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]

@@ -10,7 +10,7 @@ from raydiff.report import load, page
 from raydiff.report.frontier import command as frontier
 from raydiff.report.sections.conclusion import means, sentences
 from raydiff.report.sweep_view import open_sweep
-from raydiff.runtime.callbacks import Reporter
+from raydiff.runtime.launch import Reporter
 from raydiff.runtime.sweep_folder import resume_command
 
 

@@ -1,4 +1,4 @@
-"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`, and the start of its workers.
+"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`; its workers' start and watchdog.
 
 Tensors travel as numpy arrays, which Ray maps without copying.
 """
@@ -6,10 +6,12 @@ Tensors travel as numpy arrays, which Ray maps without copying.
 from __future__ import annotations
 
 import itertools
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -17,25 +19,27 @@ from ray.exceptions import ObjectLostError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from raydiff.experiment.config import Runtime
 from raydiff.experiment.trial import Trial
+from raydiff.federated import heartbeat
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import Partial, UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.runtime import device_faults
 from raydiff.runtime.slots import Slot
-from raydiff.runtime.watchdog import HeartbeatMonitor
 from raydiff.runtime.worker import NotHosted, Worker
 from raydiff.storage.staging import StorageCredentials
 from raydiff.tree import Params, arrays, tensors
 
 Ask = Callable[[Any, list[int], bool], Any]
+"""(worker, clients, whether each result is sent alone) -> reference to the first message."""
 ATTEMPTS = 4  # deaths of a worker at one client after which the trial fails
 MESSAGE_S = 0.05  # age of a message of uploads
 PART_S = 30.0  # longest computation of one partial sum, which is lost if the worker dies
-
-
-LOST = (RayActorError, NotHosted, ObjectLostError)
-"""Errors of a call whose worker has died, or whose node is gone with the result."""
+CHECKS = 8  # checks of heartbeats per timeout
+CHECK_S = 30.0  # longest time between two checks
+KILL_S = 30.0  # time for a killed process to end: Ray takes 6 s for a stopped one
+LOST = (RayActorError, NotHosted, ObjectLostError)  # of a call whose worker has died, or its node with the result
 
 
 class WorkersLost(RuntimeError):
@@ -50,14 +54,58 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
     """Start a slot's workers, each in its own bundle of the placement group (None: on any node)."""
     handles = []
     for i, bundle in enumerate(slot.bundles[1:], start=1):
-        options: dict[str, Any] = {}
+        options: dict[str, Any] = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
         if group is not None:
             options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
-        actor = ray.remote(
-            num_cpus=bundle.get("CPU", 0), num_gpus=bundle.get("GPU", 0), max_restarts=-1, max_task_retries=0
-        )(Worker)
-        handles.append(actor.options(**options).remote())
+        handles.append(ray.remote(max_restarts=-1, max_task_retries=0, **options)(Worker).remote())
     return handles
+
+
+class HeartbeatMonitor:
+    """Waits for the workers of one trial, and kills those without a heartbeat: they then count as dead.
+
+    A message is a heartbeat, and so is each step of a training or piece of another computation
+    (`federated.heartbeat`), whatever time it takes in all. Only waiting counts as silence.
+    """
+
+    def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
+        self._workers, self._folder = workers, folder
+        self._timeout_s = runtime.client_timeout_s
+        self._start_timeout_s = max(runtime.client_timeout_s, runtime.revive_s)
+        self.names: dict[int, str] = {}  # worker -> its process's name in `heartbeat`
+        self.killed = set[int]()  # Workers that were killed but whose death Ray has not reported yet.
+        self._silent_s = dict.fromkeys(range(len(workers)), 0.0)
+        self._last: dict[int, object] = {}
+
+    def first(self, pending: Mapping[Any, int], task: Callable[[int], str], seconds: float = math.inf) -> Any:
+        """Return the first of the pending references (-> worker) that is ready or lost; None after these seconds.
+        `task` describes what a worker is computing."""
+        began = last = time.monotonic()
+        while True:
+            left = max(0.0, began + seconds - last)
+            ready, _ = ray.wait(list(pending), timeout=min(left, CHECK_S, self._timeout_s / CHECKS))
+            before, last = last, time.monotonic()
+            if ready:
+                self._silent_s[pending[ready[0]]] = 0.0
+                return ready[0]
+            if last - began >= seconds:
+                return None
+            for i in pending.values():
+                self._check(i, last - before, task)
+
+    def _check(self, i: int, seconds: float, task: Callable[[int], str]) -> None:
+        latest, timeout_s = None, self._start_timeout_s  # A worker without a name may still be starting.
+        if i in self.names:
+            latest, timeout_s = heartbeat.sign(self._folder, self.names[i]), self._timeout_s
+        self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
+        self._last[i] = latest
+        if self._silent_s[i] < timeout_s:
+            return
+        self._silent_s[i] = -KILL_S
+        reason = f"no heartbeat for {timeout_s:g} s (runtime.client_timeout_s), {task(i)}"
+        device_faults.record(self._folder, f"worker {i}: {reason}")
+        self.killed.add(i)
+        ray.kill(self._workers[i], no_restart=False)
 
 
 class RayExecutor:
@@ -65,59 +113,50 @@ class RayExecutor:
 
     def __init__(self, workers: Sequence[Any], trial: Trial, *, gpu: float = 0.0) -> None:
         self.workers, self.trial, self.gpu = list(workers), trial, gpu
-        self._clients = tuple(range(trial.experiment.clients))
-        self._digest = trial.experiment.digest
+        self.clients: Sequence[int] = tuple(range(trial.experiment.clients))  # without unseen clients, ascending
+        self._digest, self._revive_s = trial.experiment.digest, trial.experiment.runtime.revive_s
         self._monitor = HeartbeatMonitor(self.workers, trial.folder, trial.experiment.runtime)
         self._recorded = self._recorded_by_workers()
         self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
-        hosting = [w.host.remote(self._sent, self._ids_of(i), gpu) for i, w in enumerate(self.workers)]
-        for i, ref in enumerate(hosting):
-            wait_s = trial.experiment.runtime.revive_s
-            while self._monitor.first({ref: i}, lambda _: "before it had loaded its clients", wait_s) is None:
+        for i, ref in enumerate([self._host(i) for i in range(len(self.workers))]):
+            while self._monitor.first({ref: i}, lambda _: "before it had loaded its clients", self._revive_s) is None:
                 if not _has_its_nodes():
-                    raise WorkersLost(f"worker {i} has had no node for {wait_s:g} s")
+                    raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
             try:
                 self._monitor.names[i] = ray.get(ref)
             except RayActorError:
                 self._revive(i)
 
-    @property
-    def clients(self) -> Sequence[int]:
-        """Client numbers without newcomers, ascending."""
-        return self._clients
+    def _host(self, i: int) -> Any:
+        clients = [*self.trial.experiment.everyone[i :: len(self.workers)]]
+        return self.workers[i].host.remote(self._sent, clients, self.gpu)
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """Yield `Client.run` of each client."""
         if not ids:
             return
-        ref = ray.put(arrays(server))
-
-        def ask(worker: Any, part: list[int], alone: bool) -> Any:
-            return worker.run.remote(self._digest, part, ref, number, 0.0 if alone else MESSAGE_S)
-
+        ask = self._ask("run", server, number, MESSAGE_S)
         for client, examples, value, event, metrics in self._in_order(ids, ask):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
-        """Yield partial sums of the clients' uploads: one per worker, or more where its clients take long.
-
-        A worker that has died sends each client's upload by itself.
-        """
+        """Yield partial sums of the clients' uploads: one per worker, or more if it takes long or has died."""
         if not ids:
             return
-        ref = ray.put(arrays(validator.server))
         seconds = min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
-
-        def ask(worker: Any, part: list[int], alone: bool) -> Any:
-            return worker.sums.remote(self._digest, part, ref, validator.number, 0.0 if alone else seconds)
-
-        for _, message in self._messages(ids, ask):
+        for _, message in self._messages(ids, self._ask("sums", validator.server, validator.number, seconds)):
             yield message
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """Yield `Client.evaluate` of each client on a split that no client holds."""
         ref = ray.put(arrays(server))
         yield from self._in_order(ids, lambda w, part, _: w.evaluate.remote(self._digest, part, ref, number, split))
+
+    def _ask(self, call: str, server: Params, number: int, seconds: float) -> Ask:
+        ref = ray.put(arrays(server))
+        return lambda worker, part, alone: getattr(worker, call).remote(
+            self._digest, part, ref, number, 0.0 if alone else seconds
+        )
 
     def _in_order(self, ids: Sequence[int], ask: Ask) -> Iterator[Any]:
         """Yield the clients' results in the order of `ids`, from messages that are lists of results."""
@@ -134,16 +173,11 @@ class RayExecutor:
     def _messages(
         self, ids: Sequence[int], ask: Ask, *, wanted: Callable[[int], bool] = lambda _: True
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (worker, message) until each client's result has arrived.
-
-        A worker that dies is asked again for the missing results.
-
-        Args:
-            ids: The clients.
-            ask: (worker, clients, whether each result is sent alone) -> reference to the first message.
-            wanted: Whether a worker should compute its next message now.
-        """
-        parts = self._dealt(ids)
+        """Yield (worker, message) until each client's result has arrived. A worker that dies is asked again for the
+        missing results. `wanted`: whether a worker should compute its next message now."""
+        parts: dict[int, dict[int, None]] = {}  # worker -> its clients: a client is removed in constant time
+        for client in ids:
+            parts.setdefault(client % len(self.workers), {})[client] = None
         pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
         died, idle, deaths = set[int](), set[int](), dict.fromkeys(parts, 0)
 
@@ -164,11 +198,9 @@ class RayExecutor:
                 pending[ask(self.workers[i], [*parts[i]], True)] = i
                 continue
             deaths[i] = 0
-            if isinstance(message, list):
-                clients = [*itertools.islice(parts[i], len(message))]
-            else:
-                clients = [sent.client for sent in message.sent]
-            for client in clients:
+            in_order = isinstance(message, list)
+            clients = itertools.islice(parts[i], len(message)) if in_order else (sent.client for sent in message.sent)
+            for client in [*clients]:
                 parts[i].pop(client, None)
             if parts[i]:
                 idle.add(i)
@@ -195,33 +227,19 @@ class RayExecutor:
 
     def _revive(self, i: int) -> None:
         """Wait for Ray to restart worker i, and let it host its clients again. Raises WorkersLost at the deadline."""
-        wait_s = self.trial.experiment.runtime.revive_s
-        deadline = time.monotonic() + wait_s
-        while True:
+        deadline = time.monotonic() + self._revive_s
+        while (left := deadline - time.monotonic()) > 0:
             try:
-                left = max(0.1, deadline - time.monotonic())
-                hosting = self.workers[i].host.remote(self._sent, self._ids_of(i), self.gpu)
-                self._monitor.names[i] = ray.get(hosting, timeout=left)
+                self._monitor.names[i] = ray.get(self._host(i), timeout=left)
                 return
             except (RayActorError, ray.exceptions.GetTimeoutError):
                 time.sleep(0.2)  # Calls on an actor that has not restarted may fail at once.
-                if time.monotonic() >= deadline:
-                    raise WorkersLost(f"worker {i} did not come back within {wait_s:g} s") from None
+        raise WorkersLost(f"worker {i} did not come back within {self._revive_s:g} s")
 
     def _current(self, clients: Mapping[int, None], *, alone: bool) -> str:
         """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""
         sure = len(clients) == 1 or (alone and not self.trial.experiment.runtime.vectorize)
         return f"at client {next(iter(clients))}{'' if sure else ' or a later one'}"
-
-    def _ids_of(self, i: int) -> list[int]:
-        return [*self.trial.experiment.everyone[i :: len(self.workers)]]
-
-    def _dealt(self, ids: Sequence[int]) -> dict[int, dict[int, None]]:
-        """Worker -> its clients, in order: a dict, from which a client is removed in constant time."""
-        parts: dict[int, dict[int, None]] = {i: {} for i in range(len(self.workers))}
-        for client in ids:
-            parts[client % len(self.workers)][client] = None
-        return {i: part for i, part in parts.items() if part}
 
 
 def _has_its_nodes() -> bool:

@@ -8,14 +8,17 @@ import os
 import signal
 import stat
 import tempfile
+import uuid
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ray
+from ray.exceptions import RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydiff.runtime.slots import this_machine
+from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
 MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters, and Linux allows 107.
@@ -25,14 +28,8 @@ MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters
 def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
     """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
 
-    Args:
-        only_join: Never start a cluster; without one to join, yield this machine's resources.
-
-    Yields:
-        Each node's resources.
-
-    Raises:
-        ValueError: Ray does not start.
+    Yields each node's resources. With `only_join` none is started, and those of this machine are yielded. Raises
+    ValueError if Ray does not start.
     """
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if only_join and not os.environ.get("RAY_ADDRESS"):
@@ -43,37 +40,40 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
         else:
-            with _sigterm_blocked():
-                ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
+            _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
         signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends the process before outcomes are written.
     try:
-        yield nodes()
+        yield list(present().values())
     finally:
-        _leave()
+        # If garbage collection in any thread (such as MLflow's writer) finds a reference to a Ray object during the
+        # shutdown, Ray 2.60 ends the process without a message (since ray-project/ray#19115).
+        gc.collect()
+        gc.disable()
+        try:
+            ray.shutdown()
+        finally:
+            gc.enable()
 
 
-@contextlib.contextmanager
-def _sigterm_blocked() -> Iterator[None]:
-    """Block SIGTERM in processes that are started within, as Ray blocks SIGINT.
+def _start_local(quiet: dict[str, Any]) -> None:
+    """Start Ray here, with SIGTERM blocked in its processes, as Ray blocks SIGINT.
 
-    `timeout` and job schedulers send it to whole process groups, and a sweep needs Ray's processes to end in order.
-    The driver ends them with SIGKILL.
+    `timeout` and job schedulers send it to whole process groups, and a sweep ends Ray's processes in order.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
-        yield
+        ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _own_folder() -> str | None:
-    """Make a folder for a local Ray's sockets and logs that only this user can open; None if its path is too long.
+    """Make a folder for a local Ray's sockets that only this user can open, unlike Ray's default one.
 
-    In Ray's default folder every user of the machine may replace a socket. Raises ValueError if the folder exists with
-    another owner or mode.
+    None if its path is too long. Raises ValueError if it exists and others can open it.
     """
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
     inside = f"{folder}/r"  # Ray makes the folder that it is given readable to everybody.
@@ -87,29 +87,8 @@ def _own_folder() -> str | None:
     return inside
 
 
-def _leave() -> None:
-    """Leave Ray while other threads run, such as the writer to MLflow.
-
-    If garbage collection in any thread finds a reference to a Ray object during the shutdown, Ray 2.60 ends the
-    process without a message (since ray-project/ray#19115).
-    """
-    gc.collect()
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        ray.shutdown()
-    finally:
-        if enabled:
-            gc.enable()
-
-
-def nodes(*, without: Collection[str] = ()) -> list[dict[str, float]]:
-    """Return the resources of each node that is alive and not being drained, `without` those with these ids."""
-    return list(present(without=without).values())
-
-
 def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
-    """Return node id -> resources, as `nodes`."""
+    """Return node id -> resources of each node that is alive and not being drained, `without` those with these ids."""
     excluded = {*ray._private.state.state.get_draining_nodes(), *without}  # Ray 2.60 has no public API for it.
     return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
 
@@ -119,23 +98,49 @@ def grows() -> bool:
     return ray.is_initialized() and any("ray.io/node-group" in n["Labels"] for n in ray.nodes() if n["Alive"])
 
 
-@dataclass(frozen=True)
-class Group:
+def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
+    """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that fails."""
+    storage, name, nonce = storage_at(folder), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
+    storage.put(name, nonce)
+    task = ray.remote(num_cpus=0)(lambda: storage.get(name))
+    try:
+        for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
+            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+            with in_one_sentence():
+                seen = ray.get(task.options(scheduling_strategy=on_node).remote(), timeout=120) == nonce
+            if not seen:
+                raise ValueError(
+                    f"node {node['NodeManagerAddress']} does not see what the driver writes to {storage.describe('')}: "
+                    "set runtime.storage to a folder that all nodes mount, or to a bucket whose credentials are in "
+                    "every node's environment"
+                )
+    finally:
+        storage.delete([name])
+
+
+@contextlib.contextmanager
+def in_one_sentence() -> Iterator[None]:
+    """Turn a ValueError or OSError of a Ray task into a ValueError without the task's traceback."""
+    try:
+        yield
+    except RayTaskError as e:
+        if isinstance(e.cause, (ValueError, OSError)):
+            raise ValueError(str(e.cause)) from None
+        raise
+
+
+class Group(NamedTuple):
     """A placement group of another job."""
 
-    job: str
     waits: bool
+    job: str
     bundles: list[dict[str, float]]
 
 
 def groups_of_others() -> list[Group]:
     """Return the placement groups of other jobs: first those that are placed, then those that wait."""
-    mine = ray.get_runtime_context().get_job_id()
-    table = ray.util.placement_group_table().items()
-    states = {"CREATED": False, "PREPARED": True, "PENDING": True, "RESCHEDULING": True}
-    groups = [  # A group's id ends with its job's.
-        Group(id_[-len(mine) :], states[group["state"]], list(group["bundles"].values()))
-        for id_, group in table
-        if group["state"] in states and not id_.endswith(mine)
-    ]
+    mine, groups = ray.get_runtime_context().get_job_id(), list[Group]()
+    for id_, group in ray.util.placement_group_table().items():
+        if group["state"] != "REMOVED" and not id_.endswith(mine):  # A group's id ends with its job's.
+            groups.append(Group(group["state"] != "CREATED", id_[-len(mine) :], list(group["bundles"].values())))
     return sorted(groups, key=lambda group: group.waits)

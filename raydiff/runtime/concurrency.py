@@ -1,4 +1,4 @@
-"""Number of trials that run at once, while nodes come and go and other jobs share the cluster.
+"""Number of trials that run at once, while nodes come and go and other jobs use the cluster.
 
 Ray Tune waits forever for a placement group that no node can hold, and keeps the processes of a finished trial for the
 next one until its search is over. So capacity is checked every CHECK_EVERY_S, and a fit ends early where it must: the
@@ -15,13 +15,12 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from raydiff.runtime import cluster
+from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import Progress
-from raydiff.runtime.slots import Slot, say, share, storage_is_shared
+from raydiff.runtime.slots import Slot, fair_slots, say
 
 CHECK_EVERY_S = 5.0
-WAITING_S = 10.0  # A sweep without a running trial prints what it waits for after so long: placing one takes seconds.
-GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
 QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at least so many are kept pending.
 
 
@@ -37,8 +36,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         self.capacity_lost = False
         self._active_at = time.monotonic()
         self._checked_nodes = set(cluster.present())
-        self._reported: tuple[int, int] | None = None
-        self._waiting_reported = False
+        self._reported = ""
         self._check()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -52,7 +50,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        """A trial may report that its node has lost a GPU."""
+        """End the fit if the trial reports that its node has lost a GPU."""
         if GPU_LOST in result and self.progress.leave_out(*result[GPU_LOST]):
             self.capacity_lost = True
 
@@ -65,38 +63,34 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         return self.capacity_lost or self.progress.ending
 
     def _check(self) -> None:
-        self._checked_at = now = time.monotonic()
-        nodes = cluster.present(without=self.progress.left_out)
-        others, grows = cluster.groups_of_others(), cluster.grows()
-        fitting = share(self.shape, list(nodes.values()), [])
-        fair = share(self.shape, list(nodes.values()), [(g.job, g.bundles) for g in others])
+        self._checked_at = time.monotonic()
+        nodes, grows = cluster.present(without=self.progress.left_out), cluster.grows()
+        others, resources = cluster.groups_of_others(), list(nodes.values())
+        fitting = fair_slots(self.shape, resources)
+        fair = fair_slots(self.shape, resources, [(group.job, group.bundles) for group in others])
         # While another job waits for nodes too, pending groups beyond the fair part would take them from it.
         queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
         most = self.plan.asked.concurrent or self.progress.total
         self.limit = max(1, min(fair + queued, most))
-        idle_s = now - self._active_at
-        self._report(fitting, min(fair, most), len({group.job for group in others}), grows=grows, idle_s=idle_s)
-        no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
+        self._report(min(fair, most) if fitting else 0, len({group.job for group in others}))
+        no_room = self._checked_at - self._active_at >= self.plan.base.runtime.revive_s and not fitting and not grows
         self.capacity_lost = self.capacity_lost or no_room or not self._sees_storage(set(nodes))
 
-    def _report(self, fitting: int, limit: int, jobs: int, *, grows: bool, idle_s: float) -> None:
-        """Print how many trials run at once when it changes (at the start, when other jobs lower it), and what a sweep
-        without a running trial waits for."""
-        before, self._reported = self._reported, (fitting, jobs)
-        if fitting and self._reported != (before or (fitting, 0)):
-            beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
-            print(f"  running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}", flush=True)
-        blocked = (grows or idle_s >= WAITING_S) if not fitting else (jobs and idle_s >= WAITING_S)
-        if blocked and not self._waiting_reported:
+    def _report(self, limit: int, jobs: int) -> None:
+        """Print how many trials run at once, or that none can, when it changes."""
+        beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
+        text = f"running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}"
+        if not limit:
             needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
-            where = f"{jobs} other job(s) use the cluster" if fitting else "no node is large enough"
-            print(f"  waiting for resources: {needs}; {where}{', waiting for the autoscaler' * grows}", flush=True)
-        self._waiting_reported = bool(blocked)
+            text = f"waiting for resources: {needs}, and no node is large enough"
+        if text != self._reported:
+            print(f"  {text}", flush=True)
+        self._reported = text
 
     def _sees_storage(self, ids: set[str]) -> bool:
         try:
             if joined := ids - self._checked_nodes:
-                storage_is_shared(self.plan.folder.parents[1], joined)
+                cluster.storage_is_shared(self.plan.folder.parents[1], joined)
         except ValueError:
             return False
         except ray.exceptions.RayError:  # The node is gone again, or too busy: ask again at the next check.
@@ -126,6 +120,5 @@ class LimitedSearcher(Searcher):
         return config
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """A trial has ended."""
         self._running.discard(trial_id)
         self._source.on_trial_complete(trial_id, result=result, error=error)

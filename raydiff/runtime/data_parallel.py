@@ -29,8 +29,8 @@ from raydiff.federated.rounds import ClientExecutor
 from raydiff.models.ddpm import Precision, compute_with, device
 from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
-from raydiff.runtime.cluster import cluster
-from raydiff.runtime.slots import COORDINATOR, cap_memory, say, slot, storage_is_shared, total_of, unplaced
+from raydiff.runtime.cluster import cluster, storage_is_shared
+from raydiff.runtime.slots import COORDINATOR, bundle, cap_memory, slot, too_large, total_of, unplaced
 from raydiff.tree import Params, arrays, tensors
 
 
@@ -39,9 +39,7 @@ class DataParallel:
     """Trains as `Task.alone` does, on `runtime.server_workers` processes of a running Ray."""
 
     runtime: Runtime
-    """Read: `server_workers`, `threads`, `gpu_server` (of each process) and `failures`."""
-    folder: Path
-    """Scratch folder of Ray Train, which all nodes see."""
+    folder: Path  # scratch folder of Ray Train, which all nodes see
     precision: Precision = "float32"
 
     def __call__(self, task: Task) -> Fitted:
@@ -53,7 +51,7 @@ class DataParallel:
             scaling_config=ScalingConfig(
                 num_workers=self.runtime.server_workers,
                 use_gpu=self.runtime.gpu_server > 0,
-                resources_per_worker=bundle(self.runtime),
+                resources_per_worker=_resources(self.runtime),
             ),
             run_config=RunConfig(
                 storage_path=str(self.folder), failure_config=FailureConfig(max_failures=self.runtime.failures)
@@ -74,7 +72,7 @@ class DataParallel:
 
 
 @contextlib.contextmanager
-def means(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
+def executor_and_trainer(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
     """Yield what makes the executor of a trial whose coordinator is this process, and the trainer of its server.
 
     Raises ValueError if they do not fit on the cluster.
@@ -85,13 +83,9 @@ def means(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataPara
             storage_is_shared(trial.sweep.parents[1])
         shape = slot(runtime, clients=trial.experiment.clients, nodes=nodes)
         workers = shape.bundles[1:] if runtime.pool == "ray" else []
-        needed = workers + [bundle(runtime)] * runtime.server_workers
+        needed = workers + [_resources(runtime)] * runtime.server_workers
         if unplaced(needed, nodes):
-            raise ValueError(
-                f"the trial needs {len(needed)} processes, {say(total_of(needed))} in all, but the cluster has "
-                f"{say(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, runtime.server_workers or the "
-                "GPU shares"
-            )
+            raise ValueError(too_large(total_of(needed), len(needed), nodes))
 
         def executor() -> ClientExecutor:
             if workers:
@@ -102,10 +96,9 @@ def means(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataPara
         yield executor, DataParallel(runtime, trial.folder / "train", precision_of(trial.experiment))
 
 
-def bundle(runtime: Runtime) -> dict[str, float]:
-    """Return the resources of each process. Together they have one coordinator's CPUs: the workers wait meanwhile."""
-    resources = {"CPU": COORDINATOR * runtime.threads / runtime.server_workers, "GPU": runtime.gpu_server}
-    return {k: round(v, 4) for k, v in resources.items() if v > 0}
+def _resources(runtime: Runtime) -> dict[str, float]:
+    """Resources of each process. Together they have one coordinator's CPUs: the workers wait meanwhile."""
+    return bundle(round(COORDINATOR * runtime.threads / runtime.server_workers, 4), runtime.gpu_server)
 
 
 def _process(config: dict[str, Any]) -> Any:
@@ -116,14 +109,14 @@ def _process(config: dict[str, Any]) -> Any:
     if config["gpu"]:
         torch.cuda.set_device(get_device())
     task: Task = ray.get(config["task"])
-    fitted = share(task)
+    fitted = train(task)
     if isinstance(fitted, Diverged):
         return fitted
     params, moments, loss = fitted
     return arrays(dict(params)), arrays(moments), loss, task.rng.get_state().numpy()
 
 
-def share(task: Task) -> Fitted | Diverged:
+def train(task: Task) -> Fitted | Diverged:
     """Train as one process of a process group; the result is the same in all of them."""
     task = task.to(device())
     batches = task.batches()

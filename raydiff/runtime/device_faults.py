@@ -1,7 +1,7 @@
-"""Device faults: a process ends after an unrecoverable CUDA error, and a node whose GPU is lost is left out.
+"""Device faults: a lack of GPU memory, a broken CUDA context, a lost GPU; and the record of lost processes.
 
-A process whose CUDA context is broken would fail in every later trial, since it is reused; Ray starts a fresh one.
-Where a fresh process cannot compute either, the GPU itself is lost.
+A process whose CUDA context is broken would fail in every later trial, since it is reused: it exits, and Ray starts a
+fresh one. If a fresh process cannot compute either, the GPU is lost, and its node is left out.
 """
 
 from __future__ import annotations
@@ -12,13 +12,14 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import ray
 import torch
 
-from raydiff.models.ddpm import device_lost
+from raydiff.models.ddpm import device_lost, out_of_memory
+from raydiff.storage.checkpoint import INITIAL
 
 FILE = "lost.txt"
 DRIVER = Path("/proc/driver/nvidia/gpus")  # One folder for each GPU that the kernel driver has.
@@ -29,13 +30,41 @@ TRIES, RETRY_S = 3, 2.0  # With exclusive compute mode, the previous process may
 class GpuLost(Exception):
     """A fresh process cannot compute on its GPU."""
 
-    node: str
-    """The node's id in Ray."""
+    node: str  # its id in Ray
     address: str
     why: str
 
     def __str__(self) -> str:
         return f"a GPU of node {self.address} is lost ({self.why})"
+
+
+@dataclasses.dataclass(eq=False)
+class OutOfMemory(RuntimeError):
+    """A process needed more GPU memory than its fraction of a GPU has."""
+
+    who: str  # a client or the server
+    number: int  # of the round
+    field: str  # of `Runtime`, which set the fraction
+    fraction: float
+
+    def __str__(self) -> str:
+        when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
+        raise_it = f"raise --runtime.{self.field.replace('_', '-')}, or " if self.fraction < 1 else ""
+        return (
+            f"{self.who}, {when}: out of GPU memory with runtime.{self.field} = {self.fraction:g} of a GPU: "
+            f"{raise_it}lower the batch size"
+        )
+
+
+@contextlib.contextmanager
+def explain_out_of_memory(who: Callable[[], tuple[str, int]], field: str, fraction: float) -> Iterator[None]:
+    """Raise OutOfMemory if this process's fraction of a GPU has too little memory. `who`: (participant, round)."""
+    try:
+        yield
+    except Exception as e:
+        if not fraction or not out_of_memory(e) or isinstance(e, ray.exceptions.RayTaskError):  # of another process
+            raise
+        raise OutOfMemory(*who(), field, fraction) from None
 
 
 @contextlib.contextmanager
@@ -51,13 +80,10 @@ def exit_on_device_error(folder: Path, who: str) -> Iterator[None]:
 
 
 @functools.cache
-def check_gpu(share: float) -> None:
-    """Raise GpuLost if this process has a share of a GPU and cannot compute on it.
-
-    A success is cached: later device errors may be the process's own fault.
-    """
+def check_gpu(fraction: float) -> None:
+    """Raise GpuLost if this process has a fraction of a GPU and cannot compute on it, as long as it never could."""
     for left in reversed(range(TRIES)):
-        why = _why_not() if share else ""
+        why = _gpu_error() if fraction else ""
         if not why:
             return
         if left:
@@ -65,8 +91,8 @@ def check_gpu(share: float) -> None:
     raise GpuLost(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), why)
 
 
-def _why_not() -> str:
-    """The reason why nothing can be computed on the GPU; "" if it can, or if the machine has none."""
+def _gpu_error() -> str:
+    """Return why nothing can be computed on the GPU; "" if it can, or if the machine has none."""
     if not torch.cuda.is_available():
         return "torch finds none of those that the driver has" if any(DRIVER.glob("*")) else ""
     try:

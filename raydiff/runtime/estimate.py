@@ -1,22 +1,109 @@
-"""Time of a trial before it runs, from a shortened run of it in this process: for `raydiff init` and `--dry-run`."""
+"""Where a running trial is, the remaining time of a sweep, and the time of a trial before it runs."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
+import math
 import os
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
-from raydiff.runtime.eta import trainings
+from raydiff.federated import heartbeat
+from raydiff.models.training import Training
+from raydiff.storage.storage import storage_at
 
-MIN_STEPS = 100  # of each training in the shortened run
+EVERY_S = 15.0  # between two lines of progress
+MIN_STEPS = 100  # of each training in a shortened run
 SHORTENED = 20  # Otherwise this part of its steps: classifiers of rows train longer on rows of a trained model.
 START_S = 15.0  # until Ray and its workers have started
+
+
+@dataclass
+class Running:
+    """A trial in its slot."""
+
+    experiment: Experiment
+    name: str
+    since: float  # when it started here (`time.monotonic`)
+    round: int = -1  # its last committed round
+    faults: int = 0  # number of its lost processes that were reported
+    heard: heartbeat.Heard = field(default_factory=heartbeat.Heard)
+    digest: str = ""  # of its folder: an experiment of Optuna's gets it from its results, where it is resolved
+
+    def __post_init__(self) -> None:
+        self.digest = self.digest or self.experiment.digest
+
+    def place(self, sweep: Path) -> str:
+        """Return its round and step, the remaining time of the round, and whether it may hang."""
+        folder = sweep / "trials" / self.digest
+        # With a bucket as storage, files of other processes arrive at the end of each round only.
+        silent = 0.0 if storage_at(sweep).remote else self.heard.silent_s(folder)
+        hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
+        if (number := self.round + 1) >= self.experiment.method.rounds:
+            return f"evaluation{hangs}"
+        beat = next((beat for beat in heartbeat.read(folder) if beat.round == number), None)
+        where = f": {beat}, about {duration(beat.left_s)} left" if beat and not hangs else ""
+        return f"round {number + 1}{where}{hangs}"
+
+
+def trainings(method: Any, prefix: str = "") -> Iterator[tuple[str, Training]]:
+    """Yield (path, training) for each training of a method."""
+    for each in dataclasses.fields(method):
+        value = getattr(method, each.name)
+        if isinstance(value, Training):
+            yield prefix + each.name, value
+        elif dataclasses.is_dataclass(value):
+            yield from trainings(value, f"{prefix}{each.name}.")
+
+
+def work(experiment: Experiment) -> float:
+    """Return the records in all training steps (the server's once, the others at each client), and 1 for the rest."""
+    steps = ((path, t.steps * t.batch) for path, t in trainings(experiment.method) if t.epochs is None)
+    return 1.0 + sum(records * (1 if path.startswith("server") else experiment.clients) for path, records in steps)
+
+
+class RemainingTime:
+    """Estimates seconds of trials that have not finished: in proportion to their `work`, at the pace of the finished
+    trials of the same method, or of all."""
+
+    def __init__(self) -> None:
+        self._finished: list[tuple[type, float, float]] = []  # method, work, seconds
+
+    def add(self, experiment: Experiment, seconds: float) -> None:
+        """Record a finished trial."""
+        self._finished.append((type(experiment.method), work(experiment), seconds))
+
+    def of(self, experiment: Experiment) -> float:
+        """Return the seconds that a trial takes from its start. At least one trial must have finished."""
+        same = [trial for trial in self._finished if trial[0] is type(experiment.method)] or self._finished
+        return work(experiment) * sum(seconds for *_, seconds in same) / sum(amount for _, amount, _ in same)
+
+    def seconds(
+        self, waiting: Iterable[Experiment], running: Iterable[tuple[Experiment, float]], *, slots: int
+    ) -> float | None:
+        """Return the seconds until these trials have finished, `slots` of them at once; None while none has finished.
+
+        Running trials have their seconds so far. An overdue one counts as finished.
+        """
+        if not self._finished:
+            return None
+        left = [*(max(0.0, self.of(e) - so_far) for e, so_far in running), *(self.of(e) for e in waiting)]
+        seconds = max(sum(left) / slots, *left) if left else 0.0
+        return seconds if math.isfinite(seconds) else None
+
+
+def duration(seconds: float) -> str:
+    """Format seconds as "2:05 min" or "40 s"."""
+    minutes, seconds = divmod(int(seconds), 60)
+    return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"
 
 
 def alone(experiment: Experiment) -> float:
@@ -27,9 +114,9 @@ def alone(experiment: Experiment) -> float:
 def seconds(experiment: Experiment) -> float:
     """Return the seconds that a trial takes on this machine in processes that have started, evaluation included.
 
-    The probe has a noise secret of its own, so that the trial's noise is drawn only once. Its folder is deleted.
+    Measured by a shortened run in this process, with a noise secret of its own and a folder that is deleted.
     """
-    method, runtime = experiment.method, dataclasses.replace(experiment.runtime, noise_secret=None)
+    method, runtime = experiment.method, replace(experiment.runtime, noise_secret=None)
     full = {f"method.{path}.steps": t.steps for path, t in trainings(method) if t.epochs is None}
     short = {path: min(steps, max(MIN_STEPS, steps // SHORTENED)) for path, steps in full.items()}
     factor = max([steps / short[path] for path, steps in full.items() if steps], default=1.0)
@@ -37,7 +124,7 @@ def seconds(experiment: Experiment) -> float:
     importlib.import_module("torch._dynamo")  # The first optimiser of a process imports it, which takes 2 s.
     began, probe_s, rounds_s = time.perf_counter(), 0.0, 0.0
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
-        probe = override(dataclasses.replace(experiment, runtime=runtime), short)
+        probe = override(replace(experiment, runtime=runtime), short)
         this = trial.open_trial(probe, Path(folder) / "s")
         for result in trial.run(this, trial.local_executor(this)):
             if not result["finished"]:

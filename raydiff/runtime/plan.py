@@ -34,31 +34,19 @@ COSTS = ("privacy/epsilon_server", "privacy/epsilon_outsiders", "comm/bytes_up")
 class Asked:
     """Options of `raydiff sweep`."""
 
-    given: Mapping[str, Any] = field(default_factory=dict)
-    """Field path -> value in every trial."""
-    grid: Mapping[str, Sequence[Any]] | None = None
-    """Axes in place of the study's."""
-    baselines: bool = True
-    """Also run the study's baselines."""
+    given: Mapping[str, Any] = field(default_factory=dict)  # field path -> value in every trial
+    grid: Mapping[str, Sequence[Any]] | None = None  # axes in place of the study's
+    baselines: bool = True  # whether to run the study's baselines too
     search: Search = "grid"
-    sample: Space = field(default_factory=dict)
-    """Space of random search and Optuna."""
-    samples: int = 16
-    """Number of samples of it."""
-    metric: str | None = None
-    """Objective of Optuna and ASHA, and of the best trial shown; None: the evaluation's own."""
-    also: tuple[str, ...] = ()
-    """Further objectives of Optuna, some of COSTS: it then searches the Pareto front."""
-    concurrent: int | None = None
-    """Maximum of concurrent trials; None: as many as fit."""
-    budget_s: float | None = None
-    """Stop all trials after so many seconds."""
-    stop_on_error: bool = False
-    """End the sweep when a trial fails."""
-    samplers: bool = False
-    """Log every finished trial's sampler to MLflow, with its weights."""
-    experiment: str | None = None
-    """MLflow experiment of the runs; None: raydiff- and the name of the data set."""
+    sample: Space = field(default_factory=dict)  # the space of random search and Optuna
+    samples: int = 16  # number of samples of it
+    metric: str | None = None  # objective of Optuna and ASHA, and of the best trial shown; None: the evaluation's own
+    also: tuple[str, ...] = ()  # further objectives of Optuna, some of COSTS: it then searches the Pareto front
+    concurrent: int | None = None  # maximum of concurrent trials; None: as many as fit
+    budget_s: float | None = None  # stop all trials after so many seconds
+    stop_on_error: bool = False  # end the sweep when a trial fails
+    samplers: bool = False  # log every finished trial's sampler to MLflow, with its weights
+    experiment: str | None = None  # MLflow experiment of the runs; None: raydiff- and the name of the data set
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,21 +54,15 @@ class Planned:
     """Trials that are resolved and checked against the data."""
 
     preset: str
-    folder: Path
-    """The sweep's folder, which may not exist yet; its name is the sweep's."""
-    owner: Lease | None = None
-    """The lease of the driver that runs the sweep."""
+    folder: Path  # of the sweep, which may not exist yet; its name is the sweep's
+    owner: Lease | None = None  # of the driver that runs the sweep
     base: Experiment
-    trials: tuple[Experiment, ...]
-    """The trials of a grid or random search; with Optuna, only the baselines."""
-    secret: bytes
-    """The sweep's noise secret."""
+    trials: tuple[Experiment, ...]  # of a grid or random search; with Optuna, only the baselines
+    secret: bytes  # the sweep's noise secret
     asked: Asked = Asked()
-    metric: str
-    """Objective of Optuna and ASHA, and of the best trial shown; measured on the validation split."""
+    metric: str  # objective of Optuna and ASHA, and of the best trial shown; measured on the validation split
     lower_is_better: bool = True
-    tuned: tuple[str, ...] = ()
-    """One line per method with the settings that `raydiff tune` has chosen."""
+    tuned: tuple[str, ...] = ()  # one line per method with the settings that `raydiff tune` has chosen
 
     @property
     def space(self) -> Space:
@@ -110,10 +92,8 @@ def experiment_of(config: Mapping[str, Any]) -> Experiment:
 
 
 def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
-    """Resolve every trial of the study. `name` is the sweep's, which may exist and have a secret.
-
-    Raises ValueError for options or settings that contradict each other.
-    """
+    """Resolve every trial of the study for the sweep of this name. Raises ValueError for options or settings that
+    contradict each other."""
     base: Experiment = overrides.override(study.experiment, asked.given)
     evaluation = base.evaluation or Evaluation()
     metric, lower = asked.metric or evaluation.metric, True
@@ -169,6 +149,8 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
     for option, value in numbers.items():
         if value is not None and not value > 0:
             raise ValueError(f"{option} must be positive, got {value}")
+    for name in sorted(set(asked.also) - {*COSTS}):
+        raise ValueError(f"a second --metric must be one of {', '.join(COSTS)}, got {name!r}{nearest(name, COSTS)}")
     if asked.search in ("asha", "optuna"):
         if base.evaluation is None:
             raise ValueError(f"--search {asked.search} needs the evaluation that --protocol-only switches off")
@@ -176,17 +158,12 @@ def _check(asked: Asked, base: Experiment, metric: str) -> None:
             raise ValueError(f"--search {asked.search} needs a metric over all classes, got {metric}")
         if metric.startswith("new/"):
             raise ValueError(f"--search {asked.search} needs a metric of rounds, and clients join after all: {metric}")
-    if unknown := set(asked.also) - {*COSTS}:
-        name = min(unknown)
-        raise ValueError(f"a second --metric must be one of {', '.join(COSTS)}, got {name!r}{nearest(name, COSTS)}")
     if asked.also and asked.search != "optuna":
         raise ValueError("a second --metric needs --search optuna")
     if asked.search == "optuna" and is_bucket(base.runtime.storage):
         raise ValueError("--search optuna keeps its study in a file of the storage, which must then be a folder")
-    if asked.sample and asked.search not in ("random", "optuna"):
-        raise ValueError("--sample needs --search random or --search optuna")
-    if asked.search in ("random", "optuna") and not asked.sample:
-        raise ValueError(f"--search {asked.search} needs --sample")
+    if bool(asked.sample) != (asked.search in ("random", "optuna")):
+        raise ValueError("--search random or optuna needs --sample, and no other search takes it")
 
 
 def _draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:

@@ -2,73 +2,42 @@
 
 from __future__ import annotations
 
-import operator
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ray import tune
 
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
-from raydiff.federated import heartbeat
+from raydiff.experiment.trial import cut_short
 from raydiff.runtime import device_faults
-from raydiff.runtime.eta import EVERY_S, RemainingTime, duration
+from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
-from raydiff.storage.storage import storage_at
+from raydiff.storage import artifact_sync
 
 SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
 
-@dataclass
-class Running:
-    """A trial in its slot."""
-
-    experiment: Experiment
-    name: str
-    since: float
-    """When it started here (`time.monotonic`)."""
-    round: int = -1
-    """Its last committed round."""
-    faults: int = 0
-    """Number of its lost processes that were reported."""
-    heard: heartbeat.Heard = field(default_factory=heartbeat.Heard)
-    digest: str = ""
-    """Of its folder. An experiment of Optuna's gets it from its results, where it is resolved."""
-
-    def __post_init__(self) -> None:
-        self.digest = self.digest or self.experiment.digest
-
-    def place(self, sweep: Path) -> str:
-        """Its round and step, and whether it may hang."""
-        folder = sweep / "trials" / self.digest
-        # With a bucket as storage, files of other processes arrive at the end of each round only.
-        silent = 0.0 if storage_at(sweep).remote else self.heard.silent_s(folder)
-        hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
-        if (number := self.round + 1) >= self.experiment.method.rounds:
-            return f"evaluation{hangs}"
-        beats = [beat for beat in heartbeat.read(folder) if beat.round == number]
-        return f"round {number + 1}{f': {beats[0]}' if beats else ''}{hangs}"
-
-
 class Progress(tune.Callback):
-    """Prints Tune's events: running and finished trials, the best so far, the remaining time."""
+    """Prints Tune's events and the state of the sweep, and writes the outcomes of failed trials.
+
+    A trial's coordinator does not write that it failed: one that was cut off by a network fails too, when the trial has
+    long gone on elsewhere.
+    """
 
     def __init__(self, plan: Planned) -> None:
         self.plan, self.total = plan, plan.total
-        self._is_better = operator.lt if plan.lower_is_better else operator.gt
         self._named = varying([plan.base, *plan.trials], plan.space)
-        self._pending = {e.digest: e for e in plan.trials}
+        self._pending = dict[str, Experiment]()  # by digest
         self._remaining = RemainingTime()
         self.running: dict[str, Running] = {}  # by Tune's trial id
         self.ended = set[str]()  # digests of trials that this sweep does not run again
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
         self.done = self.failed = 0
-        self.best: tuple[float, str] | None = None
         self.interrupted = False
         self.ending = False  # after an interrupt, or an error that stops the sweep
         self.no_capacity = False  # no node can hold a trial any more
@@ -78,17 +47,18 @@ class Progress(tune.Callback):
         self._start = self._printed_at = time.monotonic()
         self._interrupted_at = 0.0
 
-    def begin_fit(self, ended: Iterable[tuple[Experiment, Mapping[str, Any]]]) -> None:
-        """Tune starts, perhaps once more: these trials have an outcome already."""
+    def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
+        """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
         self.running.clear()
-        self._rounds_before = dict(self._rounds)
-        for experiment, outcome in ended:
-            self._pending.pop(experiment.digest, None)
-            if experiment.digest not in self.ended:
-                self.ended.add(experiment.digest)
-                self.done += 1
-                if outcome["outcome"] == "finished":
-                    self._remaining.add(experiment, outcome["final"]["time/seconds"])
+        self._pending, self._rounds_before = {}, dict(self._rounds)
+        for experiment, outcome in trials:
+            if experiment.digest in self.ended:
+                continue
+            if outcome is None:
+                self._pending[experiment.digest] = experiment
+            else:
+                self._done(experiment, outcome.get("final", {}).get("time/seconds"))
+        return list(self._pending.values())
 
     def leave_out(self, node: str, why: str) -> bool:
         """Place nothing on a node that has lost a GPU. Returns whether this is news."""
@@ -99,7 +69,6 @@ class Progress(tune.Callback):
         return True
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        """A trial has its slot."""
         self._begin(trial)
 
     def on_trial_result(
@@ -108,20 +77,23 @@ class Progress(tune.Callback):
         """A round is over, or the whole trial."""
         this = self._begin(trial)
         this.round, this.digest = result.get("round", -1), result.get("digest", this.digest)
+        if "digest" in result:  # Else the trial could not begin.
+            self._fetch(this, result.get("failed"))
         self._rounds[this.digest] = max(this.round, self._rounds.get(this.digest, -1))
         self._print_faults(this)
         for who, why in result.get("rejected", {}).items():
             self._print(f"  {this.name}, round {this.round + 1}: rejected {who}: {why}")
-        if result.get("finished") or "failed" in result:  # "done" is also set when a scheduler stops the trial.
-            self._end(self.running.pop(trial.trial_id), result)
+        if "failed" in result:
+            self._fail(trial, result["failed"])
+        elif result.get("finished"):  # "done" is also set when a scheduler stops the trial.
+            self._finish(self.running.pop(trial.trial_id), result)
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial ended; if it had not finished, a scheduler has stopped it."""
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.ending:
-            self.ended.add(this.digest)
             self.stopped.add(this.digest)
-            self.done += 1
+            self._done(this.experiment, digest=this.digest)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -136,11 +108,9 @@ class Progress(tune.Callback):
         this = self._begin(trial)
         if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
-            self._pending[this.digest] = this.experiment
-            return
-        del self.running[trial.trial_id]
-        self._print_faults(this)
-        self._fail(this, "its processes were lost more often than runtime.failures allows")
+        else:
+            self._print_faults(this)
+            self._fail(trial, "its processes were lost more often than runtime.failures allows")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Print the state every EVERY_S."""
@@ -163,33 +133,47 @@ class Progress(tune.Callback):
         if trial.trial_id not in self.running:
             experiment = experiment_of(trial.config)
             self._pending.pop(experiment.digest, None)
-            faults = len(device_faults.reasons(self.plan.folder / "trials" / experiment.digest))  # of earlier processes
-            self.running[trial.trial_id] = Running(
-                experiment, self._named(experiment), time.monotonic(), self._rounds.get(experiment.digest, -1), faults
+            this = Running(
+                experiment, self._named(experiment), time.monotonic(), self._rounds.get(experiment.digest, -1)
             )
+            this.faults = len(self._faults(this))  # of earlier processes
+            self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
 
-    def _end(self, this: Running, result: dict[str, Any]) -> None:
-        if "failed" in result:
-            self._fail(this, result["failed"])
-            return
-        self.ended.add(this.digest)
-        self.done += 1
-        self._remaining.add(this.experiment, result["time/seconds"])
-        value, metric = result.get(self.plan.metric), self.plan.metric.removeprefix("eval/")
-        if value is not None and (self.best is None or self._is_better(value, self.best[0])):
-            self.best = (value, this.name)
-        shown = f", {metric} {value:.3f}" if value is not None else ""
+    def _fetch(self, this: Running, failed: str | None) -> None:
+        """Fetch the trial's files from a bucket, and write the outcome of a failed one."""
+        folder = self.plan.folder / "trials" / this.digest
+        with contextlib.suppress(OSError):  # a bucket that does not answer: fetched after the next round
+            artifact_sync.get(folder)
+        # On a full disk there is no outcome: the trial is run again when the sweep is resumed.
+        with contextlib.suppress(OSError, ValueError):
+            if failed is not None:
+                cut_short(folder, "failed", reason=failed)
+
+    def _finish(self, this: Running, result: dict[str, Any]) -> None:
+        self._done(this.experiment, result["time/seconds"], digest=this.digest)
+        metric = self.plan.metric
+        shown = f", {metric.removeprefix('eval/')} {result[metric]:.3f}" if metric in result else ""
         self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
 
-    def _fail(self, this: Running, reason: str) -> None:
+    def _fail(self, trial: Any, reason: str) -> None:
+        this = self.running.pop(trial.trial_id)
         self.ended.add(this.digest)
         self.failed += 1
         self.ending = self.ending or self.plan.asked.stop_on_error
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
+    def _done(self, experiment: Experiment, seconds: float | None = None, *, digest: str = "") -> None:
+        self.ended.add(digest or experiment.digest)
+        self.done += 1
+        if seconds is not None:
+            self._remaining.add(experiment, seconds)
+
+    def _faults(self, this: Running) -> list[str]:
+        return device_faults.reasons(self.plan.folder / "trials" / this.digest)
+
     def _print_faults(self, this: Running) -> None:
-        reasons = device_faults.reasons(self.plan.folder / "trials" / this.digest)
+        reasons = self._faults(this)
         for reason in reasons[this.faults :]:
             self._print(f"  {this.name}: {reason}")
         this.faults = len(reasons)
@@ -207,8 +191,7 @@ class Progress(tune.Callback):
             slots=len(self.running),
         )
         remaining = f", about {duration(seconds)} remaining" if seconds is not None else ""
-        best = f", best {self.best[0]:.3f} ({self.best[1]})" if self.best else ""
-        return f"{ended}/{self.total} done in {duration(now - self._start)}{remaining}{best} | running: {running}"
+        return f"{ended}/{self.total} done in {duration(now - self._start)}{remaining} | running: {running}"
 
     def _print(self, text: str) -> None:
         self._printed_at = time.monotonic()

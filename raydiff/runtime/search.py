@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from ray import tune
 from ray.tune.search import Searcher
 
+from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import short
-from raydiff.runtime.plan import Planned
+from raydiff.runtime.plan import Planned, written
 
 LOG, NAME = "optuna.log", "sweep"
 MAX_SHOWN = 10
 
 
 class PlannedTrials(Searcher):
-    """Suggests these configs in their order."""
+    """Suggests these trials in their order."""
 
-    def __init__(self, configs: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, trials: Iterable[Experiment]) -> None:
         super().__init__()
-        self._configs = iter(configs)
+        self._trials = iter(trials)
 
     def suggest(self, trial_id: str) -> Any:
-        """The next config, or FINISHED."""
-        return next(self._configs, Searcher.FINISHED)
+        experiment = next(self._trials, None)
+        return Searcher.FINISHED if experiment is None else {"experiment": written(experiment)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         """Nothing depends on results."""
@@ -42,24 +43,23 @@ def mode(plan: Planned) -> str:
 
 
 def optuna_of(plan: Planned, done: int) -> Searcher:
-    """Optuna over a study that a resumed sweep continues. `done`: trials suggested so far."""
+    """Return Optuna over a study that a resumed sweep continues. `done`: trials suggested so far."""
     from ray.tune.search.optuna import OptunaSearch
 
-    kinds = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint, "choice": _choice}
-    space: Any = {"values": {path: kinds[kind](*values) for path, (kind, values) in plan.space.items()}}
-    metrics, modes = [metric(plan), *plan.asked.also], [mode(plan), *["min"] * len(plan.asked.also)]
+    domains = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
+    space: Any = {
+        path: tune.choice(list(values)) if kind == "choice" else domains[kind](*values)
+        for path, (kind, values) in plan.space.items()
+    }
+    also = plan.asked.also
     return OptunaSearch(
-        space,
-        metric=metrics if plan.asked.also else metrics[0],
-        mode=modes if plan.asked.also else modes[0],
+        {"values": space},
+        metric=[metric(plan), *also] if also else metric(plan),
+        mode=[mode(plan), *["min"] * len(also)] if also else mode(plan),
         seed=plan.base.seed + done,  # The same seed would suggest the same points again.
         storage=_storage(plan.folder),
         study_name=NAME,
     )
-
-
-def _choice(*values: Any) -> Any:
-    return tune.choice(list(values))
 
 
 def best(plan: Planned) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Resources of a trial: the shape of its placement group, and how many such groups the nodes hold.
+"""Resources of a trial: the shape of its placement group, how many such groups the nodes hold, and its GPU memory.
 
 A slot is one Tune trial's placement group: bundle 0 is the coordinator (the trainable itself), bundles 1..W its
 workers. All trials of a sweep have the same slot, so that the next trial reuses the processes of the last.
@@ -6,18 +6,14 @@ workers. All trials of a sweep have the same slot, so that the next trial reuses
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
 from raydiff.experiment.config import Runtime
-from raydiff.storage.storage import storage_at
 
 Resources = Mapping[str, float]
 CUDA_CONTEXT_BYTES = int(0.75 * 2**30)  # Outside torch a process took 0.67 to 0.71 GiB on an H100 (torch 2.11).
@@ -39,16 +35,17 @@ class Slot:
     def bundles(self) -> list[dict[str, float]]:
         """Bundle 0 for the coordinator, then one per worker."""
         worker_cpu = math.floor(1e4 * self.threads * (1 - COORDINATOR / self.workers)) / 1e4
-        coordinator = _resources(COORDINATOR * self.threads, self.gpu_server)
-        return [coordinator] + [_resources(worker_cpu, self.gpu_per_worker)] * self.workers
+        coordinator = bundle(COORDINATOR * self.threads, self.gpu_server)
+        return [coordinator] + [bundle(worker_cpu, self.gpu_per_worker)] * self.workers
 
     @property
     def total(self) -> dict[str, float]:
         """Resources of the whole slot."""
-        return _resources(self.threads * self.workers, self.gpu_server + self.workers * self.gpu_per_worker)
+        return bundle(self.threads * self.workers, self.gpu_server + self.workers * self.gpu_per_worker)
 
 
-def _resources(cpu: float, gpu: float) -> dict[str, float]:
+def bundle(cpu: float, gpu: float) -> dict[str, float]:
+    """Return the resources of one process."""
     return {"CPU": float(cpu), "GPU": gpu} if gpu else {"CPU": float(cpu)}
 
 
@@ -63,24 +60,27 @@ def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Resources]) -> Slot:
 
     if runtime.workers is not None:
         return of(runtime.workers)
-    most = min(clients, int(sum(node.get("CPU", 0.0) for node in nodes) / runtime.threads))
+    most = min(clients, int(total_of(nodes)["CPU"] / runtime.threads))
     shapes = (of(workers) for workers in range(most, 1, -1))
     return next((shape for shape in shapes if _place(shape.bundles, _free(nodes))), of(1))
 
 
 def fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
     """Return how many such slots fit on these nodes at once. Raises ValueError if none does."""
-    count = _count(slot, _free(nodes))
-    if count == 0:
-        raise ValueError(
-            f"one trial needs {say(slot.total)} ({slot.workers} workers with {say(slot.bundles[1])} each), "
-            f"but the cluster has {say(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, "
-            "runtime.threads or the GPU shares"
-        )
-    return count
+    if count := fair_slots(slot, nodes):
+        return count
+    raise ValueError(too_large(slot.total, slot.workers + 1, nodes))
 
 
-def share(slot: Slot, nodes: Sequence[Resources], others: Sequence[tuple[str, Sequence[Resources]]]) -> int:
+def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> str:
+    """Return the message that a trial does not fit on these nodes."""
+    return (
+        f"one trial needs {say(total)} for {processes} processes, but the cluster has {say(total_of(nodes))} on "
+        f"{len(nodes)} node(s): lower runtime.workers, runtime.threads or the fractions of a GPU"
+    )
+
+
+def fair_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[tuple[str, Sequence[Resources]]] = ()) -> int:
     """Return how many such slots this sweep may use beside other jobs with these (job, bundles).
 
     It may use all slots that the other jobs leave free, and at least an equal part. A job with no bundles that fit
@@ -139,74 +139,31 @@ def this_machine() -> dict[str, float]:
     return {"CPU": float(os.cpu_count() or 1), "GPU": float(gpus)}
 
 
-def cap_memory(share: float) -> None:
-    """Limit this process to its share of the GPU's memory, so that it cannot starve the other processes on it.
+def cap_memory(fraction: float) -> None:
+    """Limit this process to a fraction of the GPU's memory, so that it cannot starve the other processes on it.
 
-    With share 0 the process is kept off the GPU: Ray does not hide GPUs from actors that ask for none.
-
-    Raises:
-        ValueError: This process has a share but sees no CUDA device, or the share is too small for any tensor.
+    With fraction 0 it is kept off the GPU: Ray does not hide GPUs from actors that ask for none. Raises ValueError if
+    this process sees no CUDA device, or the fraction is too small for any tensor.
     """
-    if share == 0:
+    if fraction == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `models.ddpm.device` obeys it, also after torch has looked.
         return
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" and torch.cuda.is_available():
-        del os.environ["CUDA_VISIBLE_DEVICES"]  # An earlier trial of this process had no share.
+        del os.environ["CUDA_VISIBLE_DEVICES"]  # An earlier trial of this process had no GPU.
     if not torch.cuda.is_available():
         raise ValueError(
-            f"a GPU share of {share:g} is set, but this process sees no CUDA device: set runtime.gpu_per_worker and "
+            f"{fraction:g} of a GPU is set, but this process sees no CUDA device: set runtime.gpu_per_worker and "
             "runtime.gpu_server to 0 to compute on the CPU"
         )
-    if share < 1:
+    if fraction < 1:
         total = torch.cuda.get_device_properties(0).total_memory
-        left = int(share * total) - CUDA_CONTEXT_BYTES
+        left = int(fraction * total) - CUDA_CONTEXT_BYTES
         if left <= 0:
             raise ValueError(
-                f"a GPU share of {share:g} is {share * total / 2**30:.2g} GB, but CUDA itself takes "
-                f"{CUDA_CONTEXT_BYTES / 2**30:.2g} GB of each process: raise the share"
+                f"{fraction:g} of a GPU is {fraction * total / 2**30:.2g} GB, but CUDA itself takes "
+                f"{CUDA_CONTEXT_BYTES / 2**30:.2g} GB of each process: raise the fraction"
             )
         torch.cuda.set_per_process_memory_fraction(left / total, 0)
-
-
-def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
-    """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that fails."""
-    import ray
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-    storage, name, nonce = storage_at(folder), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
-    storage.put(name, nonce)
-
-    def read() -> bytes | None:
-        return storage.get(name)
-
-    task = ray.remote(num_cpus=0)(read)
-    try:
-        for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
-            on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            with in_one_sentence():
-                if ray.get(task.options(scheduling_strategy=on_node).remote(), timeout=120) == nonce:
-                    continue
-            unseen = f"node {node['NodeManagerAddress']} does not see what the driver writes there"
-            if storage.remote:
-                needs = f"cannot be read: {unseen}; its credentials must be in every node's environment"
-                raise ValueError(f"the bucket {storage.describe('')} {needs}")
-            needs = f"is not shared: {unseen}; give --runtime.storage a folder that all nodes mount, or a bucket"
-            raise ValueError(f"the storage folder {storage.describe('')} {needs}")
-    finally:
-        storage.delete([name])
-
-
-@contextlib.contextmanager
-def in_one_sentence() -> Iterator[None]:
-    """Turn a ValueError or OSError of a Ray task into a ValueError without the task's traceback."""
-    from ray.exceptions import RayTaskError
-
-    try:
-        yield
-    except RayTaskError as e:
-        if isinstance(e.cause, (ValueError, OSError)):
-            raise ValueError(str(e.cause)) from None
-        raise
 
 
 def total_of(nodes: Sequence[Resources]) -> dict[str, float]:

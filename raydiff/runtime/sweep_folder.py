@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -23,8 +23,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.formats.json_files import outcomes, read_json, sealed
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
-from raydiff.storage import artifact_sync as readable
-from raydiff.storage import staging as away
+from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.storage import storage_at
 from raydiff.tracking import mlflow_models
@@ -33,6 +32,7 @@ from raydiff.tracking.writer import Mlflow
 
 Plan = dict[str, Any]
 """The content of sweep.json."""
+UNFINISHED = ("failed", "killed", "time budget")  # outcomes and reasons of trials that a resumed sweep runs again
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
@@ -40,7 +40,7 @@ def place(base: Experiment, name: str) -> Path:
     """Return <storage>/sweeps/<name> on this machine; nothing is created. Raises ValueError for an invalid name."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
-    return away.root(base.runtime.storage) / "sweeps" / name
+    return staging.root(base.runtime.storage) / "sweeps" / name
 
 
 def folder(base: Experiment, name: str) -> Path:
@@ -48,7 +48,7 @@ def folder(base: Experiment, name: str) -> Path:
     at = place(base, name)
     storage = at.parents[1]
     check_writable(storage, "the storage folder")
-    away.prepare(base.runtime.storage)
+    staging.prepare(base.runtime.storage)
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # mkdir does not change the mode of an existing folder.
     return at
@@ -89,8 +89,7 @@ def plan(
 ) -> Plan:
     """Return the content of sweep.json; nothing is written.
 
-    Raises ValueError if the sweep exists and `resume` is false, or if it was started with other code, another space, or
-    another noise secret. With `extend` the space may have grown.
+    Raises ValueError if the sweep exists and may not be continued so.
     """
     now: Plan = {
         "id": uuid.uuid4().hex,
@@ -109,28 +108,38 @@ def plan(
     if not resume:
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_json(path, needs="trials")
-    _check_resumable(at, then, now, extend=extend)
-    if set(now["trials"]) == set(then["trials"]):
-        return then
-    return {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True}
+    _check_same_start(at, then, now)
+    _check_same_space(at, then, now, extend=extend)
+    return (
+        then
+        if then["trials"] == now["trials"]
+        else {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True}
+    )
 
 
-def _check_resumable(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
+def _check_same_start(at: Path, then: Plan, now: Plan) -> None:
+    """Raises ValueError if the noise secret or the code is not what the sweep was started with."""
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
         if not (at / "secret").exists() and storage_at(at).remote:
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
+
+
+def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
+    """Raises ValueError if the sweep was started with another space; with `extend` it may have grown."""
     old, new = set(then["trials"]), set(now["trials"])
     same = all(then[k] == now[k] for k in ("space", "search"))
-    if not same or (old - new if extend else old != new):
-        advice = ": --extend adds trials and takes none away" if extend else ""
-        advice = ": --extend adds them" if same and not extend and old < new else advice
-        raise ValueError(
-            f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
-            f"(it was started by: {' '.join(then['command'])}){advice}"
-        )
+    if same and (old <= new if extend else old == new):
+        return
+    advice = ": --extend adds trials and takes none away" if extend else ""
+    if same and not extend and old < new:
+        advice = ": --extend adds them"
+    raise ValueError(
+        f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
+        f"(it was started by: {' '.join(then['command'])}){advice}"
+    )
 
 
 def ended(at: Path, *kinds: str) -> list[Experiment]:
@@ -144,24 +153,18 @@ def open_ended(at: Path) -> list[str]:
     return sorted(folder.name for folder in begun if not (folder / "outcome.json").exists())
 
 
-def write(at: Path, this: Plan, secret: bytes, *, again: bool = True) -> None:
-    """Write the sweep's secret and sweep.json.
-
-    With `again`, remove the outcomes of trials that failed, were killed or ran out of time, so that they run again.
-    """
+def write(at: Path, this: Plan, secret: bytes, *, again: Collection[str] = UNFINISHED) -> None:
+    """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run `again`, by outcome or reason."""
     trial.keep_secret(at, secret)  # First, since the trials in sweep.json are named by it.
     write_text(at / "sweep.json", sealed(this, indent=1))
-    for folder, outcome in outcomes(at) if again else ():
-        if outcome["outcome"] in ("killed", "failed") or outcome.get("reason") == "time budget":
+    for folder, outcome in outcomes(at):
+        if not {outcome["outcome"], outcome.get("reason")}.isdisjoint(again):
             (folder / "outcome.json").unlink()
-    readable.put(at)
+    artifact_sync.put(at)
 
 
 def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
-    """Return the name of the sweep's MLflow experiment, by default after the data set.
-
-    Raises ValueError if the sweep already logs to another one than `asked`.
-    """
+    """Return the name of the sweep's MLflow experiment. Raises ValueError if it already logs to another one."""
     name = asked or f"raydiff-{PurePath(base.data.name).stem.replace(':', '-')}"
     if not (at / "sweep.json").exists():
         return name
@@ -174,14 +177,17 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
 def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers: bool) -> Mlflow:
     """Return the writer of this sweep's MLflow runs. `samplers`: also log those of finished trials."""
     uri, artifacts = tracking_store(at.parents[1])
-    return Mlflow(
-        uri,
-        experiment=experiment,
-        sweep=at,
-        tags=_tags(preset, base),
-        artifacts=artifacts,
-        log_sampler=_log_sampler if samplers else None,
-    )
+    git = _git().removesuffix("-dirty")
+    tags = {
+        "raydiff.preset": preset,
+        "raydiff.accountant": base.method.accountant,
+        "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
+        "mlflow.source.name": redacted(command()),
+        "mlflow.source.type": "JOB",
+        **({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {}),
+    }
+    log_sampler = _log_sampler if samplers else None
+    return Mlflow(uri, experiment=experiment, sweep=at, tags=tags, artifacts=artifacts, log_sampler=log_sampler)
 
 
 def tracking_store(storage: Path) -> tuple[str, str | None]:
@@ -241,18 +247,5 @@ def command() -> str:
 
 def _code() -> dict[str, str]:
     root = Path(raydiff.__file__).parent
-    return {
-        str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()[:12] for p in sorted(root.rglob("*.py"))
-    }
-
-
-def _tags(preset: str, base: Experiment) -> dict[str, str]:
-    tags = {
-        "raydiff.preset": preset,
-        "raydiff.accountant": base.method.accountant,
-        "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
-        "mlflow.source.name": redacted(command()),
-        "mlflow.source.type": "JOB",
-    }
-    git = _git().removesuffix("-dirty")
-    return tags | ({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {})
+    files = sorted(root.rglob("*.py"))
+    return {str(p.relative_to(root)): hashlib.sha256(p.read_bytes()).hexdigest()[:12] for p in files}

@@ -9,10 +9,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, TypeVar
-
-import torch
 
 from raydiff import process
 from raydiff.experiment.trial import Trial, compute, localized, make_clients, make_instruments
@@ -21,7 +18,7 @@ from raydiff.federated.client import Client, noted, run_clients
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import UploadValidator, partial_sum
-from raydiff.runtime import device_faults, gpu_memory
+from raydiff.runtime import device_faults
 from raydiff.runtime.slots import cap_memory
 from raydiff.tree import Arrays, arrays, tensors
 
@@ -38,85 +35,80 @@ class Worker:
 
     def __init__(self) -> None:
         process.begin()
-        self._trial: str | None = None
+        self._trial: Trial | None = None
         self._clients: dict[int, Client] = {}
         self._instruments: Any = None
-        self._federation = 0  # Number of clients without newcomers.
         self._gpu = 0.0
-        self._folder = Path()
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
-        """Host these clients of a trial with a share of a GPU, and return this process's name in `heartbeat`.
+        """Host these clients of a trial with a fraction of a GPU, and return this process's name in `heartbeat`.
 
         Raises device_faults.GpuLost.
         """
         trial = localized(trial)
         compute(trial.experiment)
-        self._gpu, self._folder = gpu, trial.folder
-        self._messages = iter(())  # Unread messages hold the previous trial's clients.
+        self._trial, self._messages = None, iter(())  # Unread messages hold the previous trial's clients.
         device_faults.check_gpu(gpu)
-        with device_faults.exit_on_device_error(self._folder, "a worker"):
+        with device_faults.exit_on_device_error(trial.folder, "a worker"):
             cap_memory(gpu)
             self._instruments = make_instruments(trial)
             self._clients = {c.number: c for c in make_clients(trial, ids)}
-        self._trial, self._federation = trial.experiment.digest, trial.experiment.clients
+        self._trial, self._gpu = trial, gpu
         return heartbeat.process()
 
-    def run(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
+    def run(self, digest: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
         """Return the first message of `Client.run` of each client, in messages of this age in seconds."""
-        clients = self._of(trial, ids)
-        results = self._with_share(ids, number, run_clients(clients, tensors(server), number))
+        _, clients = self._hosted(digest, ids)
+        results = self._explained(ids, number, run_clients(clients, tensors(server), number))
         self._messages = _batches(noted(clients, number, results, alone=not seconds), seconds=seconds)
-        return self.more(trial)
+        return self.more(digest)
 
-    def sums(self, trial: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
+    def sums(self, digest: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
         """Return the sum of the uploads that are ready within `seconds`, at least one."""
-        clients, params = self._of(trial, ids), tensors(server)
-        validator = UploadValidator(clients[0].method, params, number, self._federation)
-        results = self._with_share(ids, number, run_clients(clients, params, number))
+        (trial, clients), params = self._hosted(digest, ids), tensors(server)
+        validator = UploadValidator(clients[0].method, params, number, trial.experiment.clients)
+        results = self._explained(ids, number, run_clients(clients, params, number))
         part = functools.partial(partial_sum, validator, results, store=clients[0].store)
         self._messages = (part(seconds=seconds) for _ in ids)
-        return self.more(trial)
+        return self.more(digest)
 
-    def evaluate(self, trial: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Any:
+    def evaluate(self, digest: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Any:
         """Return the first message of `Client.evaluate` of each client."""
-        params, read, clients = tensors(server), self._instruments.of_client(split), self._of(trial, ids)
+        (trial, clients), params, read = self._hosted(digest, ids), tensors(server), self._instruments.of_client(split)
         began, turns = time.time(), len(clients)
 
         def reports() -> Iterator[Any]:
             for turn, client in enumerate(clients):
                 who = f"client {client.number}"
-                with beating(self._folder, who, number, turn=turn, turns=turns, began=began, loss=True):
+                with beating(trial.folder, who, number, turn=turn, turns=turns, began=began, loss=True):
                     report = client.evaluate(params, number, read)
                 yield report
 
-        self._messages = ([report] for report in self._with_share(ids, number, reports()))
-        return self.more(trial)
+        self._messages = ([report] for report in self._explained(ids, number, reports()))
+        return self.more(digest)
 
-    def more(self, trial: str) -> Any:
+    def more(self, digest: str) -> Any:
         """Return the next message of the last call. It is computed only now."""
-        if self._trial != trial:
-            raise NotHosted(trial)
+        self._hosted(digest, ())
         return next(self._messages)
 
-    def _with_share(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
-        """Yield the clients' results. Raises gpu_memory.OutOfMemory if the GPU share is too small for a client."""
+    def _explained(self, ids: Sequence[int], number: int, results: Iterator[T]) -> Iterator[T]:
+        """Yield the clients' results, with errors of the device as in `device_faults`."""
+        assert self._trial is not None
         done = 0
-        try:
-            with device_faults.exit_on_device_error(self._folder, "a worker"):
-                for result in results:
-                    yield result
-                    done += 1
-        except torch.OutOfMemoryError:
-            if not self._gpu:
-                raise
-            raise gpu_memory.OutOfMemory(f"client {ids[done]}", number, "gpu_per_worker", self._gpu) from None
+        with (
+            device_faults.explain_out_of_memory(lambda: (f"client {ids[done]}", number), "gpu_per_worker", self._gpu),
+            device_faults.exit_on_device_error(self._trial.folder, "a worker"),
+        ):
+            for result in results:
+                yield result
+                done += 1
 
-    def _of(self, trial: str, ids: Sequence[int]) -> list[Client]:
-        if self._trial != trial:
-            raise NotHosted(trial)
-        return [self._clients[i] for i in ids]
+    def _hosted(self, digest: str, ids: Sequence[int]) -> tuple[Trial, list[Client]]:
+        if self._trial is None or self._trial.experiment.digest != digest:
+            raise NotHosted(digest)
+        return self._trial, [self._clients[i] for i in ids]
 
 
 def _batches(results: Iterable[tuple[Upload, Metrics]], *, seconds: float) -> Iterator[list[Any]]:

@@ -205,8 +205,10 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
 
     assert outcomes_left() == {"a": "finished", "e": "stopped"}
     trial.end(at / "trials" / "b", "failed")
-    sweep_folder.write(at, read_json(at / "sweep.json"), SECRET, again=False)  # of --retry, which does it itself
-    assert outcomes_left() == {"a": "finished", "b": "failed", "e": "stopped"}
+    this = read_json(at / "sweep.json")
+    trial.end(at / "trials" / "c", "killed")
+    sweep_folder.write(at, this, SECRET, again=("failed",))  # --retry failed
+    assert outcomes_left() == {"a": "finished", "c": "killed", "e": "stopped"}
 
 
 def test_nothing_to_retry_is_said(tmp_path, capsys):

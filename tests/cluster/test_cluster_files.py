@@ -74,9 +74,8 @@ def test_images_are_official_or_built_here_and_carry_a_version() -> None:
 
 
 def test_the_images_python_is_one_that_the_project_allows() -> None:
-    found = {p for path in text_files() for p in re.findall(r"rayproject/ray:[\d.]+-py(\d+)", path.read_text())}
-    assert len(found) == 1
-    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{found.pop()[:1]}.11")
+    (digits,) = {p for path in text_files() for p in re.findall(r"ray:[\d.]+-py(\d+)", path.read_text())}
+    assert SpecifierSet(PROJECT["requires-python"]).contains(f"{digits[0]}.{digits[1:]}")
 
 
 def secrets_in(text: str) -> list[str]:
@@ -99,13 +98,6 @@ def test_a_secret_would_be_seen(text: str) -> None:
 # --- the job's environment, and what it ships ---
 
 
-def test_the_runtime_environment_is_one() -> None:
-    (environment,) = documents("runtime_env.yaml")
-    from ray.runtime_env import RuntimeEnv
-
-    assert RuntimeEnv(**environment)["env_vars"] == {"RAY_JOB_STOP_WAIT_TIME_S": "60"}
-
-
 def test_a_job_ships_the_code_and_little_else(tmp_path: Path) -> None:
     """With Ray's own packing: .gitignore and .rayignore are read in each folder of the working directory."""
     from ray._private.runtime_env.packaging import create_package
@@ -118,24 +110,14 @@ def test_a_job_ships_the_code_and_little_else(tmp_path: Path) -> None:
     assert (tmp_path / "package.zip").stat().st_size < 10 * 2**20  # the dashboard takes 100 MiB
 
 
-SECRETS = (
-    ".env",
-    ".env.local",
-    "key.pem",
-    "tls.key",
-    "id_rsa",
-    "credentials.json",
-    "mlflow.db",
-    "a.sqlite3",
-    "mlruns/x",
-)
+SECRETS = (".env", ".env.local", "key.pem", "tls.key", "id_rsa", "credentials.json", "mlflow.db", "a.sqlite3")
 
 
 def test_a_job_ships_no_secrets_and_no_databases(tmp_path: Path) -> None:
     from ray._private.runtime_env.packaging import create_package
 
     folder = tmp_path / "checkout"
-    for name in (*SECRETS, "jobs/.env", "kept.py"):
+    for name in (*SECRETS, "mlruns/x", "jobs/.env", "kept.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("")
     for name in (".rayignore", ".gitignore"):
@@ -168,15 +150,15 @@ def test_the_mount_is_not_open_to_everyone(name: str) -> None:
 def test_the_launcher_accepts_it(name: str) -> None:
     from ray.autoscaler._private.util import prepare_config, validate_config
 
-    (given,) = documents(name)
-    validate_config(prepare_config(given))
+    (config,) = documents(name)
+    validate_config(prepare_config(config))
     with pytest.raises(Exception, match="idle_minutes"):
-        validate_config(prepare_config({**given, "idle_minutes": 5}))
-    types = given["available_node_types"]
-    assert types[given["head_node_type"]]["resources"] == {"CPU": 0}
-    assert "-e RAY_AUTH_MODE=token" in given["docker"]["run_options"] and "~/.ray/auth_token" in given["file_mounts"]
+        validate_config(prepare_config({**config, "idle_minutes": 5}))
+    types = config["available_node_types"]
+    assert types[config["head_node_type"]]["resources"] == {"CPU": 0}
+    assert "-e RAY_AUTH_MODE=token" in config["docker"]["run_options"] and "~/.ray/auth_token" in config["file_mounts"]
     assert all(
-        (ROOT / local).exists() for remote, local in given["file_mounts"].items() if remote != "~/.ray/auth_token"
+        (ROOT / local).exists() for remote, local in config["file_mounts"].items() if remote != "~/.ray/auth_token"
     )
 
 
@@ -184,42 +166,27 @@ def test_the_launcher_accepts_it(name: str) -> None:
 
 
 def check_pod(pod: dict[str, Any]) -> None:
-    """What the API server and KubeRay insist on."""
+    """What no schema says."""
     spec = pod["spec"]
-    volumes = {v["name"] for v in spec.get("volumes", [])}
+    volumes = {v["name"] for v in spec["volumes"]}
     assert spec["containers"] and spec["securityContext"]["runAsNonRoot"]
     for container in spec["containers"]:
-        assert container["name"] and container["image"]
-        assert {m["name"] for m in container.get("volumeMounts", [])} <= volumes
-        resources = container["resources"]
-        assert resources["requests"] == resources["limits"]  # Ray's logical sizes are the limits
-        assert all(isinstance(v, str | int) for v in resources["limits"].values())
+        assert {m["name"] for m in container["volumeMounts"]} <= volumes
+        assert container["resources"]["requests"] == container["resources"]["limits"]  # Ray's logical sizes
 
 
 def check_ray_cluster(spec: dict[str, Any]) -> None:
-    """The spec of a RayCluster (CRD ray.io/v1): headGroupSpec and workerGroupSpecs with their required fields."""
     assert RAY.findall(f'rayVersion: "{spec["rayVersion"]}"') and spec["authOptions"] == {"mode": "token"}
-    head = spec["headGroupSpec"]
-    assert head["rayStartParams"] == {"num-cpus": "0"}  # a map of strings to strings
-    check_pod(head["template"])
-    ports = {p["name"]: p["containerPort"] for p in head["template"]["spec"]["containers"][0]["ports"]}
-    assert ports["dashboard"] == 8265
-    groups = spec["workerGroupSpecs"]
-    assert groups and len({g["groupName"] for g in groups}) == len(groups)
-    for group in groups:
+    assert spec["headGroupSpec"]["rayStartParams"] == {"num-cpus": "0"}
+    check_pod(spec["headGroupSpec"]["template"])
+    for group in spec["workerGroupSpecs"]:
         assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
-        assert group["rayStartParams"] == {}
         check_pod(group["template"])
         assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] >= 1
 
 
 def test_the_development_cluster() -> None:
     (cluster,) = documents("ray-cluster.dev.yaml")
-    assert (cluster["apiVersion"], cluster["kind"], cluster["metadata"]["name"]) == (
-        "ray.io/v1",
-        "RayCluster",
-        "raydiff-dev",
-    )
     spec = cluster["spec"]
     check_ray_cluster(spec)
     assert spec["enableInTreeAutoscaling"] is True and spec["autoscalerOptions"]["version"] == "v2"
@@ -229,11 +196,8 @@ def test_the_development_cluster() -> None:
 
 def test_the_sweep_as_a_job() -> None:
     (job,) = documents("ray-job.sweep.yaml")
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]
     check_ray_cluster(spec["rayClusterSpec"])
-    assert spec["submissionMode"] in ("K8sJobMode", "HTTPMode", "SidecarMode")
-    assert not {"suspend", "clusterSelector"} & set(spec)
     shared = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
     assert set(documents("runtime_env.yaml")[0]["env_vars"].items()) <= set(shared.items())
     assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
@@ -301,16 +265,16 @@ def test_the_mlflow_server() -> None:
         elif "selector" in d.get("spec", {}):
             assert d["spec"]["selector"]["matchLabels"] == d["spec"]["template"]["metadata"]["labels"]
     (server,) = by_kind["Deployment", "mlflow"]["spec"]["template"]["spec"]["containers"]
-    given = dict(zip(*[iter([*server["command"][2:], *server["args"]])] * 2, strict=True))
-    assert given["--allowed-hosts"].split(",")[:2] == ["mlflow", "mlflow:5000"]
-    assert given["--app-name"] == "basic-auth"
+    options = dict(zip(*[iter([*server["command"][2:], *server["args"]])] * 2, strict=True))
+    assert options["--allowed-hosts"].split(",")[:2] == ["mlflow", "mlflow:5000"]
+    assert options["--app-name"] == "basic-auth"
 
 
 def test_who_reaches_the_mlflow_server_and_its_database() -> None:
     """Heads of Ray clusters and the server, each on one port; the policies select the pods that there are."""
-    found = documents("mlflow.yaml")
-    policies = {d["metadata"]["name"]: d["spec"] for d in found if d["kind"] == "NetworkPolicy"}
-    pods = {d["metadata"]["name"]: d["spec"]["template"] for d in found if "template" in d.get("spec", {})}
+    manifests = documents("mlflow.yaml")
+    policies = {d["metadata"]["name"]: d["spec"] for d in manifests if d["kind"] == "NetworkPolicy"}
+    pods = {d["metadata"]["name"]: d["spec"]["template"] for d in manifests if "template" in d.get("spec", {})}
     for name, who, port in (("mlflow", {"ray.io/node-type": "head"}, 5000), ("mlflow-db", {"app": "mlflow"}, 5432)):
         assert policies[name]["podSelector"]["matchLabels"] == pods[name]["metadata"]["labels"]
         (rule,) = policies[name]["ingress"]
@@ -329,9 +293,9 @@ def test_the_login_is_where_the_server_reads_it_and_drivers_have_it() -> None:
     assert login["mlflow"]["default_permission"] == "NO_PERMISSIONS" and "admin_password" not in login["mlflow"]
     for manifest in ("ray-cluster.dev.yaml", "ray-job.sweep.yaml"):
         (head,) = [v for k, v in walk(documents(manifest)[0]) if k == "headGroupSpec"]
-        given = {e["name"]: e for e in head["template"]["spec"]["containers"][0]["env"]}
-        assert given["MLFLOW_TRACKING_USERNAME"]["value"] == login["mlflow"]["admin_username"]
-        secret = given["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]
+        options = {e["name"]: e for e in head["template"]["spec"]["containers"][0]["env"]}
+        assert options["MLFLOW_TRACKING_USERNAME"]["value"] == login["mlflow"]["admin_username"]
+        secret = options["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]
         assert secret == {"name": "raydiff-mlflow", "key": "MLFLOW_AUTH_ADMIN_PASSWORD", "optional": True}
 
 
@@ -344,13 +308,10 @@ def test_the_volumes_that_are_claimed_are_made() -> None:
 # --- local.sh ---
 
 
-def test_local_sh_is_a_script_that_bash_reads() -> None:
-    done = subprocess.run(["bash", "-n", str(CLUSTER / "local.sh")], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert (CLUSTER / "local.sh").stat().st_mode & 0o100
+def test_local_sh_ends_only_what_it_started() -> None:
     source = (CLUSTER / "local.sh").read_text()
     assert "set -euo pipefail" in source
-    assert not re.search(r"ray stop|pkill|killall|rm -rf /|\brm -rf \$", source)  # it ends only what it started
+    assert not re.search(r"ray stop|pkill|killall|rm -rf /|\brm -rf \$", source)
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ from buckets import SECRET, begun
 from raydiff import tree
 from raydiff.data.partition import Iid
 from raydiff.experiment import trial
-from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.config import Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.federated.rounds import rounds
 from raydiff.methods._averaging import Averaging
-from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
@@ -28,16 +27,7 @@ pytestmark = pytest.mark.ray
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=8, conditional=False)
 TRAINING = Training(steps=2, batch=8)
 NOISED = Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=20.0))
-METHODS = {
-    "spire": SPIRE(model=MODEL, rounds=3, local=TRAINING, averaging=NOISED),
-    "localonly": LocalOnly(model=MODEL, local=TRAINING),
-}
-
-
-@pytest.fixture(params=METHODS)
-def experiment(request, tiny) -> Experiment:
-    method = METHODS[request.param]
-    return replace(tiny, method=method, clients=3, partition=Iid(), evaluation=None, runtime=Runtime())
+METHOD = SPIRE(model=MODEL, rounds=3, local=TRAINING, averaging=NOISED)
 
 
 def last(pool, this: Trial, *, until: int | None = None):
@@ -48,32 +38,33 @@ def last(pool, this: Trial, *, until: int | None = None):
     return end
 
 
-def test_workers_with_folders_of_their_own_give_the_bits_of_one_process(tmp_path, workers, experiment, monkeypatch):
+def test_workers_with_folders_of_their_own_give_the_bits_of_one_process(tmp_path, workers, tiny, monkeypatch):
     """Also where they are two, then one, and then another driver goes on in its own process elsewhere."""
     from raydiff.runtime.actors import RayExecutor
 
+    experiment = replace(tiny, method=METHOD, clients=3, partition=Iid(), evaluation=None, runtime=Runtime())
     sweep = tmp_path / "folder" / "sweeps" / "lab"
     trial.keep_secret(sweep, SECRET)
-    here = trial.open_trial(experiment, sweep)
-    alone = last(trial.local_executor(here), here)
+    local_one = trial.open_trial(experiment, sweep)
+    alone = last(trial.local_executor(local_one), local_one)
     uri = f"file://{tmp_path}/bucket"
     monkeypatch.setenv(staging.PLACE, str(tmp_path / "driver"))
-    there = begun(experiment, uri)
-    last(RayExecutor(workers, there), there, until=0)
-    there = begun(experiment, uri)
-    last(RayExecutor(workers[:1], there), there, until=1)
+    remote_one = begun(experiment, uri)
+    last(RayExecutor(workers, remote_one), remote_one, until=0)
+    remote_one = begun(experiment, uri)
+    last(RayExecutor(workers[:1], remote_one), remote_one, until=1)
     monkeypatch.setenv(staging.PLACE, str(tmp_path / "another"))
-    there = begun(experiment, uri)
-    elsewhere = last(trial.local_executor(there), there)
+    remote_one = begun(experiment, uri)
+    elsewhere = last(trial.local_executor(remote_one), remote_one)
     assert tree.digest(elsewhere.server) == tree.digest(alone.server)
     assert elsewhere.ledger == alone.ledger
     for client in range(3):
-        mine, its = (trial.make_clients(t, [client])[0].state(alone.number) for t in (here, there))
+        mine, its = (trial.make_clients(t, [client])[0].state(alone.number) for t in (local_one, remote_one))
         assert tree.digest(mine) == tree.digest(its)
 
 
 def test_every_node_must_see_the_bucket(workers, tmp_path, monkeypatch):
-    from raydiff.runtime.slots import storage_is_shared
+    from raydiff.runtime.cluster import storage_is_shared
 
     uri = f"file://{tmp_path}/bucket"
     monkeypatch.setenv(staging.PLACE, str(tmp_path / "driver"))
@@ -81,5 +72,5 @@ def test_every_node_must_see_the_bucket(workers, tmp_path, monkeypatch):
     storage_is_shared(staging.root(uri))
     assert not [path for path in tmp_path.rglob("*") if "nonce" in path.name]
     monkeypatch.setattr(ObjectStore, "put", lambda *_: None)  # into a store that only the driver sees
-    with pytest.raises(ValueError, match=r"^the bucket file://\S+/bucket cannot be read: node \S+ does not see"):
+    with pytest.raises(ValueError, match=r"^node \S+ does not see what the driver writes to file://\S+/bucket"):
         storage_is_shared(staging.root(uri))

@@ -12,8 +12,9 @@ from ray.tune.search import Searcher
 from raydiff.experiment.config import Runtime
 from raydiff.runtime import concurrency as module
 from raydiff.runtime.cluster import Group
-from raydiff.runtime.concurrency import GPU_LOST, ConcurrencyController, LimitedSearcher
-from raydiff.runtime.plan import Asked
+from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
+from raydiff.runtime.coordinator import GPU_LOST
+from raydiff.runtime.plan import Asked, written
 from raydiff.runtime.progress import Progress
 from raydiff.runtime.search import PlannedTrials
 from raydiff.runtime.slots import Slot
@@ -35,7 +36,7 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setattr(module.cluster, "groups_of_others", lambda: state.groups)
     monkeypatch.setattr(module.cluster, "grows", lambda: state.grows)
     monkeypatch.setattr(module.time, "monotonic", lambda: state.clock)
-    monkeypatch.setattr(module, "storage_is_shared", shared)
+    monkeypatch.setattr(module.cluster, "storage_is_shared", shared)
     return state
 
 
@@ -65,7 +66,9 @@ def test_a_fit_ends_where_no_node_can_hold_a_trial_and_none_is_added(make, state
     for status in ("PENDING", "RUNNING", "PENDING"):
         limit_after(controller, state, 10, status)
         assert not controller.stop_all()
-    assert capsys.readouterr().out.count("needs 1 CPU; no node is large enough\n") == 2  # after 10 s each
+    assert capsys.readouterr().out.splitlines()[1:] == [
+        "  waiting for resources: a trial with 1 worker(s) needs 1 CPU, and no node is large enough"
+    ]
     state.grows = True
     limit_after(controller, state, 10, "PENDING")
     assert not controller.stop_all()
@@ -81,14 +84,15 @@ def test_a_node_that_has_lost_a_gpu_ends_the_fit_and_is_left_out(make, state, ca
     for _ in range(2):  # Other trials on this node may report it too.
         controller.on_trial_result(0, [], None, {GPU_LOST: ("n2", "a GPU of node 10.0.0.7 is lost")})
         assert controller.stop_all()
-    assert capsys.readouterr().out == "  a GPU of node 10.0.0.7 is lost: the sweep goes on without this node\n"
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == ["  a GPU of node 10.0.0.7 is lost: the sweep goes on without this node"]
     again = ConcurrencyController(controller.plan, controller.shape, controller.progress)
     assert again.limit == 2 and not again.stop_all()
 
 
 def test_nodes_that_join_are_used(make, state, capsys):
     controller, limited = make(), make(concurrent=3)
-    assert controller.limit == 2 and capsys.readouterr().out == ""
+    assert controller.limit == 2 and capsys.readouterr().out == "  running up to 2 trials concurrently\n" * 2
     state.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 2.0}}
     assert limit_after(controller, state, 1, "RUNNING") == 2  # not checked in every turn of Tune's loop
     assert limit_after(controller, state, 5, "RUNNING") == 4
@@ -103,31 +107,28 @@ def test_nodes_that_join_are_used(make, state, capsys):
 def test_trials_are_queued_for_an_autoscaler_until_another_job_waits_too(make, state, capsys):
     state.nodes, state.grows = {"head": {"memory": 1.0}}, True
     controller = make()
-    assert controller.limit == 5
-    assert "no node is large enough, waiting for the autoscaler" in capsys.readouterr().out
+    assert controller.limit == 5 and "no node is large enough" in capsys.readouterr().out
     state.nodes["n1"] = {"CPU": 2.0}
     assert limit_after(controller, state, 5, "RUNNING") == 7
-    state.groups = [Group("a", True, [{"CPU": 1.0}])]
+    state.groups = [Group(True, "a", [{"CPU": 1.0}])]
     assert limit_after(controller, state, 5, "RUNNING") == 1
     out = capsys.readouterr().out
     assert out.endswith("  running up to 1 trial concurrently, beside 1 other job(s) on the cluster\n")
-    state.groups = [Group("a", False, [{"CPU": 1.0}])]
+    state.groups = [Group(False, "a", [{"CPU": 1.0}])]
     assert limit_after(controller, state, 5, "RUNNING") == 6
-    state.grows = False
-    limit_after(controller, state, 10, "PENDING")
-    assert capsys.readouterr().out.endswith("needs 1 CPU; 1 other job(s) use the cluster\n")
 
 
 def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls_below_what_runs():
-    controller = SimpleNamespace(limit=2)
-    searcher = LimitedSearcher(PlannedTrials([{"n": n} for n in range(4)]), controller)
-    assert [searcher.suggest(id_) for id_ in "abc"] == [{"n": 0}, {"n": 1}, None]
+    controller, trials = SimpleNamespace(limit=2), [seeded(n) for n in range(4)]
+    searcher = LimitedSearcher(PlannedTrials(trials), controller)
+    configs = [{"experiment": written(experiment)} for experiment in trials]
+    assert [searcher.suggest(id_) for id_ in "abc"] == [*configs[:2], None]
     searcher.on_trial_complete("a")
-    assert searcher.suggest("c") == {"n": 2}
+    assert searcher.suggest("c") == configs[2]
     controller.limit = 1
     assert searcher.suggest("d") == Searcher.FINISHED
     searcher.on_trial_complete("b", error=True)
     searcher.on_trial_complete("c")
-    assert [searcher.suggest("d"), searcher.suggest("e")] == [{"n": 3}, None]
+    assert [searcher.suggest("d"), searcher.suggest("e")] == [configs[3], None]
     searcher.on_trial_complete("d")
     assert searcher.suggest("e") == Searcher.FINISHED

@@ -15,7 +15,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Diverged, Fitted, Task, Training
-from raydiff.runtime.data_parallel import DataParallel, share
+from raydiff.runtime.data_parallel import DataParallel, train
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20).for_data((1, 8, 8), (10,))
 
@@ -61,17 +61,17 @@ def distance(a: Fitted, b: Fitted) -> float:
 def test_one_process_takes_the_steps_of_the_plain_training(alone: None, training: Training | None) -> None:
     """Without replacement: batches of 17, 17 and 6."""
     batch = 17 if training else 5
-    given, other = task(batch=batch, training=training), task(batch=batch, training=training)
-    found = share(given)
-    assert not isinstance(found, Diverged)
-    assert distance(found, other.alone()) == 0
-    assert torch.equal(given.rng.get_state(), other.rng.get_state())
+    drawn, other = task(batch=batch, training=training), task(batch=batch, training=training)
+    fitted = train(drawn)
+    assert not isinstance(fitted, Diverged)
+    assert distance(fitted, other.alone()) == 0
+    assert torch.equal(drawn.rng.get_state(), other.rng.get_state())
 
 
 def test_a_diverged_loss_is_returned(alone: None) -> None:
-    given = task(batch=5)
-    found = share(replace(given, params={k: v * torch.nan for k, v in given.params.items()}))
-    assert isinstance(found, Diverged) and (found.step, str(found)) == (4, "the loss became nan at step 4")
+    drawn = task(batch=5)
+    fitted = train(replace(drawn, params={k: v * torch.nan for k, v in drawn.params.items()}))
+    assert isinstance(fitted, Diverged) and (fitted.step, str(fitted)) == (4, "the loss became nan at step 4")
 
 
 @pytest.mark.slow
@@ -81,10 +81,10 @@ def test_three_processes_take_the_steps_of_one(
     workers: object, tmp_path: Path, batch: int, training: Training | None
 ) -> None:
     """With a batch of two, or a last one of one (13, 13, 13 and 1), a process has no records."""
-    given, other = task(batch=batch, training=training), task(batch=batch, training=training)
-    found = DataParallel(Runtime(server_workers=3), tmp_path / "train")(given)
-    assert distance(found, other.alone()) < 1e-5
-    assert torch.equal(given.rng.get_state(), other.rng.get_state())
+    drawn, other = task(batch=batch, training=training), task(batch=batch, training=training)
+    fitted = DataParallel(Runtime(server_workers=3), tmp_path / "train")(drawn)
+    assert distance(fitted, other.alone()) < 1e-5
+    assert torch.equal(drawn.rng.get_state(), other.rng.get_state())
     assert not (tmp_path / "train").exists()
 
 

@@ -1,17 +1,25 @@
-"""Processes exit after a device error, and a GPU on which no fresh process can compute is lost."""
+"""Processes name the setting to raise when memory runs out, and exit after other device errors; lost GPUs."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import ray
 import torch
 
-from raydiff.runtime import device_faults
+from raydiff.experiment import trial
+from raydiff.federated.client import Client
+from raydiff.runtime import device_faults, worker
+from raydiff.runtime.coordinator import Federation
+from raydiff.runtime.device_faults import OutOfMemory
+from raydiff.storage.checkpoint import INITIAL
 
 ECC = torch.AcceleratorError("CUDA error: uncorrectable ECC error encountered\nMore.")
 BUSY = torch.AcceleratorError("CUDA error: all CUDA-capable devices are busy or unavailable")
@@ -21,11 +29,8 @@ BUSY = torch.AcceleratorError("CUDA error: all CUDA-capable devices are busy or 
     ("error", "exits"),
     [
         (torch.AcceleratorError("CUDA error: device-side assert triggered\nMore."), True),
-        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasSgemm`"), True),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), False),
-        (torch.AcceleratorError("CUDA error: out of memory"), False),
         (RuntimeError("this trial is poisoned"), False),
-        (ValueError("CUDA error"), False),
     ],
 )
 def test_a_process_exits_after_errors_of_the_device_only(tmp_path, monkeypatch, error, exits):
@@ -77,15 +82,12 @@ def test_a_gpu_on_which_no_try_succeeds_is_lost(gpu):
 
 
 def test_a_busy_gpu_is_tried_again_and_a_success_is_cached(gpu):
+    device_faults.check_gpu(0.0)
+    assert gpu.uses == 0
     gpu.errors = [BUSY]
     device_faults.check_gpu(0.5)
     device_faults.check_gpu(0.5)
     assert gpu.uses == 2
-
-
-def test_a_process_without_a_share_leaves_the_gpu_alone(gpu):
-    device_faults.check_gpu(0.0)
-    assert gpu.uses == 0
 
 
 def test_gpus_of_the_driver_that_torch_does_not_find_are_lost(gpu, monkeypatch, tmp_path):
@@ -101,3 +103,63 @@ def test_other_errors_are_raised(gpu):
     gpu.errors = [RuntimeError("this process is poisoned")]
     with pytest.raises(RuntimeError, match="poisoned"):
         device_faults.check_gpu(0.5)
+
+
+# --- out of memory ---
+
+LACKS = {
+    "torch": torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    "cublas": RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+}
+
+
+@pytest.mark.parametrize("lack", LACKS.values(), ids=LACKS)
+@pytest.mark.parametrize("fraction", [0.25, 0.0])
+def test_a_worker_names_the_client_and_the_setting(tiny, tmp_path, monkeypatch, lack, fraction):
+    """Without a fraction of a GPU, the error stays as it is."""
+
+    def run(*_):
+        raise lack
+
+    monkeypatch.setattr(worker, "cap_memory", lambda _: None)
+    monkeypatch.setattr(device_faults, "check_gpu", lambda _: None)
+    this = trial.open_trial(dataclasses.replace(tiny, evaluation=None), tmp_path / "s")
+    hosting = worker.Worker()
+    hosting.host(this, [0, 1], fraction)
+    monkeypatch.setattr(Client, "run", run)
+    with pytest.raises(OutOfMemory if fraction else type(lack)) as e:
+        hosting.run(this.experiment.digest, [1], {}, 3, 0.0)
+    if fraction:
+        arrived = pickle.loads(pickle.dumps(e.value))  # as it travels
+        assert (arrived.who, arrived.number, arrived.field, arrived.fraction) == ("client 1", 3, "gpu_per_worker", 0.25)
+
+
+@pytest.mark.parametrize("lack", LACKS.values(), ids=LACKS)
+def test_a_coordinator_names_its_setting(lack):
+    def lacking():
+        raise lack
+        yield
+
+    coordinator = object.__new__(Federation)
+    coordinator._trial, coordinator._metric, coordinator._measured, coordinator._round = None, "m", {}, 1
+    coordinator._results, coordinator._gpu_server = lacking(), 0.5
+    assert coordinator.step()["failed"] == str(OutOfMemory("the server", 2, "gpu_server", 0.5))
+
+
+def test_a_lack_of_memory_in_a_worker_is_not_the_coordinators():
+    lack = ray.exceptions.RayTaskError("run", "CUDA out of memory", LACKS["torch"]).as_instanceof_cause()
+    with pytest.raises(torch.OutOfMemoryError), device_faults.explain_out_of_memory(lambda: ("", 0), "gpu_server", 0.5):
+        raise lack
+
+
+@pytest.mark.parametrize(
+    ("fraction", "number", "says"),
+    [
+        (0.5, 2, "in round 2: .*raise --runtime.gpu-server, or lower the batch size$"),
+        (1.0, 2, "1 of a GPU: lower the batch size$"),
+        (0.5, INITIAL, "before round 0"),
+    ],
+)
+def test_the_advice_is_a_larger_fraction_or_a_smaller_batch(fraction, number, says):
+    with pytest.raises(OutOfMemory, match=says):
+        raise OutOfMemory("the server", number, "gpu_server", fraction)

@@ -14,44 +14,9 @@ import pytest
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import device_faults, gauges
+from raydiff.runtime import coordinator
 
 DASHBOARD = Path(__file__).resolve().parents[2] / "cluster" / "grafana.json"
-
-
-def result(epsilon: float) -> dict[str, Any]:
-    """A round's result."""
-    numbers = {"privacy/epsilon_server": epsilon, "comm/bytes_up": 8.0, "clients/rejected": 2.0}
-    return {"round": 4, "finished": False, **numbers}
-
-
-@pytest.mark.parametrize("epsilon", [9.5, math.inf])
-def test_each_round_is_exported(
-    tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, epsilon: float
-) -> None:
-    exported: dict[str, Any] = {}
-
-    class Gauge:
-        def __init__(self, name: str, description: str, tag_keys: tuple[str, ...]) -> None:
-            self.name = name
-
-        def set(self, value: float, tags: dict[str, str]) -> None:
-            assert tuple(tags) == gauges.TAGS
-            exported[self.name] = value
-
-    monkeypatch.setattr(gauges, "Gauge", Gauge)
-    this = trial.open_trial(tiny, tmp_path)
-    device_faults.record(this.folder, "worker 1: gone")
-    gauges.Gauges().tell(this, {"finished": True, "failed": "why"})
-    assert exported == {}
-    gauges.Gauges().tell(this, result(epsilon))
-    assert exported == {
-        "raydiff_rounds": 5.0,
-        "raydiff_unprotected": float(epsilon == math.inf),
-        "raydiff_bytes_sent": 8.0,
-        "raydiff_rejected": 2.0,
-        "raydiff_processes_lost": 1.0,
-    } | ({"raydiff_epsilon": epsilon} if epsilon < math.inf else {})
 
 
 @pytest.mark.ray
@@ -61,28 +26,31 @@ def test_a_scrape_of_the_node_has_the_gauges_of_every_trial(tiny: Experiment, wo
 
     @ray.remote(num_cpus=0)
     class Coordinator:
-        def tell(self, sweep: str, numbers: dict[str, Any]) -> None:
-            self._gauges = gauges.Gauges()
-            self._gauges.tell(trial.Trial(tiny, Path(sweep)), numbers)
+        def tell(self, sweep: str, epsilon: float) -> None:
+            numbers = {"privacy/epsilon_server": epsilon, "comm/bytes_up": 8.0, "clients/rejected": 2.0}
+            self._gauges, this = coordinator.Gauges(), trial.Trial(tiny, Path(sweep))
+            self._gauges.tell(this, {"round": 4, "finished": False, **numbers})
+            self._gauges.tell(this, {"round": 5, "finished": True, **numbers})
 
-    trials = {"kept": result(9.5), "open": result(math.inf)}
-    coordinators = [Coordinator.remote() for _ in trials]
-    ray.get([c.tell.remote(*args) for c, args in zip(coordinators, trials.items(), strict=True)])
+    epsilons = {"kept": 9.5, "open": math.inf}
+    actors = [Coordinator.remote() for _ in epsilons]
+    ray.get([actor.tell.remote(*args) for actor, args in zip(actors, epsilons.items(), strict=True)])
     (node,) = ray.nodes()
-    names, deadline = dict[str, set[str]](), time.monotonic() + 120  # Ray collects every ten seconds.
-    while {len(found) for found in names.values()} != {6, 5} and time.monotonic() < deadline:
+    values, deadline = dict[str, dict[str, float]](), time.monotonic() + 120  # Ray collects now and then.
+    while [len(v) for v in values.values()] != [6, 5] and time.monotonic() < deadline:
         with urllib.request.urlopen(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics") as page:
-            lines = [line for line in page.read().decode().splitlines() if line.startswith("ray_raydiff_")]
-        names = {s: {line.partition("{")[0] for line in lines if f'sweep="{s}"' in line} for s in trials}
+            lines = re.findall(r"^ray_raydiff_(\w+)\{(.*)\} (\S+)$", page.read().decode(), flags=re.M)
+        values = {s: {name: float(v) for name, tags, v in lines if f'sweep="{s}"' in tags} for s in epsilons}
         time.sleep(0.2)
-    for coordinator in coordinators:
-        ray.kill(coordinator)
-    assert names["kept"] == {f"ray_{name}" for name in gauges.GAUGES}
-    assert names["open"] == names["kept"] - {"ray_raydiff_epsilon"}
+    for actor in actors:
+        ray.kill(actor)
+    both = {"rounds": 5.0, "bytes_sent": 8.0, "rejected": 2.0, "processes_lost": 0.0}
+    assert values == {"kept": {**both, "unprotected": 0.0, "epsilon": 9.5}, "open": {**both, "unprotected": 1.0}}
+    assert {f"raydiff_{name}" for name in values["kept"]} == coordinator.GAUGES.keys()
 
 
 def test_the_dashboard_draws_each_gauge() -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
     drawn = [target["expr"] for panel in panels for target in panel["targets"]]
-    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(gauges.GAUGES)
-    assert all(set(re.findall(r"by \(([^)]*)\)", e)[0].split(", ")) <= set(gauges.TAGS) for e in drawn)
+    assert sorted(re.findall(r"ray_(\w+)\{", " ".join(drawn))) == sorted(coordinator.GAUGES)
+    assert all(set(re.findall(r"by \(([^)]*)\)", e)[0].split(", ")) <= set(coordinator.TAGS) for e in drawn)

@@ -32,7 +32,7 @@ USED = {
 }
 
 
-def found(path: str) -> Any:
+def resolve(path: str) -> Any:
     """What is there, by "module:attributes"."""
     module, _, attributes = path.partition(":")
     value = importlib.import_module(module)
@@ -69,7 +69,7 @@ def uses(tree: ast.AST) -> Iterator[str]:
 
 @pytest.mark.parametrize("where", USED.values(), ids=[name for _, name in USED])
 def test_it_is_still_there(where: tuple[str, str]) -> None:
-    assert found(where[1]) is not None
+    assert resolve(where[1]) is not None
 
 
 def test_nothing_else_is_used() -> None:
@@ -84,7 +84,7 @@ def test_nothing_else_is_used() -> None:
 
 def test_ray_init_takes_a_folder() -> None:
     """`_temp_dir` is in no signature."""
-    assert "_temp_dir" in inspect.getsource(found("ray:init"))
+    assert "_temp_dir" in inspect.getsource(resolve("ray:init"))
 
 
 def test_torch_modules_keep_their_tensors_where_models_functional_swaps_them() -> None:
@@ -124,7 +124,7 @@ def test_what_ray_says_of_nodes_and_placement_groups(workers: list[Any]) -> None
     (node,) = ray.nodes()
     assert node["Alive"] and {"NodeID", "Resources", "NodeManagerAddress"} <= node.keys()
     assert node["Labels"]["ray.io/node-id"] == node["NodeID"]
-    assert found("ray._private.state:state").get_draining_nodes() == {}
+    assert resolve("ray._private.state:state").get_draining_nodes() == {}
     group = ray.util.placement_group([{"CPU": 1}])
     ray.get(group.ready(), timeout=60)
     row = ray.util.placement_group_table()[group.id.hex()]

@@ -10,7 +10,7 @@ import torch
 
 from raydiff.experiment.config import Runtime
 from raydiff.models.ddpm import device
-from raydiff.runtime.slots import Slot, cap_memory, fitting, share, slot, unplaced
+from raydiff.runtime.slots import Slot, cap_memory, fair_slots, fitting, slot, unplaced
 
 LAPTOP = {"CPU": 2.0}
 ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
@@ -33,17 +33,17 @@ def test_by_default_a_trial_has_as_many_workers_as_fit(runtime, clients, nodes, 
 
 
 @pytest.mark.parametrize(
-    ("gpus", "gpu_share", "workers"),
+    ("gpus", "fraction", "workers"),
     [(2, 0.6, 2), (2, 0.5, 4), (2, 0.4, 4), (1, 0.3, 3), (4, 0.75, 4), (2, 1.0, 2), (3, 0.3334, 6), (3, 0.3333, 9)],
 )
-def test_ray_takes_a_fraction_from_one_gpu(gpus, gpu_share, workers):
-    """Each GPU holds floor(1 / share) workers."""
+def test_ray_takes_a_fraction_from_one_gpu(gpus, fraction, workers):
+    """Each GPU holds floor(1 / fraction) workers."""
     nodes = [{"CPU": 64.0, "GPU": float(gpus)}]
-    assert slot(Runtime(gpu_per_worker=gpu_share), clients=64, nodes=nodes).workers == workers
-    assert unplaced([{"CPU": 1.0, "GPU": gpu_share}] * 20, nodes) == 20 - workers
+    assert slot(Runtime(gpu_per_worker=fraction), clients=64, nodes=nodes).workers == workers
+    assert unplaced([{"CPU": 1.0, "GPU": fraction}] * 20, nodes) == 20 - workers
 
 
-def test_small_shares_fill_a_gpu_that_is_in_use():
+def test_small_fractions_fill_a_gpu_that_is_in_use():
     """A coordinator with 0.4 shares the GPU of a worker with 0.6, and the other GPU holds the second worker."""
     assert slot(Runtime(gpu_per_worker=0.6, gpu_server=0.4), clients=9, nodes=[{"CPU": 9.0, "GPU": 2.0}]).workers == 2
 
@@ -74,7 +74,7 @@ def test_bundles_of_a_slot_add_up_to_its_workers_cpus():
 
 
 @pytest.mark.parametrize(
-    ("others", "own"),
+    ("others", "slots"),
     [
         ([], 4),
         (["a"], 3),
@@ -84,13 +84,13 @@ def test_bundles_of_a_slot_add_up_to_its_workers_cpus():
         (["a"] * 2 + ["b"] * 2, 2),  # a third, rounded up
     ],
 )
-def test_concurrent_sweeps_share_the_slots(others, own):
-    assert share(ONE, [LAPTOP] * 2, [(job, ONE.bundles) for job in others]) == own
+def test_concurrent_sweeps_share_the_slots(others, slots):
+    assert fair_slots(ONE, [LAPTOP] * 2, [(job, ONE.bundles) for job in others]) == slots
 
 
 def test_a_job_that_fits_on_no_node_does_not_count():
-    assert share(ONE, [LAPTOP], [("a", [{"CPU": 1.0, "TPU": 1.0}]), ("b", [{"CPU": 3.0}])]) == 2
-    assert share(ONE, [], [("a", ONE.bundles)]) == 0
+    assert fair_slots(ONE, [LAPTOP], [("a", [{"CPU": 1.0, "TPU": 1.0}]), ("b", [{"CPU": 3.0}])]) == 2
+    assert fair_slots(ONE, [], [("a", ONE.bundles)]) == 0
 
 
 # --- GPU memory ---
@@ -106,33 +106,33 @@ def fractions(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return limits
 
 
-@pytest.mark.parametrize(("gpu_share", "gb"), [(0.5, 7.25), (0.125, 1.25), (0.0625, 0.25)])
-def test_torch_may_take_its_share_without_the_context_of_cuda(gpu_share, gb, fractions):
-    cap_memory(gpu_share)
+@pytest.mark.parametrize(("fraction", "gb"), [(0.5, 7.25), (0.125, 1.25), (0.0625, 0.25)])
+def test_torch_may_take_its_fraction_without_the_context_of_cuda(fraction, gb, fractions):
+    cap_memory(fraction)
     assert fractions == pytest.approx([gb / 16], abs=1e-6)
 
 
-def test_a_share_that_cuda_itself_fills_is_refused(fractions):
-    with pytest.raises(ValueError, match="raise the share"):
+def test_a_fraction_that_cuda_itself_fills_is_refused(fractions):
+    with pytest.raises(ValueError, match="raise the fraction"):
         cap_memory(0.02)
     assert fractions == []
 
 
-@pytest.mark.parametrize("gpu_share", [0.25, 1.0])
-def test_a_share_without_cuda_is_refused(gpu_share, monkeypatch):
+@pytest.mark.parametrize("fraction", [0.25, 1.0])
+def test_a_fraction_without_cuda_is_refused(fraction, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match=r"sees no CUDA device: set runtime\.gpu_per_worker"):
-        cap_memory(gpu_share)
+        cap_memory(fraction)
 
 
-def test_a_process_without_a_share_is_kept_off_the_gpu(monkeypatch):
+def test_a_process_without_a_fraction_is_kept_off_the_gpu(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
     cap_memory(0.0)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
 
 
-def test_a_trial_with_a_share_finds_the_gpu_after_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_with_a_fraction_finds_the_gpu_after_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)  # torch has looked before the variable was empty
     cap_memory(0.0)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
-import os
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,30 +17,11 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
-from raydiff.runtime import cluster, concurrency, device_faults, failures, launch, tuner
-from raydiff.runtime.cluster import Group
-from raydiff.runtime.concurrency import ConcurrencyController
-from raydiff.runtime.plan import Asked, experiment_of, written
+from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
+from raydiff.runtime.plan import experiment_of, written
 from raydiff.runtime.progress import Progress
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
-
-
-@pytest.fixture
-def planned(tmp_path, tiny, workers, monkeypatch):
-    """(experiments -> a sweep of them in `tmp_path`, trainable -> what runs them in place of `Federation`)."""
-    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
-
-    def plan(*experiments):
-        trial.keep_secret(tmp_path / "s", b"the noise secret")
-        trials = [trial.resolve(e, b"the noise secret") for e in experiments]
-        return planned_as(tmp_path / "s", trials)
-
-    def runs_by(trainable):
-        of = tuner.tune.with_resources
-        monkeypatch.setattr(tuner.tune, "with_resources", lambda _, bundles: of(trainable, bundles))
-
-    return plan, runs_by
 
 
 def outcomes(plan) -> list[dict]:
@@ -49,12 +29,16 @@ def outcomes(plan) -> list[dict]:
 
 
 @pytest.mark.ray
-def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned):
+def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers, monkeypatch):
     """In a warm slot a trial has the bits that it has alone, and what has an outcome is not run again."""
+    monkeypatch.setattr("signal.signal", lambda *_: None)  # pytest keeps its own handlers
     base = dataclasses.replace(tiny, evaluation=None, runtime=Runtime(workers=1))
     base = override(base, {"method.server_rounds": 1})
     wild = Training(steps=8, batch=8, learning_rate=1e30)
-    plan = planned[0](override(base, {"method.server": wild}), base)
+    for name in ("s", "alone"):
+        trial.keep_secret(tmp_path / name, b"the noise secret")
+    trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
+    plan = planned_as(tmp_path / "s", trials)
     progress, shape = Progress(plan), tuner.check(plan, [{"CPU": 2.0}])
     assert tuner.run(plan, shape, progress) is False
     failed, finished = outcomes(plan)
@@ -62,13 +46,9 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
     assert "the server, in round 1: the loss became" in failed["reason"]
     assert (progress.done, progress.failed) == (1, 1)
 
-    trial.keep_secret(tmp_path / "alone", b"the noise secret")
-    alone = trial.open_trial(plan.trials[1], tmp_path / "alone")
-    final = list(trial.run(alone, trial.local_executor(alone)))[-1]
-    same = {k: v for k, v in finished["final"].items() if not k.startswith("time/")}
-    assert same == {k: final[k] for k in same}
-    warm = trial.Trial(plan.trials[1], plan.folder)
-    assert warm.store.last_commit()[0] == alone.store.last_commit()[0] == 1
+    alone = trial.open_trial(trials[1], tmp_path / "alone")
+    list(trial.run(alone, trial.local_executor(alone)))
+    warm = trial.Trial(trials[1], plan.folder)
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
@@ -76,64 +56,36 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, planned)
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
-@pytest.mark.ray
-def test_a_fit_that_lost_capacity_or_a_trial_is_followed_by_another_one(planned, tiny, monkeypatch, capsys):
-    """Two trials run at once until another job arrives; then each fit has one. Trial 2 dies after a round, more often
-    than `runtime.failures`, and is continued; trial 3 dies without a round, and fails."""
-    make, run_by = planned
-    limits: list[int] = []
+def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_path, tiny, monkeypatch, capsys):
+    """On as many workers as still fit, and with interrupted trials first."""
+    base = dataclasses.replace(tiny, clients=3, runtime=Runtime(workers=3))
+    trial.keep_secret(tmp_path / "sweeps" / "s", b"the noise secret")
+    trials = [trial.resolve(override(base, {"seed": n}), b"the noise secret") for n in range(3)]
+    plan, fits = planned_as(tmp_path / "sweeps" / "s", trials), []
 
-    class Short(tuner.tune.Trainable):
-        def setup(self, config):
-            self.reset_config(config)
+    def fit(plan, shape, progress, tuned):
+        pending = [experiment_of(config).seed for config in iter(lambda: tuned.search_alg.suggest(""), "FINISHED")]
+        fits.append((shape.workers, pending, tuned.num_samples))
+        this = trial.Trial(plan.trials[pending[0]], plan.folder)
+        trial.begin(this)
+        trial.end(this.folder, "finished", final={"time/seconds": 1.0})
+        trial.begin(trial.Trial(plan.trials[2], plan.folder))
 
-        def reset_config(self, config):
-            self.this = trial.Trial(experiment_of(config), Path(config["sweep"]))
-            trial.begin(self.this)
-            return True
-
-        def step(self):
-            rounds, seed = list(self.this.folder.glob("round-*")), self.this.experiment.seed
-            if seed == 3 or (seed == 2 and self.iteration == len(rounds) == 1):
-                os._exit(1)
-            (self.this.folder / f"round-{len(rounds)}").touch()
-            result = {"round": len(rounds), "digest": self.this.experiment.digest, "time/seconds": 1.0}
-            if finished := len(rounds) == 2:
-                trial.end(self.this.folder, "finished", final={"time/seconds": 1.0})
-            return {**result, "finished": finished, "done": finished}
-
-        def save_checkpoint(self, checkpoint_dir):
-            pass
-
-    class Controller(ConcurrencyController):
-        def _check(self):
-            super()._check()
-            limits.append(self.limit)
-
-    run_by(Short)
-    monkeypatch.setattr(tuner, "ConcurrencyController", Controller)
-    monkeypatch.setattr(concurrency, "CHECK_EVERY_S", 0.0)
-    busy = Group("other", True, [{"CPU": 1.0}])
-    monkeypatch.setattr(concurrency.cluster, "groups_of_others", lambda: [busy] if progress.done else [])
-    monkeypatch.setattr(concurrency.cluster, "present", lambda **_: {"n": {"CPU": 2.0}})
-    base = dataclasses.replace(tiny, runtime=Runtime(workers=1, failures=0))
-    plan = dataclasses.replace(make(*(override(base, {"seed": n}) for n in range(4))), asked=Asked())
-    progress = Progress(plan)
-    assert tuner.run(plan, tuner.check(plan, [{"CPU": 2.0}]), progress) is False
-    assert (progress.done, progress.failed, set(limits)) == (3, 1, {1, 2})
-    assert [o["outcome"] for o in outcomes(plan)] == ["finished", "finished", "finished", "killed"]
-    out = capsys.readouterr().out
-    assert "running up to 1 trial concurrently, beside 1 other job(s)" in out
-    assert "seed=2: its processes were lost; it goes on after round 1" in out
-    assert "seed=3: FAILED, its processes were lost more often than runtime.failures allows" in out
+    monkeypatch.setattr(tuner, "_fit", fit)
+    monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
+    monkeypatch.setattr(tuner, "_signals_handled", contextlib.nullcontext)
+    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), Progress(plan)) is False
+    assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
+    assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
+    assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
 
 
-def coordinator(folder: Path, experiment, owner: int | None = None) -> tuner.Federation:
+def federation(folder: Path, experiment, owner: int | None = None) -> tuner.Federation:
     """A coordinator outside Ray, about to run this trial."""
-    made = object.__new__(tuner.Federation)
-    made._gauges = SimpleNamespace(tell=lambda *_: None)
-    made._begin({"experiment": written(experiment), "sweep": str(folder), "owner": owner, "metric": "m"})
-    return made
+    coordinator = object.__new__(tuner.Federation)
+    coordinator._gauges, coordinator._gpu_server = SimpleNamespace(tell=lambda *_: None), 0.0
+    coordinator.reset_config({"experiment": written(experiment), "sweep": str(folder), "owner": owner, "metric": "m"})
+    return coordinator
 
 
 def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tiny):
@@ -145,7 +97,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     with pytest.raises(LeaseLost):
         tuner._close(plan, Progress(plan), out_of_time=False)
     with pytest.raises(LeaseLost):
-        coordinator(tmp_path, opened.experiment, owner=1).step()
+        federation(tmp_path, opened.experiment, owner=1).step()
     with pytest.raises(LeaseLost):
         list(trial.run(opened, trial.local_executor(opened)))
     assert opened.outcome() is None and not list(opened.folder.glob("commit-*"))
@@ -157,8 +109,8 @@ def test_a_trial_that_cannot_begin_fails_with_its_reason(tmp_path, tiny, monkeyp
     def begin(_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(tuner.trials, "begin", begin)
-    reason = coordinator(tmp_path, tiny).step()["failed"]
+    monkeypatch.setattr(coordinator.trials, "begin", begin)
+    reason = federation(tmp_path, tiny).step()["failed"]
     assert reason == f"the storage folder {tmp_path} cannot be written: Read-only file system"
     assert (launch.Ended(tmp_path, False, failed=True).code, launch.Ended(tmp_path, False).code) == (1, 0)
 
@@ -167,7 +119,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     """Also before the first trial began, when the folder says nothing. Signals are the caller's again afterwards."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    def fit(plan, shape, progress, source, tuned):
+    def fit(plan, shape, progress, tuned):
         assert signal.getsignal(signal.SIGTERM) == progress.interrupt
 
     def full(*_):
@@ -177,7 +129,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, since=None)
+    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
@@ -213,10 +165,12 @@ def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
         yield
 
     this = trial.open_trial(tiny, tmp_path / "sweeps" / "s")
-    left = coordinator(tmp_path / "sweeps" / "s", this.experiment)
+    left = federation(tmp_path / "sweeps" / "s", this.experiment)
     left._trial, left._results = this, cut_off()
     result = left.step()
     assert result["done"] and result["failed"] == "Broken pipe" and this.outcome() is None
     assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
-    failures.OutcomeWriter(tmp_path / "sweeps" / "s").on_trial_result(0, [], None, result)
+    Progress(planned_as(tmp_path / "sweeps" / "s", [this.experiment])).on_trial_result(
+        0, [], SimpleNamespace(trial_id="t", config={"experiment": written(this.experiment)}), result
+    )
     assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +19,9 @@ import pytest
 from raydiff.experiment import overrides
 
 ROOT = Path(__file__).resolve().parents[2]
-SWEEP = [
-    "jobs/sweep.py",
-    "digits",
-    "--name",
-    "survivor",
-    "--method.local.steps",
-    "60",
-    "--method.server.steps",
-    "60",
-    "--method.model.network.width=64",
-    "--evaluation.attack=false",
-    "--grid",
-    "method.epsilon=10,none",
-]
+SWEEP = ["jobs/sweep.py", "digits", "--name", "survivor", "--grid", "method.epsilon=10,none"]
+SWEEP += ["--method.local.steps=60", "--method.server.steps=60", "--method.model.network.width=64"]
+SWEEP += ["--evaluation.attack=false"]
 TRIALS = 2 + 1 + 1  # PFDM, LocalOnly, FedAvg
 
 
@@ -63,29 +52,6 @@ class Sweep:
         self.arguments = [*SWEEP, "--runtime.storage", str(storage)]
         self.mlflow = f"sqlite:///{storage}/mlflow.db"
 
-    def start(self, *more: str) -> subprocess.Popen[str]:
-        """Start it in a process group of its own."""
-        env = {**os.environ, "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-        env.pop("RAY_ADDRESS", None)
-        return subprocess.Popen(
-            [sys.executable, *self.arguments, *more],
-            cwd=ROOT,
-            env=env,
-            text=True,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-
-    def end_of(self, process: subprocess.Popen[str]) -> str:
-        """What the command has said, once it has ended; it is killed where it stands still."""
-        try:
-            wait_until(lambda: process.poll() is not None, "the sweep to end", progress=self.progress)
-        finally:
-            if process.poll() is None:
-                os.killpg(process.pid, signal.SIGKILL)
-        return process.communicate()[0]
-
     def outcomes(self) -> dict[str, dict]:
         """digest -> outcome.json of every trial that has one."""
         files = (self.folder / "trials").glob("*/outcome.json")
@@ -99,24 +65,31 @@ class Sweep:
         """digest -> (outcome, final numbers, guarantee), seconds apart."""
         return {
             digest: (
-                o["outcome"],
-                {k: v for k, v in o.get("final", {}).items() if not k.startswith("time/")},
-                o.get("says"),
+                outcome["outcome"],
+                {k: v for k, v in outcome.get("final", {}).items() if not k.startswith("time/")},
+                outcome.get("says"),
             )
-            for digest, o in self.outcomes().items()
+            for digest, outcome in self.outcomes().items()
         }
 
     def runs(self) -> list[tuple[str, str, list[int]]]:
         """(kind, status, logged rounds) of every MLflow run."""
-        client, found = self._runs()
+        client, runs = self._runs()
         return [
             (
                 run.data.tags["raydiff.kind"],
                 run.info.status,
                 [m.step for m in client.get_metric_history(run.info.run_id, "round")],
             )
-            for run in found
+            for run in runs
         ]
+
+    def logged(self) -> list[list[int]]:
+        """The logged rounds of every trial. MLflow must have one run of the sweep, and nothing left running."""
+        runs = self.runs()
+        assert [kind for kind, _, _ in runs].count("sweep") == 1
+        assert {status for _, status, _ in runs} == {"FINISHED"}
+        return [sorted(steps) for kind, _, steps in runs if kind == "trial"]
 
     def tag(self, name: str, *, of: str) -> str:
         """A tag of a trial's MLflow run."""
@@ -128,6 +101,52 @@ class Sweep:
         client = MlflowClient(self.mlflow)
         experiment = client.get_experiment_by_name("raydiff-digits")
         return client, list(client.search_runs([experiment.experiment_id]))
+
+
+class Command:
+    """The sweep's command in a process group of its own, started `by` another command; on a local Ray, or on the
+    cluster at this address."""
+
+    def __init__(self, sweep: Sweep, *more: str, address: str | None = None, by: Sequence[str] = ()) -> None:
+        self.sweep, self._log = sweep, sweep.storage / f"log-{time.monotonic_ns()}"
+        env = {k: v for k, v in os.environ.items() if k != "RAY_ADDRESS"} | {"OMP_NUM_THREADS": "1"}
+        env |= {"PYTHONUNBUFFERED": "1", **({"RAY_ADDRESS": address} if address else {})}
+        command = [*by, sys.executable, *sweep.arguments, *more]
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
+
+    def __enter__(self) -> Command:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill the process group."""
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+
+    def output(self) -> str:
+        """All that it has printed so far."""
+        return self._log.read_text()
+
+    def until(self, condition: Callable[[], bool], what: str, *, every: float = 0.1) -> None:
+        """Wait for it; not any longer where the sweep has ended."""
+        held: list[bool] = []  # asked anew it may not hold: a process's title can be misread while it is written
+
+        def over() -> bool:
+            held.append(condition())
+            return held[-1] or self.process.poll() is not None
+
+        wait_until(over, what, progress=self.sweep.progress, every=every)
+        assert held[-1] or condition(), self.output()
+
+    def end(self, code: int = 0) -> str:
+        """Wait until it has ended with this code, without a traceback; all that it has printed."""
+        self.until(lambda: self.process.poll() is not None, "the sweep to end")
+        assert self.process.returncode == code and "Traceback" not in self.output(), self.output()
+        return self.output()
 
 
 def wait_until(
@@ -153,9 +172,8 @@ def undisturbed(once, tmp_path_factory) -> dict[str, tuple]:
 
     def make(path: Path) -> None:
         sweep = Sweep(tmp_path_factory.mktemp("undisturbed"))
-        process = sweep.start("--runtime.pool", "local")  # without Ray it takes a third of the time
-        output = sweep.end_of(process)
-        assert process.returncode == 0, output
+        with Command(sweep, "--runtime.pool", "local") as command:  # without Ray it takes a third of the time
+            command.end()
         table = sweep.table()
         assert len(table) == TRIALS and all(outcome == "finished" for outcome, _, _ in table.values())
         path.write_bytes(pickle.dumps(table))
@@ -164,14 +182,10 @@ def undisturbed(once, tmp_path_factory) -> dict[str, tuple]:
 
 
 def check_whole(sweep: Sweep, undisturbed: dict[str, tuple]) -> None:
-    """The resumed sweep is the undisturbed one, and MLflow has each round of each trial once, nothing left running."""
+    """The resumed sweep is the undisturbed one, and MLflow has each round of each trial once."""
     assert sweep.table() == undisturbed
-    runs = sweep.runs()
-    assert sorted(kind for kind, _, _ in runs) == ["sweep"] + ["trial"] * TRIALS
-    assert {status for _, status, _ in runs} == {"FINISHED"}
-    for kind, _, steps in runs:
-        if kind == "trial":
-            assert sorted(steps) == list(range(len(steps))) and steps
+    logged = sweep.logged()
+    assert len(logged) == TRIALS and all(steps and steps == list(range(len(steps))) for steps in logged)
 
 
 @pytest.fixture(scope="session")
@@ -190,7 +204,7 @@ def three_nodes():
     """One cluster for all tests of a session: a node costs seconds."""
     from nodes import Nodes
 
-    started = Nodes()
+    started = Nodes(at_exit=False)  # A test's second thread adds nodes too.
     yield started
     started.stop()
 

@@ -85,13 +85,13 @@ class Parted:
 
     def processes(self, title: str) -> list[tuple[int, str]]:
         """(process, its side) of all that Ray calls so."""
-        found = []
+        processes = []
         for side in (self.here, self.there):
             for pid in _processes(side):
                 with suppress(OSError):
                     if Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").startswith(title):
-                        found.append((pid, side))
-        return found
+                        processes.append((pid, side))
+        return processes
 
     def _forward(self, passes: bool) -> None:
         does = f"echo {int(passes)} > /proc/sys/net/ipv4/ip_forward"
@@ -112,8 +112,8 @@ class Parted:
 
     def _end(self, side: str) -> None:
         """Kill all that is on a side."""
-        while found := _processes(side):
-            for pid in found:
+        while pids := _processes(side):
+            for pid in pids:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 

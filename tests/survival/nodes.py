@@ -57,6 +57,7 @@ class Nodes:
 
     def complete(self) -> None:
         """Start a node for each that is missing."""
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # A sweep in this process has hidden the GPUs.
         while len(self._cluster.worker_nodes) < 2:
             self._started += 1
             place = {} if self._places is None else {away.PLACE: str(self._places / f"node {self._started}")}
@@ -84,34 +85,31 @@ class Nodes:
 
     def processes(self, title: str) -> list[tuple[int, int]]:
         """(process, its node's raylet) of all that Ray calls so, on these nodes and no other Ray's."""
-        raylets = set(self.raylets())
-        found = []
+        raylets, processes = set(self.raylets()), []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(FileNotFoundError, ProcessLookupError):  # it has just ended
                 parent = int(_stat(folder)[1])
                 if parent in raylets and _title(folder).startswith(title):
-                    found.append((int(folder.name), parent))
-        return found
+                    processes.append((int(folder.name), parent))
+        return processes
 
     def only(self, title: str) -> tuple[int, int]:
         """The only such process, waited for: one of an earlier sweep may be ending, and a title can be misread while
         it is written."""
-        found: list[tuple[int, int]] = []
+        last = [self.processes(title)]
 
         def alone() -> bool:
-            found[:] = self.processes(title)
-            return len(found) == 1
+            last[0] = self.processes(title)
+            return len(last[0]) == 1
 
         wait_until(alone, f"a single {title}", every=0.002)
-        return found[0]
+        return last[0][0]
 
-    def one(self, title: str) -> int:
-        """Kill one such process; gives its id."""
-        found: list[tuple[int, int]] = []
-        wait_until(lambda: bool(found.extend(self.processes(title)) or found), f"a {title}", every=0.002)
-        pid, _ = min(found)
-        _kill(pid)
-        return pid
+    def one(self, title: str) -> None:
+        """Kill one such process."""
+        processes: list[tuple[int, int]] = []
+        wait_until(lambda: bool(processes.extend(self.processes(title)) or processes), f"a {title}", every=0.002)
+        _kill(min(processes)[0])
 
     def stop(self) -> None:
         """End the cluster."""
@@ -145,9 +143,9 @@ def left_behind() -> list[str]:
     import ray
     from ray.util.state import list_actors
 
-    there, free = ray.cluster_resources(), ray.available_resources()
+    total, free = ray.cluster_resources(), ray.available_resources()
     missing = [
-        f"{k}: {free.get(k, 0.0):g} of {there[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - there[k]) > 1e-6
+        f"{k}: {free.get(k, 0.0):g} of {total[k]:g}" for k in ("CPU", "GPU") if abs(free.get(k, 0.0) - total[k]) > 1e-6
     ]
     groups = [f"group {g['state']}" for g in ray.util.placement_group_table().values() if g["state"] != "REMOVED"]
     return missing + groups + [a.class_name for a in list_actors(filters=[("state", "!=", "DEAD")])]
@@ -160,42 +158,47 @@ class Federated(Sweep):
         super().__init__(storage)
         self.arguments = ["jobs/sweep.py", *FEDERATED, *(axes or SEEDS), "--runtime.storage", str(storage)]
 
-    def run(self, *more: str, meanwhile: Callable[[], None] | None = None, seconds: float = 600.0) -> int:
-        """Run the command; another thread does something to it `meanwhile`. Interrupted when it stands still."""
+    def run(self, *more: str, meanwhile: Callable[[], None] = lambda: None, seconds: float = 600.0) -> int:
+        """Run the command; another thread does something to it `meanwhile`, and interrupts it where that fails, or
+        where nothing is committed for so many seconds."""
         from raydiff.cli import sweep
 
-        watch = _Meanwhile(self, meanwhile, seconds)
-        watch.start()
+        over, errors = threading.Event(), list[BaseException]()
+
+        def watch() -> None:
+            try:
+                meanwhile()
+                wait_until(over.is_set, "the next commit", seconds, progress=self.progress)
+            except BaseException as e:
+                errors.append(e)
+                if not over.is_set():
+                    os.kill(os.getpid(), signal.SIGINT)
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
         try:
             return int(sweep.main([*self.arguments[1:], *more]))
         finally:
-            watch.end()
+            over.set()
+            thread.join(60)
+            if errors:
+                raise errors[0]
 
     def state(self) -> dict[str, tuple]:
-        """digest -> (outcome, guarantee, the server's last state as bytes, the ledger, bytes sent)."""
-        found = {}
-        for digest, outcome in self.outcomes().items():
+        """digest -> (outcome, final numbers, guarantee, last commit, the server's state as bytes, ledger)."""
+        states = {}
+        for digest, row in super().table().items():
             trial = self.trial(digest)
             number, _ = trial.last_commit()
             server = (trial.root / f"server-{number:05d}.safetensors").read_bytes()
-            final = {k: v for k, v in outcome.get("final", {}).items() if not k.startswith("time/")}
-            found[digest] = (outcome["outcome"], outcome["says"], number, server, trial.ledger(), final)
-        return found
+            states[digest] = (*row, number, server, trial.ledger())
+        return states
 
     def trial(self, digest: str) -> Any:
         """The store of a trial."""
         from raydiff.storage.checkpoint import Store
 
         return Store(self.folder / "trials" / digest)
-
-    def examples(self, digest: str) -> list[int]:
-        """How many records each client of the trial has."""
-        from raydiff.experiment import config, trial
-        from raydiff.formats.json_files import read_json
-
-        tree = read_json(self.folder / "trials" / digest / "config.json")
-        this = trial.Trial(config.from_dict(tree), self.folder)
-        return [len(client.data) for client in trial.make_clients(this, range(CLIENTS))]
 
     def sent(self, number: int, *clients: int) -> bool:
         """Whether these clients of the running trial have stored what they send in this round."""
@@ -208,35 +211,6 @@ class Federated(Sweep):
 
         lines = [line for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)]
         return sum(key.endswith("upload/resent") and key.startswith("client/") for line in lines for key in line)
-
-
-class _Meanwhile(threading.Thread):
-    """Something done to a sweep while it runs; the sweep is interrupted where nothing is committed for too long."""
-
-    def __init__(self, sweep: Federated, what: Callable[[], None] | None, seconds: float) -> None:
-        super().__init__(daemon=True)
-        self.sweep, self.what, self.seconds = sweep, what, seconds
-        self.over, self.error = threading.Event(), None
-
-    def run(self) -> None:
-        try:
-            if self.what:
-                self.what()
-            self._watch()
-        except BaseException as e:  # for the thread that waits for the sweep
-            self.error = e
-            if not self.over.is_set():
-                os.kill(os.getpid(), signal.SIGINT)
-
-    def _watch(self) -> None:
-        wait_until(self.over.is_set, "the next commit", self.seconds, progress=self.sweep.progress)
-
-    def end(self) -> None:
-        """The sweep has ended: raise what went wrong meanwhile."""
-        self.over.set()
-        self.join(60)
-        if self.error:
-            raise self.error
 
 
 def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
@@ -281,9 +255,6 @@ def undisturbed_state(storage: Path) -> dict[str, tuple]:
 
 def check_unharmed(sweep: Federated, expected: dict[str, tuple], *, trials: int = 2) -> None:
     """Every trial has the state, the ledger and the table of the undisturbed sweep, and MLflow each round once."""
-    found = sweep.state()
-    assert len(found) == trials and found == {digest: expected[digest] for digest in found}
-    runs = sweep.runs()
-    assert sorted(kind for kind, _, _ in runs) == ["sweep"] + ["trial"] * len(found)
-    assert {status for _, status, _ in runs} == {"FINISHED"}
-    assert [sorted(steps) for kind, _, steps in runs if kind == "trial"] == [list(range(ROUNDS))] * len(found)
+    state = sweep.state()
+    assert len(state) == trials and state == {digest: expected[digest] for digest in state}
+    assert sweep.logged() == [list(range(ROUNDS))] * trials

@@ -9,10 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from conftest import wait_until
+from conftest import Command, wait_until
 from networks import Parted, possible
 from nodes import COORDINATOR, Federated, check_unharmed
-from test_elastic import Beside
 
 pytestmark = pytest.mark.survival
 
@@ -30,7 +29,7 @@ def test_a_trial_that_is_cut_off_counts_once(tmp_path: Path, parted: Parted, exp
     """Its coordinator stands still in round 1, and goes on when the trial has long gone on on the other side."""
     sweep = Federated(tmp_path, "--grid", "seed=0")
     parted.far()
-    with Beside(sweep, parted.address, "--max-concurrent=1", by=parted.by()) as running:
+    with Command(sweep, "--max-concurrent=1", address=parted.address, by=parted.by()) as running:
         running.until(lambda: sweep.sent(1, 0), "round 1")
         [(late, _)] = parted.processes(COORDINATOR)
         os.kill(late, signal.SIGSTOP)
@@ -38,7 +37,7 @@ def test_a_trial_that_is_cut_off_counts_once(tmp_path: Path, parted: Parted, exp
         parted.near()
         parted.cut()
         running.until(lambda: sweep.progress() > (commits[0] + 1, 0), "two rounds more on the other side")
-        assert "its processes were lost; it goes on after round" in running.said()
+        assert "its processes were lost; it goes on after round" in running.output()
         os.kill(late, signal.SIGCONT)
         wait_until(lambda: (late, parted.there) not in parted.processes(COORDINATOR), "the late round to end")
         assert (late, parted.there) in parted.processes("ray::Federation")  # It lives, and waits for the next.

@@ -7,81 +7,51 @@ import signal
 from pathlib import Path
 
 import pytest
-from conftest import Sweep, check_whole, wait_until
+from conftest import Command, Sweep, check_whole, wait_until
 
 pytestmark = pytest.mark.survival
-
-
-def kill_group(process) -> None:
-    os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def finished(sweep: Sweep) -> int:
     return sum(outcome["outcome"] == "finished" for outcome in sweep.outcomes().values())
 
 
-def resume(sweep: Sweep) -> str:
-    process = sweep.start("--resume")
-    output = sweep.end_of(process)
-    assert process.returncode == 0, output
-    return output
-
-
-def test_of_two_drivers_one_runs_and_is_interrupted_resumed_killed_and_resumed(tmp_path, undisturbed):
-    sweep = Sweep(tmp_path)
-    (tmp_path / "mlflow.db").unlink()  # its tables they make at once, too
-    processes = [sweep.start(), sweep.start()]
-    wait_until(lambda: any(p.poll() is not None for p in processes), "one to be refused", progress=sweep.progress)
-    refused, process = sorted(processes, key=lambda p: p.poll() is None)
-    said = sweep.end_of(refused)
-    assert refused.returncode == 2, said
-    assert "error: survivor is being run by process " in said and "Traceback" not in said
-
-    wait_until(lambda: finished(sweep) >= 1, "an outcome", progress=sweep.progress)
-    process.send_signal(signal.SIGINT)
-    output = sweep.end_of(process)
-    assert process.returncode == 130, output
-    assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
-    assert "Traceback" not in output
-    assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
-    assert 1 <= finished(sweep) < len(undisturbed)
-
-    commits, _ = sweep.progress()
-    process = sweep.start("--resume")
-    wait_until(lambda: sweep.progress()[0] > commits, "a commit", progress=sweep.progress, every=0.01)
-    kill_group(process)
-    assert finished(sweep) < len(undisturbed)
-    assert "Traceback" not in resume(sweep)
-    check_whole(sweep, undisturbed)
-
-
 def processes_of(session: int) -> set[int]:
     """All that belong to a session: Ray's workers are in groups of their own."""
-    found = set()
+    processes = set()
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, of = stat.read_text().rpartition(")")[2].split()[:4]
         except (FileNotFoundError, ProcessLookupError):  # it has just ended
             continue
         if int(of) == session and state != "Z":
-            found.add(int(stat.parent.name))
-    return found
+            processes.add(int(stat.parent.name))
+    return processes
 
 
-def test_a_signal_to_the_whole_process_group_ends_the_sweep_in_order(tmp_path):
-    """As `timeout` and schedulers send it: Ray's processes are in the driver's group too."""
+def test_of_two_drivers_one_runs_and_its_process_group_is_signalled_resumed_killed_and_resumed(tmp_path, undisturbed):
+    """`timeout` and schedulers signal the whole group: Ray's processes are in it too."""
     sweep = Sweep(tmp_path)
-    process = sweep.start("--no-baselines")
-    wait_until(lambda: sweep.progress()[0] > 0, "a commit", progress=sweep.progress, every=0.01)
-    os.killpg(process.pid, signal.SIGTERM)
-    output = sweep.end_of(process)
-    assert process.returncode == 130, output
-    assert "Traceback" not in output and "--name survivor" in output
-    begun = {folder.parent.name for folder in sweep.folder.glob("trials/*/config.json")}
-    outcomes = sweep.outcomes()
-    assert begun == outcomes.keys()
-    assert "killed" in {outcome["outcome"] for outcome in outcomes.values()}
-    assert (sweep.folder / "report" / "report.html").exists()
+    (tmp_path / "mlflow.db").unlink()  # its tables they make at once, too
+    with Command(sweep) as one, Command(sweep) as other:
+        both = one.process, other.process
+        wait_until(lambda: any(p.poll() is not None for p in both), "one to be refused", progress=sweep.progress)
+        refused, driver = sorted((one, other), key=lambda command: command.process.poll() is None)
+        assert "error: survivor is being run by process " in refused.end(2)
+        driver.until(lambda: finished(sweep) >= 1, "an outcome")
+        os.killpg(driver.process.pid, signal.SIGTERM)
+        output = driver.end(130)
+    assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
     assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
-    wait_until(lambda: not processes_of(process.pid), "all processes of the sweep to end", 30)
+    assert {folder.parent.name for folder in sweep.folder.glob("trials/*/config.json")} == sweep.outcomes().keys()
+    assert 1 <= finished(sweep) < len(undisturbed) and (sweep.folder / "report" / "report.html").exists()
+    wait_until(lambda: not processes_of(driver.process.pid), "all processes of the sweep to end", 30)
+
+    commits, _ = sweep.progress()
+    with Command(sweep, "--resume") as driver:
+        driver.until(lambda: sweep.progress()[0] > commits, "a commit", every=0.01)
+        driver.kill()
+    assert finished(sweep) < len(undisturbed)
+    with Command(sweep, "--resume") as driver:
+        driver.end()
+    check_whole(sweep, undisturbed)

@@ -78,9 +78,9 @@ def test_storage_that_cannot_be_written(disk, tmp_path, nodes, expected, migrate
             wait_until(lambda: failed(coordinator, fail), "a moment in which no file is being written", every=0.002)
 
         assert sweep.run(*resume, meanwhile=meanwhile) == 1
-        said = capsys.readouterr().out
-        assert f"FAILED, the storage folder {sweep.folder} cannot be written: {why}" in said
-        assert "Traceback" not in said and "RUNNING" not in {status for _, status, _ in sweep.runs()}
+        output = capsys.readouterr().out
+        assert f"FAILED, the storage folder {sweep.folder} cannot be written: {why}" in output
+        assert "Traceback" not in output and "RUNNING" not in {status for _, status, _ in sweep.runs()}
         assert committed + 2 <= sweep.progress()[0] < 2 * ROUNDS
         committed, resume = sweep.progress()[0], ["--resume"]
         mend(disk)

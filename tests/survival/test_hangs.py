@@ -24,7 +24,6 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial
-from raydiff.federated.rounds import rounds
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM, Sampling, denoise
 from raydiff.models.networks import MLP
@@ -64,54 +63,55 @@ def two() -> Iterator[list[Any]]:
     ray.shutdown()
 
 
-def opened(folder: Path, method: Any = FEDAVG, **more: Any) -> Trial:
+def opened(folder: Path) -> Trial:
     runtime = Runtime(noise_secret="00112233445566778899aabbccddeeff", client_timeout_s=TIMEOUT_S)
-    more = {"evaluation": None, "clients": 4, **more}
-    return trial.open_trial(Experiment(method=method, partition=Iid(), runtime=runtime, **more), folder)
+    measured = Evaluation(distance="kernel", dim=4, attack=False)
+    experiment = Experiment(method=FEDAVG, partition=Iid(), runtime=runtime, evaluation=measured, clients=4)
+    return trial.open_trial(experiment, folder)
 
 
-def last(pool: Any, this: Trial, **more: Any) -> Any:
-    *_, end = rounds(this.experiment.method, pool, keys=this.keys, store=this.store, **more)
-    return end
+def final(pool: Any, this: Trial) -> tuple[dict[str, Any], str, Any]:
+    """The trial's final numbers, the digest of the server's last state, and the ledger."""
+    *_, end = trial.run(this, pool)
+    metrics = {k: v for k, v in end.items() if not k.startswith("time/")}
+    return metrics, tree.digest(this.store.load_server(FEDAVG.rounds - 1)), this.store.ledger()
 
 
-def doing(this: Trial, at: str, what: dict[int, Callable[[], None]], *, once: bool = True) -> Trial:
-    """The same trial, but before one of these clients does its part of round 1, or before its model is deployed,
-    something else is done: the first time, or always. Workers get it by value."""
+def doing(this: Trial, what: dict[tuple[str, int], Callable[[], None]], *, once: bool = True) -> Trial:
+    """The same trial, but before a client does its part of "round 1", or before its model is "deployed", something
+    else is done: the first time, or always. Workers get it by value."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    first = {int(c.data.numbers[0]): what[c.number] for c in trial.make_clients(this, list(what))}
-    folder = this.folder
-    sound = type(this.experiment.method)
+    clients = {c.number: int(c.data.numbers[0]) for c in trial.make_clients(this, range(4))}
+    folder, first = this.folder, {(at, clients[client]): do for (at, client), do in what.items()}
 
-    class Doing(sound):  # type: ignore[misc, valid-type]
+    class Doing(FedAvg):
         def local_update(self, server: Any, state: Any, data: Any, rnd: Any) -> Any:
-            self.perhaps("round 1", data, rnd.number == 1)
+            self.perhaps(f"round {rnd.number}", data)
             return super().local_update(server, state, data, rnd)
 
         def personalize(self, server: Any, state: Any, data: Any, rng: Any) -> Any:
-            self.perhaps("deploy", data)
+            self.perhaps("deployed", data)
             return super().personalize(server, state, data, rng)
 
-        def perhaps(self, here: str, data: Any, now: bool = True) -> None:
-            who = int(data.numbers[0])
-            marker = folder / f"done-{who}"
-            if here == at and now and who in first and not (once and marker.exists()):
+        def perhaps(self, at: str, data: Any) -> None:
+            here = at, int(data.numbers[0])
+            marker = folder / f"done-{at}-{here[1]}"
+            if here in first and not (once and marker.exists()):
                 marker.touch()
-                first[who]()
+                first[here]()
 
-    Doing.__module__ = sound.__module__  # On disk it is one of raydiff's.
-    fields = {f.name: getattr(this.experiment.method, f.name) for f in dataclasses.fields(sound)}
-    return dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=Doing(**fields)))
+    Doing.__module__ = FedAvg.__module__  # On disk it is one of raydiff's.
+    method = Doing(**{f.name: getattr(FEDAVG, f.name) for f in dataclasses.fields(FedAvg)})
+    return dataclasses.replace(this, experiment=dataclasses.replace(this.experiment, method=method))
 
 
-def test_clients_that_hang_are_killed_and_the_round_ends_as_if_they_had_not(tmp_path: Path, two: list[Any]) -> None:
-    """Each in another way; two of them are of one worker."""
+def test_clients_that_hang_are_killed_and_the_trial_ends_as_if_they_had_not(tmp_path: Path, two: list[Any]) -> None:
+    """Each in another way; two of them are of one worker, and one hangs again where it is measured."""
     whole = opened(tmp_path / "whole")
-    expected = last(trial.local_executor(whole), whole)
-    this = doing(opened(tmp_path / "hung"), "round 1", {1: sleep, 2: spin, 3: stop})
-    end = last(RayExecutor(two, this), this)
-    assert tree.digest(end.server) == tree.digest(expected.server) and end.ledger == expected.ledger
-    at = ("0: {} 0 or a later one", "1: {} 1 or a later one", "1: {} 3")  # Then they are asked one by one.
+    hanging = {("round 1", 1): sleep, ("round 1", 2): spin, ("round 1", 3): stop, ("deployed", 3): sleep}
+    this = doing(opened(tmp_path / "hung"), hanging)
+    assert final(RayExecutor(two, this), this) == final(trial.local_executor(whole), whole)
+    at = ("0: {} 0 or a later one", "1: {} 1 or a later one", "1: {} 3", "1: {} 3")  # Then they are asked one by one.
     assert sorted(device_faults.reasons(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
 
 
@@ -119,24 +119,11 @@ def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
     tmp_path: Path, two: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(actors, "ATTEMPTS", 2)
-    this = doing(opened(tmp_path), "round 1", {2: sleep}, once=False)
+    this = doing(opened(tmp_path), {("round 1", 2): sleep}, once=False)
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
-        last(RayExecutor(two[:1], this), this)
+        final(RayExecutor(two[:1], this), this)
     assert str(e.value).endswith(f"{SAYS} 2")
     assert device_faults.reasons(this.folder)[0] == f"worker 0: {SAYS} 0 or a later one"  # their sum was not sent yet
-
-
-def evaluated(this: Trial, pool: Any) -> dict[str, Any]:
-    *_, final = trial.run(this, pool)
-    return {k: v for k, v in final.items() if not k.startswith("time/")}
-
-
-def test_a_client_that_hangs_where_it_is_measured_is_killed(tmp_path: Path, two: list[Any]) -> None:
-    measured = {"evaluation": Evaluation(distance="kernel", dim=4, attack=False)}
-    whole = opened(tmp_path / "whole", **measured)
-    this = doing(opened(tmp_path / "hung", **measured), "deploy", {3: sleep})
-    assert evaluated(this, RayExecutor(two, this)) == evaluated(whole, trial.local_executor(whole))
-    assert device_faults.reasons(this.folder) == [f"worker 1: {SAYS} 3"]
 
 
 def long() -> None:
@@ -145,7 +132,7 @@ def long() -> None:
     model = dataclasses.replace(MODEL, labels=())
 
     def objective(params: Any, batch: Any, draws: Any, extras: Any) -> torch.Tensor:
-        time.sleep(0.75)
+        time.sleep(0.6)
         return model.loss(params, batch, draws, extras)
 
     rng = torch.Generator().manual_seed(0)
@@ -156,7 +143,7 @@ def piecewise() -> None:
     """As long, in pieces that are no steps: a chain of samples."""
 
     def z_theta(x: torch.Tensor, *_: Any) -> torch.Tensor:
-        time.sleep(0.8)
+        time.sleep(0.6)
         return x
 
     rng = torch.Generator().manual_seed(0)
@@ -173,10 +160,6 @@ def piecewise() -> None:
 
 
 def test_who_takes_long_but_goes_on_is_not_killed(tmp_path: Path, two: list[Any]) -> None:
-    this = doing(opened(tmp_path / "trains"), "round 1", {1: long})
-    last(RayExecutor(two, this), this)
-    assert device_faults.reasons(this.folder) == []
-    this = opened(tmp_path / "samples", evaluation=Evaluation(distance="kernel", dim=4, attack=False))
-    this = doing(this, "deploy", {1: piecewise})
-    evaluated(this, RayExecutor(two, this))
+    this = doing(opened(tmp_path), {("round 1", 1): long, ("deployed", 1): piecewise})
+    final(RayExecutor(two, this), this)
     assert device_faults.reasons(this.folder) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 
 import pytest
@@ -11,7 +10,8 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.experiment.presets import study
 from raydiff.experiment.study import trials
-from raydiff.runtime.eta import RemainingTime, duration, setting, work
+from raydiff.methods.fedavg import FedAvg
+from raydiff.runtime.estimate import RemainingTime, duration, work
 
 
 def seconds_of(experiment: Experiment) -> float:
@@ -43,19 +43,16 @@ def test_an_unequal_sweep_is_estimated_within_a_quarter_after_its_first_tenth() 
     assert estimates[-1][1] == 0
 
 
-def test_the_same_setting_and_then_the_same_method_inform_an_estimate(tiny: Experiment) -> None:
+def test_the_pace_of_the_same_method_counts_and_else_that_of_all(tiny: Experiment) -> None:
     left = RemainingTime()
     assert left.seconds([tiny], [], slots=1) is None
-    with pytest.raises(ValueError, match="no trial has ended"):
-        left.of(tiny)
-    left.add(tiny, 30.0)
-    again = dataclasses.replace(tiny, seed=5)
-    assert setting(again) == setting(tiny) and left.of(again) == 30
     twice, thrice = (override(tiny, {"method.local.steps": n, "method.server.steps": n}) for n in (16, 24))
-    assert work(tiny) == 8 * 8 * (2 + 1) and work(twice) == 2 * work(tiny)
-    assert left.of(twice) == pytest.approx(60)
-    left.add(twice, 40.0)
-    assert left.of(thrice) == pytest.approx(50)
+    assert work(tiny) == 1 + 8 * 8 * (2 + 1) and work(thrice) == 1 + 3 * 8 * 8 * (2 + 1)
+    left.add(override(tiny, {"method": FedAvg}), 1000.0)
+    assert left.of(tiny) == pytest.approx(1000 * work(tiny) / work(override(tiny, {"method": FedAvg})))
+    left.add(tiny, 30.0)
+    left.add(thrice, 70.0)
+    assert left.of(twice) == pytest.approx(50, rel=0.01)
 
 
 def test_slots_share_the_rest_and_the_longest_trial_bounds_it(tiny: Experiment) -> None:

@@ -1,0 +1,153 @@
+"""`Federation`, Tune's trainable: the coordinator of one trial after the other, in the same processes; its gauges."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import traceback
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray import tune
+from ray.util.metrics import Gauge
+
+from raydiff import process
+from raydiff.experiment import trial as trials
+from raydiff.experiment.trial import Trial
+from raydiff.runtime import device_faults
+from raydiff.runtime.actors import RayExecutor, WorkersLost, start_workers
+from raydiff.runtime.plan import experiment_of
+from raydiff.runtime.slots import Slot, cap_memory
+from raydiff.runtime.sweep_folder import not_writable
+from raydiff.storage import artifact_sync
+from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.lease import Lease
+from raydiff.storage.staging import StorageCredentials
+
+GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
+TAGS = ("sweep", "trial", "method")
+GAUGES = {
+    "raydiff_rounds": "Committed rounds.",
+    "raydiff_epsilon": "Epsilon against the server; absent if it is infinite.",
+    "raydiff_unprotected": "1 if that epsilon is infinite, else 0.",
+    "raydiff_bytes_sent": "Bytes of all uploads so far.",
+    "raydiff_rejected": "Clients whose upload was rejected in the last round.",
+    "raydiff_processes_lost": "Processes of the trial that died, hung, or lost their accelerator.",
+}
+"""Name -> description. Ray adds the prefix `ray_`."""
+
+
+class Federation(tune.Trainable):
+    """Runs one trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
+
+    _credentials: StorageCredentials | None = None
+    _results: Iterator[dict[str, Any]]
+    _round: int
+    _trial: Trial | None
+
+    def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
+        """Start the workers in this trial's own placement group, then begin. `credentials`: of a bucket; this process
+        then works in a folder of its own."""
+        process.begin()
+        self._credentials = credentials
+        shape = Slot(**config["slot"])
+        self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
+        self._workers = start_workers(shape, ray.util.get_current_placement_group())
+        self._gauges = Gauges()
+        self.reset_config(config)
+
+    def reset_config(self, new_config: dict[str, Any]) -> bool:
+        """Take the next trial in the same processes."""
+        self._trial, self._metric, self._measured, self._round = None, new_config["metric"], dict[str, Any](), -1
+        # A generator: its errors are raised in `step`, which handles them.
+        self._results = self._run(new_config)
+        return True
+
+    def step(self) -> dict[str, Any]:
+        """Run one round. An error of the experiment is the trial's last result; after lost processes Tune starts the
+        trial again; a lost GPU is reported to `ConcurrencyController`, which ends the fit."""
+        try:
+            who = "the server", self._round + 1
+            with device_faults.explain_out_of_memory(lambda: who, "gpu_server", self._gpu_server):
+                result = next(self._results)
+        except (WorkersLost, LeaseLost):
+            raise
+        except device_faults.GpuLost as e:
+            result = {"finished": False, "round": self._round, GPU_LOST: (e.node, str(_cause(e)))}
+            self._results = itertools.repeat(result)
+        except Exception as e:
+            result = _failure(self._trial, e)
+        self._round = result.get("round", self._round)
+        if self._trial is not None:
+            self._gauges.tell(self._trial, result)
+        # The metric is measured after some rounds only: searchers read the last value from each result.
+        self._measured |= {k: result[k] for k in [self._metric] if k in result}
+        return {**self._measured, "done": result["finished"], **result}
+
+    def save_checkpoint(self, checkpoint_dir: str) -> None:
+        """Nothing: the trial's folder has everything. Tune calls it when a trial ends."""
+
+    def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        experiment = experiment_of(config)
+        sweep, number = Path(config["sweep"]), config["owner"]
+        owner = None if number is None else Lease(sweep, number)
+        self._trial = trials.localized(Trial(experiment, sweep, owner, self._credentials))
+        if config.get("values"):  # The driver has resolved every experiment but Optuna's.
+            self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
+        else:
+            trials.begin(self._trial)
+        device_faults.check_gpu(self._gpu_server)
+        with device_faults.exit_on_device_error(self._trial.folder, "the coordinator"):
+            cap_memory(self._gpu_server)
+            pool = RayExecutor(self._workers, self._trial, gpu=self._gpu)
+            for result in trials.run(self._trial, pool):
+                yield {"digest": self._trial.experiment.digest, **result}
+
+
+def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
+    """Return the last result of a failed trial (None: one that had not begun), and write its error.txt.
+
+    The driver writes the outcome: only it knows whether this coordinator still has the trial.
+    """
+    raised = _cause(error)
+    reason = (str(raised).strip().splitlines() or [type(raised).__name__])[-1]
+    if trial is None:
+        return {"finished": True, "failed": reason}
+    with contextlib.suppress(OSError, ValueError):  # on a full disk, or beside a damaged file
+        (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
+        artifact_sync.put(trial.folder)
+    reason = not_writable(raised, trial.sweep) or reason
+    return {"finished": True, "failed": reason, "digest": trial.experiment.digest}
+
+
+def _cause(error: Exception) -> BaseException:
+    """Return the error that was raised, in this process or in another."""
+    return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
+
+
+class Gauges:
+    """The gauges of one process, which may run several trials one after the other."""
+
+    def __init__(self) -> None:
+        self._gauges = {name: Gauge(name, text, tag_keys=TAGS) for name, text in GAUGES.items()}
+
+    def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
+        """Export a round's result; the trial's last result is skipped."""
+        if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
+            return
+        values = {
+            "raydiff_rounds": result["round"] + 1,
+            "raydiff_unprotected": epsilon == math.inf,
+            "raydiff_bytes_sent": result["comm/bytes_up"],
+            "raydiff_rejected": result.get("clients/rejected", 0),
+            "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
+        }
+        if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
+            values["raydiff_epsilon"] = epsilon
+        method = type(trial.experiment.method).__name__
+        tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
+        for name, value in values.items():
+            self._gauges[name].set(float(value), tags)

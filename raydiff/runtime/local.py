@@ -1,0 +1,93 @@
+"""Trials one after the other, with the coordinator in this process: `runtime.pool` local, or `server_workers`."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from raydiff.experiment import trial
+from raydiff.experiment.study import varying
+from raydiff.federated.rounds import ClientExecutor
+from raydiff.models.training import Train
+from raydiff.runtime import sweep_folder
+from raydiff.runtime.estimate import EVERY_S, Running
+from raydiff.runtime.plan import Planned
+from raydiff.runtime.slots import cap_memory
+from raydiff.storage.atomic_files import LeaseLost
+
+
+def run(planned: Planned, begin: Callable[[], None]) -> None:
+    """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
+    runtime, asked, named = planned.base.runtime, planned.asked, varying(planned.trials)
+    if asked.search in ("optuna", "asha") or asked.budget_s is not None:
+        raise ValueError("--search optuna, --search asha and --time-budget need Ray Tune: set runtime.pool to ray")
+    trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
+    if runtime.server_workers > 1:
+        if len(trials) > 1:
+            raise ValueError("runtime.server_workers must be 1 in a sweep: it is for the server of raydiff run")
+        from raydiff.runtime import data_parallel
+
+        with data_parallel.executor_and_trainer(trials[0]) as (pool, train):
+            begin()
+            if trials[0].outcome() is None:
+                _run_trial(trials[0], pool, train)
+        return
+    cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
+    begin()
+    for number, this in enumerate(trials, 1):
+        if this.outcome() is not None:
+            continue
+        if len(trials) > 1:
+            print(f"[{number}/{len(trials)}] {named(this.experiment)}", flush=True)
+        _run_trial(this, functools.partial(trial.local_executor, this), None)
+        if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
+            return
+
+
+def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:
+    """Raises ValueError where the storage cannot be written any more."""
+    try:
+        trial.begin(this)
+        try:
+            with _progress_lines(this) as running:
+                for result in trial.run(this, pool(), train=train):
+                    running.round = result["round"]
+                    _print_round(result, this.experiment.method.rounds)
+        except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
+            raise
+        except Exception as e:  # Every trial that began gets an outcome.
+            trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
+    except OSError as e:  # The outcome cannot be written either: without one the trial is run again.
+        if reason := sweep_folder.not_writable(e, this.sweep):
+            raise ValueError(reason) from None
+        raise
+
+
+def _print_round(result: dict[str, Any], rounds: int) -> None:
+    if not result["finished"]:
+        loss = next((f", {k} {result[k]:.4f}" for k in ("train/loss", "server/loss") if k in result), "")
+        print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
+        for who, why in result["rejected"].items():
+            print(f"  rejected {who}: {why}", flush=True)
+
+
+@contextlib.contextmanager
+def _progress_lines(this: trial.Trial) -> Iterator[Running]:
+    """Print every EVERY_S where the trial is."""
+    over, running = threading.Event(), Running(this.experiment, "", time.monotonic())
+
+    def report() -> None:
+        while not over.wait(EVERY_S):
+            print(f"  {running.place(this.sweep)}", flush=True)
+
+    thread = threading.Thread(target=report, daemon=True)
+    thread.start()
+    try:
+        yield running
+    finally:
+        over.set()
+        thread.join()
