@@ -21,6 +21,7 @@ from raydiff.runtime.progress import Progress
 from raydiff.runtime.slots import Slot, fair_slots, say
 
 CHECK_EVERY_S = 5.0
+WAITING_S = 10.0  # A sweep without a running trial for so long prints what it waits for.
 QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at least so many are kept pending.
 
 
@@ -72,17 +73,21 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
         most = self.plan.asked.concurrent or self.progress.total
         self.limit = max(1, min(fair + queued, most))
-        self._report(min(fair, most) if fitting else 0, len({group.job for group in others}))
-        no_room = self._checked_at - self._active_at >= self.plan.base.runtime.revive_s and not fitting and not grows
+        idle_s = self._checked_at - self._active_at
+        jobs = len({group.job for group in others})
+        beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
+        if fitting and idle_s < WAITING_S:
+            count = max(1, min(fair, most))
+            self._print(f"running up to {count} trial{'s' * (count != 1)} concurrently{beside}")
+        else:
+            needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
+            why = beside if fitting else ", and no node is large enough"
+            self._print(f"waiting for resources: {needs}{why}")
+        no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
         self.capacity_lost = self.capacity_lost or no_room or not self._sees_storage(set(nodes))
 
-    def _report(self, limit: int, jobs: int) -> None:
-        """Print how many trials run at once, or that none can, when it changes."""
-        beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
-        text = f"running up to {limit} trial{'s' * (limit != 1)} concurrently{beside}"
-        if not limit:
-            needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
-            text = f"waiting for resources: {needs}, and no node is large enough"
+    def _print(self, text: str) -> None:
+        """Print a text that differs from the last one."""
         if text != self._reported:
             print(f"  {text}", flush=True)
         self._reported = text

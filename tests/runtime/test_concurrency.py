@@ -118,6 +118,16 @@ def test_trials_are_queued_for_an_autoscaler_until_another_job_waits_too(make, s
     assert limit_after(controller, state, 5, "RUNNING") == 6
 
 
+def test_a_sweep_whose_trials_all_wait_for_another_job_says_so(make, state, capsys):
+    state.groups = [Group(False, "a", [{"CPU": 2.0}])]
+    controller = make()
+    for status in ("PENDING", "PENDING", "RUNNING"):
+        limit_after(controller, state, 6, status)
+    one, beside = "  running up to 1 trial concurrently", ", beside 1 other job(s) on the cluster"
+    waiting = f"  waiting for resources: a trial with 1 worker(s) needs 1 CPU{beside}"
+    assert capsys.readouterr().out.splitlines() == [one + beside, waiting, one + beside]
+
+
 def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls_below_what_runs():
     controller, trials = SimpleNamespace(limit=2), [seeded(n) for n in range(4)]
     searcher = LimitedSearcher(PlannedTrials(trials), controller)
