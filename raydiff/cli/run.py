@@ -2,7 +2,7 @@
 
 raydiff run digits --runtime.pool local                    in this process, no Ray
 raydiff run digits --epsilon 50 --clients 4                on a local Ray, one trial
-raydiff run digits --runtime.server-workers 2              the server's training on two processes
+raydiff run digits --numerics.server-workers 2              the server's training on two processes
 raydiff run --config ~/raydiff/sweeps/NAME/trials/DIGEST/config.json    a trial of a sweep, again
 """
 

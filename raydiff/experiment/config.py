@@ -32,25 +32,16 @@ from raydiff.storage.object_store import ObjectStore, is_bucket
 
 @dataclass(frozen=True, kw_only=True)
 class Runtime:
-    """Where and how a trial runs. Only `threads`, `vectorize` and `server_workers` change its numbers, to rounding, and
-    are part of the digest."""
+    """Where a trial runs, which changes no number: no field is part of the digest."""
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process, one trial after the other."""
-    threads: int = 1
-    """CPU threads of each process."""
-    vectorize: bool = False
-    """Train the clients of one process in lock-step: several times faster where networks or batches are small. The
-    numbers then also depend on `workers`, to rounding."""
     workers: int | None = None
     """Worker actors of a trial; default: as many as fit, at most one per client."""
     gpu_per_worker: float = 0.0
     """GPU share of each worker, also its memory cap."""
     gpu_server: float = 0.0
     """GPU share of the coordinator, which trains the server's models."""
-    server_workers: int = 1
-    """Processes that train the server's models data-parallel, each with `gpu_server`; with `pool = local` also the
-    clients' (raydiff run only)."""
     storage: str = "~/raydiff"
     """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share, or a bucket:
     s3://NAME/PREFIX, gs://NAME/PREFIX."""
@@ -70,19 +61,13 @@ class Runtime:
     random, kept beside the sweep; a given one makes the run `replayable`."""
 
     def __post_init__(self) -> None:
-        if self.threads < 1 or (self.workers is not None and self.workers < 1):
-            raise ValueError(f"threads and workers must be at least 1, got {self.threads} and {self.workers}")
+        if self.workers is not None and self.workers < 1:
+            raise ValueError(f"workers must be at least 1, got {self.workers}")
         if is_bucket(self.storage):
             self._check_bucket()
         for name in ("gpu_per_worker", "gpu_server"):
             if not 0 <= (share := getattr(self, name)) <= 1:  # A process computes on one GPU.
                 raise ValueError(f"{name} must be a share in [0, 1], got {share}")
-        if self.server_workers < 1:
-            raise ValueError(f"server_workers must be at least 1, got {self.server_workers}")
-        if self.server_workers > 1 and 0 < self.gpu_server <= 0.5:  # Two processes might get the same GPU.
-            raise ValueError(
-                f"gpu_server must be 0 or above 0.5 with server_workers, each needs its own GPU: got {self.gpu_server}"
-            )
         if not self.revive_s > 0 or self.failures < 0:
             raise ValueError(f"revive_s must be > 0 and failures >= 0, got {self.revive_s} and {self.failures}")
         if not 5 <= self.client_timeout_s < math.inf:
@@ -95,14 +80,32 @@ class Runtime:
             ObjectStore(self.storage)
         except ValueError as e:
             raise ValueError(f"storage must be a folder, which all nodes see at one path, or a bucket: {e}") from None
-        for name, value, default in (("budget", self.budget, None), ("server_workers", self.server_workers, 1)):
-            if value != default:
-                raise ValueError(f"{name} needs storage in a folder that all nodes share, got {self.storage!r}")
+        if self.budget is not None:
+            raise ValueError(f"budget needs storage in a folder that all nodes share, got {self.storage!r}")
         if self.client_timeout_s < 4 * FAR_S:
             raise ValueError(
                 f"client_timeout_s must be at least {4 * FAR_S:g} where storage is a bucket, to which heartbeats are "
                 f"written every {FAR_S:g} s: got {self.client_timeout_s:g}"
             )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """How a trial computes, which changes its numbers to rounding: every field is part of the digest."""
+
+    threads: int = 1
+    """CPU threads of each process."""
+    vectorize: bool = False
+    """Train the clients of one process in lock-step: several times faster where networks or batches are small. The
+    numbers then also depend on `runtime.workers`, to rounding."""
+    server_workers: int = 1
+    """Processes that train the server's models data-parallel, each with `runtime.gpu_server`; with `pool = local` also
+    the clients' (raydiff run only)."""
+
+    def __post_init__(self) -> None:
+        for name in ("threads", "server_workers"):
+            if (value := getattr(self, name)) < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +136,9 @@ class Experiment:
     audit: RowAudit | None = None
     """Of a table: bound what the model's rows reveal of each record; `audit.remove` leaves the most exposed out. The
     bounds are an instrument: none are given where `evaluation` is none."""
-    runtime: Runtime = Runtime()
+    numerics: Numerics = Numerics()
+    """How it computes."""
+    runtime: Runtime = field(default=Runtime(), metadata={"location": "value"})
     """Where it runs."""
     data_digest: str = ""
     """Digest of all records, keyed by the sweep's secret: `files.KEYED`, then 64 hex digits. Filled in by
@@ -159,6 +164,18 @@ class Experiment:
                 f"min_clients must be at least method.averaging.privacy.shares = {privacy.shares}, whose noise "
                 f"together is enough, got {self.min_clients}"
             )
+        if self.numerics.server_workers > 1:
+            self._check_server_workers()
+
+    def _check_server_workers(self) -> None:
+        gpu, storage = self.runtime.gpu_server, self.runtime.storage
+        if 0 < gpu <= 0.5:  # Two processes might get the same GPU.
+            raise ValueError(
+                f"runtime.gpu_server must be 0 or above 0.5 with numerics.server_workers, each needs its own GPU: got "
+                f"{gpu}"
+            )
+        if is_bucket(storage):
+            raise ValueError(f"numerics.server_workers needs storage in a folder that all nodes share, got {storage!r}")
 
     @property
     def in_a_round(self) -> int:
@@ -172,19 +189,8 @@ class Experiment:
 
     @property
     def digest(self) -> str:
-        """16 hex digits over all that can change a number: the tree without where it runs and where the data lie."""
-        tree = overrides.to_dict(self)
-        tree["runtime"] = {name: tree["runtime"][name] for name in ("threads", "vectorize", "server_workers")}
-        tree["data"].pop("root")
-        if sources.is_known(self.data.name, self.data.labels):
-            tree["data"].pop("fitted_on")  # Nothing is fitted.
-        if self.evaluation is not None:
-            tree["evaluation"].pop("weights")  # There is one network of these weights, wherever its file lies.
-        if tree["method"]["model"].get("digest"):  # A frozen model's digest says all but where it lies.
-            tree["method"]["model"].pop("path")
-        for given in ("name", "public_from"):
-            if (place := tree["data"][given]) is not None:
-                tree["data"][given] = Path(place).name  # The digest of the data says the rest.
+        """16 hex digits over all that can change a number: the tree without fields that declare a location."""
+        tree = overrides.to_dict(self, locations=False)
         return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -197,9 +203,9 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         of_rows = "discretediffusion (the method marginals has a model of rows by itself)"
         kind, wanted = ("a table", of_rows) if dataset.mapping else ("no table", "a model of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: method.model must be {wanted}")
-    if experiment.runtime.vectorize and getattr(getattr(model, "network", None), "channels_last", False):
+    if experiment.numerics.vectorize and getattr(getattr(model, "network", None), "channels_last", False):
         raise ValueError(
-            "method.model.network.channels_last must be false with runtime.vectorize: torch.func has one layout of "
+            "method.model.network.channels_last must be false with numerics.vectorize: torch.func has one layout of "
             "pictures only"
         )
     if dataset.mapping is not None:

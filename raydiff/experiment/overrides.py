@@ -31,12 +31,22 @@ NAMES = {
 }
 
 
-def to_dict(obj: Any) -> Any:
-    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`."""
-    if dataclasses.is_dataclass(obj):
-        fields = {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
-        return {"kind": kind(type(obj)), **fields}
-    return list(obj) if isinstance(obj, tuple) else obj
+def to_dict(obj: Any, *, locations: bool = True) -> Any:
+    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`.
+
+    Without `locations` it leaves out fields with the metadata `location`: "value", or "folder" of a path whose last
+    part stays.
+    """
+    if not dataclasses.is_dataclass(obj):
+        return list(obj) if isinstance(obj, tuple) else obj
+    tree = {"kind": kind(type(obj))}  # type: ignore[arg-type]
+    for f in dataclasses.fields(obj):
+        value, location = getattr(obj, f.name), f.metadata.get("location")
+        if locations or location is None:
+            tree[f.name] = to_dict(value, locations=locations)
+        elif location == "folder" and value is not None:
+            tree[f.name] = Path(value).name
+    return tree
 
 
 def kind(cls: type) -> str:

@@ -21,7 +21,7 @@ from raydiff.evaluation.suite import Evaluation
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
 """Split -> (fraction of the rows, most records). The fractions are those of digits."""
 RECORDS = 10_000  # Most training records on a CPU: the number of steps does not depend on them.
-ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "runtime")
+ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime")
 FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
 SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))

@@ -199,7 +199,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
     method, regular = trial.experiment.method, trial.experiment.clients
     shared: dict[str, Any] = {"keys": keys or trial.keys, "public": public, "store": trial.store}
     shared["state_cache"] = StateCache()
-    shared["vectorize"] = trial.experiment.runtime.vectorize
+    shared["vectorize"] = trial.experiment.numerics.vectorize
     shared["instruments"] = trial.experiment.evaluation is not None
     budgeted = trial.experiment.runtime.budget or budget_log_of(trial.folder, trial.experiment.data).begun
     shared["strict"] = bool(budgeted)
@@ -217,7 +217,7 @@ def make_instruments(trial: Trial) -> Instruments | None:
 
 def compute(experiment: Experiment) -> None:
     """This process computes for this trial from now on: with its threads, in its precision."""
-    compute_with(experiment.runtime.threads, precision_of(experiment))
+    compute_with(experiment.numerics.threads, precision_of(experiment))
 
 
 def precision_of(experiment: Experiment) -> Precision:

@@ -111,7 +111,7 @@ def start(
 
         ended = Ended(folder, False)
         try:
-            if planned.base.runtime.pool == "local" or planned.base.runtime.server_workers > 1:
+            if planned.base.runtime.pool == "local" or planned.base.numerics.server_workers > 1:
                 _run_here(planned, begin)
             else:
                 ended = _run_on_ray(planned, begin, since=since if whole else None)
@@ -175,9 +175,8 @@ def _announce(planned: Planned, folder: Path, *, whole: bool) -> None:
 
 def _retried(planned: Planned) -> Planned:
     """The sweep's failed trials alone, on the resources that this command asks for."""
-    runtime = planned.base.runtime
     failed = sweep_folder.ended(planned.folder, "failed")
-    trials = tuple(replace(e, runtime=replace(runtime, threads=e.runtime.threads)) for e in failed)
+    trials = tuple(replace(e, runtime=planned.base.runtime) for e in failed)
     return replace(planned, trials=trials, asked=replace(planned.asked, search="grid"))
 
 
@@ -192,9 +191,9 @@ def _run_here(planned: Planned, begin: Begin) -> None:
     if asked.budget_s is not None:
         raise ValueError("--time-budget is Ray Tune's: set runtime.pool to ray")
     trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
-    if runtime.server_workers > 1:
+    if planned.base.numerics.server_workers > 1:
         if len(trials) > 1:
-            raise ValueError("runtime.server_workers must be 1 in a sweep: it is for the server of raydiff run")
+            raise ValueError("numerics.server_workers must be 1 in a sweep: it is for the server of raydiff run")
         from raydiff.runtime import data_parallel
 
         with data_parallel.means(trials[0]) as (pool, train):

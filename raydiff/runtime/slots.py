@@ -52,18 +52,18 @@ def _resources(cpu: float, gpu: float) -> dict[str, float]:
     return {"CPU": float(cpu), "GPU": gpu} if gpu else {"CPU": float(cpu)}
 
 
-def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Resources]) -> Slot:
+def slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[Resources]) -> Slot:
     """Return the slot of a sweep whose largest trial has this many clients.
 
     `runtime.workers` defaults to as many workers as fit on these nodes beside the coordinator.
     """
 
     def of(workers: int) -> Slot:
-        return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
+        return Slot(min(workers, clients), threads, runtime.gpu_per_worker, runtime.gpu_server)
 
     if runtime.workers is not None:
         return of(runtime.workers)
-    most = min(clients, int(sum(node.get("CPU", 0.0) for node in nodes) / runtime.threads))
+    most = min(clients, int(sum(node.get("CPU", 0.0) for node in nodes) / threads))
     shapes = (of(workers) for workers in range(most, 1, -1))
     return next((shape for shape in shapes if _place(shape.bundles, _free(nodes))), of(1))
 
@@ -75,7 +75,7 @@ def fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
         raise ValueError(
             f"one trial needs {say(slot.total)} ({slot.workers} workers with {say(slot.bundles[1])} each), "
             f"but the cluster has {say(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, "
-            "runtime.threads or the GPU shares"
+            "numerics.threads or the GPU shares"
         )
     return count
 

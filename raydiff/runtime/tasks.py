@@ -37,7 +37,7 @@ def of_samples(workers: int, nodes: Sequence[Mapping[str, float]]) -> Spread:
         if count == 0:
             return
         gpu = _share(count, nodes) if device().type == "cuda" else 0.0
-        needed = _needed(trial.experiment.runtime.threads, gpu)
+        needed = _needed(trial.experiment.numerics.threads, gpu)
         if left := unplaced([needed] * count, nodes):
             raise ValueError(f"--workers is {count}, but only {count - left} fit on the nodes")
         opened = functools.partial(_writer, trial.folder, make.source.client, out, make.request)
@@ -52,7 +52,7 @@ def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Mapping[str,
     Raises ValueError if no worker fits on a node, or a training fails.
     """
     trial, request = attacked.finished.trial, attacked.request
-    needed = _needed(trial.experiment.runtime.threads, trial.experiment.runtime.gpu_per_worker)
+    needed = _needed(trial.experiment.numerics.threads, trial.experiment.runtime.gpu_per_worker)
     most = min(workers, request.shadows)
     count = most - unplaced([needed] * most, nodes)
     if not count:

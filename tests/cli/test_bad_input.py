@@ -282,7 +282,7 @@ def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, given):
         ("hdfs://lab/x", [], r"storage must be a folder, .* or a bucket: .*got 'hdfs://lab/x'"),
         ("s3://key:word@lab/x", [], r"storage must be .* no password"),
         ("s3://lab/x", ["--budget", "10"], r"budget needs storage in a folder that all nodes share, got 's3://lab/x'"),
-        ("s3://lab/x", ["--runtime.server-workers", "2"], r"server_workers needs storage in a folder"),
+        ("s3://lab/x", ["--numerics.server-workers", "2"], r"server_workers needs storage in a folder"),
         (
             "s3://lab/x",
             ["--runtime.client-timeout-s", "60"],
@@ -349,7 +349,7 @@ def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
 
 @pytest.mark.slow  # a Ray of its own
 def test_a_slot_that_does_not_fit_leaves_no_sweep_behind(tmp_path):
-    arguments = ["--runtime.threads", "64", "--name", "big", "--runtime.storage", str(tmp_path / "s")]
+    arguments = ["--numerics.threads", "64", "--name", "big", "--runtime.storage", str(tmp_path / "s")]
     done = command_line("sweep.py", *arguments)
     assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
     assert re.search(r"error: one trial needs 64 CPU .* but the cluster has", done.stderr)

@@ -45,7 +45,7 @@ def losses(folder: Path) -> list[float]:
 
 def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
     """Without noise, which would be another trial's, both train on the same uploads; each process draws its batches."""
-    for name, more in (("one", ("--runtime.pool", "local")), ("two", ("--runtime.server-workers", "2"))):
+    for name, more in (("one", ("--runtime.pool", "local")), ("two", ("--numerics.server-workers", "2"))):
         process = start(tmp_path, name, *more, "--method.epsilon", "none")
         output, _ = process.communicate()
         assert process.returncode == 0, output
@@ -57,8 +57,8 @@ def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("means", "number"),
     [
-        ("--runtime.server-workers 2", signal.SIGINT),
-        ("--runtime.server-workers 2", signal.SIGTERM),
+        ("--numerics.server-workers 2", signal.SIGINT),
+        ("--numerics.server-workers 2", signal.SIGTERM),
         ("--runtime.pool local", signal.SIGTERM),
     ],
 )

@@ -18,7 +18,7 @@ from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityM
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config
-from raydiff.experiment.config import Experiment, Runtime, from_dict
+from raydiff.experiment.config import Experiment, Numerics, Runtime, from_dict
 from raydiff.experiment.overrides import alternatives, convert, flat, has_path, override, parse_overrides, to_dict
 from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaging
@@ -29,6 +29,8 @@ from raydiff.methods.scaffold import Scaffold
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
+from raydiff.papers.feddistr.latent.model import LatentModel
+from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import Budget
@@ -59,9 +61,6 @@ FIRST: dict[str, dict[str, Any]] = {
     "method.server.momentum": {"method.server.optimizer": "sgd"},
 }
 """What must be so before these fields may have it."""
-COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers")}
-ELSEWHERE = {"data.root", "data.fitted_on", "evaluation.weights"}
-"""With most of `runtime`, where it runs and where the data lie: no number depends on these."""
 
 
 def fields(obj: Any, prefix: str = "") -> Iterator[str]:
@@ -117,12 +116,30 @@ def other(tree: Any, path: str) -> Any:
     return "/elsewhere"
 
 
-def test_the_digest_is_of_all_that_can_change_a_number(tiny: Experiment) -> None:
-    for path in fields(tiny):
+LOCATIONS = {"runtime", "data.root", "data.name", "data.public_from", "evaluation.weights", "method.model.path"}
+"""All fields that may declare themselves a location."""
+
+
+def location(tree: Any, path: str) -> str | None:
+    """What the field at this path, or one above it, declares of its location."""
+    name, _, below = path.partition(".")
+    declared = next(f.metadata.get("location") for f in dataclasses.fields(tree) if f.name == name)
+    return declared or (location(getattr(tree, name), below) if below else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"), [({}, ""), ({"method": FedDistr(model=LatentModel(path="/a/model"))}, "method.model.")]
+)
+def test_every_field_is_in_the_digest_or_declares_a_location(tiny: Experiment, changes: Any, part: str) -> None:
+    tiny = replace(tiny, **changes)
+    for path in (path for path in fields(tiny) if path.startswith(part)):
         start = override(tiny, FIRST.get(path, {}))
-        changed = override(start, {path: other(start, path)})
-        elsewhere = path in ELSEWHERE or (path.startswith("runtime.") and path not in COUNTS)
-        assert changed != start and (changed.digest == start.digest) == elsewhere, path
+        changed, declared = override(start, {path: other(start, path)}), location(start, path)
+        assert changed != start and (changed.digest == start.digest) == (declared == "value"), path
+        assert declared is None or {path, path.partition(".")[0]} & LOCATIONS, path
+        if declared == "folder":
+            moved = override(changed, {path: "/another" + other(start, path)})
+            assert moved != changed and moved.digest == changed.digest, path
 
 
 def test_digests_are_equal_where_experiments_are(tiny: Experiment) -> None:
@@ -166,8 +183,8 @@ def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment)
 
 def test_channels_last_is_refused_in_lock_step() -> None:
     model, dataset = DDPM(network=UNet(widths=(8, 16), channels_last=True)), load(Data())
-    with pytest.raises(ValueError, match=r"^method\.model\.network\.channels_last must be false with runtime\.vecto"):
-        config.resolve(Experiment(method=FedAvg(model=model), runtime=Runtime(vectorize=True)), dataset)
+    with pytest.raises(ValueError, match=r"^method\.model\.network\.channels_last must be false with numerics\.vec"):
+        config.resolve(Experiment(method=FedAvg(model=model), numerics=Numerics(vectorize=True)), dataset)
     config.resolve(Experiment(method=FedAvg(model=model)), dataset)
 
 
@@ -261,8 +278,8 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         ("method.clip", -1.0),
         ("method.local.steps", -1),
         ("method.model.network.width", 0),
-        ("runtime.threads", 0),
-        ("runtime.server_workers", 0),
+        ("numerics.threads", 0),
+        ("numerics.server_workers", 0),
         ("runtime.workers", 0),
         ("runtime.gpu_server", 1.5),
         ("runtime.gpu_per_worker", -1.0),
@@ -291,13 +308,6 @@ def test_a_field_that_is_not_there_has_its_default(tiny: Experiment) -> None:
     tree = to_dict(tiny)
     del tree["data"]["fitted_on"], tree["evaluation"]["split"]
     assert from_dict(tree) == replace(tiny, evaluation=replace(tiny.evaluation, split="test"))
-
-
-def test_where_all_is_known_what_is_fitted_on_changes_nothing() -> None:
-    start = Experiment(data=Data(name="adult"))
-    assert start.digest == override(start, {"data.fitted_on": "all"}).digest
-    start = override(start, {"data.labels": ("native-country",)})
-    assert start.digest != override(start, {"data.fitted_on": "all"}).digest
 
 
 def test_a_sum_needs_as_many_as_share_its_noise(tiny: Experiment) -> None:

@@ -502,7 +502,7 @@ def test_rejected_uploads_are_counted_and_named(
 
 
 def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:
-    opened = open_trial(overrides.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
+    opened = open_trial(overrides.override(protocol, {"numerics.threads": 2, "method.local.steps": 0}), tmp_path)
     try:
         pool = trial.local_executor(opened)  # trains the feature network, where there is one
         assert torch.get_num_threads() == 2

@@ -67,7 +67,7 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") and c != "data.root" for c in varying):
         varying = [c for c in varying if c not in FROM_DATA]
-    varying = [c for c in varying if c not in NOT_SETTINGS and (c[:8] != "runtime." or c == "runtime.threads")]
+    varying = [c for c in varying if c not in NOT_SETTINGS and not c.startswith("runtime.")]
     varying = [c for c in varying if runs[c].nunique() > 1 or not any(v.startswith(f"{c}.") for v in varying)]
     varying.sort(key=is_target_epsilon)
     return {path: _short_name(path, [p for p in varying if p != path]) for path in varying}
