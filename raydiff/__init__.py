@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # what type checkers and editors see of the table below
     from raydiff.data.partition import Pooled as Pooled
     from raydiff.evaluation.suite import Evaluation as Evaluation
     from raydiff.experiment.config import Experiment as Experiment
+    from raydiff.experiment.config import Numerics as Numerics
     from raydiff.experiment.config import Runtime as Runtime
     from raydiff.experiment.study import Arm as Arm
     from raydiff.experiment.study import Study as Study
@@ -67,7 +68,7 @@ _MODULES = {
     "data.datasets": "Data",
     "data.partition": "ByClass Dirichlet Entangled Iid MajorityMinority Newcomers Pooled",
     "evaluation.suite": "Evaluation",
-    "experiment.config": "Experiment Runtime",
+    "experiment.config": "Experiment Numerics Runtime",
     "experiment.study": "Arm Study",
     "methods.dpmerf": "DPMERF",
     "methods.dpsgd": "DPSGD",

@@ -39,7 +39,7 @@ def to_dict(obj: Any, *, locations: bool = True) -> Any:
     """
     if not dataclasses.is_dataclass(obj):
         return list(obj) if isinstance(obj, tuple) else obj
-    tree = {"kind": kind(type(obj))}  # type: ignore[arg-type]
+    tree = {"kind": kind(type(obj))}
     for f in dataclasses.fields(obj):
         value, location = getattr(obj, f.name), f.metadata.get("location")
         if locations or location is None:
