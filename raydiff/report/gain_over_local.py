@@ -15,7 +15,7 @@ from raydiff.formats.tables import Table, number, span
 from raydiff.lookup import telling
 from raydiff.report.frontier.rows import is_target_epsilon
 from raydiff.report.load import Row, groups, records
-from raydiff.report.sections.seeds import OWN_FIELDS, compared
+from raydiff.report.sections.seeds import OWN_FIELDS, by_seed, compared
 from raydiff.report.sweep_view import SweepView, setting_name, short_column
 
 COLUMNS = ["cell", "definition", "setting", "arm", "target", "epsilon", "n", "mean", "base", "base_mean"]
@@ -39,20 +39,20 @@ def gains(sweep: SweepView) -> pd.DataFrame:
     needed = {method: telling(records(own), others) for method, own in trials.groupby("method")}
     rows: list[Row] = []
     for cell, in_cell in trials.groupby("cell", sort=False):
-        by_seed = {str(name): own.groupby("seed")["value"].mean() for name, own in in_cell.groupby("setting")}
-        silent = [str(name) for name, own in in_cell.groupby("setting") if own["epsilon"].max() == 0]
+        settings, epsilons = by_seed(in_cell), in_cell.groupby("setting")["epsilon"].max()
+        silent = [name for name in settings if epsilons[name] == 0]
         if not silent:
             continue
-        base = min(silent, key=lambda name: by_seed[name].mean())
+        base = min(silent, key=lambda name: settings[name].mean())
         private = in_cell[in_cell["epsilon"].between(0, math.inf, inclusive="neither")]
         for row, own in groups(private, ["definition", "setting"], sort=False):
-            first, values = records(own)[0], by_seed[row["setting"]]
+            first, values = records(own)[0], settings[row["setting"]]
             epsilon = own["epsilon"].max()
             target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
             row |= {"cell": cell, "arm": setting_name(first, needed[first["method"]]), "target": target}
             row |= {"epsilon": epsilon, "n": len(values), "mean": values.mean()}
-            row |= {"base": base, "base_mean": by_seed[base].mean()}
-            rows.append(row | interval((values - by_seed[base]).dropna(), "difference"))
+            row |= {"base": base, "base_mean": settings[base].mean()}
+            rows.append(row | interval((values - settings[base]).dropna(), "difference"))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 

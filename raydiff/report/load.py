@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.formats import json_files as files
+from raydiff.formats import json_files
 
 Row = dict[str, Any]
 
@@ -49,7 +49,7 @@ def rounds(sweep: Path) -> pd.DataFrame:
     rows = [
         (folder.name, line["step"], metric, float(value))
         for folder in _trials(sweep)
-        for line in files.read_lines(folder / "metrics.jsonl")
+        for line in json_files.read_lines(folder / "metrics.jsonl")
         for metric, value in line.items()
         if metric not in ("step", "time") and isinstance(value, (int, float))
     ]
@@ -116,10 +116,10 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    tree = files.read_json(folder / "config.json", needs="method")
-    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in files.flatten(tree).items()}
-    end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
-    lines = files.read_lines(folder / "metrics.jsonl")
+    tree = json_files.read_json(folder / "config.json", needs="method")
+    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in json_files.flatten(tree).items()}
+    end: Row = json_files.read_outcome(folder) or {"outcome": "unfinished"}
+    lines = json_files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     last = lines[-1]["step"] if lines else -1
     behind = any(number > last for number in [*_unrecorded(folder), *_sent(folder)])
@@ -152,7 +152,7 @@ def cut_short(sweep: Path) -> list[str]:
     """A sentence for each trial whose metrics have unreadable lines, which both tables leave out, or lack rounds."""
     messages = []
     for path in sorted(path.with_name("metrics.jsonl") for path in (sweep / "trials").glob("*/config.json")):
-        if numbers := files.cut_short(path):
+        if numbers := json_files.cut_short(path):
             messages.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
         elif numbers := _unrecorded(path.parent):
             messages.append(f"{path} lacks round {', '.join(str(n + 1) for n in numbers)}, which was committed")
@@ -161,7 +161,7 @@ def cut_short(sweep: Path) -> list[str]:
 
 def _unrecorded(folder: Path) -> list[int]:
     """The committed rounds without a line."""
-    recorded = {line["step"] for line in files.read_lines(folder / "metrics.jsonl")}
+    recorded = {line["step"] for line in json_files.read_lines(folder / "metrics.jsonl")}
     return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - recorded)
 
 

@@ -35,13 +35,9 @@ def put(folder: Path) -> None:
     """Put the files of a sweep or trial that have changed, if its storage is a bucket."""
     if not (storage := storage_at(folder)).remote:
         return
-    before, contents = (
-        _listed(storage, folder) or {},
-        {name: path.read_bytes() for name, path in _files(folder).items()},
-    )
-    now = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    before, now = _listed(storage, folder) or {}, _checksums(folder)
     for name in (name for name in now if now[name] != before.get(name)):
-        storage.put(name, contents[name])
+        storage.put(name, (folder / name).read_bytes())
     if (folder / ERROR).exists():
         storage_at(folder, private=True).put(ERROR, (folder / ERROR).read_bytes())
     if now != before:
@@ -57,9 +53,8 @@ def get(folder: Path) -> bool:
     storage = storage_at(folder)
     if not storage.remote or (listed := _listed(storage, folder)) is None:
         return False
-    here = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _files(folder).items()}
-    wanted = [name for name, checksum in listed.items() if here.get(name) != checksum]
-    for name in wanted:
+    here = _checksums(folder)
+    for name in (name for name in listed if here.get(name) != listed[name]):
         if (data := storage.get(name)) is None:
             raise ValueError(f"{storage.describe(name)} is gone, though {NAMES} names it")
         write_bytes(folder / name, data)
@@ -147,6 +142,8 @@ def _patterns(folder: Path) -> tuple[str, ...]:
     return FILES["sweep" if folder.parent.name == "sweeps" else "trial"]
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _checksums(folder: Path) -> dict[str, str]:
+    """Name -> checksum of the files here that are copied."""
     paths = (path for pattern in _patterns(folder) for path in sorted(folder.glob(pattern)))
-    return {str(p.relative_to(folder)): p for p in paths if p.is_file() and not p.name.startswith(".")}
+    files = [path for path in paths if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

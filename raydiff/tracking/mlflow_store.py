@@ -70,6 +70,11 @@ def redacted(text: str) -> str:
     return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
 
 
+def cannot_be_written(uri: str, error: Exception) -> ValueError:
+    """The error of an MLflow store, in one sentence."""
+    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {first_line(error)}")
+
+
 def first_line(error: Exception) -> str:
     """First line of an error with passwords removed; of a refused connection that no server answers."""
     cause: BaseException | None = error
@@ -90,6 +95,12 @@ def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
             return runs
 
 
+def delete_runs(client: Any, experiment: str, tags: Mapping[str, str]) -> None:
+    """Delete the runs of an experiment that have all these tags."""
+    for run in all_runs(client, experiment, " and ".join(f"tags.`{k}` = '{v}'" for k, v in tags.items())):
+        client.delete_run(run.info.run_id)
+
+
 def log_data(client: Any, run: str, name: str, digest: str) -> None:
     """Log the run's data set. The digest is keyed: it identifies no records without the key."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -98,9 +109,15 @@ def log_data(client: Any, run: str, name: str, digest: str) -> None:
     client.log_inputs(run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 
-def spelled(name: str) -> str:
-    """A metric's name in the letters that MLflow takes."""
-    return re.sub(r"[^\w\-. :/]", "", name)[:250]
+def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
+    """The id of an experiment, which is created with this artifact location if there is none."""
+    if (existing := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=artifacts))
+        except Exception:  # Another process may have created it just now.
+            if (existing := client.get_experiment_by_name(name)) is None:
+                raise
+    return str(existing.experiment_id)
 
 
 def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
@@ -112,23 +129,15 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
         client.log_batch(run, params=batch[i : i + PARAMS])
 
 
-def log_tags(client: Any, run: str, tags: Mapping[str, str]) -> None:
-    """Set tags in one call, which is one write to the disk."""
-    from mlflow.entities import RunTag
-
-    client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])
-
-
 def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
-    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now).
-
-    MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead.
-    """
+    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now). MLflow stores an
+    infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead."""
     from mlflow.entities import Metric
 
     ms = int((time.time() if at is None else at) * 1000)
     usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
-    metrics = [Metric(k, float(v), ms, step) for k, step, v in usable]
+    # MLflow takes these letters in a metric's name.
+    metrics = [Metric(re.sub(r"[^\w\-. :/]", "", k)[:250], float(v), ms, step) for k, step, v in usable]
     for i in range(0, len(metrics), BATCH):
         client.log_batch(run, metrics=metrics[i : i + BATCH])
 
@@ -150,8 +159,7 @@ def log_folder(
     """
     try:
         client = connect(uri)
-        existing = client.get_experiment_by_name(experiment)
-        at = existing.experiment_id if existing else client.create_experiment(experiment, artifact_location=artifacts)
+        at = experiment_id(client, experiment, artifacts)
         run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
         log_params(client, run, params)
         log_values(client, run, metrics)
@@ -159,4 +167,4 @@ def log_folder(
         client.set_terminated(run, "FINISHED")
         return run
     except Exception as e:  # whatever MLflow raises
-        raise ValueError(f"the MLflow store {redacted(uri)} cannot be written: {first_line(e)}") from e
+        raise cannot_be_written(uri, e) from e

@@ -12,7 +12,7 @@ from typing import Any
 from raydiff.federated import heartbeat
 from raydiff.formats import metric_names, rounding
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
-from raydiff.tracking.mlflow_store import log_data, log_params, log_tags, log_values
+from raydiff.tracking.mlflow_store import log_data, log_params, log_values
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
@@ -118,6 +118,8 @@ class TrialRun:
             self.loss_step = step
 
     def _finish(self, outcome: dict[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
         client, run = self.sweep.client, self.run
         final = metric_names.final(outcome)
         values = ((name, self.step + 1, value) for name, value in metric_names.shown(final).items())
@@ -125,7 +127,7 @@ class TrialRun:
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
         tags = {"raydiff.privacy": outcome["says"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
         tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["says"], reason)))
-        log_tags(client, run, tags)
+        client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])  # one write to the disk
         client.update_run(run, name=run_name(read_json(self.folder / "config.json"), epsilon))
         attach_artifacts(client, run, self.folder / "artifacts", final)
         if outcome["outcome"] == "finished" and self.sweep.log_sampler is not None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from raydiff.formats.tables import aligned, number, short, size, span
+from raydiff.formats.tables import aligned, number, short, size, span, with_deviation
 from raydiff.report.frontier.rows import DONE, GROUPS, measures, network_of, noise_floor, ranked_by, swept
 from raydiff.report.guarantees import definitions, described, epsilons, shown
 from raydiff.report.load import Row, records
@@ -84,11 +84,15 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
 
 
 def _mean(row: Row, name: str) -> str:
-    """`mean±std` over seeds; of a single one `value` or, with its interval, `value [low high]`."""
-    if row[f"{name}_std"] is not None:
-        return f"{number(row[name])}±{number(row[f'{name}_std'])}"
+    """`mean±std` over seeds; of a single one as `with_interval`."""
+    deviation = row[f"{name}_std"]
+    return with_interval(row, name) if deviation is None else with_deviation(row[name], deviation)
+
+
+def with_interval(row: Row, name: str) -> str:
+    """`0.512 [0.470 0.554]`; without an interval `0.512`."""
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    return number(row[name]) + (f" [{number(low)} {number(high)}]" if low is not None else "")
+    return number(row[name]) + ("" if low is None or high is None else f" [{number(low)} {number(high)}]")
 
 
 def meanings(rows: pd.DataFrame) -> list[str]:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from raydiff.formats.metric_names import Metric
-from raydiff.formats.tables import number
-from raydiff.report.html import html, unfolded
+from raydiff.formats.tables import Table, number
+from raydiff.report.frontier.text import with_interval
+from raydiff.report.html import html, sheet
 from raydiff.report.load import Row, column, records
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -50,8 +51,8 @@ def attacks(sweep: SweepView, out: Path) -> Section:
         cells.append([*keys, *(_cell(row, stat) for stat in stats), number(row["auc_ceiling"]), verdict])
     above = f"Above their ceiling with their whole interval: {len(marked)}; by chance one of forty sound attacks is."
     described = [f"{target}: {TARGETS.get(target, 'not described here.')}" for target in table["target"].unique()]
-    blocks = [html.bullets(described), html.paragraph(NOTE, note=True), html.paragraph(above)]
-    return Section([*blocks, *unfolded(header, cells, "attacks", most=OPEN, marked=marked)], {"attacks": table})
+    grid = sheet(Table(header, cells, note=NOTE), "attacks", most=OPEN, marked=marked)
+    return Section([html.bullets(described), html.paragraph(above), *grid], {"attacks": table})
 
 
 def readings(sweep: SweepView) -> pd.DataFrame:
@@ -87,6 +88,4 @@ def _cell(row: Row, stat: str) -> str:
     """`0.512 [0.470 0.554]`, or that there were too few records."""
     if row[stat] is None:
         return "n too small"
-    low, high = row.get(f"{stat}_low"), row.get(f"{stat}_high")
-    interval = "" if low is None or high is None else f" [{number(low)} {number(high)}]"
-    return (f"{row[stat]:g}" if stat.startswith("n_") else number(row[stat])) + interval
+    return f"{row[stat]:g}" if stat.startswith("n_") else with_interval(row, stat)

@@ -43,6 +43,11 @@ def compared(sweep: SweepView) -> pd.DataFrame:
     return trials.sort_values("place", kind="stable")
 
 
+def by_seed(trials: pd.DataFrame) -> dict[str, pd.Series]:
+    """Setting -> the mean value of each seed, of the rows of `compared` in one cell."""
+    return {str(name): own.groupby("seed")["value"].mean() for name, own in trials.groupby("setting")}
+
+
 def ranking(sweep: SweepView) -> pd.DataFrame:
     """A row per cell and setting, best first: n, mean and std of the sweep's measure, and the paired difference from
     the leader of its rank with its interval.
@@ -51,12 +56,11 @@ def ranking(sweep: SweepView) -> pd.DataFrame:
     """
     rows: list[Row] = []
     for cell, own in compared(sweep).groupby("cell", sort=False):
-        by_seed = {str(s): trials.groupby("seed")["value"].mean() for s, trials in own.groupby("setting")}
-        leader, rank = "", 0
-        for place, (name, values) in enumerate(sorted(by_seed.items(), key=lambda item: item[1].mean()), 1):
+        settings, leader, rank = by_seed(own), "", 0
+        for place, (name, values) in enumerate(sorted(settings.items(), key=lambda item: item[1].mean()), 1):
             row: Row = {"cell": cell, "setting": name, "n": len(values), "mean": values.mean(), "std": values.std()}
             if leader:
-                differences = (values - by_seed[leader]).dropna()
+                differences = (values - settings[leader]).dropna()
                 row |= {"against": leader, "common": len(differences), **interval(differences, "difference")}
             if not leader or row["low"] > 0:
                 leader, rank = name, place
