@@ -57,7 +57,7 @@ def trials(sweep: Path) -> list[tuple[str, ...]]:
     named, rows = varying(experiments), list[tuple[str, ...]]()
     for folder, experiment in zip(folders, experiments, strict=True):
         outcome = read_outcome(folder) or {"outcome": "not ended"}
-        rows.append((folder.name, named(experiment), outcome["outcome"], taken(folder), outcome.get("says", "")))
+        rows.append((folder.name, named(experiment), outcome["outcome"], taken(folder), outcome.get("text", "")))
     return rows
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -76,19 +76,26 @@ def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     return cls(**values)
 
 
-def flat(obj: Any, prefix: str = "") -> dict[str, Any]:
+def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, value, the dataclass that has the field) of every field, a dataclass before its own fields."""
+    for f in dataclasses.fields(obj):
+        value = getattr(obj, f.name)
+        yield prefix + f.name, value, obj
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{prefix}{f.name}.")
+
+
+def flat(obj: Any) -> dict[str, Any]:
     """{"method": "PFDM", "method.epsilon": 10.0, ...}: what is printed and logged. The noise secret is left out."""
     out: dict[str, Any] = {}
-    for f in dataclasses.fields(obj):
-        path, value = prefix + f.name, getattr(obj, f.name)
-        if f.name == "noise_secret":
+    for path, value, parent in walk(obj):
+        name = path.rpartition(".")[2]
+        if name == "noise_secret":
             out[path] = "given" if value else "random"
-        elif dataclasses.is_dataclass(value):
-            if len(_dataclasses_of(typing.get_type_hints(type(obj))[f.name])) > 1:
-                out[path] = kind(type(value))
-            out.update(flat(value, path + "."))
-        else:
+        elif not dataclasses.is_dataclass(value):
             out[path] = value
+        elif len(_dataclasses_of(typing.get_type_hints(type(parent))[name])) > 1:
+            out[path] = kind(type(value))
     return out
 
 
@@ -131,22 +138,14 @@ def _exact(value: Any, declared: Any, path: str) -> Any:
     return value
 
 
-def exact(obj: Any, prefix: str = "") -> Any:
+def exact(obj: Any) -> Any:
     """The tree with every value as the command line reads it. Raises ValueError for a value of another type."""
-    hints, changes = typing.get_type_hints(type(obj)), {}
-    for f in dataclasses.fields(obj):
-        value, path = getattr(obj, f.name), prefix + f.name
-        is_tree = dataclasses.is_dataclass(value)
-        changes[f.name] = exact(value, f"{path}.") if is_tree else _exact(value, hints[f.name], path)
-    return dataclasses.replace(obj, **changes)
+    return override(obj, {path: value for path, value, _ in walk(obj) if not dataclasses.is_dataclass(value)})
 
 
 def has_path(obj: Any, path: str) -> bool:
     """Whether the tree, as it is now, has a field at this path."""
-    head, dot, rest = path.partition(".")
-    if not dataclasses.is_dataclass(obj) or head not in {f.name for f in dataclasses.fields(obj)}:
-        return False
-    return not dot or has_path(getattr(obj, head), rest)
+    return any(path == existing for existing, _, _ in walk(obj))
 
 
 def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:

@@ -45,15 +45,13 @@ class Suggestion:
 def splits(data: Data) -> dict[str, int]:
     """Return default sizes of all splits but train."""
     folder = sources.folder_of(data.name, data.root)
-    if folder is not None and read.is_file(data.name):  # Only counts rows: which are public is not known yet.
-        rows, own_test = len(cells.frame(folder)), 0
+    if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
+        rows, test_rows = len(cells.frame(folder)), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
-        rows, own_test = len(source.labels) - source.own_test, source.own_test
+        rows, test_rows = len(source.labels) - source.own_test, source.own_test
     sizes = {split: max(1, min(most, int(fraction * rows))) for split, (fraction, most) in SPLITS.items()}
-    if own_test:
-        sizes["test"] = min(SPLITS["test"][1], own_test)
-    return sizes
+    return sizes | ({"test": min(SPLITS["test"][1], test_rows)} if test_rows else {})
 
 
 def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
@@ -89,19 +87,17 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     why["method.server.steps"] = "of the global one"
     if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
         values["evaluation.dim"] = max(1, dim)
-        why["evaluation.dim"] = "as much of the features as so few test records can tell"
+        why["evaluation.dim"] = "as many features as so few test records can estimate"
     if gpu:
         values |= {"runtime.gpu_per_worker": 0.5, "runtime.gpu_server": 0.5}
         why["runtime.gpu_per_worker"] = "fraction of a GPU: a worker beside the coordinator on one"
     values["runtime.workers"] = "none"
     why["runtime.workers"] = "as many as fit, at most one for each client"
-    warns = ""
-    if pixels >= MANY and not gpu:
-        warns = (
-            f"{pixels} values a picture are many for a CPU: expect colours and outlines, not things that one "
-            "recognises. For these take a GPU (this command, there), or smaller pictures (--data.size 14)."
-        )
-    return Suggestion("digits", values, why, warns)
+    warning = (
+        f"{pixels} values per picture are many for a CPU: expect colours and outlines, not objects. Use a machine with "
+        "a GPU, or smaller pictures (--data.size 14)."
+    )
+    return Suggestion("digits", values, why, warning if pixels >= MANY and not gpu else "")
 
 
 def for_rows(dataset: Dataset) -> Suggestion:

@@ -174,7 +174,7 @@ def test_the_outcome_has_the_final_numbers_and_the_guarantee(
     )
     assert re.match(
         r"epsilon \d+\.\d\d \(per example, replace-one, local trust, delta 1e-05, exact accountant",
-        outcome["says"],
+        outcome["text"],
     )
     assert outcome["server"]["epsilon"] == outcome["final"]["privacy/epsilon_server"]
 
@@ -314,7 +314,7 @@ def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experi
     trial.cut_short(opened.folder, "killed", reason="why")
     outcome = opened.outcome()
     assert outcome is not None and (outcome["outcome"], outcome["reason"]) == ("killed", "why")
-    assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["says"].startswith("epsilon ")
+    assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["text"].startswith("epsilon ")
     execute(opened)
     assert len(ledger_of(opened.folder).entries) == 2
 
@@ -327,7 +327,7 @@ def test_a_trial_whose_ledger_is_damaged_ends_without_a_guarantee(protocol: Expe
     trial.cut_short(opened.folder, "killed", reason="why")
     outcome = opened.outcome()
     assert outcome is not None and outcome["reason"] == "why" and outcome["server"]["epsilon"] == math.inf
-    assert outcome["says"].startswith("epsilon inf (no guarantee: ") and "has lost commit 0" in outcome["says"]
+    assert outcome["text"].startswith("epsilon inf (no guarantee: ") and "has lost commit 0" in outcome["text"]
     with pytest.raises(ValueError, match="has lost commit 0"):
         execute(opened)
 
@@ -350,7 +350,7 @@ def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: P
     trial.cut_short(opened.folder, "failed", reason="why")
     outcome = opened.outcome()
     assert outcome is not None and outcome["server"]["epsilon"] == outcome["outsiders"]["epsilon"] == math.inf
-    assert str(path) in outcome["says"]
+    assert str(path) in outcome["text"]
 
 
 # --- the noise secret ---

@@ -69,7 +69,7 @@ def write_sweep(sweep: Path) -> Path:
     write_trial(sweep, "x1", seed=1, outcome={"outcome": "killed", "reason": "time budget"})
     write_trial(sweep, "y0", seed=2, lines=[line(0)])
     write_about(sweep, trials=30)
-    composed = {"trials": [p.name for p in (sweep / "trials").iterdir()][1:], "says": ["all 21 composed: epsilon 71"]}
+    composed = {"trials": [p.name for p in (sweep / "trials").iterdir()][1:], "text": ["all 21 composed: epsilon 71"]}
     (sweep / "composed.json").write_text(json.dumps(composed))
     return sweep
 

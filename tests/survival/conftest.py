@@ -101,7 +101,7 @@ class Sweep:
             digest: (
                 o["outcome"],
                 {k: v for k, v in o.get("final", {}).items() if not k.startswith("time/")},
-                o.get("says"),
+                o.get("text"),
             )
             for digest, o in self.outcomes().items()
         }

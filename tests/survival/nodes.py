@@ -179,7 +179,7 @@ class Federated(Sweep):
             number, _ = trial.last_commit()
             server = (trial.root / f"server-{number:05d}.safetensors").read_bytes()
             final = {k: v for k, v in outcome.get("final", {}).items() if not k.startswith("time/")}
-            found[digest] = (outcome["outcome"], outcome["says"], number, server, trial.ledger(), final)
+            found[digest] = (outcome["outcome"], outcome["text"], number, server, trial.ledger(), final)
         return found
 
     def trial(self, digest: str) -> Any:

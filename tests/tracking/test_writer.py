@@ -105,7 +105,7 @@ def experiment(tiny: Experiment) -> Experiment:
 
 
 def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
-    end: dict[str, Any] = {"says": "epsilon inf", "server": {"epsilon": math.inf}}
+    end: dict[str, Any] = {"text": "epsilon inf", "server": {"epsilon": math.inf}}
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **end, **more}))
 
 
@@ -144,7 +144,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     sweep.follow()
     (run,) = sweep.runs("trial")
     assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear, seed 0"
-    finish(folder, says="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
+    finish(folder, text="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
     sweep.follow()
     (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
     assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon 9.52, 2 clients, linear, seed 0")

@@ -76,6 +76,6 @@ def composed(sweep: SweepView) -> Iterator[str]:
         yield html.paragraph("The composed epsilon was not computed: raydiff sweep does so at its end.")
         return
     end = read_json(path)
-    yield html.bullets(end["says"])
+    yield html.bullets(end["text"])
     if missing := len(set(sweep.runs["digest"]) - set(end["trials"])):
         yield html.paragraph(f"That leaves out {missing} of {len(sweep.runs)} trials, which came later.")
