@@ -74,13 +74,13 @@ class Study:
     tuned: Mapping[str, Settings] = field(default_factory=dict)
     """Method -> what `raydiff tune` has chosen for it; `experiment` and the arms have it already."""
 
-    def others(self, given: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
-        """The trials of `also` with the fields `given` overridden, as far as they have them."""
+    def others(self, fixed: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
+        """The trials of `also` with the fields `fixed` overridden, as far as they have them."""
         experiments = []
         for study in self.also:
-            values = {path: value for path, value in given.items() if overrides.has_path(study.experiment, path)}
-            arms = study.beside if baselines and "method" not in given else ()
-            grid = {path: values for path, values in study.grid.items() if path not in given}
+            values = {path: value for path, value in fixed.items() if overrides.has_path(study.experiment, path)}
+            arms = study.beside if baselines and "method" not in fixed else ()
+            grid = {path: values for path, values in study.grid.items() if path not in fixed}
             experiments += trials(overrides.override(study.experiment, values), grid, arms)
         return experiments
 

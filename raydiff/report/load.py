@@ -74,8 +74,8 @@ def records(rows: pd.DataFrame) -> list[Row]:
 
 def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Iterator[tuple[Row, pd.DataFrame]]:
     """(column -> value, the rows that have these values); a missing value is one too."""
-    for key, own in rows.groupby([*by], dropna=False, sort=sort):
-        yield dict(zip(by, key, strict=True)), own
+    for key, group in rows.groupby([*by], dropna=False, sort=sort):
+        yield dict(zip(by, key, strict=True)), group
 
 
 def arguments(

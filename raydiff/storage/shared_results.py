@@ -28,11 +28,11 @@ class SharedResults:
 
     def cached(self, key: str, make: Callable[[], Params]) -> Params:
         """`make()`, or what an earlier call with the same key returned, in this trial or another of its sweep."""
-        if (found := self.get(key)) is not None:
-            return found
+        if (stored := self.get(key)) is not None:
+            return stored
         result = make()
-        if (found := self.get(key)) is not None:  # Another trial was faster: its result counts.
-            return found
+        if (stored := self.get(key)) is not None:  # Another trial was faster: its result counts.
+            return stored
         if self.storage is not None:
             self.storage.put(_file(key), dump_tensors(result))
         return result

@@ -53,15 +53,15 @@ def _follow_move(path: Path) -> None:
     if not here.is_dir():
         return
     with contextlib.closing(sqlite3.connect(path)) as db, db:
-        for (there,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
-            old = Path(str(there).removeprefix("file://"))
+        for (location,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
+            old = Path(str(location).removeprefix("file://"))
             if old.name != ARTIFACTS or old == here or old.exists():
                 continue
             for table, column in PATH_COLUMNS:
-                rest = f"substr({column}, {len(there) + 1})"
+                rest = f"substr({column}, {len(location) + 1})"
                 db.execute(
                     f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
-                    (f"file://{here}", len(there), there),
+                    (f"file://{here}", len(location), location),
                 )
 
 

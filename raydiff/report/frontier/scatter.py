@@ -68,7 +68,7 @@ def _styled(rows: pd.DataFrame) -> pd.DataFrame:
         series = [f"{method}, {name}" for method, name in zip(series, names, strict=True)]
     # The axis has the target epsilon, and the series privacy and trust.
     fields = [f for f in swept(rows) if not is_target_epsilon(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
-    needed = {method: telling(records(own), fields) for method, own in rows.groupby("method")}
+    needed = {method: telling(records(group), fields) for method, group in rows.groupby("method")}
     settings = [", ".join(f"{f} {short(r[f])}" for f in needed[r["method"]] if r[f] is not None) for r in items]
     first, others = list(dict.fromkeys(series)), sorted(set(settings))
     colour, line = [first.index(s) for s in series], [others.index(s) for s in settings]
@@ -93,15 +93,15 @@ def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
 
 
 def _draw_points(axes: Any, rows: pd.DataFrame, name: str, *, pareto: bool) -> None:
-    for (label, colour, marker, line), own in rows.groupby(["label", "colour", "marker", "line"], sort=False):
+    for (label, colour, marker, line), group in rows.groupby(["label", "colour", "marker", "line"], sort=False):
         for outcome, face, edge in (("finished", colour, "white"), ("stopped", "none", colour)):
-            points = own[own["outcome"] == outcome].sort_values("x")
+            points = group[group["outcome"] == outcome].sort_values("x")
             if points.empty:
                 continue
             look = {"marker": marker, "markersize": 6.5, "mfc": face, "mec": edge, "capsize": 2, "color": colour}
             style = {"linestyle": line, "label": label} if face != "none" else {"linestyle": "none", "label": STOPPED}
             axes.errorbar(points["x"], points[name], yerr=points[f"{name}_std"], linewidth=0.9, **look, **style)
-        best = own[own["pareto"] & pareto]
+        best = group[group["pareto"] & pareto]
         ring = {"markersize": 7, "mfc": "none", "mec": "black", "mew": 1.5, "zorder": 4, "linestyle": "none"}
         if len(best):
             axes.plot(best["x"], best[name], marker=marker, label="black edge: Pareto-optimal", **ring)

@@ -33,7 +33,9 @@ def text(table: pd.DataFrame) -> str:
     if len(done):
         columns = [c for c in columns_of(done) if c[0] not in NOT_IN_TERMINAL and not c[0].endswith("/major")]
         short_cells = {"AUC global": "±", "AUC client": "±"}  # Intervals and these deviations are left out.
-        cells = [[h, *(c.partition(" [")[0].partition(short_cells.get(h, " ["))[0] for c in own)] for h, own in columns]
+        cells = [
+            [h, *(c.partition(" [")[0].partition(short_cells.get(h, " ["))[0] for c in values)] for h, values in columns
+        ]
         head, *lines = aligned(list(zip(*cells, strict=True)), words=2)  # the mark and the method
         rule = "-" * max(map(len, [head, *lines]))
         notes = [*meanings(done), "95 % intervals and more columns are in the report and in frontier.csv"]
@@ -79,7 +81,7 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
         yield "epsilon", list(map(shown, rows["epsilon"]))
     for letter, definition in zip(LETTERS, all_definitions if len(all_definitions) > 1 else [], strict=False):
         pairs = zip(rows["epsilon"], epsilons(rows, definition), strict=True)
-        cells = ["?" if math.isnan(e) else "-" if math.isnan(own) else shown(own) for e, own in pairs]
+        cells = ["?" if math.isnan(e) else "-" if math.isnan(values) else shown(values) for e, values in pairs]
         yield f"epsilon {letter}", cells
 
 

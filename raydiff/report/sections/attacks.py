@@ -63,13 +63,18 @@ def readings(sweep: SweepView) -> pd.DataFrame:
     rows: list[Row] = []
     for i, run in zip(sweep.runs.index, records(sweep.runs), strict=True):
         for target, attack in pairs:
-            own = {c.rpartition("/")[2]: run[c] for c, m in metrics if (m.target, m.attack) == (target, attack)}
-            if all(value is None for value in own.values()):
+            numbers = {c.rpartition("/")[2]: run[c] for c, m in metrics if (m.target, m.attack) == (target, attack)}
+            if all(value is None for value in numbers.values()):
                 continue
-            lows = [(own.get(f"{stat}_low"), ceiling[i]) for stat, ceiling in ceilings[target].items()]
+            lows = [(numbers.get(f"{stat}_low"), ceiling[i]) for stat, ceiling in ceilings[target].items()]
             above = target in WITH_CEILING and any(low is not None and low > most for low, most in lows)
             row = {"digest": run["digest"], "setting": sweep.settings[i], "seed": sweep.seeds[i], "target": target}
-            row |= {"attack": attack, **own, "auc_ceiling": ceilings[target]["auc"][i], "above_ceiling": bool(above)}
+            row |= {
+                "attack": attack,
+                **numbers,
+                "auc_ceiling": ceilings[target]["auc"][i],
+                "above_ceiling": bool(above),
+            }
             rows.append(row)
     return pd.DataFrame(rows).sort_values(KEYS, ignore_index=True) if rows else pd.DataFrame(rows)
 

@@ -35,8 +35,8 @@ def sentences(sweep: SweepView) -> Iterator[str]:
         return
     yield f"{finished}. Best private setting of each method by {short_column(str(sweep.measure))}, lower is better:"
     private = private.assign(method=private["arm"].str.partition(", ")[0])
-    for of, own in groups(private, ["cell", "method", "definition"], sort=False):
-        best = records(own.sort_values("mean"))[0]
+    for of, group in groups(private, ["cell", "method", "definition"], sort=False):
+        best = records(group.sort_values("mean"))[0]
         difference, low, high = (math.nan if best[k] is None else best[k] for k in ("difference", "low", "high"))
         verdict = "one seed" if math.isnan(low) else f"{'clear' if decided(low, high) else 'no clear'} difference"
         yield (
@@ -52,14 +52,14 @@ def means(sweep: SweepView) -> dict[str, Row]:
         return {}
     rows: dict[str, tuple[float, Row]] = {}
     trials = compared(sweep)
-    for (cell, name), own in trials.groupby(["cell", "setting"], sort=False):
-        by_seed = own.groupby("seed")["value"].mean()
+    for (cell, name), group in trials.groupby(["cell", "setting"], sort=False):
+        by_seed = group.groupby("seed")["value"].mean()
         if len(by_seed) < 2:
             continue
         mean, low, high = student(by_seed)
-        row: Row = {"epsilon": rounding.up(own["epsilon"].max()), "method": str(own["method"].iloc[0])}
+        row: Row = {"epsilon": rounding.up(group["epsilon"].max()), "method": str(group["method"].iloc[0])}
         row |= {"seeds": str(len(by_seed)), sweep.measure: mean}
-        runs = sweep.runs.loc[own.index]
+        runs = sweep.runs.loc[group.index]
         final = runs[[c for c in map(str, runs) if c.startswith("final/")]].select_dtypes("number").mean().dropna()
         where = f", {cell}" if trials["cell"].nunique() > 1 else ""
         row |= {str(k): float(v) for k, v in final.items()}

@@ -29,7 +29,7 @@ def compared(sweep: SweepView) -> pd.DataFrame:
     """
     if sweep.measure is None:
         raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
-    own = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
+    group = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
     others = [name for path, name in sweep.fields.items() if not path.startswith(OWN_FIELDS)]
     stated = guarantees(sweep.runs)
     definition = stated["guarantee"].map(lambda guarantee: str(guarantee.definition or guarantee))
@@ -39,13 +39,13 @@ def compared(sweep: SweepView) -> pd.DataFrame:
     rows = records(sweep.trials.loc[trials.index])
     cells = [", ".join(f"{n} {short(r[n])}" for n in others if r[n] is not None) or "all trials" for r in rows]
     place = [sweep.order.index(name) for name in sweep.settings.loc[trials.index]]
-    trials = trials.assign(cell=cells, setting=[setting_name(r, own) for r in rows], place=place)
+    trials = trials.assign(cell=cells, setting=[setting_name(r, group) for r in rows], place=place)
     return trials.sort_values("place", kind="stable")
 
 
 def by_seed(trials: pd.DataFrame) -> dict[str, pd.Series]:
     """Setting -> the mean value of each seed, of the rows of `compared` in one cell."""
-    return {str(name): own.groupby("seed")["value"].mean() for name, own in trials.groupby("setting")}
+    return {str(name): group.groupby("seed")["value"].mean() for name, group in trials.groupby("setting")}
 
 
 def ranking(sweep: SweepView) -> pd.DataFrame:
@@ -55,8 +55,8 @@ def ranking(sweep: SweepView) -> pd.DataFrame:
     A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without a measure.
     """
     rows: list[Row] = []
-    for cell, own in compared(sweep).groupby("cell", sort=False):
-        settings, leader, rank = by_seed(own), "", 0
+    for cell, group in compared(sweep).groupby("cell", sort=False):
+        settings, leader, rank = by_seed(group), "", 0
         for place, (name, values) in enumerate(sorted(settings.items(), key=lambda item: item[1].mean()), 1):
             row: Row = {"cell": cell, "setting": name, "n": len(values), "mean": values.mean(), "std": values.std()}
             if leader:

@@ -41,11 +41,11 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
     if not rows:
         return Section(blocks)
     table, cells = pd.DataFrame(rows), []
-    for of, own in groups(table, [c for c in map(str, table) if c not in ("client", "bytes")], sort=False):
+    for of, group in groups(table, [c for c in map(str, table) if c not in ("client", "bytes")], sort=False):
         values = [value for name, value in of.items() if name.startswith("epsilon_")]
         epsilons = ["no theorem" if value == "None" else shown(float(value)) for value in values]
-        first = [of["digest"][:8], of["setting"], str(own["client"].nunique()), of["rounds"], of["events"]]
-        cells.append([*first, *epsilons, size(own["bytes"].astype(float).sum())])
+        first = [of["digest"][:8], of["setting"], str(group["client"].nunique()), of["rounds"], of["events"]]
+        cells.append([*first, *epsilons, size(group["bytes"].astype(float).sum())])
     names = [c.replace("epsilon_", "epsilon, ") for c in map(str, table) if c.startswith("epsilon_")]
     header = ["trial", "setting", "clients", "rounds", "events", *names, "bytes"]
     grid = sheet(Table(header, cells, note=LEDGER_NOTE), "ledgers", most=OPEN)
