@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config
@@ -24,9 +24,8 @@ from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
-from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.scaffold import Scaffold
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
@@ -76,22 +75,12 @@ def fields(obj: Any, prefix: str = "") -> Iterator[str]:
 
 EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
     "tiny": lambda e: e,
-    "fine-tuned": lambda e: replace(
-        e, method=FedAvg(finetune=Training(steps=3), sampling=Sampling(steps=5)), evaluation=None
-    ),
-    "unet": lambda e: replace(
-        e, method=LocalOnly(model=DDPM(network=UNet(widths=(8, 16)), shape=(3, 8, 8), labels=(3, 2)))
-    ),
-    "dirichlet": lambda e: replace(
-        e, partition=Dirichlet(alpha=0.1), runtime=Runtime(workers=2, noise_secret="ab" * 16)
-    ),
-    "pooled": lambda e: replace(e, partition=Pooled(), clients=1, data=Data(name="mnist", root="/data", size=8)),
-    "own data": lambda e: replace(
-        e, data=Data(name="/my/birds", colour="grey", labels=("kind", "hue"), public_from="hub:some/birds")
-    ),
+    "fine-tuned": lambda e: replace(e, method=FedAvg(finetune=Training(steps=3)), evaluation=None),
+    "unet": lambda e: replace(e, method=LocalOnly(model=DDPM(network=UNet(widths=(8, 16)), labels=(3, 2)))),
+    "secret": lambda e: replace(e, runtime=Runtime(workers=2, noise_secret="ab" * 16)),
+    "own data": lambda e: replace(e, data=Data(name="/birds", colour="grey", labels=("a", "b"), public_from="hub:x/y")),
     "entangled": lambda e: replace(e, partition=Entangled(xi=0.057), data=Data(superclasses="pairs"), clients=5),
     "scaffold": lambda e: replace(e, method=Scaffold()),
-    "second order": lambda e: replace(e, method=PerFedAvg(order="second", inner_rate=0.0)),
     "audited": lambda e: replace(e, audit=RowAudit(remove=0.03)),
     "budgeted": lambda e: replace(e, runtime=Runtime(budget=Budget(epsilon=3, unit="client"))),
     "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
@@ -142,13 +131,6 @@ def test_every_field_is_in_the_digest_or_declares_a_location(tiny: Experiment, c
             assert moved != changed and moved.digest == changed.digest, path
 
 
-def test_digests_are_equal_where_experiments_are(tiny: Experiment) -> None:
-    assert len(tiny.digest) == 16 and int(tiny.digest, 16) >= 0
-    assert replace(tiny, seed=1).digest == replace(tiny, seed=1).digest
-    as_int = override(tiny, {"method.epsilon": 10.0})
-    assert as_int.digest == tiny.digest
-
-
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_comes_back_from_json(tiny: Experiment, name: str) -> None:
     experiment = EXPERIMENTS[name](tiny)
@@ -172,11 +154,8 @@ def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
 def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment) -> None:
     shown = flat(replace(tiny, runtime=Runtime(noise_secret="ab" * 16)))
     assert set(shown) == {*fields(tiny)} - {"evaluation"}  # a field of one dataclass or none has no name to show
-    assert (
-        shown["method"] == "PFDM"
-        and shown["method.model.network"] == "MLP"
-        and shown["partition"] == "MajorityMinority"
-    )
+    kinds = [shown[path] for path in ("method", "method.model.network", "partition")]
+    assert kinds == ["PFDM", "MLP", "MajorityMinority"]
     assert shown["runtime.noise_secret"] == "given" and flat(tiny)["runtime.noise_secret"] == "random"
     assert "abab" not in str(shown)
 
@@ -206,28 +185,19 @@ def test_methods_are_what_an_experiment_may_hold(tiny: Experiment) -> None:
 @pytest.mark.parametrize(
     ("path", "text", "value"),
     [
-        ("method.epsilon", "5", 5.0),
-        ("method.epsilon", "none", None),
         ("method.epsilon", "1e2", 100.0),
-        ("method.t0", "17", 17),
         ("method.t0", "None", None),
         ("method.model.schedule", "cosine", "cosine"),
         ("method.model.labels", "10 2", (10, 2)),
         ("method.model.shape", ["3", "8", "8"], (3, 8, 8)),
-        ("method.local.learning_rate", "0.5", 0.5),
-        ("evaluation.attack", "false", False),
         ("evaluation.attack", "True", True),
         ("evaluation.attacks", "pia sima", ("pia", "sima")),
         ("evaluation", "none", None),
-        ("data.name", "faces", "faces"),
         ("data.root", "/some/where", "/some/where"),
-        ("data.root", "none", None),
         ("seed", "-3", -3),
-        ("partition", "iid", Iid),
         ("partition", "by_class", ByClass),
         ("partition", "majority-minority", MajorityMinority),
         ("method.model.network", "UNet", UNet),
-        ("runtime.workers", "4", 4),
     ],
 )
 def test_values_are_typed_by_their_field(tiny: Experiment, path: str, text: Any, value: Any) -> None:
@@ -246,25 +216,21 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "says"),
+    ("path", "text", "message"),
     [
-        ("method.epsilonn", "5", "unknown field --method.epsilonn; did you mean method.epsilon?"),
-        ("method.epsilon.x", "5", "unknown field --method.epsilon.x; did you mean method.epsilon?"),
-        ("partition.", "5", "unknown field --partition.; did you mean partition?"),
-        ("method.epsilon", "much", "--method.epsilon must be a number or none, got 'much'"),
-        ("method.model.schedule", "linaer", "--method.model.schedule must be one of linear, cosine, "),
-        ("clients", "2 3", "--clients must be an integer, got '2 3'"),
-        ("clients", "", "--clients must be an integer, got ''"),
-        ("evaluation.attack", "maybe", "--evaluation.attack must be true or false, got 'maybe'"),
-        ("method", "fedavgg", "--method must be one of pfdm, localonly, fedavg, "),
+        ("method.epsilonn", "5", r"unknown field --method.epsilonn; did you mean method.epsilon\?$"),
+        ("method.epsilon.x", "5", r"unknown field --method.epsilon.x; did you mean method.epsilon\?$"),
+        ("method.epsilon", "much", "--method.epsilon must be a number or none, got 'much'$"),
+        ("method.model.schedule", "linaer", "--method.model.schedule must be one of linear, cosine, .*did you mean"),
+        ("clients", "2 3", "--clients must be an integer, got '2 3'$"),
+        ("evaluation.attack", "maybe", "--evaluation.attack must be true or false, got 'maybe'$"),
+        ("method", "fedavgg", "--method must be one of pfdm, localonly, fedavg, .*did you mean"),
         ("partition", "none", "--partition must be one of majorityminority, iid, "),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text: str, says: str) -> None:
-    with pytest.raises(ValueError) as refusal:
+def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
         convert(tiny, path, text)
-    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
-    assert ("did you mean" in str(refusal.value)) == (text in ("linaer", "fedavgg") or "did you" in says)
 
 
 @pytest.mark.parametrize(
@@ -327,12 +293,9 @@ def test_overrides_are_checked_together(tiny: Experiment) -> None:
 
 
 def test_override_changes_nothing_else(tiny: Experiment) -> None:
-    before = to_dict(tiny)
-    other = to_dict(override(tiny, {"method.local.steps": 9, "seed": 4}))
-    assert to_dict(tiny) == before
-    assert (other["method"]["local"].pop("steps"), other.pop("seed")) == (9, 4)
-    assert (before["method"]["local"].pop("steps"), before.pop("seed")) == (8, 0)
-    assert other == before
+    before, after = flat(tiny), flat(override(tiny, {"method.local.steps": 9, "seed": 4}))
+    assert {path for path in before if before[path] != after[path]} == {"method.local.steps", "seed"}
+    assert flat(tiny) == before
 
 
 def test_a_switch_keeps_the_fields_in_common(tiny: Experiment) -> None:
@@ -366,20 +329,10 @@ def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
     assert taken == FedAvg(model=switched.model, local=training)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"averaging": Averaging(privacy=ClientPrivacy())}, "averaging.privacy must be none: SCAFFOLD's control"),
-        (
-            {"averaging": Averaging(privacy=ClientPrivacy(clip=2.0))},
-            "averaging.privacy must be none: SCAFFOLD's control",
-        ),
-    ],
-)
-def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError) as refusal:
-        override(replace(tiny, method=FedAvg(**changes)), {"method": Scaffold})
-    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
+def test_what_a_method_refuses_is_not_dropped(tiny: Experiment) -> None:
+    private = FedAvg(averaging=Averaging(privacy=ClientPrivacy(clip=2.0)))
+    with pytest.raises(ValueError, match=r"^averaging\.privacy must be none: SCAFFOLD's control"):
+        override(replace(tiny, method=private), {"method": Scaffold})
 
 
 @pytest.mark.parametrize(
@@ -387,13 +340,9 @@ def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[st
     [
         (["--method.epsilon", "5", "--seed=3"], {"method.epsilon": 5.0, "seed": 3}),
         (["--evaluation.attack"], {"evaluation.attack": True}),
-        (["--method.local.epochs", "10"], {"method.local.epochs": 10}),
-        (["--seed", "-2"], {"seed": -2}),
         (["--method.server-rounds", "2"], {"method.server_rounds": 2}),
-        (["--evaluation", "none"], {"evaluation": None}),
-        (["--seed", "1", "--seed", "2"], {"seed": 2}),
+        (["--seed", "1", "--seed", "-2"], {"seed": -2}),
         (["--data.root=/a=b"], {"data.root": "/a=b"}),
-        ([], {}),
     ],
 )
 def test_arguments(tiny: Experiment, argv: list[str], values: dict[str, Any]) -> None:
@@ -401,18 +350,17 @@ def test_arguments(tiny: Experiment, argv: list[str], values: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
-        (["5"], "unexpected argument '5'; options look like --method.epsilon 5"),
-        (["--method", "fedavg", "--method.epsilon", "5"], "unknown field --method.epsilon"),
-        (["--evaluation", "none", "--evaluation.every", "1"], "unknown field --evaluation.every"),
-        (["--clients"], "--clients must be an integer, got 'True'"),
+        ("5", "unexpected argument '5'; options look like --method.epsilon 5"),
+        ("--method fedavg --method.epsilon 5", "unknown field --method.epsilon"),
+        ("--evaluation none --evaluation.every 1", "unknown field --evaluation.every"),
+        ("--clients", "--clients must be an integer, got 'True'"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(tiny: Experiment, argv: list[str], says: str) -> None:
-    with pytest.raises(ValueError) as refusal:
-        parse_overrides(tiny, argv)
-    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
+def test_bad_arguments_are_refused_in_one_line(tiny: Experiment, argv: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        parse_overrides(tiny, argv.split())
 
 
 def test_paths(tiny: Experiment) -> None:

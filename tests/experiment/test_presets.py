@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -69,17 +70,6 @@ def test_trials_can_be_ranked_by_what_newcomers_have(name):
         lower_is_better(metric, evaluation)
 
 
-@pytest.mark.parametrize("name", SEARCHED)
-def test_the_arms_of_a_twin_are_those_chosen_on_validation_records(name):
-    """SPIRE with one embedding and with three, and the four others; the federation trains alike in all but one."""
-    study = names.PRESETS[name]()
-    one, several, *others = (e.method for e in trials_of(study.experiment, {}, study.beside))
-    assert several == replace(one, embeddings=3) and one.embeddings == 1 and not one.model.conditional
-    assert [type(m).__name__ for m in others] == ["FedAvg", "SharedRep", "PerFedAvg", "LocalOnly"]
-    assert {(m.rounds, m.local.steps) for m in (one, *others[:3])} == {(400, 2000)}
-    assert study.experiment.data.validation and study.experiment.evaluation.split == "test"
-
-
 @pytest.mark.parametrize("name", [name for name in COMPARED if name not in SEARCHED])
 def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name):
     study = names.PRESETS[name]()
@@ -91,16 +81,18 @@ def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name)
         assert (method.model, method.local, method.sampling) == (spire.model, spire.local, spire.sampling)
         rounds = spire.rounds if hasattr(method, "averaging") else 1
         assert method.rounds == rounds and getattr(method, "averaging", spire.averaging) == spire.averaging
-    steps = [getattr(method, "joining", spire.joining).steps for method in others]
-    assert steps == [100] * 4
-    rates = [method.joining.learning_rate for method in others[:2]]
-    assert rates == [pytest.approx(spire.local.learning_rate / 10)] * 2
+        assert getattr(method, "joining", spire.joining).steps == 100
 
 
-def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone():
+@pytest.fixture(scope="module")
+def frontier():
+    """The resolved methods of its arms."""
     study = names.PRESETS["frontier"]()
-    assert study.grid == {"seed": (0, 1, 2, 3, 4), "partition.minority": (3, 20)}
-    methods = [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
+    return [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
+
+
+def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_privacy_alone(frontier):
+    methods = frontier
     trained = [m for m in methods if not isinstance(m, Sketch | DPMERF | Evolution)]
     assert len({(m.local, m.model, m.sampling) for m in trained}) == 1
     averaged = [m.averaging for m in methods if hasattr(m, "averaging")]
@@ -110,33 +102,28 @@ def test_the_frontier_has_every_kind_of_guarantee_and_differs_in_method_and_priv
     assert [type(m).__name__ for m in methods[-2:]] == ["FedAvg", "LocalOnly"]
 
 
-def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_column():
-    """At the same five epsilons: what each would be charged, in the kind of the frontier's column, beside two that
-    state none."""
-    study = names.PRESETS["frontier"]()
-    found = {}
-    for experiment in trials_of(study.experiment, {}, study.beside):
-        method = trial.resolve(experiment).method
+def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_column(frontier):
+    """At the same five epsilons, of which each arm is charged at least four fifths."""
+    targets = {}
+    for method in frontier:
         event = method.upload_event(423, 0)
         if getattr(event, "unit", None) == "example" and event.relation == "replace_one":
             assert event.trust == "local" and method.delta == 1e-5
             arm = f"{type(method).__name__}{' centred' if getattr(method, 'center', False) else ''}"
             arm += " refined" if getattr(method, "refine", 0) else ""
-            found.setdefault(arm, []).append(method.epsilon)
+            targets.setdefault(arm, []).append(method.epsilon)
             events = [method.upload_event(423, r) for r in range(method.rounds)]
-            spent = accountants.epsilon_of(events, 1e-5, method.accountant)
-            assert 0.8 * method.epsilon < spent <= method.epsilon * (1 + 1e-6), arm
-    assert {arm: sorted(epsilons) for arm, epsilons in found.items()} == {
+            epsilon = accountants.epsilon_of(events, 1e-5, method.accountant)
+            assert 0.8 * method.epsilon < epsilon <= method.epsilon * (1 + 1e-6), arm
+    assert {arm: sorted(epsilons) for arm, epsilons in targets.items()} == {
         arm: [0.5, 1.0, 3.0, 10.0, 50.0]
         for arm in ("PFDM", "PFDM centred", "Sketch centred", "Sketch centred refined", "DPMERF", "Evolution", "DPSGD")
     }
 
 
-def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_sketch():
-    study = names.PRESETS["frontier"]()
-    methods = [trial.resolve(e).method for e in trials_of(study.experiment, {}, study.beside)]
-    refined = {m.init_key for m in methods if isinstance(m, Sketch) and m.refine}
-    assert len(refined) == 1 and refined == {m.init_key for m in methods if isinstance(m, PFDM) and m.center}
+def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_sketch(frontier):
+    refined = {m.init_key for m in frontier if isinstance(m, Sketch) and m.refine}
+    assert len(refined) == 1 and refined == {m.init_key for m in frontier if isinstance(m, PFDM) and m.center}
 
 
 @pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
@@ -144,15 +131,9 @@ def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name,
     study = names.PRESETS[name]()
     trials = [trial.resolve(e) for e in trials_of(study.experiment, {**study.grid, "seed": (0,)}, study.beside)]
     assert all(e.data.test == 4 * e.data.train and e.evaluation.attack for e in trials)
-    kinds = [(type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials]
-    rates, steps = 5, 2
-    alone, others = [("LocalOnly", 1, "Linear")] * rates * steps, [("LocalOnly", 1, "Sigmoid")] * 2 * steps
-    assert kinds == [
-        *alone,
-        *others,
-        *[("LocalOnly", 1, "Cosine")] * steps,
-        *[("FedAvg", 4, "Linear")] * rates * steps,
-    ]
+    kinds = Counter((type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials)
+    of_local = {("LocalOnly", 1, "Linear"): 10, ("LocalOnly", 1, "Sigmoid"): 4, ("LocalOnly", 1, "Cosine"): 2}
+    assert kinds == {**of_local, ("FedAvg", 4, "Linear"): 10}
     epochs = {round(e.method.local.steps * e.method.local.batch * e.clients / e.data.train) for e in trials}
     assert len({e.method.model.counts for e in trials}) == 1 and max(epochs) <= 100 and min(epochs) >= 99
     assert {e.method.model.steps for e in trials} == {20, 30}

@@ -281,6 +281,7 @@ def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(noised, ma
     assert all(again.metrics[k] == v for k, v in expected.metrics.items() if not k.startswith("time/"))
 
 
+@pytest.mark.slow
 def test_among_errors_and_lost_answers_a_trial_gives_the_same_bits(noised, machine, undisturbed, monkeypatch):
     for name, value in CREDENTIALS.items():
         monkeypatch.setenv(name, value)
