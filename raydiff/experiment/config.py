@@ -258,8 +258,8 @@ def from_dict(data: Mapping[str, Any]) -> Experiment:
 
 
 def read(path: Path, *, edited: bool = False) -> Experiment:
-    """`from_dict` of a config.json, which may have been `edited` by hand. Raises ValueError, with the path, if it
-    cannot be read."""
+    """`from_dict` of a config.json, which may be `edited` by hand. Raises ValueError, with the path, if it is
+    damaged."""
     try:
         return from_dict(read_json(path, needs="method", edited=edited))
     except FileNotFoundError:

@@ -35,8 +35,7 @@ def ledger_of(folder: Path) -> Ledger:
 
 
 def setup_of(experiment: Experiment) -> Event | None:
-    """The event of what was learned from clients' records before round 0; None: nothing. Raises ValueError as
-    `datasets.load`."""
+    """The event of what was learned from clients' records before round 0; None: nothing."""
     if experiment.data.fitted_on == "public" or sources.is_known(experiment.data.name, experiment.data.labels):
         return None
     learned = datasets.load(experiment.data).learned

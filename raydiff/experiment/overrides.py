@@ -59,8 +59,7 @@ def kind(cls: type) -> str:
 
 
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
-    """The inverse of `to_dict`, for a declared class or union; a missing field has its default. Raises ValueError on
-    unknown names."""
+    """The inverse of `to_dict`; a missing field has its default. Raises ValueError on unknown names."""
     classes = {kind(c): c for c in _dataclasses_of(declared)}
     name = str(data.get("kind"))
     if name not in classes and not (declared is Method and is_outside(name)):
@@ -100,10 +99,8 @@ def flat(obj: Any) -> dict[str, Any]:
 
 
 def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """`obj` with the fields at the given paths replaced, all at once; a class as a value switches the field to it.
-
-    Raises ValueError naming the path.
-    """
+    """`obj` with the fields at these paths replaced at once; a class as a value switches the field to it. Raises
+    ValueError naming the path."""
     hints, changes = typing.get_type_hints(type(obj)), dict[str, Any]()
     below: dict[str, dict[str, Any]] = {}
     for path, value in values.items():

@@ -85,8 +85,7 @@ def called(source: str) -> str:
 
 
 def check(trials: Sequence[Experiment], sweep: Path) -> None:
-    """Raises ValueError, naming the first trial that would overspend, unless all trials can be charged one after the
-    other. Nothing is written."""
+    """Raises ValueError, naming the first trial that would overspend, unless all can be charged. Nothing is written."""
     pending: dict[Path, list[tuple[Experiment, Path]]] = {}
     for experiment in trials:
         folder = sweep / "trials" / experiment.digest
@@ -149,8 +148,8 @@ class _State:
 
     @classmethod
     def of(cls, book: BudgetLog, configured: Budget | None) -> _State:
-        """Read the log. `configured` is the budget of a log without records. Raises ValueError if the log is damaged,
-        or the budget cannot cover what was sent before it."""
+        """Read the log; `configured` is the budget of an empty one. Raises ValueError if it is damaged or overspent
+        already."""
         storage = book.folder.parents[1]
         notes = dict(_notes(storage, book))  # before the log: no record written meanwhile is missed
         sent = dict(_uncharged(storage, book, notes))

@@ -116,8 +116,7 @@ def _without_noise(experiment: Experiment) -> Experiment:
 
 
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
-    """A function that names an experiment by its method and the fields in which experiments of that method differ, or
-    will differ (`sampled`)."""
+    """A function that names an experiment by method and the fields in which that method's experiments (will) differ."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for experiment in experiments:
         by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flat(experiment))

@@ -117,8 +117,7 @@ def suggested(dataset: Dataset) -> Suggestion:
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
-    """Return the text of an experiment file with `head` as comment; values that differ from the suggested ones get no
-    comment."""
+    """Return an experiment file with `head` as comment; suggested values have theirs."""
     lines = [f"# {line}" for line in head.splitlines()]
     lines += ["", f'preset = "{suggestion.preset}"  # whatever does not stand here is as in this preset']
     tables: dict[str, list[str]] = {"": []}

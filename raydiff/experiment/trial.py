@@ -113,8 +113,8 @@ def _fields_of(server: Guarantee, outsiders: Guarantee) -> dict[str, Any]:
 
 
 def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
-    """`config.resolve` on the loaded data, with their digest under the sweep's `secret` (None: without). Raises
-    ValueError on anything that does not fit together."""
+    """`config.resolve` on the loaded data, with their digest under the sweep's `secret`. Raises ValueError on a
+    misfit."""
     dataset = datasets.load(experiment.data)
     resolved = config.resolve(experiment, dataset)
     parts = shares(resolved, dataset)
@@ -151,8 +151,8 @@ def begin(trial: Trial) -> None:
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
-    """The sweep's noise secret: configured or random, stored once beside the sweep, readable by its user only, never
-    logged. Raises ValueError as `planned_secret`."""
+    """The sweep's noise secret, stored once, for its user only, and never logged. Raises ValueError as
+    `planned_secret`."""
     keep_secret(sweep, planned_secret(sweep, experiment))
     return planned_secret(sweep, experiment)
 
@@ -201,8 +201,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
 
 
 def make_instruments(trial: Trial) -> Instruments | None:
-    """The feature network (trained once per sweep) and the splits that no client holds; None if nothing is
-    evaluated."""
+    """The feature network (trained once per sweep) and splits of no client; None if nothing is evaluated."""
     data, evaluation = trial.experiment.data, trial.experiment.evaluation
     return None if evaluation is None else suite.prepare(datasets.load(data), evaluation, trial.store.results.cached)
 

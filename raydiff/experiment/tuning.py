@@ -90,8 +90,7 @@ def _combination(space: Choices, number: int) -> Settings:
 
 
 def study_of(candidates: Mapping[str, Candidates], *, seeds: Sequence[int]) -> Study:
-    """Every setting in every cell, with every seed; the first settings of all methods come first. Raises ValueError
-    where a setting does not fit its arm."""
+    """Every setting in every cell, with every seed. Raises ValueError where a setting does not fit its arm."""
     parts = [
         Study(experiment=overrides.override(its.start, settings), grid={**its.axes, "seed": seeds})
         for number in range(len(next(iter(candidates.values())).settings))
@@ -146,8 +145,8 @@ def keep(
 
 
 def used(preset: str, build: Callable[[], Study]) -> Study:
-    """The preset's study with the settings that are stored for it, if any. Raises ValueError where these cannot be
-    read, or belong to another space."""
+    """The preset's study with the settings stored for it. Raises ValueError if these are damaged or of another
+    space."""
     path, study = FOLDER / f"{preset}.json", build()
     if not path.exists():
         return study

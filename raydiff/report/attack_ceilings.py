@@ -45,10 +45,8 @@ def ceiling(mu: float, fprs: Any) -> Any:
 
 
 def draw(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = None) -> None:
-    """A log-log ROC as a PNG: the ceiling, the attacks with their intervals, chance, and the canaries' interval.
-
-    Raises ValueError for a mu or a canary's bound that is no number >= 0.
-    """
+    """Draw a log-log ROC: the ceiling, attacks with intervals, chance, the canaries' interval. Raises ValueError for mu
+    < 0."""
     import numpy as np
 
     if not all(0 <= value < math.inf for value in (mu, canary or 0.0)):

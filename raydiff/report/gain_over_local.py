@@ -71,8 +71,8 @@ def tables(sweep: SweepView, gain_rows: pd.DataFrame) -> Iterator[Table]:
 
 
 def draw(sweep: SweepView, gain_rows: pd.DataFrame, path: Path) -> None:
-    """Of the definition with the most arms a panel a cell: means over the target epsilon, with the intervals of the
-    differences around local training."""
+    """A panel per cell, of the definition with the most arms: means over target epsilon, with intervals of the
+    differences."""
     definition = gain_rows.groupby("definition")["arm"].nunique().idxmax()
     rows = gain_rows[gain_rows["definition"] == definition]
     cells, arms = list(rows.groupby("cell", sort=False)), sorted(rows["arm"].unique())

@@ -81,8 +81,7 @@ def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Itera
 def arguments(
     doc: str | None, argv: Sequence[str], *, several: bool = False, **more: dict[str, Any]
 ) -> argparse.Namespace:
-    """Parse a command line: `sweeps`, the first of them as `sweep`; `out` (default: SWEEP/report); and the options
-    `more`, by their arguments of `add_argument`."""
+    """Parse a command line: `sweeps` (the first as `sweep`), `out` (default: SWEEP/report), `more` options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", metavar="SWEEP", type=Path, help="folder of a sweep", nargs="+" if several else 1)
     for name, how in more.items():
@@ -138,8 +137,7 @@ def _totals(lines: Sequence[Row]) -> Row:
 
 
 def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
-    """The guarantee of a trial that recorded none at its end, from its last round. Where its lines are `behind` its
-    commits or stored uploads, nothing is guaranteed."""
+    """The guarantee of the last recorded round; none if the lines are `behind` the commits or stored uploads."""
     last = lines[-1] if lines else {}
     if view in last and not behind:
         return dict(last[view])

@@ -145,8 +145,7 @@ def open_sweep(folder: Path) -> SweepView:
 
 
 def join(sweeps: Sequence[SweepView]) -> SweepView:
-    """Several sweeps as one, in which the sweep is a field of a trial like any other. Raises ValueError where two have
-    one name, or share a trial."""
+    """Several sweeps as one with the field `sweep`. Raises ValueError where two have one name, or share a trial."""
     if len(sweeps) == 1:
         return sweeps[0]
     folders = tuple(folder for sweep in sweeps for folder in sweep.folders)

@@ -46,10 +46,8 @@ def put(folder: Path) -> None:
 
 
 def get(folder: Path) -> bool:
-    """Make the files of a sweep or trial those in its bucket; returns whether the bucket has any. False for a folder.
-
-    Raises ValueError if `files.json` is damaged, names a file outside `FILES`, or one that is missing.
-    """
+    """Download a sweep's or trial's files; returns whether its bucket has any, False for a folder. Raises ValueError if
+    `files.json` is damaged, names a file outside `FILES`, or one that is missing."""
     storage = storage_at(folder)
     if not storage.remote or (listed := _listed(storage, folder)) is None:
         return False
@@ -67,11 +65,8 @@ def get(folder: Path) -> bool:
 
 
 def get_sweep(sweep: Path) -> bool:
-    """`get` of a sweep and its trials, and write its secret if the environment has it.
-
-    Of unfinished trials the names of commits and messages are copied too, which can be counted without the secret.
-    Returns whether the bucket has such a sweep. Raises ValueError as `get`.
-    """
+    """`get` of a sweep and its trials, and its secret from the environment; returns whether the bucket has the sweep.
+    Of unfinished trials the names of commits and messages are copied too: they count without the secret."""
     storage = storage_at(sweep)
     if not get(sweep):
         return False
@@ -90,10 +85,8 @@ def get_sweep(sweep: Path) -> bool:
 
 
 def fetched(uri: str) -> Path:
-    """A folder with the files of a storage, sweep or trial in a bucket, for readers; a path is returned as it is.
-
-    It lies apart from the one in which a driver may be at work. Raises ValueError if there is no such sweep.
-    """
+    """A path, or the folder into which a storage, sweep or trial of a bucket is downloaded for reading, apart from a
+    driver's. Raises ValueError if there is no such sweep."""
     if not is_bucket(uri):
         return Path(uri)
     text, mark, query = uri.partition("?")

@@ -84,8 +84,8 @@ class Store:
             self._writes.pop(0).result()
 
     def load_client(self, client: int, *, before: int) -> Params | None:
-        """A client's latest committed state from a round earlier than `before`; None if it has none. Raises ValueError
-        if it is damaged or missing."""
+        """A client's latest committed state from a round earlier than `before`, or None. Raises ValueError if it is
+        damaged."""
         number = self._latest_states(before).get(str(client))
         return None if number is None else self._required(FILE.format("clients", client, number))
 
@@ -178,8 +178,8 @@ class Store:
             yield about["client"], about
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
-        """Make a round count, then remove what no resume can need: older states, and messages up to this round. Raises
-        LeaseLost as `check_open`; then nothing is changed."""
+        """Make a round count, then remove older states and messages. Raises LeaseLost as `check_open`, and changes
+        nothing."""
         self.flush()
         states = [(int(name.partition("-")[0]), _round(name)) for name in self.storage.list_names("clients")]
         earlier = [n for n in self._committed() if n < number]
@@ -211,8 +211,7 @@ class Store:
         return numbers[-1], {k: v for k, v in record.items() if k not in ("states", "previous")}
 
     def ledger(self) -> Ledger:
-        """What the committed rounds have spent. Raises ValueError if a commit is missing, damaged, or not the one that
-        the next round followed."""
+        """The ledger of the committed rounds. Raises ValueError if a commit is missing, damaged or out of order."""
         return Ledger(tuple(e for record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
 
     def _committed(self) -> list[int]:

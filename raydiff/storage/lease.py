@@ -148,8 +148,7 @@ def _release(lease: Lease, storage: Storage, me: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, str | None]:
-    """What identifies a machine on which process numbers mean something: the boot and, for containers, the namespace.
-    None where the system does not say: then only silence counts."""
+    """Identify the machine on which process numbers hold: host, boot and container. None where the system hides it."""
     about: dict[str, str | None] = {"host": platform.node(), "boot": None, "numbering": None}
     with contextlib.suppress(OSError):
         about["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

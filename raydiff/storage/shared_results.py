@@ -15,8 +15,7 @@ from raydiff.tree import Params
 
 
 def result_key(kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
-    """The key of a result that depends on `parts`: keyed by the sweep's secret, since the parts include digests of
-    records, and a file's name can be read."""
+    """The key of a result that depends on `parts`, keyed by the sweep's secret: parts include digests of records."""
     return f"{kind}-{keyed_digest(secret, kind, repr(parts))[:32]}"
 
 

@@ -153,10 +153,8 @@ def log_folder(
     params: Mapping[str, object] = types.MappingProxyType({}),
     metrics: Sequence[tuple[str, int, float]] = (),
 ) -> str:
-    """Log a folder's files as the artifact `folder.name` of a new, finished run; returns the run's id.
-
-    `metrics` are (name, step, value). Raises ValueError, in one sentence, if MLflow cannot be written.
-    """
+    """Log a folder as the artifact `folder.name` of a new, finished run, with metrics (name, step, value); returns its
+    id. Raises ValueError if MLflow cannot be written."""
     try:
         client = connect(uri)
         at = experiment_id(client, experiment, artifacts)

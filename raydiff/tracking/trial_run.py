@@ -105,8 +105,7 @@ class TrialRun:
             self.step = step
 
     def _log_loss_within_round(self) -> None:
-        """The mean loss of a round that takes long. Its MLflow step is 100 for each round, plus the percentage of the
-        running one that is done, in steps of 5."""
+        """The mean loss within a long round, at MLflow's step 100 x round + percentage done, in steps of 5."""
         number = self.step + 1
         beats = [beat for beat in heartbeat.read(self.folder) if beat.round == number and beat.loss is not None]
         if not beats:

@@ -89,8 +89,7 @@ class Mlflow(threading.Thread):
         self._begun.set()
 
     def close(self, timeout_s: float = 120.0) -> None:
-        """Bring MLflow up to date with the files, then stop. Gives up after `timeout_s` in which no trial's end was
-        logged."""
+        """Bring MLflow up to date with the files, then stop; give up after `timeout_s` without a finished trial."""
         self._closing.set()
         self._begun.set()
         self.join(timeout_s)

@@ -21,10 +21,8 @@ from raydiff.report.sweep_view import open_sweep
 
 
 def write(sweep: Path, out: Path) -> str:
-    """Write frontier.csv and, where distances were measured, frontier.png into `out`; returns the table as text.
-
-    Raises ValueError where `load.runs` or `frontier` does.
-    """
+    """Write frontier.csv and, with distances, frontier.png into `out`; returns the table. Raises ValueError as
+    `frontier`."""
     rows = frontier(load.runs(sweep))
     out.mkdir(parents=True, exist_ok=True)
     guarantees.flat(rows).to_csv(out / "frontier.csv", index=False)

@@ -56,10 +56,7 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings(runs: pd.DataFrame) -> dict[str, str]:
-    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last.
-
-    Of a part that is there or not, its fields tell which.
-    """
+    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last."""
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     varying = [c for c in config if runs[c].nunique(dropna=False) > 1]
     if "method.accountant" in varying and (runs.groupby("method")["method.accountant"].nunique() <= 1).all():
@@ -157,8 +154,8 @@ def network_of(frame: pd.DataFrame) -> str | None:
 
 
 def ranked_by(rows: pd.DataFrame) -> str | None:
-    """The measure of the frontier, lower is better: the distance on the minority classes, on all where clients have no
-    minority; what trials without a Fréchet distance measure."""
+    """The measure of the frontier, lower is better: a distance on the minority or on all classes, else one of
+    `measures`."""
     names = [f"fd_{network_of(rows)}/{group}" for group in ("minor", "all")]
     names += measures(map(str, rows))
     return next((n for n in names if n in rows and rows[n].notna().any()), None)

@@ -80,8 +80,7 @@ def readings(sweep: SweepView) -> pd.DataFrame:
 
 
 def _ceilings(sweep: SweepView, target: str) -> dict[str, pd.Series]:
-    """By statistic the ceiling of attacks on this target in each run; for what is published that of outsiders, where it
-    is lower."""
+    """Statistic -> ceiling of attacks on this target in each run; of what is published, the outsiders' if lower."""
     names = {"auc": "auc_ceiling", **{stat: f"tpr_ceiling_{stat.removeprefix('tpr_')}" for stat in RATES}}
     server = {stat: column(sweep.runs, f"final/privacy/{name}") for stat, name in names.items()}
     if target == "uploads":

@@ -46,8 +46,7 @@ def sentences(sweep: SweepView) -> Iterator[str]:
 
 
 def means(sweep: SweepView) -> dict[str, Row]:
-    """Of each setting with several seeds, best last, what is a run in MLflow: epsilon, method and seeds as text, the
-    means of its final numbers, the measure first, and the ends of the measure's 95 % Student interval."""
+    """Rows of the runs in MLflow, best last: of each setting with several seeds the mean of its final numbers."""
     if sweep.measure is None:
         return {}
     rows: dict[str, tuple[float, Row]] = {}

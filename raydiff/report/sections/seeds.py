@@ -23,10 +23,8 @@ COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "
 
 
 def compared(sweep: SweepView) -> pd.DataFrame:
-    """The finished trials with cell, setting, value (the sweep's measure), epsilon and privacy definition (text).
-
-    Raises ValueError without a measure.
-    """
+    """The finished trials with cell, setting, value (of the measure), epsilon and privacy definition. Raises ValueError
+    without a measure."""
     if sweep.measure is None:
         raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
     group = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
@@ -49,11 +47,9 @@ def by_seed(trials: pd.DataFrame) -> dict[str, pd.Series]:
 
 
 def ranking(sweep: SweepView) -> pd.DataFrame:
-    """A row per cell and setting, best first: n, mean and std of the sweep's measure, and the paired difference from
-    the leader of its rank with its interval.
-
-    A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without a measure.
-    """
+    """A row per cell and setting, best first: n, mean and std of the measure, and the paired difference from the leader
+    of its rank. A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without
+    a measure."""
     rows: list[Row] = []
     for cell, group in compared(sweep).groupby("cell", sort=False):
         settings, leader, rank = by_seed(group), "", 0
