@@ -121,19 +121,16 @@ def _run(folder: Path) -> Row:
     lines = json_files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     last = lines[-1]["step"] if lines else -1
-    behind = any(number > last for number in [*_unrecorded(folder), *_sent(folder)])
+    sent = filter(None, (SENT.fullmatch(path.name) for path in (folder / "releases").glob("*")))
+    behind = any(number > last for number in [*_unrecorded(folder), *(int(match[1] or match[2]) for match in sent)])
     for view in VIEWS:
         guarantee = end.get(view) or _guarantee_so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
-    final = end.get("final") or ({} if behind else _totals(lines))
-    row |= {f"final/{k}": v for k, v in final.items()}
+    if not (final := end.get("final")) and lines and not behind:
+        final = {k: v for k, v in lines[-1].items() if k in CUMULATIVE}
+        final["time/seconds"] = sum(line.get("time/seconds", 0.0) for line in lines)
+    row |= {f"final/{k}": v for k, v in (final or {}).items()}
     return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
-
-
-def _totals(lines: Sequence[Row]) -> Row:
-    """Privacy, bytes and seconds by the last recorded round; empty before the first."""
-    last = {k: v for line in lines[-1:] for k, v in line.items() if k in CUMULATIVE}
-    return last | ({"time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)} if lines else {})
 
 
 def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
@@ -161,13 +158,6 @@ def _unrecorded(folder: Path) -> list[int]:
     """The committed rounds without a line."""
     recorded = {line["step"] for line in json_files.read_lines(folder / "metrics.jsonl")}
     return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - recorded)
-
-
-def _sent(folder: Path) -> Iterator[int]:
-    """The rounds with a stored upload, committed or not."""
-    for path in (folder / "releases").glob("*"):
-        if match := SENT.fullmatch(path.name):
-            yield int(match[1] or match[2])
 
 
 def of_one_type(values: pd.Series) -> pd.Series:

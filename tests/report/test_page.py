@@ -388,7 +388,7 @@ def test_several_sweeps_on_one_page_are_settings_of_it(
 
 
 def test_sweeps_of_one_name_or_with_a_common_trial_are_not_compared(two: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="need names of their own, got before, before"):
+    with pytest.raises(ValueError, match="need different names, got before, before"):
         report.write(tmp_path / "out", two[0], two[0])
     shutil.copytree(two[0], tmp_path / "copy")
     with pytest.raises(ValueError, match="trial beforeLocalOnly0 is in more than one of before, copy"):

@@ -21,7 +21,7 @@ MEASURES = {
     "tv_pairs": "total variation between pairs of columns, real and generated, mean over pairs and clients",
     "utility_loss": "1 - accuracy on the test split",
 }
-"""What the measures mean, by how their names begin."""
+"""Beginning of a measure's name -> its meaning."""
 NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
 LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
@@ -79,10 +79,10 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     all_definitions = definitions(rows)
     if len(all_definitions) < 2:
         yield "epsilon", list(map(shown, rows["epsilon"]))
-    for letter, definition in zip(LETTERS, all_definitions if len(all_definitions) > 1 else [], strict=False):
+        return
+    for letter, definition in zip(LETTERS, all_definitions, strict=False):
         pairs = zip(rows["epsilon"], epsilons(rows, definition), strict=True)
-        cells = ["?" if math.isnan(e) else "-" if math.isnan(values) else shown(values) for e, values in pairs]
-        yield f"epsilon {letter}", cells
+        yield f"epsilon {letter}", ["?" if math.isnan(e) else "-" if math.isnan(of) else shown(of) for e, of in pairs]
 
 
 def _mean(row: Row, name: str) -> str:

@@ -42,10 +42,8 @@ def attacks(sweep: SweepView, out: Path) -> Section:
     plain = [name for name in measured if Metric.parse(f"attack/x/x/{name}").role in ("value", "count")]
     stats = [s for s in dict.fromkeys([*TITLES, "balanced_accuracy", *plain]) if s in measured]
     header = [*KEYS, *(TITLES.get(s, s.replace("_", " ")) for s in stats), "AUC's ceiling", ""]
-    rows = records(table)
-    marked = [i for i, row in enumerate(rows) if row["above_ceiling"]]
-    cells = []
-    for row in rows:
+    marked, cells = [i for i, above in enumerate(table["above_ceiling"]) if above], []
+    for row in records(table):
         keys = [f"{row[k]:g}" if isinstance(row[k], float) else str(row[k]) for k in KEYS]
         verdict = "above the ceiling" * row["above_ceiling"]
         cells.append([*keys, *(_cell(row, stat) for stat in stats), number(row["auc_ceiling"]), verdict])

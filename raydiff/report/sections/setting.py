@@ -33,9 +33,10 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
     varied = [[path, _listed(of), str(len(of))] for path, of in values.items() if of.nunique() > 1]
     table = html.table(["field", "values", "trials that have it"], varied, name="what varies")
     blocks.append(table if varied else html.paragraph("Nothing varies: there is one setting and one seed."))
-    left_out = {"digest", "outcome", "reason", *sweep.fields}
-    unique = {c: sweep.runs[c].dropna().unique() for c in map(str, sweep.runs) if "/" not in c and c not in left_out}
-    common = [[path, str(of[0])] for path, of in unique.items() if len(of) == 1]
+    config = [
+        c for c in map(str, sweep.runs) if "/" not in c and c not in ("digest", "outcome", "reason", *sweep.fields)
+    ]
+    common = [[c, str(values[0])] for c in config if len(values := sweep.runs[c].dropna().unique()) == 1]
     grid = html.table(["field", "value"], common, name="what is common")
     blocks.append(html.folded(f"{len(common)} fields that do not vary among the trials that have them", [grid]))
     return Section(blocks, {"runs": sweep.runs})
