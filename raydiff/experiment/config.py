@@ -80,10 +80,8 @@ class Runtime:
         if self.budget is not None:
             raise ValueError(f"budget needs storage in a folder that all nodes share, got {self.storage!r}")
         if self.client_timeout_s < 4 * FAR_S:
-            raise ValueError(
-                f"client_timeout_s must be at least {4 * FAR_S:g} where storage is a bucket, to which heartbeats are "
-                f"written every {FAR_S:g} s: got {self.client_timeout_s:g}"
-            )
+            least = f"{4 * FAR_S:g} where storage is a bucket, with a heartbeat every {FAR_S:g} s"
+            raise ValueError(f"client_timeout_s must be at least {least}: got {self.client_timeout_s:g}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,39 +145,32 @@ class Experiment:
         if self.participants is not None and not 1 <= self.participants <= self.clients:
             raise ValueError(f"participants must be in 1..{self.clients} (the clients), got {self.participants}")
         if self.participants is not None and self.participation != 1:
-            raise ValueError(
-                f"give participation or participants, not both ({self.participation}, {self.participants})"
-            )
+            raise ValueError(f"participation must be 1 with participants, got {self.participation}")
         if not 1 <= self.min_clients <= self.in_a_round:
             allowed = f"1..{self.in_a_round} (the clients in a round)"
             raise ValueError(f"min_clients must be in {allowed}, got {self.min_clients}")
         privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
         if privacy is not None and privacy.trust == "aggregate" and privacy.shares > self.min_clients:
-            raise ValueError(
-                f"min_clients must be at least method.averaging.privacy.shares = {privacy.shares}, whose noise "
-                f"together is enough, got {self.min_clients}"
-            )
+            least = f"method.averaging.privacy.shares = {privacy.shares}"
+            raise ValueError(f"min_clients must be at least {least}, got {self.min_clients}")
         if self.numerics.server_workers > 1:
             self._check_server_workers()
 
     def _check_server_workers(self) -> None:
         gpu, storage = self.runtime.gpu_server, self.runtime.storage
         if 0 < gpu <= 0.5:  # Two processes might get the same GPU.
-            raise ValueError(
-                f"runtime.gpu_server must be 0 or above 0.5 with numerics.server_workers, each needs its own GPU: got "
-                f"{gpu}"
-            )
+            raise ValueError(f"runtime.gpu_server must be 0 or above 0.5 with numerics.server_workers, got {gpu}")
         if is_bucket(storage):
             raise ValueError(f"numerics.server_workers needs storage in a folder that all nodes share, got {storage!r}")
 
     @property
     def in_a_round(self) -> int:
-        """How many clients a round takes."""
+        """Number of clients in a round."""
         return self.participants or max(1, round(self.participation * self.clients))
 
     @property
     def everyone(self) -> range:
-        """Numbers of all clients, those that join later last."""
+        """Numbers of all clients, unseen ones last."""
         return range(self.clients + (self.newcomers.clients if self.newcomers else 0))
 
     @property
@@ -221,7 +212,7 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
 
 
 def is_of(experiment: Experiment, dataset: Dataset, secret: bytes) -> bool:
-    """Whether these are the data that the experiment was resolved with, in the sweep with this secret."""
+    """Whether the experiment was resolved with these data, in the sweep with this secret."""
     return experiment.data_digest == keyed(dataset, secret)
 
 

@@ -11,20 +11,8 @@ from typing import Any
 
 from raydiff.experiment.overrides import short, walk
 
-COMMON = (
-    "method",
-    "method.epsilon",
-    "method.clip",
-    "method.rounds",
-    "method.model.network",
-    "method.local.steps",
-    "data.name",
-    "clients",
-    "partition",
-    "seed",
-    "runtime.workers",
-    "runtime.storage",
-)
+COMMON = "method method.epsilon method.clip method.rounds method.model.network method.local.steps data.name clients"
+COMMON += " partition seed runtime.workers runtime.storage"
 """The fields that are set most often, shown first."""
 WIDTH = 118
 
@@ -48,8 +36,8 @@ def sentences(cls: type[Any]) -> dict[str, str]:
 def described(obj: Any) -> str:
     """Every field with its value and its meaning, the common ones first, then dataclass by dataclass."""
     texts = {path: entry(f"--{path} {value}", text) for path, value, text in _fields(obj)}
-    groups = {"common": [texts[path] for path in COMMON if path in texts]}
-    for path in (path for path in texts if path not in COMMON):
+    groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
+    for path in (path for path in texts if path not in COMMON.split()):
         groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])
     return "\n\n".join("\n".join([f"{group}:", *members]) for group, members in groups.items())
 

@@ -52,7 +52,9 @@ def of_data(experiment: Experiment, *, together: bool) -> Metrics:
 
 def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> Metrics:
     """Quality of the clients' models after a round, on the validation split."""
-    reports = list(pool.evaluate(_measured(experiment, pool), progress.sent, progress.number, "validation"))
+    assert experiment.evaluation is not None
+    measured = pool.clients[: experiment.evaluation.clients]
+    reports = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
     return {k.replace("eval/", "validation/"): v for k, v in suite.summarise(reports).items()}
 
 
@@ -62,7 +64,7 @@ def of_models(
     """Quality of the clients' models at the end and what attacks learn of them, with pictures in `artifacts`. Raises
     `ceilings.AboveCeiling` where an attack exceeds a ceiling in `of_ledger`."""
     assert experiment.evaluation is not None
-    measured, split = _measured(experiment, pool), experiment.evaluation.split
+    measured, split = pool.clients[: experiment.evaluation.clients], experiment.evaluation.split
     senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
     evaluated = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
     reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
@@ -73,12 +75,6 @@ def of_models(
     sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
     figures.draw_counts(sizes, dataset.base_names, artifacts / "partition.png")
     return {**final, **_newcomers(experiment, pool, progress, artifacts)}
-
-
-def _measured(experiment: Experiment, pool: ClientExecutor) -> Sequence[int]:
-    """The clients whose models are measured."""
-    assert experiment.evaluation is not None
-    return pool.clients[: experiment.evaluation.clients]
 
 
 def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:

@@ -1,14 +1,13 @@
-"""Settings: any tree of frozen dataclasses as JSON, as flat paths with values, and with fields overridden by path.
+"""Settings: trees of frozen dataclasses as JSON, as flat paths, and with fields overridden by path.
 
-A field that holds one of several dataclasses takes the name of one, `--method fedavg`, and keeps the fields that both
-have; a field that was never set takes the new class's default where the class refuses the old one.
+A field of several dataclasses takes a class name (`--method fedavg`): fields of both classes are kept, and those never
+set take the new class's default where it refuses the old one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,10 +146,10 @@ def has_path(obj: Any, path: str) -> bool:
 
 def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
     """The value of a field from its text; of one of several dataclasses its class. Raises ValueError for a bad one."""
-    if not has_path(obj, path):
+    parents = {existing: parent for existing, _, parent in walk(obj)}
+    if path not in parents:
         raise ValueError(f"unknown field --{path}{nearest(path, flat(obj))}")
-    *parents, name = path.split(".")
-    declared = typing.get_type_hints(type(functools.reduce(getattr, parents, obj)))[name]
+    declared = typing.get_type_hints(type(parents[path]))[path.rpartition(".")[2]]
     words = text.split() if isinstance(text, str) else list(text)
     if classes := _dataclasses_of(declared):
         return _class_named(" ".join(words), declared, classes, path)
@@ -172,7 +171,7 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """{path: value} of (path, words); later ones win. Switches such as --method apply before the fields below them."""
+    """{path: value} of (path, words); later ones win. A class such as --method applies before its fields."""
     if any(path.endswith("noise_secret") for path, _ in pairs):
         raise ValueError(f"--runtime.noise_secret must not be where others can read it: set {SECRET} instead")
     values: dict[str, Any] = {}
@@ -196,7 +195,7 @@ def _class_named(text: str, declared: Any, classes: Sequence[type], path: str) -
 
 
 def switched(current: Any, cls: type) -> Any:
-    """`current` as an object of this class: the fields that both have are kept, as far as they fit."""
+    """`current` as an object of this class: the fields of both are kept if their values fit."""
     if type(current) is cls:
         return current
     hints, names = typing.get_type_hints(cls), {f.name for f in dataclasses.fields(cls) if f.init}
@@ -205,7 +204,7 @@ def switched(current: Any, cls: type) -> Any:
     try:
         return cls(**kept)
     except ValueError:  # The class may refuse a default of the old one, such as AdamW where only SGD will do.
-        before, now = _defaults(type(current)), _defaults(cls)
+        before, now = ({f.name: f.default for f in dataclasses.fields(c)} for c in (type(current), cls))
         return cls(**{name: _rebased(value, before[name], now[name]) for name, value in kept.items()})
 
 
@@ -215,10 +214,6 @@ def _fits(value: Any, declared: Any) -> bool:
         return value in typing.get_args(declared)
     classes = _dataclasses_of(declared)
     return type(value) in classes if dataclasses.is_dataclass(value) else value is None or not classes
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    return {f.name: f.default for f in dataclasses.fields(cls)}
 
 
 def _rebased(value: Any, before: Any, now: Any) -> Any:
@@ -231,7 +226,7 @@ def _rebased(value: Any, before: Any, now: Any) -> Any:
 
 
 def parse_value(declared: Any, option: str, words: Sequence[str]) -> Any:
-    """The words as this type. Raises ValueError naming the option, what it takes and the nearest allowed value."""
+    """The words as this type. Raises ValueError naming the option, its type and the nearest allowed value."""
     try:
         return _value(declared, words)
     except ValueError:

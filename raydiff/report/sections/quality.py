@@ -30,7 +30,7 @@ def quality(sweep: SweepView, out: Path) -> Section:
 
     def cell(setting: str, name: str) -> str:
         at, floor = (setting, name), (setting, f"{name}_floor")
-        shown = with_deviation(*stats.loc[at]) if at in stats.index else ""
+        shown = with_deviation(stats["mean"].loc[at], stats["std"].loc[at]) if at in stats.index else ""
         return f"{shown} [{number(float(stats['mean'].loc[floor]))}]" if floor in stats.index else shown
 
     counts = readings.groupby("setting")["digest"].nunique()

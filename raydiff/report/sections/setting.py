@@ -33,10 +33,9 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
     varied = [[path, _listed(of), str(len(of))] for path, of in values.items() if of.nunique() > 1]
     table = html.table(["field", "values", "trials that have it"], varied, name="what varies")
     blocks.append(table if varied else html.paragraph("Nothing varies: there is one setting and one seed."))
-    config = [
-        c for c in map(str, sweep.runs) if "/" not in c and c not in ("digest", "outcome", "reason", *sweep.fields)
-    ]
-    common = [[c, str(values[0])] for c in config if len(values := sweep.runs[c].dropna().unique()) == 1]
+    listed = ("digest", "outcome", "reason", *sweep.fields)
+    config = [c for c in map(str, sweep.runs) if "/" not in c and c not in listed and sweep.runs[c].nunique() == 1]
+    common = [[path, str(sweep.runs[path].dropna().iloc[0])] for path in config]
     grid = html.table(["field", "value"], common, name="what is common")
     blocks.append(html.folded(f"{len(common)} fields that do not vary among the trials that have them", [grid]))
     return Section(blocks, {"runs": sweep.runs})
