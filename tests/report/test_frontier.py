@@ -284,20 +284,11 @@ def test_accountants_that_one_method_was_swept_over_are_shown(tmp_path: Path) ->
 def test_one_trial_in_full(tmp_path: Path) -> None:
     write_trial(tmp_path, "a", outcome=finished(9.77, 3.0, **ATTACK))
     table = table_of(tmp_path)
-    assert {name: column[0] for name, column in cells(table).items()} == {
-        "": "*",
-        "method": "PFDM",
-        "epsilon": "9.77",
-        "fd_cnn/minor": "3.000",
-        "fd_cnn/major": "2.100",
-        "fd_cnn/all": "1.800",
-        "label accuracy": "0.830",
-        "AUC global": "0.550 [0.510 0.590]",
-        "AUC client": "0.848 [0.816 0.880]",
-        "AUC's ceiling": "0.917",
-        "sent": "224 kB",
-        "seconds": "6.46",
-    }
+    shown = {"": "*", "method": "PFDM", "epsilon": "9.77"}
+    shown |= {"fd_cnn/minor": "3.000", "fd_cnn/major": "2.100", "fd_cnn/all": "1.800", "label accuracy": "0.830"}
+    shown |= {"AUC global": "0.550 [0.510 0.590]", "AUC client": "0.848 [0.816 0.880]", "AUC's ceiling": "0.917"}
+    shown |= {"sent": "224 kB", "seconds": "6.46"}
+    assert {name: column[0] for name, column in cells(table).items()} == shown
     assert [column[1] for column in cells(table).values()][1:6] == ["noise floor", "", "0.686", "0.686", "0.431"]
     first = f"epsilon (against the server): {LOCAL}, exact accountant; public by declaration: labels"
     assert texts.meanings(table)[0] == first
