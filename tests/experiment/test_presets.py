@@ -9,14 +9,11 @@ import pytest
 
 from raydiff.data import datasets
 from raydiff.data.partition import Pooled
-from raydiff.evaluation.metrics import lower_is_better
 from raydiff.experiment import overrides, trial
 from raydiff.experiment import presets as names
 from raydiff.experiment.study import trials as trials_of
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
-from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.sketch import Sketch
 from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
@@ -59,15 +56,6 @@ def test_the_trials_of_a_preset_differ(name):
     study = names.PRESETS[name]()
     trials = trials_of(study.experiment, study.grid, study.beside)
     assert len({e.digest for e in trials}) == len(trials) > 1
-
-
-@pytest.mark.parametrize("name", COMPARED)
-def test_trials_can_be_ranked_by_what_newcomers_have(name):
-    evaluation = names.PRESETS[name]().experiment.evaluation
-    metric = evaluation.metric.replace("eval/", "new/")
-    assert lower_is_better(metric, evaluation, newcomers=True)
-    with pytest.raises(ValueError, match=r"^unknown metric 'new/"):
-        lower_is_better(metric, evaluation)
 
 
 @pytest.mark.parametrize("name", [name for name in COMPARED if name not in SEARCHED])
@@ -158,22 +146,4 @@ def test_feddistr_is_compared_on_the_same_clients_and_classifier():
     shared = {e.method.classifier if isinstance(e.method, FedDistr) else e.method.model for e in trials}
     assert shared == {study.experiment.method.classifier}
     cells = {(e.clients, e.partition.xi) for e in trials if e not in pooled}
-    assert cells == {(5, 0.0), (5, 0.385), (10, 0.0), (10, 0.385)}
-    averaged = {(type(e.method).__name__, e.method.rounds) for e in trials if hasattr(e.method, "averaging")}
-    assert averaged == {(m, r) for m in ("FedAvg", "FedProx", "Scaffold", "Moon") for r in (1, 10, 50)}
-    budgets = [getattr(e.method, "epsilon", None) for e in trials]
-    assert {e for e in budgets if e} == {10.0, 100.0, 1000.0, 10_000.0}
-
-
-def test_the_arms_of_a_collaboration_share_depths_and_client_models():
-    study = names.PRESETS["collaboration"]()
-    trials = trials_of(study.experiment, {**study.grid, "partition.minority": (3,), "seed": (0,)}, study.beside)
-    methods = [e.method for e in trials]
-    pfdm = [m for m in methods if isinstance(m, PFDM) and not m.center]
-    local = [m for m in methods if isinstance(m, LocalOnly) and m.clip == study.experiment.method.clip]
-    assert len(local) == 1 and {m.init_key for m in pfdm} == {local[0].init_key}
-    depths = [{m.depth for m in pfdm if m.start == s and m.epsilon} for s in ("denoiser", "noise", "shuffled")]
-    collafuse = {m.depth for m in pfdm if m.epsilon is None and m.t0}
-    assert len(collafuse) == 3 and depths == [collafuse] * 3
-    centred = {m.init_key for m in methods if not isinstance(m, FedAvg) and m.center}
-    assert len(centred) == 1
+    assert cells == {(clients, xi) for clients in (5, 10) for xi in (0.0, 0.385)}

@@ -42,6 +42,8 @@ from raydiff.privacy.release import Gaussian, disclose
 from raydiff.results.finished import open_finished
 
 SECRET = "00112233445566778899aabbccddeeff"
+Finished = tuple[Trial, list[dict[str, Any]]]
+"""A trial and its results."""
 
 
 def execute(opened: Trial) -> list[dict[str, Any]]:
@@ -60,7 +62,7 @@ def protocol(tiny: Experiment) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[dict[str, Any]]]:
+def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A trial with all instruments, run to its end, and its results."""
     every = overrides.override(tiny, {"evaluation.every": 2, "runtime.noise_secret": SECRET})
     opened = open_trial(every, tmp_path_factory.mktemp("sweep"))
@@ -70,7 +72,7 @@ def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tupl
 # --- a finished trial ---
 
 
-def test_there_is_a_result_per_round_and_a_last_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_there_is_a_result_per_round_and_a_last_one(finished: Finished) -> None:
     opened, results = finished
     assert [(r["round"], r["finished"]) for r in results] == [*((number, False) for number in range(4)), (4, True)]
     lines = read_lines(opened.folder / "metrics.jsonl")
@@ -81,7 +83,7 @@ def test_there_is_a_result_per_round_and_a_last_one(finished: tuple[Trial, list[
         }.items() <= result.items()
 
 
-def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_privacy_comes_from_the_ledger(finished: Finished) -> None:
     opened, results = finished
     ledger = opened.store.ledger()
     assert len(ledger.entries) == 2
@@ -148,7 +150,7 @@ def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experi
             assert (view.declared == ("labels",)) == public == ("public by declaration: labels" in str(view))
 
 
-def test_the_outcome_has_the_final_numbers_and_the_guarantee(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_the_outcome_has_the_final_numbers_and_the_guarantee(finished: Finished) -> None:
     opened, results = finished
     outcome = opened.outcome() or {}
     final = outcome["final"]
@@ -176,7 +178,7 @@ def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
     assert "kd_cnn/all" in readings and not [k for k in final if k.startswith("attack/")]
 
 
-def test_artifacts(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_artifacts(finished: Finished) -> None:
     folder = finished[0].folder / "artifacts"
     table = json.loads((folder / "ledger.json").read_text())
     assert [row[table["columns"].index("client")] for row in table["data"]] == ["0", "1"]
@@ -194,7 +196,7 @@ def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(finished: tup
     assert {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")} == before
 
 
-def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_config_json_is_enough_to_run_it_again(finished: Finished) -> None:
     opened, _ = finished
     read = config.from_dict(read_json(opened.folder / "config.json"))
     assert read.digest == opened.experiment.digest == opened.folder.name
@@ -230,9 +232,7 @@ def killed(experiment: Experiment, sweep: Path, done: int) -> Trial:
 
 
 @pytest.mark.parametrize("done", [1, 4])
-def test_a_killed_trial_ends_with_the_same_numbers(
-    finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path, done: int
-) -> None:
+def test_a_killed_trial_ends_with_the_same_numbers(finished: Finished, tmp_path: Path, done: int) -> None:
     opened, results = finished
     log = killed(opened.experiment, tmp_path, done).folder / "metrics.jsonl"
     if done == 4:  # The last round was committed, but not logged.

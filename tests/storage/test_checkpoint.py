@@ -179,16 +179,6 @@ def test_around_every_power_of_ten_clients_and_rounds_are_themselves(store: Stor
     assert [value_of(store, client, before=POWERS[-1] + 1) for client in POWERS] == list(POWERS)
 
 
-def test_a_commit_that_crashes_keeps_the_state_before_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    store.save_server(0, state(0))
-    store.commit(0, RECORD)
-    store.save_server(1, state(1))
-    monkeypatch.setattr(os, "link", crash)
-    with pytest.raises(OSError, match="power"):
-        store.commit(1, RECORD)
-    assert store.last_commit() == (0, RECORD) and tree.digest(store.load_server(0)) == tree.digest(state(0))
-
-
 def test_a_client_s_state_is_its_latest_committed_one_whatever_was_asked_before(tmp_path: Path) -> None:
     """Against a dictionary, in random orders."""
     rng = random.Random(0)
@@ -207,24 +197,20 @@ def test_a_client_s_state_is_its_latest_committed_one_whatever_was_asked_before(
                     assert value_of(store, client, before=number) == latest.get(client)
 
 
-def test_commits_are_read_once_a_round_however_many_clients_ask(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commits_are_read_once_a_round_however_many_clients_ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     reads: list[str] = []
     get = LocalFolder.get
     monkeypatch.setattr(LocalFolder, "get", lambda self, name: reads.append(name) or get(self, name))  # type: ignore
-    for clients in (6, 12):
-        store = Store(tmp_path / str(clients))
-        for number in range(2):
-            for client in range(0, clients, 3):
-                store.save_client(client, number, state(client))
-            store.commit(number, RECORD)
-        again = Store(store.root)
-        for expected in (1, 0):  # Asked again it is known.
-            reads.clear()
-            found = [value_of(again, client, before=2) for client in range(clients)]
-            assert found == [None if client % 3 else client for client in range(clients)]
-            assert len([name for name in reads if name.startswith("commit")]) == expected
+    for number in range(2):
+        for client in range(0, 12, 3):
+            store.save_client(client, number, state(client))
+        store.commit(number, RECORD)
+    again = Store(store.root)
+    for expected in (1, 0):  # The second time it is cached.
+        reads.clear()
+        values = [value_of(again, client, before=2) for client in range(12)]
+        assert values == [None if client % 3 else client for client in range(12)]
+        assert len([name for name in reads if name.startswith("commit")]) == expected
 
 
 def test_a_process_that_lost_the_trial_changes_no_committed_state(store: Store) -> None:

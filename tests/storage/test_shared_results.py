@@ -29,15 +29,6 @@ def test_a_result_is_made_once_for_all_trials_of_a_sweep(results: SharedResults,
     assert float(SharedResults(None).cached("key", lambda: made(6))["x"]) == 6
 
 
-def test_a_failed_result_is_made_again(results: SharedResults) -> None:
-    def fails() -> Params:
-        raise OSError("power")
-
-    with pytest.raises(OSError, match="power"):
-        results.cached("key", fails)
-    assert float(results.cached("key", lambda: made(1))["x"]) == 1
-
-
 def test_of_two_trials_that_make_at_once_the_first_to_write_counts(results: SharedResults) -> None:
     def slow() -> Params:
         results.cached("key", lambda: made(1))  # meanwhile, in another trial

@@ -136,20 +136,19 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     assert set(run.data.params) == set(json_files.flatten(overrides.to_dict(experiment)))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "status"),
-    [("finished", "FINISHED"), ("stopped", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED"), (None, "RUNNING")],
-)
-def test_a_run_has_the_status_of_its_trial(
-    sweep: Sweep, experiment: Experiment, outcome: str | None, status: str
-) -> None:
-    folder = sweep.trial(experiment, 1.0)
-    if outcome:
-        finish(folder, outcome, reason="because")
+def test_a_run_has_the_status_of_its_trial(sweep: Sweep, experiment: Experiment) -> None:
+    statuses = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED", "": "RUNNING"}
+    for seed, outcome in enumerate(statuses):
+        folder = sweep.trial(replace(experiment, seed=seed), 1.0)
+        if outcome:
+            finish(folder, outcome, reason="because")
     sweep.follow()
-    (run,) = sweep.runs("trial")
-    tags = [run.data.tags.get(f"raydiff.{name}") for name in ("outcome", "reason", "privacy")]
-    assert run.info.status == status and tags == [outcome, *(["because", "epsilon inf"] if outcome else [None, None])]
+    for run in sweep.runs("trial"):
+        outcome = run.data.tags.get("raydiff.outcome", "")
+        tags = [run.data.tags.get(f"raydiff.{name}") for name in ("reason", "privacy")]
+        assert tags == (["because", "epsilon inf"] if outcome else [None, None])
+        assert run.info.status == statuses.pop(outcome)
+    assert not statuses
 
 
 def test_artifacts_carry_their_privacy_and_the_final_numbers(sweep: Sweep, experiment: Experiment) -> None:
