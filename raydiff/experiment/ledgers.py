@@ -26,7 +26,7 @@ def ledger_of(folder: Path) -> Ledger:
         ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
     last = ledger.entries[-1].round if ledger.entries else INITIAL
     logged = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=INITIAL)
-    if logged > (last_commit[0] if (last_commit := store.last_commit()) else INITIAL):
+    if logged > (store.last_commit() or (INITIAL,))[0]:
         raise ValueError(f"{folder} has lost commit {logged}: what it has spent is not known")
     for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
         if number > last:

@@ -50,8 +50,7 @@ from raydiff.storage.atomic_files import LeaseLost, write_text
 from raydiff.storage.lease import Lease
 
 NOTE = "budget.json"
-OVER = ("finished", "stopped")
-"""Outcomes of trials that no `--resume` runs again."""
+OVER = ("finished", "stopped")  # outcomes of trials that no --resume runs again
 LISTED = 3  # trials in a message
 AS_PUBLIC = NonPrivate("records of this data set (as data.public_from)")
 
@@ -138,13 +137,10 @@ class _State:
 
     book: BudgetLog
     budget: Budget
-    secret: bytes | None
-    """The log's key; None before there is one."""
+    secret: bytes | None  # the log's key
     records: list[dict[str, Any]]
-    early: dict[Path, dict[str, Any]]
-    """What trials from before there was a budget have sent, as records."""
-    pending: tuple[dict[str, Any], ...] = ()
-    """Records of trials that will be charged before the next one."""
+    early: dict[Path, dict[str, Any]]  # what trials from before there was a budget have sent, as records
+    pending: tuple[dict[str, Any], ...] = ()  # records of trials that will be charged before the next one
 
     @classmethod
     def of(cls, book: BudgetLog, configured: Budget | None) -> _State:
@@ -292,11 +288,11 @@ def _key_of(folder: Path) -> str:
 
 def _key(folder: Path, book: BudgetLog) -> str:
     """A trial's key in the log, drawn once. Whoever removes the folder removes what could be sent again, too."""
-    with suppress(FileExistsError):
+    if not (folder / NOTE).exists():
         fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}
-        if not (folder / NOTE).exists():
+        with suppress(FileExistsError):  # Another process was faster.
             write_text(folder / NOTE, sealed(fresh), durable=True, if_absent=True)
-    return str(_note(folder)["key"])
+    return _key_of(folder)
 
 
 def _named(experiment: Experiment, folder: Path) -> str:

@@ -34,10 +34,9 @@ SUFFIX = ".toml"
 def read(path: Path, presets: Mapping[str, Callable[[], Study]]) -> Study:
     """The preset's study with the file's experiment and axes. Raises ValueError naming the file and the field."""
     try:
-        text = path.read_text()
+        return parse(path.read_text(), str(path), presets)
     except (OSError, UnicodeDecodeError) as e:
         raise ValueError(f"{path}: {e.strerror if isinstance(e, OSError) else e}") from None
-    return parse(text, str(path), presets)
 
 
 def parse(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> Study:

@@ -163,10 +163,8 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     configured, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
         if configured is None and artifact_sync.exists(storage, sweep.name):
-            raise ValueError(
-                f"the noise secret of {sweep.name} is not on this machine, and never in its bucket: set "
-                f"{staging.SECRET} to the hex digits of the file secret on the machine where the sweep began"
-            )
+            where = f"the noise secret of {sweep.name} is not on this machine, and never in its bucket"
+            raise ValueError(f"{where}: set {staging.SECRET} to that of the machine where the sweep began")
         return bytes.fromhex(configured) if configured else secrets.token_bytes(32)
     secret = path.read_bytes()
     if len(secret) < 16:
@@ -212,7 +210,7 @@ def compute(experiment: Experiment) -> None:
 
 
 def precision_of(experiment: Experiment) -> Precision:
-    """The precision of its model; float32 where that has no choice."""
+    """The precision of its model, by default float32."""
     precision: Precision = getattr(experiment.method.model, "precision", "float32")
     return precision
 

@@ -41,11 +41,8 @@ class Candidates:
 
 
 def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
-    """Method -> so many settings drawn from its space; more trials extend the list.
-
-    Raises ValueError where the study has no space or no validation records, or where a space has too few settings or
-    names a field that its arm does not have.
-    """
+    """Method -> so many settings drawn from its space; more trials extend the list. Raises ValueError without a space
+    or validation records, and for a space that is too small or names an unknown field."""
     drawn: dict[str, Candidates] = {}
     for arm in (Arm(space=study.space), *study.beside):
         if not arm.space:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydiff.federated import heartbeat
 from raydiff.formats import metric_names, rounding
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
 from raydiff.tracking.mlflow_store import log_data, log_params, log_values
@@ -45,7 +44,6 @@ class TrialRun:
     step: int = -1  # last round that MLflow has
     earlier_outcome: str = ""  # recorded by an earlier writer
     ended_ns: int | None = None  # modification time of the outcome.json that MLflow has
-    loss_step: int = -1
 
     def attach(self, run: str | None) -> None:
         """Take this run or create one, log the trial's config, and read how far MLflow has got."""
@@ -87,9 +85,7 @@ class TrialRun:
             self.sweep.client.update_run(self.run, status="RUNNING")
             self.earlier_outcome, self.ended_ns = "", None
         self._log_rounds()
-        if outcome is None:
-            self._log_loss_within_round()
-        else:
+        if outcome is not None:
             self._finish(outcome)
             self.ended_ns = written
 
@@ -103,18 +99,6 @@ class TrialRun:
             rows = [*((name, step, values[name]) for name in names), ("round", step, step)]
             log_values(self.sweep.client, self.run, rows, at=line["time"])
             self.step = step
-
-    def _log_loss_within_round(self) -> None:
-        """The mean loss within a long round, at MLflow's step 100 x round + percentage done, in steps of 5."""
-        number = self.step + 1
-        beats = [beat for beat in heartbeat.read(self.folder) if beat.round == number and beat.loss is not None]
-        if not beats:
-            return
-        step = 100 * number + 5 * int(20 * beats[0].share)
-        if step > self.loss_step:
-            loss = sum(beat.loss or 0.0 for beat in beats) / len(beats)
-            log_values(self.sweep.client, self.run, [("training/loss", step, loss)])
-            self.loss_step = step
 
     def _finish(self, outcome: dict[str, Any]) -> None:
         from mlflow.entities import RunTag

@@ -10,7 +10,7 @@ import shutil
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,6 @@ import torch
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.federated import heartbeat
-from raydiff.federated.heartbeat import Heartbeat
 from raydiff.federated.method import Method
 from raydiff.formats import json_files
 from raydiff.formats.jsonl import Jsonl
@@ -213,21 +211,6 @@ def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
     first = runs[experiment.digest]
     assert sweep.history(first, "server/loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
     assert (first.info.status, runs[second.name].info.status) == ("FINISHED", "RUNNING")
-
-
-def test_within_a_long_round_the_loss_is_a_chart(sweep: Sweep, experiment: Experiment) -> None:
-    """By twentieths of what the slowest process has done, the mean over those that report a loss."""
-    folder = sweep.trial(experiment, 1.0)
-    (folder / heartbeat.FOLDER).mkdir()
-    common: dict[str, Any] = {"round": 1, "turn": 0, "turns": 1, "steps": 100, "began": 0.0, "at": 1.0}
-    same_twentieth = ((34, 0.1), (60, 0.1))
-    for beats in (((32, 0.5), (60, 0.3), (10, None)), same_twentieth, ((36, 0.2), (60, 0.2))):
-        for number, (step, loss) in enumerate(beats):
-            beat = Heartbeat(who=f"client {number}", step=step, loss=loss, **common)
-            (folder / heartbeat.FOLDER / f"{number}.json").write_text(json.dumps(asdict(beat)))
-        sweep.follow()
-    (run,) = sweep.runs("trial")
-    assert sweep.history(run, "training/loss") == [(130, 0.4), (130, 0.1), (135, 0.2)]
 
 
 def test_there_are_no_runs_before_the_sweep_begins(sweep: Sweep) -> None:
