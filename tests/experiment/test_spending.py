@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import configured
 from hypothesis import strategies as st
 
 from raydiff.cli import budget as budget_command
@@ -99,8 +99,8 @@ def test_a_budget_changes_no_digest_and_no_number(protocol: Experiment, tmp_path
     secret = "00112233445566778899aabbccddeeff"
     bits = []
     for name, experiment in (("a", protocol), ("b", with_one)):
-        given = replace(experiment, runtime=replace(experiment.runtime, noise_secret=secret))
-        this = opened(given, tmp_path / name, name)
+        configured = replace(experiment, runtime=replace(experiment.runtime, noise_secret=secret))
+        this = opened(configured, tmp_path / name, name)
         execute(this)
         bits.append(this.store.load_server(this.experiment.method.rounds - 1))
     assert all(torch.equal(bits[0][k], bits[1][k]) for k in bits[0])
@@ -147,8 +147,8 @@ def test_what_was_sent_before_there_was_a_budget_counts(protocol: Experiment, tm
     next(going)
     first = opened(budgeted(protocol, seed=2), tmp_path, "first")
     execute(first)
-    told = {r["trial"].partition("/")[0]: r["whole"] for r in charges(first)}
-    assert told == {"before": False, "begun": False, "first": True}
+    results = {r["trial"].partition("/")[0]: r["whole"] for r in charges(first)}
+    assert results == {"before": False, "begun": False, "first": True}
     assert 6 < BUDGET.spent(privacy.read(r["events"]) for r in charges(first)).epsilon < 7
     with pytest.raises(LeaseLost, match=r"begun/\w+ is not charged to .*, which was begun meanwhile"):
         list(going)
@@ -183,7 +183,7 @@ def test_all_trials_have_the_same_public_records(protocol: Experiment, tmp_path:
     assert len(charges(this)) == 1
 
 
-@given(st.integers(0, 2), st.sampled_from([250, 249]), st.sampled_from([400, 399]), st.sampled_from([200, 199]))
+@configured(st.integers(0, 2), st.sampled_from([250, 249]), st.sampled_from([400, 399]), st.sampled_from([200, 199]))
 def test_units_are_told_apart_by_their_rows_and_by_nothing_else(
     tiny: Experiment, seed: int, public: int, test: int, validation: int
 ) -> None:
@@ -230,14 +230,14 @@ def per_client(protocol: Experiment, **more: Any) -> Experiment:
     ],
 )
 def test_a_client_is_the_same_records_in_all_trials(
-    protocol: Experiment, tmp_path: Path, more: dict[str, Any], said: str
+    protocol: Experiment, tmp_path: Path, more: dict[str, Any], change: str
 ) -> None:
     base = per_client(protocol)
     execute(opened(base, tmp_path, "a"))
     execute(opened(replace(base, method=replace(base.method, rounds=2)), tmp_path, "b"))
     if "data" in more:
         more = {"data": replace(base.data, **more["data"])}
-    with pytest.raises(ValueError, match=f"has other clients or public records than a/.*{said}"):
+    with pytest.raises(ValueError, match=f"has other clients or public records than a/.*{change}"):
         execute(opened(replace(base, **more), tmp_path, "c"))
 
 
@@ -425,7 +425,7 @@ def test_a_record_put_back_from_elsewhere_is_found(charged: Trial) -> None:
 # --- two at once ---
 
 
-def _sweep(storage: str, name: str, experiment: Experiment, barrier: Any, told: Any) -> None:
+def _sweep(storage: str, name: str, experiment: Experiment, barrier: Any, results: Any) -> None:
     """Run three trials, one after the other."""
     torch.set_num_threads(1)
     finished = 0
@@ -437,22 +437,22 @@ def _sweep(storage: str, name: str, experiment: Experiment, barrier: Any, told: 
             finished += 1
         except ValueError as e:
             assert "would overspend" in str(e)
-    told.put(finished)
+    results.put(finished)
 
 
 @pytest.mark.slow
 def test_two_sweeps_at_once_share_a_budget(protocol: Experiment, tmp_path: Path) -> None:
     """Two processes; of their six trials three fit."""
     spawn = multiprocessing.get_context("spawn")
-    barrier, told = spawn.Barrier(2), spawn.Queue()
-    given = [(str(tmp_path), name, budgeted(protocol), barrier, told) for name in ("one", "other")]
-    processes = [spawn.Process(target=_sweep, args=arguments) for arguments in given]
+    barrier, results = spawn.Barrier(2), spawn.Queue()
+    configured = [(str(tmp_path), name, budgeted(protocol), barrier, results) for name in ("one", "other")]
+    processes = [spawn.Process(target=_sweep, args=arguments) for arguments in configured]
     for process in processes:
         process.start()
     for process in processes:
         process.join(120)
     assert [process.exitcode for process in processes] == [0, 0]
-    assert told.get(timeout=10) + told.get(timeout=10) == 3
+    assert results.get(timeout=10) + results.get(timeout=10) == 3
     (book,) = (BudgetLog(path) for path in (tmp_path / "budgets").iterdir())
     records = spending.verified(book)[1:]
     assert len({r["key"] for r in records}) == len(records) == 3

@@ -153,9 +153,9 @@ DAMAGED = ["commit-00001", "server-", "clients/", "releases/", "files.json"]
 def test_what_is_damaged_or_gone_is_named(noised, machine, tmp_path, what, how):
     """After two rounds, and what was sent in the third."""
     killed(noised, machine())
-    found = [p for p in objects(tmp_path) if what in str(p.relative_to(tmp_path))]
-    assert found
-    for path in found:
+    paths = [p for p in objects(tmp_path) if what in str(p.relative_to(tmp_path))]
+    assert paths
+    for path in paths:
         content = bytearray(path.read_bytes())
         content[20::50] = [byte ^ 1 for byte in content[20::50]]
         path.unlink() if how == "gone" else path.write_bytes(content)
@@ -170,9 +170,9 @@ def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):
     """A commit in the next one's place, and the server's state of another trial: whole, and under the same secret."""
     uri, other = machine(), replace(noised, seed=1)
     mine, theirs = (through(begun(experiment, uri)).folder.name for experiment in (noised, other))
-    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials"
-    shutil.copy(there / mine / "commit-00001.json", there / mine / "commit-00002.json")
-    shutil.copy(there / mine / "server-00002.safetensors", there / theirs / "server-00002.safetensors")
+    place = tmp_path / "bucket" / "sweeps" / "lab" / "trials"
+    shutil.copy(place / mine / "commit-00001.json", place / mine / "commit-00002.json")
+    shutil.copy(place / mine / "server-00002.safetensors", place / theirs / "server-00002.safetensors")
     machine()
     with pytest.raises(ValueError, match="is damaged, or encrypted under another noise secret"):
         begun(noised, uri).store.ledger()
@@ -184,9 +184,9 @@ def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):
 def test_who_writes_to_the_bucket_names_no_file_that_is_believed(noised, machine, tmp_path, name):
     """`files.json` is not signed: a commit or a state that it names would be one that nobody has authenticated."""
     this = through(begun(noised, machine()))
-    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials" / this.folder.name
-    named = json.loads((there / "files.json").read_text())["files"]
-    (there / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}))
+    place = tmp_path / "bucket" / "sweeps" / "lab" / "trials" / this.folder.name
+    named = json.loads((place / "files.json").read_text())["files"]
+    (place / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}))
     with pytest.raises(ValueError, match=rf"files.json is damaged: it names '{name}'"):
         begun(noised, machine())
 
@@ -203,8 +203,8 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     uri = machine()
     this = through(begun(noised, uri))
     other = killed(replace(noised, seed=1), uri)  # Something was sent after its last round.
-    said = seeding.keyed_digest(SECRET, "sweep", "lab")[:16]
-    publish(other, trials=[this.folder.name, other.folder.name], secret=said)
+    secret_digest = seeding.keyed_digest(SECRET, "sweep", "lab")[:16]
+    publish(other, trials=[this.folder.name, other.folder.name], secret=secret_digest)
     machine()
     monkeypatch.delenv(staging.SECRET, raising=False)
     code, out, err = command("ls", "lab", "--storage", uri)
@@ -215,8 +215,8 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     code, _, err = command("generate", f"lab/{this.folder.name}", "--storage", uri, "--num", 4, "--out", "x")
     assert code == 2 and "RAYDIFF_NOISE_SECRET" in err and err.count("\n") == 1
     monkeypatch.setenv(staging.SECRET, SECRET.hex())
-    found = open_finished(artifact_sync.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
-    assert tree.digest(found.server) and found.client(2).is_trained(2)
+    read_back = open_finished(artifact_sync.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
+    assert tree.digest(read_back.server) and read_back.client(2).is_trained(2)
     code, _, err = command("report", f"{uri}/sweeps/none")
     assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
 

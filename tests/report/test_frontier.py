@@ -316,17 +316,6 @@ def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) ->
     assert [p.name for p in (tmp_path / "o").iterdir()] == ["frontier.csv"]
 
 
-def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:
-    end = finished(9.0, 2.0)
-    end["final"] = {k: v for k, v in end["final"].items() if not k.startswith(("eval", "attack"))}
-    write_trial(tmp_path / "s", "a", outcome=end)
-    assert command.write(tmp_path / "s", tmp_path / "o").endswith("no plot: no trial has a feature distance")
-    table = table_of(tmp_path / "s")
-    assert [*cells(table)] == ["", "method", "epsilon", "AUC's ceiling", "sent", "seconds"]
-    with pytest.raises(ValueError, match="nothing to plot"):
-        scatter.draw(table, tmp_path / "x.png")
-
-
 # ------------------------------------------------------------------------------------------------- as a plot
 
 

@@ -316,11 +316,6 @@ def test_damaged_files_of_a_trial_are_named_and_the_rest_stands(tmp_path: Path) 
     assert "could not be made" in sections["Frontier"] and "finished" in sections["What was run"]
 
 
-def test_a_folder_without_trials_is_one_sentence(tmp_path: Path, command: Any) -> None:
-    code, out, message = command("report", tmp_path)
-    assert (code, out, message.count("\n")) == (2, "", 1) and f"{tmp_path} has no trials" in message
-
-
 # --------------------------------------------------------------------------------------------------- ranks
 
 

@@ -49,8 +49,8 @@ def send(store: Store, client: int, number: int, release: Release) -> Release:
 
 
 def value_of(store: Store, client: int, *, before: int) -> float | None:
-    found = store.load_client(client, before=before)
-    return None if found is None else float(found["x"].flatten()[0])
+    loaded = store.load_client(client, before=before)
+    return None if loaded is None else float(loaded["x"].flatten()[0])
 
 
 def files(store: Store, folder: str) -> list[str]:

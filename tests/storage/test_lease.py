@@ -86,9 +86,9 @@ def test_of_many_that_start_at_once_one_runs_and_its_death_sets_the_sweep_free(t
     processes = [FORK.Process(target=contend, args=(sweep, barrier, results, go)) for _ in range(6)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
-    won = [number for number in found if isinstance(number, int)]
-    assert won == [1] and all("mine is being run by process" in str(why) for why in found if why not in won)
+    answers = [results.get(timeout=60) for _ in processes]
+    won = [number for number in answers if isinstance(number, int)]
+    assert won == [1] and all("mine is being run by process" in str(why) for why in answers if why not in won)
     pid = json.loads((sweep / FIRST).read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     for process in processes:
