@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import configured
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raydiff.cli import budget as budget_command
@@ -183,7 +183,7 @@ def test_all_trials_have_the_same_public_records(protocol: Experiment, tmp_path:
     assert len(charges(this)) == 1
 
 
-@configured(st.integers(0, 2), st.sampled_from([250, 249]), st.sampled_from([400, 399]), st.sampled_from([200, 199]))
+@given(st.integers(0, 2), st.sampled_from([250, 249]), st.sampled_from([400, 399]), st.sampled_from([200, 199]))
 def test_units_are_told_apart_by_their_rows_and_by_nothing_else(
     tiny: Experiment, seed: int, public: int, test: int, validation: int
 ) -> None:

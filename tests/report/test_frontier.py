@@ -213,7 +213,7 @@ def test_what_is_measured_in_place_of_that_distance_has_a_column_and_ranks(tmp_p
     assert list(table[measure]) == pytest.approx([0.3, 0.55]) and list(table["pareto"]) == [True, False]
     assert cells(table)[measure] == ["0.300±0.071", "0.550±0.071"]
     assert any(note.startswith(f"{measure.partition('/')[0]}: ") for note in texts.meanings(table))
-    assert not scatter.drawable(table)
+    assert not scatter.draw(table, tmp_path / "x.png")
 
 
 # ------------------------------------------------------------------------------------ privacy definitions

@@ -179,6 +179,5 @@ def is_target_epsilon(name: str) -> bool:
 
 def noise_floor(rows: pd.DataFrame, distance: str) -> tuple[float, float] | None:
     """Least and greatest noise floor (real half against real half) of a distance among the finished rows."""
-    name = f"{distance}_floor"
-    floors = rows.loc[rows["outcome"] == "finished", name].dropna() if name in rows else pd.Series(dtype=float)
+    floors = column(rows, f"{distance}_floor")[rows["outcome"] == "finished"].dropna()
     return None if floors.empty else (float(floors.min()), float(floors.max()))

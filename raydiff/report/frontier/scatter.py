@@ -21,21 +21,13 @@ FAR = 8.0  # greatest over least distance from which the axis is logarithmic
 STOPPED, FLOOR = "hollow: stopped early\n(validation split)", "noise floor: real half\nagainst real half"
 
 
-def drawable(rows: pd.DataFrame) -> bool:
-    """Whether a trial has a distance and an epsilon."""
-    return network_of(rows) is not None and ranked_by(_placed(rows)) is not None
-
-
-def draw(rows: pd.DataFrame, path: Path) -> None:
-    """Write the frontier as a PNG: distance over epsilon, with 0 and infinity in bands at the ends.
-
-    A colour is a method (under several privacy definitions, a method under one of them), a marker and a line what else
-    was swept. Raises ValueError where no trial has a distance.
-    """
-    rows = _placed(rows)
+def draw(rows: pd.DataFrame, path: Path) -> bool:
+    """Write the frontier as a PNG: distance over epsilon, with 0 and infinity in bands at the ends. A colour is a
+    method under one privacy definition, a marker and a line what else was swept. False where nothing can be drawn."""
+    rows = rows[rows["outcome"].isin(DONE) & rows["epsilon"].notna()]
     ranked, network = ranked_by(rows), network_of(rows)
-    if ranked is None:
-        raise ValueError("there is nothing to plot: no trial has a feature distance")
+    if ranked is None or network is None:
+        return False
     rows = _styled(rows)
     distances = list(dict.fromkeys([ranked, f"fd_{network}/all"]))
     labels = rows["label"].nunique() + 4
@@ -54,10 +46,7 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
     figure.supxlabel(title, fontsize=9)
     legend(figure, every)
     save(figure, path)
-
-
-def _placed(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["outcome"].isin(DONE) & rows["epsilon"].notna()]
+    return True
 
 
 def _styled(rows: pd.DataFrame) -> pd.DataFrame:

@@ -62,7 +62,7 @@ def readings(sweep: SweepView) -> pd.DataFrame:
     for i, run in zip(sweep.runs.index, records(sweep.runs), strict=True):
         for target, attack in pairs:
             numbers = {c.rpartition("/")[2]: run[c] for c, m in metrics if (m.target, m.attack) == (target, attack)}
-            if all(value is None for value in numbers.values()):
+            if {*numbers.values()} == {None}:
                 continue
             lows = [(numbers.get(f"{stat}_low"), ceiling[i]) for stat, ceiling in ceilings[target].items()]
             above = target in WITH_CEILING and any(low is not None and low > most for low, most in lows)

@@ -11,7 +11,7 @@ from raydiff.formats.json_files import read_json
 from raydiff.formats.tables import short
 from raydiff.report import guarantees
 from raydiff.report.frontier import rows, text
-from raydiff.report.frontier.scatter import draw, drawable
+from raydiff.report.frontier.scatter import draw
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -52,8 +52,7 @@ def frontier(sweep: SweepView, out: Path) -> Section:
     table = rows.frontier(sweep.runs)
     done, others = table[table["outcome"].isin(rows.DONE)], table[~table["outcome"].isin(rows.DONE)]
     blocks = [html.paragraph("There is no plot: no trial has a feature distance.")]
-    if drawable(table):
-        draw(table, path := out / "frontier.png")
+    if draw(table, path := out / "frontier.png"):
         blocks = [html.picture(path.read_bytes(), alt="feature distance over epsilon; stopped trials hollow")]
     if len(done):
         header, cells = zip(*text.columns_of(done), strict=True)
