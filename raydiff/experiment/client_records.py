@@ -45,8 +45,8 @@ DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients",
 
 
 def units_of(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
-    """The settings that decide whom a guarantee covers, and "digest", keyed, of the public rows and, with the unit
-    client, of each client's rows."""
+    """The settings that decide whom a guarantee covers, and a keyed digest of the public and, per client, private
+    rows."""
     data, dataset = experiment.data, datasets.load(experiment.data)
     rows = [sorted(dataset.splits["public"].numbers.tolist())]
     if unit == "client":
@@ -58,8 +58,7 @@ def units_of(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]
 
 
 def alike(trials: Sequence[Path], unit: str) -> bool:
-    """Whether the trials in these folders on the same data set have the same units; by their settings alone if the data
-    cannot be read."""
+    """Whether trials on one data set have the same units; by their settings alone if the data cannot be read."""
     try:
         begun = [trial for trial in trials if (trial / "config.json").exists()]
         flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}

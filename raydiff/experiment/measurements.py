@@ -38,8 +38,7 @@ def at_the_end(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarante
 
 
 def of_data(experiment: Experiment, *, together: bool) -> Metrics:
-    """Overlap of the training clients' data, and what rows of the deployed models may reveal of each client's records
-    (pDP). `together`: they trained one model. Unseen clients do not count."""
+    """Overlap of the training clients' data, and what rows of their models (one if `together`) reveal of them (pDP)."""
     dataset = datasets.load(experiment.data)
     train, parts = dataset.splits["train"], shares(experiment, dataset)[: experiment.clients]
     overlap = entangled.measured(partition.counts(train, parts, len(dataset.base_names)))

@@ -31,11 +31,8 @@ NAMES = {
 
 
 def to_dict(obj: Any, *, locations: bool = True) -> Any:
-    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`.
-
-    Without `locations` it leaves out fields with the metadata `location`: "value", or "folder" of a path whose last
-    part stays.
-    """
+    """JSON-ready tree with class names under "kind". Without `locations` it omits fields whose metadata `location` is
+    "value", and of "folder" all but the last part of the path."""
     if not dataclasses.is_dataclass(obj):
         return list(obj) if isinstance(obj, tuple) else obj
     tree = {"kind": kind(type(obj))}

@@ -57,8 +57,7 @@ AS_PUBLIC = NonPrivate("records of this data set (as data.public_from)")
 
 @dataclass(frozen=True)
 class BudgetGuard:
-    """The checkpoint's guard: nothing is sent without the sweep's lease, or without a charge where there is a budget.
-    Safe to send to another process."""
+    """A checkpoint's guard: nothing is sent without the sweep's lease, or without a charge where there is a budget."""
 
     owner: Lease | None
     trial: Path
@@ -99,8 +98,8 @@ def check(trials: Sequence[Experiment], sweep: Path) -> None:
 
 
 def charge(experiment: Experiment, folder: Path) -> None:
-    """Charge a trial to the budget of its data, if there is one, once and for all its rounds; on the disk when this
-    returns. Raises ValueError, naming the trial, if the budget does not allow it or the log is damaged."""
+    """Charge a trial once for all its rounds, if its data have a budget; durable when this returns. Raises ValueError,
+    naming the trial, if it would overspend or the log is damaged."""
     if (book := _bound(experiment, folder)) is None:
         return
     key = _key(folder, book)
@@ -144,8 +143,7 @@ class _State:
 
     @classmethod
     def of(cls, book: BudgetLog, configured: Budget | None) -> _State:
-        """Read the log; `configured` is the budget of an empty one. Raises ValueError if it is damaged or overspent
-        already."""
+        """Read the log; `configured` is the budget of an empty one. Raises ValueError if it is damaged or overspent."""
         storage = book.folder.parents[1]
         notes = dict(_notes(storage, book))  # before the log: no record written meanwhile is missed
         sent = dict(_uncharged(storage, book, notes))
@@ -162,11 +160,9 @@ class _State:
             if events and counts and not state.is_charged(key) and recorded.get(key) != Counter(events):
                 early[folder] = events
         if why := {_who(folder): reason for folder, events in early.items() if (reason := budget.refuses(events))}:
-            raise ValueError(
-                f"the budget of {budget} cannot cover {_listed(why)}, run before there was one ({min(why.values())}): "
-                "what was sent stays sent, so give another runtime.storage, whose budget leaves it out, or raydiff rm "
-                "these sweeps if nobody else has seen any of it"
-            )
+            remedy = "give another runtime.storage, or raydiff rm these sweeps if nobody has seen any of it"
+            what = f"{_listed(why)}, run before there was one ({min(why.values())})"
+            raise ValueError(f"the budget of {budget} cannot cover {what}: {remedy}")
         charges = {f: state._record(config.read(f / "config.json"), f, e, whole=False) for f, e in early.items()}
         return replace(state, early=charges)
 

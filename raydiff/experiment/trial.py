@@ -136,8 +136,8 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 
 def begin(trial: Trial) -> None:
-    """Write the trial's config.json. Raises LeaseLost if its driver has lost the sweep, and ValueError if the data
-    differ from those that its experiment was resolved with."""
+    """Write the trial's config.json. Raises LeaseLost if its driver lost the sweep, ValueError if the data have
+    changed."""
     if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
         name, secret = trial.experiment.data.name, trial.sweep / "secret"
         raise ValueError(f"the data set {name} is not the one that the trial was planned for, or {secret} is damaged")
@@ -158,8 +158,7 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
 
 
 def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
-    """The stored noise secret, or the configured or a random one, which is not stored. Raises ValueError if the file is
-    damaged, or another secret is configured than the stored one."""
+    """The stored, the configured or a random noise secret; writes nothing. Raises ValueError if two of them differ."""
     configured, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
         if configured is None and artifact_sync.exists(storage, sweep.name):
@@ -224,11 +223,8 @@ def local_executor(trial: Trial) -> LocalExecutor:
 
 
 def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
-    """Run or continue the trial: one result per round, then one that is `finished` and has the final numbers.
-
-    `rejected` in a round's result: client -> why its upload was not aggregated. `train` is as in `rounds`. A finished
-    trial yields its recorded numbers again.
-    """
+    """Run or continue the trial: one result per round, then one that is `finished` with the final numbers. `rejected`
+    in a round's result: client -> why its upload was not aggregated. A finished trial yields its recorded numbers."""
     compute(trial.experiment)
     recorded = trial.outcome()
     if recorded and recorded["outcome"] == "finished":
@@ -298,8 +294,7 @@ def _finish(
 
 
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
-    """A trial's guarantee against the server and against outsiders. Where the partition publishes labels, a guarantee
-    per example does not cover them."""
+    """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
     server, outsiders = (view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders))
     if not publishes_labels(experiment.partition) and experiment.newcomers is None:

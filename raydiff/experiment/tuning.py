@@ -97,8 +97,8 @@ def study_of(candidates: Mapping[str, Candidates], *, seeds: Sequence[int]) -> S
 
 
 def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sweep: Path, metric: str) -> pd.DataFrame:
-    """A row for each trial of the sweep: method, setting (from 0), its fields, cell, seed, outcome, the metric (NaN if
-    it failed), and its mean over the setting's trials (NaN if one failed)."""
+    """A row per trial: method, setting, its fields, cell, seed, outcome, the metric and its mean (NaN if one
+    failed)."""
     import pandas as pd
 
     from raydiff.experiment.trial import Trial  # Presets are built where trials are not run.

@@ -44,10 +44,10 @@ class Store:
     """The checkpoint of one trial. Cheap to create; not safe for several threads."""
 
     def __init__(self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None) -> None:
-        """Open the checkpoint in a trial's folder; of a bucket, in the working folder.
+        """Open a trial's checkpoint.
 
         Args:
-            root: The trial's folder.
+            root: The trial's folder; of a bucket, the working folder.
             cache: The folder of `results`; None: nothing is shared.
             guard: Raises LeaseLost if the driver that this process works for has lost the sweep.
         """

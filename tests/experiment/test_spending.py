@@ -220,7 +220,7 @@ def per_client(protocol: Experiment, **more: Any) -> Experiment:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "change"),
     [
         ({"seed": 1}, "seed is 1, and was 0"),
         ({"clients": 4}, "clients is 4, and was 3"),
