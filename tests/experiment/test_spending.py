@@ -161,7 +161,7 @@ def test_a_budget_is_not_begun_that_is_spent_already(protocol: Experiment, tmp_p
     execute(opened(replace(protocol, method=replace(protocol.method, epsilon=None)), tmp_path, "bare"))
     this = opened(budgeted(protocol), tmp_path, "a")
     sent = r"cannot cover bare/\w+, run before there was one \(it sends images sent as they are without protection\)"
-    with pytest.raises(ValueError, match=sent + ".* give another runtime.storage, .* or raydiff rm these sweeps"):
+    with pytest.raises(ValueError, match=sent + ".* give another runtime.storage, or raydiff rm these sweeps"):
         execute(this)
     assert not (tmp_path / "budgets").exists()
 
