@@ -20,14 +20,8 @@ from raydiff.lookup import is_outside, nearest
 from raydiff.storage.staging import SECRET
 
 CONSTANTS = {(bool, "true"): True, (bool, "false"): False, (type(None), "none"): None}
-NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    Path: "a path on this machine",
-    type(None): "none",
-}
+NAMES: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+NAMES |= {Path: "a path on this machine", type(None): "none"}
 
 
 def to_dict(obj: Any, *, locations: bool = True) -> Any:

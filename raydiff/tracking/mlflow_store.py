@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ARTIFACTS = "mlflow-artifacts"
-"""The folder beside a SQLite store in which MLflow keeps files."""
+ARTIFACTS = "mlflow-artifacts"  # the folder beside a SQLite store in which MLflow keeps files
 PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps absolute paths of that folder."""
 REFUSED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")

@@ -15,8 +15,7 @@ from raydiff.tracking.mlflow_store import log_data, log_params, log_values
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
-OUTCOME = "raydiff.outcome"
-"""The tag that a run gets last: with it the run is complete."""
+OUTCOME = "raydiff.outcome"  # the tag that a run gets last: with it the run is complete
 FIRST = "privacy/epsilon_server"  # MLflow's page shows metrics in the order in which it got them.
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none."""
