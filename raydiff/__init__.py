@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_homes` reads it too
     from raydiff.data.partition import Pooled as Pooled
     from raydiff.evaluation.suite import Evaluation as Evaluation
     from raydiff.experiment.config import Experiment as Experiment
+    from raydiff.experiment.config import Numerics as Numerics
     from raydiff.experiment.config import Runtime as Runtime
     from raydiff.experiment.study import Arm as Arm
     from raydiff.experiment.study import Study as Study

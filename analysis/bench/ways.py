@@ -14,7 +14,7 @@ from analysis.bench.plain_fedavg import PROCESSES
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
 from raydiff.experiment import trial as trials
-from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.federated.client import Client
 from raydiff.federated.rounds import LocalExecutor, rounds
@@ -55,7 +55,8 @@ class Work:
             participants=self.participants,
             partition=Iid(),
             evaluation=None,
-            runtime=Runtime(workers=PROCESSES, threads=1, vectorize=self.vectorize, noise_secret="00" * 16),
+            numerics=Numerics(vectorize=self.vectorize),
+            runtime=Runtime(workers=PROCESSES, noise_secret="00" * 16),
         )
         return Trial(trials.resolve(experiment), sweep)
 

@@ -55,7 +55,7 @@ def trials(sweep: Path) -> list[tuple[str, ...]]:
     experiments = [config.read(folder / "config.json") for folder in folders]
     label, ends = varying(experiments), [read_outcome(folder) or {"outcome": "not ended"} for folder in folders]
     return [
-        (folder.name, label(experiment), end["outcome"], disk_use(folder), end.get("says", ""))
+        (folder.name, label(experiment), end["outcome"], disk_use(folder), end.get("text", ""))
         for folder, experiment, end in zip(folders, experiments, ends, strict=True)
     ]
 

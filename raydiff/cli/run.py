@@ -1,7 +1,7 @@
 """Run one trial, and print each round.
 
 raydiff run digits --runtime.pool local                    in this process, no Ray
-raydiff run digits --runtime.server-workers 2              the server's training on two processes
+raydiff run digits --numerics.server-workers 2             the server's training on two processes
 raydiff run --config ~/raydiff/sweeps/NAME/trials/DIGEST/config.json    a trial of a sweep, again
 """
 
@@ -52,6 +52,6 @@ def _print(outcome: dict[str, Any]) -> None:
     if "final" not in outcome:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return
-    print(outcome["says"])
+    print(outcome["text"])
     for name, value in sorted(metric_names.shown(metric_names.final(outcome)).items()):
         print(f"  {name.removeprefix('final/')} {value:.4g}")

@@ -9,7 +9,7 @@ Shapes: N records, C channels, H x W pixels, K label columns.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -34,11 +34,11 @@ FittedOn = Literal["public", "all"]
 class Data:
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
-    name: str = "digits"
+    name: str = field(default="digits", metadata={"location": "folder"})
     """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (with a /),
     hub:owner/name of the Hugging Face hub, a table (adult, german, loan, a .csv or .parquet file), or module:name, a
     function like those of `sources.SOURCES`."""
-    root: str | None = None
+    root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
     """Crop each picture to its central square and resize it to size x size by area averaging; None: as stored."""
@@ -55,7 +55,7 @@ class Data:
     """Training records of all clients together; None: all remaining rows."""
     public: int = 250
     """Records declared public, for clip norms, the feature network and the like."""
-    public_from: str | None = None
+    public_from: str | None = field(default=None, metadata={"location": "folder"})
     """Another data set (as in `name`) for the public records; None: rows of this one."""
     validation: int = 200
     """Records for the choice of checkpoints."""
@@ -70,15 +70,15 @@ class Data:
     (of a table drawn without reading rows). all: everybody's, before any mechanism: epsilon is then inf."""
 
     def __post_init__(self) -> None:
-        for field in ("name", "public_from"):
-            if getattr(self, field) == "":
-                raise ValueError(f"data.{field} must name a data set or a folder, got ''")
+        for name in ("name", "public_from"):
+            if getattr(self, name) == "":
+                raise ValueError(f"data.{name} must name a data set or a folder, got ''")
         if self.public_from is not None and self.public < 1:
             raise ValueError(f"data.public must be at least 1 with data.public_from, got {self.public}")
         least = {"size": 1, "train": 1, "bins": 2, "public": 0, "validation": 0, "calibration": 0, "test": 0}
-        for field, low in least.items():
-            if (value := getattr(self, field)) is not None and value < low:
-                raise ValueError(f"data.{field} must be at least {low}, got {value}")
+        for name, low in least.items():
+            if (value := getattr(self, name)) is not None and value < low:
+                raise ValueError(f"data.{name} must be at least {low}, got {value}")
         check_one_of("data.fitted_on", self.fitted_on, get_args(FittedOn))
         if self.public_from is not None and (read.is_table(self.name) or read.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")

@@ -8,7 +8,7 @@ are chosen use the validation split throughout.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 import torch
@@ -40,7 +40,7 @@ class Evaluation:
     """Feature network of the distances: a small classifier trained on the public split, or clean-fid's Inception. Its
     2048 features ask for more records than there ever are: no group is left out for that, and the floor tells by how
     much the Frechet distance is too large."""
-    weights: str | None = None
+    weights: str | None = field(default=None, metadata={"location": "value"})
     """File of Inception's weights, or its folder; none: where clean-fid keeps them, downloaded if need be."""
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
     """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias

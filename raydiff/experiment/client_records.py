@@ -21,7 +21,7 @@ from raydiff.models.d3pm import DiscreteDiffusion
 
 @functools.lru_cache(maxsize=4)
 def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
-    """Positions of each client's training records, the newcomers' last, without what its audit leaves out."""
+    """Positions of each client's training records, unseen clients last, without those that its audit removes."""
     train, parts = dataset.splits["train"], _partitioned(experiment, dataset)
     model, audit = experiment.method.model, experiment.audit
     if audit is None or not isinstance(model, DiscreteDiffusion):
@@ -39,14 +39,14 @@ def _partitioned(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
 
 
 PUBLIC = {f"data.{n}" for n in ["split_seed", "public", "public_from", "labels", "superclasses", "test", "fitted_on"]}
-"""The fields that can move public rows."""
+"""Fields that can change the public rows."""
 DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients", "partition", "newcomers", "audit")
-"""Those, beside, that can move records from one client to another; with what is in them."""
+"""Other fields, with their own fields, that can move records from one client to another."""
 
 
 def units_of(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
-    """Who is covered by a guarantee: the settings that decide it, and "digest", keyed, of the public rows, and of each
-    client's where the unit is a client."""
+    """The settings that decide whom a guarantee covers, and a keyed digest of the public and, per client, private
+    rows."""
     data, dataset = experiment.data, datasets.load(experiment.data)
     rows = [sorted(dataset.splits["public"].numbers.tolist())]
     if unit == "client":
@@ -58,8 +58,7 @@ def units_of(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]
 
 
 def alike(trials: Sequence[Path], unit: str) -> bool:
-    """Whether the trials in these folders that have the same data set have the same units. Where that cannot be read
-    any more, only equal settings tell it."""
+    """Whether trials on one data set have the same units; by their settings alone if the data cannot be read."""
     try:
         begun = [trial for trial in trials if (trial / "config.json").exists()]
         flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}

@@ -9,22 +9,10 @@ import textwrap
 from collections.abc import Iterator
 from typing import Any
 
-from raydiff.experiment.overrides import short
+from raydiff.experiment.overrides import short, walk
 
-COMMON = (
-    "method",
-    "method.epsilon",
-    "method.clip",
-    "method.rounds",
-    "method.model.network",
-    "method.local.steps",
-    "data.name",
-    "clients",
-    "partition",
-    "seed",
-    "runtime.workers",
-    "runtime.storage",
-)
+COMMON = "method method.epsilon method.clip method.rounds method.model.network method.local.steps data.name clients"
+COMMON += " partition seed runtime.workers runtime.storage"
 """The fields that are set most often, shown first."""
 WIDTH = 118
 
@@ -46,16 +34,12 @@ def sentences(cls: type[Any]) -> dict[str, str]:
 
 
 def described(obj: Any) -> str:
-    """Every field with its value and its meaning, the common ones first, then tree by tree."""
-    entries = list(_walk(obj))
-    groups = {"common": [found for path in COMMON for found in entries if found[0] == path]}
-    for found in entries:
-        if found not in groups["common"]:
-            groups.setdefault(found[0].rpartition(".")[0] or "experiment", []).append(found)
-    return "\n\n".join(
-        "\n".join([f"{group}:", *(entry(f"--{path} {value}", text) for path, value, text in members)])
-        for group, members in groups.items()
-    )
+    """Every field with its value and its meaning, the common ones first, then dataclass by dataclass."""
+    texts = {path: entry(f"--{path} {value}", text) for path, value, text in _fields(obj)}
+    groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
+    for path in (path for path in texts if path not in COMMON.split()):
+        groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])
+    return "\n\n".join("\n".join([f"{group}:", *members]) for group, members in groups.items())
 
 
 def entry(head: str, text: str) -> str:
@@ -64,13 +48,12 @@ def entry(head: str, text: str) -> str:
     return f"  {head}" + (f"\n{below}" if text else "")
 
 
-def _walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, str, str]]:
-    """(path, value, meaning) of every field, a tree before its parts."""
-    texts = sentences(type(obj))
-    for f in dataclasses.fields(obj):
-        path, value = prefix + f.name, getattr(obj, f.name)
-        if f.name == "noise_secret" or not f.init:
-            continue
-        is_tree = dataclasses.is_dataclass(value)
-        yield path, type(value).__name__.lower() if is_tree else short(value), texts.get(f.name, "")
-        yield from _walk(value, f"{path}.") if is_tree else ()
+def _fields(obj: Any) -> Iterator[tuple[str, str, str]]:
+    """(path, value, meaning) of every field but the noise secret, a dataclass before its own fields."""
+    entries = list(walk(obj))
+    texts = {cls: sentences(cls) for cls in {type(parent) for _, _, parent in entries}}
+    for path, value, parent in entries:
+        name = path.rpartition(".")[2]
+        if name != "noise_secret":
+            text = type(value).__name__.lower() if dataclasses.is_dataclass(value) else short(value)
+            yield path, text, texts[type(parent)].get(name, "")

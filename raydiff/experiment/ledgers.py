@@ -1,4 +1,4 @@
-"""What a trial has spent so far, by the files that it left, and what it will have spent when it has ended."""
+"""A trial's privacy ledger, from its files so far, and as planned for all its rounds."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from raydiff.storage.checkpoint import INITIAL, Store
 
 
 def ledger_of(folder: Path) -> Ledger:
-    """What a trial has spent so far: its commits, and what clients have sent in a round that never committed."""
+    """The ledger of a trial so far: its commits, and uploads in a round that never committed."""
     store = Store(folder)
-    sent = store.sent_after(INITIAL)  # before the commits are read: one that comes meanwhile takes them away
+    sent = store.sent_after(INITIAL)  # before the commits are read: a commit meanwhile removes them
     ledger = store.ledger()
-    if not ledger.entries and (folder / "config.json").exists():  # else the first commit has it
+    if not ledger.entries and (folder / "config.json").exists():  # Otherwise the first commit has the setup.
         experiment = config.read(folder / "config.json")
         ledger = ledger.with_setup(range(experiment.clients), setup_of(experiment))
     last = ledger.entries[-1].round if ledger.entries else INITIAL
     logged = max((line["step"] for line in read_lines(folder / "metrics.jsonl")), default=INITIAL)
-    if logged > (last_commit[0] if (last_commit := store.last_commit()) else INITIAL):
+    if logged > (store.last_commit() or (INITIAL,))[0]:
         raise ValueError(f"{folder} has lost commit {logged}: what it has spent is not known")
     for number, uploads in itertools.groupby(sent, key=lambda s: s[0]):
         if number > last:
@@ -35,8 +35,7 @@ def ledger_of(folder: Path) -> Ledger:
 
 
 def setup_of(experiment: Experiment) -> Event | None:
-    """The event of what was learned from every client's records before round 0; None: nothing was. Raises ValueError
-    as `datasets.load`."""
+    """The event of what was learned from clients' records before round 0; None: nothing."""
     if experiment.data.fitted_on == "public" or sources.is_known(experiment.data.name, experiment.data.labels):
         return None
     learned = datasets.load(experiment.data).learned
@@ -44,7 +43,7 @@ def setup_of(experiment: Experiment) -> Event | None:
 
 
 def planned(experiment: Experiment) -> Ledger:
-    """What a resolved trial's clients will have sent after its last round, by what the method says beforehand."""
+    """The ledger that a resolved trial will have after its last round, by its method's `upload_event`."""
     method, clients = experiment.method, range(experiment.clients)
     sizes = [len(part) for part in shares(experiment, datasets.load(experiment.data))]
     entries = [Entry(SETUP, i, event, 0) for i in clients if (event := setup_of(experiment)) is not None]

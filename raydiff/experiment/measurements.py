@@ -1,6 +1,5 @@
-"""What is measured of a trial: what its ledger guarantees, what its clients have in common, what their models are
-worth and what they leak. All of it is the experimenter's; nothing of it enters the protocol.
-"""
+"""The experimenter's measurements of a trial, none of which enters the protocol: the ledger's guarantee, overlap of
+the clients' data, quality of their models, and what attacks learn of them."""
 
 from __future__ import annotations
 
@@ -23,65 +22,58 @@ from raydiff.privacy import ceilings
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
 
 
-def of_ledger(spent: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
-    """Epsilon as is guaranteed, and the membership AUC that no attack on the uploads can exceed, with its mu where it
-    has one."""
+def of_ledger(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
+    """The guaranteed epsilon, the largest membership AUC of any attack on the uploads, and its mu if it has one."""
     return {
-        **ceilings.of_ledger(spent),
+        **ceilings.of_ledger(odometer),
         "privacy/epsilon_server": server.epsilon,
         "privacy/epsilon_outsiders": outsiders.epsilon,
-        "comm/bytes_up": float(spent.bytes_up),
+        "comm/bytes_up": float(odometer.bytes_up),
     }
 
 
-def at_the_end(spent: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
-    """`of_ledger`, and the true positive rates that no attack can exceed."""
-    return {**of_ledger(spent, server, outsiders), **ceilings.rates(spent)}
+def at_the_end(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
+    """`of_ledger`, and the largest true positive rates of any attack."""
+    return {**of_ledger(odometer, server, outsiders), **ceilings.rates(odometer)}
 
 
 def of_data(experiment: Experiment, *, together: bool) -> Metrics:
-    """How much the clients that train have in common, and what rows of the models that are deployed may reveal of
-    each one's records (pDP), which they made `together` or each its own; newcomers do not count."""
+    """Overlap of the training clients' data, and what rows of their models (one if `together`) reveal of them (pDP)."""
     dataset = datasets.load(experiment.data)
     train, parts = dataset.splits["train"], shares(experiment, dataset)[: experiment.clients]
-    found = entangled.measured(partition.counts(train, parts, len(dataset.base_names)))
+    overlap = entangled.measured(partition.counts(train, parts, len(dataset.base_names)))
     model = experiment.method.model
-    if experiment.audit is not None and isinstance(model, DiscreteDiffusion):
-        tables = [train.select(part) for part in parts]
-        found = {**found, **imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)}
-    return found
+    if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
+        return overlap
+    tables = [train.select(part) for part in parts]
+    return {**overlap, **imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)}
 
 
 def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> Metrics:
-    """What the clients' models are worth after a round, on the split for choosing among checkpoints."""
-    measured = _measured(experiment, pool)
-    reports: list[ClientReport] = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
+    """Quality of the clients' models after a round, on the validation split."""
+    assert experiment.evaluation is not None
+    measured = pool.clients[: experiment.evaluation.clients]
+    reports = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
     return {k.replace("eval/", "validation/"): v for k, v in suite.summarise(reports).items()}
 
 
 def of_models(
-    experiment: Experiment, pool: ClientExecutor, progress: Progress, known: Metrics, *, artifacts: Path
+    experiment: Experiment, pool: ClientExecutor, progress: Progress, of_ledger: Metrics, *, artifacts: Path
 ) -> Metrics:
-    """What the clients' models are worth at the end and what attacks learn of them, with pictures in `artifacts`.
-
-    Raises `ceilings.AboveCeiling` where an attack does better than the ledger allows, of which `known` tells.
-    """
+    """Quality of the clients' models at the end and what attacks learn of them, with pictures in `artifacts`. Raises
+    `ceilings.AboveCeiling` where an attack exceeds a ceiling in `of_ledger`."""
     assert experiment.evaluation is not None
-    measured, split = _measured(experiment, pool), experiment.evaluation.split
+    measured, split = pool.clients[: experiment.evaluation.clients], experiment.evaluation.split
     senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
-    found = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
-    reports = [report if c in senders else report.of_outsider() for c, report in found]
+    evaluated = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
+    reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
     final = suite.summarise(reports)
-    ceilings.check_attacks({**known, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
+    ceilings.check_attacks({**of_ledger, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
     _draw_samples(experiment, reports, measured, artifacts / "samples.png")
-    _draw_partition(experiment, artifacts / "partition.png")
+    dataset = datasets.load(experiment.data)
+    sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
+    figures.draw_counts(sizes, dataset.base_names, artifacts / "partition.png")
     return {**final, **_newcomers(experiment, pool, progress, artifacts)}
-
-
-def _measured(experiment: Experiment, pool: ClientExecutor) -> Sequence[int]:
-    """The clients whose models are measured."""
-    assert experiment.evaluation is not None
-    return pool.clients[: experiment.evaluation.clients]
 
 
 def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
@@ -89,32 +81,30 @@ def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
     assert experiment.evaluation is not None
     dataset = datasets.load(experiment.data)
     train, parts = dataset.splits["train"], shares(experiment, dataset)
-    test = dataset.splits["test"].labels
-    owned = [train.labels[parts[c]] for c in clients]
-    kinds, which = torch.cat([test, *owned]).unique(dim=0, return_inverse=True)
-    first, *others = which.split([len(test), *map(len, owned)])
-    members = torch.zeros(len(kinds), dtype=torch.float64)
-    for mine in others:
-        attacked = min(len(mine), experiment.evaluation.members)
-        members += attacked * mine.bincount(minlength=len(kinds)).double() / len(mine)
-    nonmembers = first.bincount(minlength=len(kinds)).double() / len(test)
+    labels = [dataset.splits["test"].labels, *(train.labels[parts[c]] for c in clients)]
+    classes, codes = torch.cat(labels).unique(dim=0, return_inverse=True)
+    split = codes.split([*map(len, labels)])
+    nonmembers, *mixes = (part.bincount(minlength=len(classes)).double() / len(part) for part in split)
+    members = torch.zeros(len(classes), dtype=torch.float64)
+    for part, mix in zip(split[1:], mixes, strict=True):
+        members += min(len(part), experiment.evaluation.members) * mix
     return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
 
 
 def _newcomers(experiment: Experiment, pool: ClientExecutor, progress: Progress, artifacts: Path) -> Metrics:
-    """What is measured of the clients that join now, and how much of the model they train."""
+    """Quality of the unseen clients' models, and how much of the model they train."""
     assert experiment.evaluation is not None
     method, split = experiment.method, experiment.evaluation.split
     if not (late := experiment.everyone[experiment.clients :]):
         return {}
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]
     _draw_samples(experiment, reports, late, artifacts / "newcomers.png")
-    found = {f"new/{k.removeprefix('eval/')}": v for k, v in suite.summarise(reports).items()}
+    metrics = {f"new/{k.removeprefix('eval/')}": v for k, v in suite.summarise(reports).items()}
     if isinstance(method, WithNewClients):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
         personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
-        found |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}
-    return found
+        metrics |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}
+    return metrics
 
 
 def _draw_samples(experiment: Experiment, reports: Sequence[ClientReport], clients: Sequence[int], path: Path) -> None:
@@ -127,9 +117,3 @@ def _draw_samples(experiment: Experiment, reports: Sequence[ClientReport], clien
         shown = suite.first_of_each(public.labels[:, 0])[: max(map(len, rows.values()))]
         rows = {"real, public": public.images[shown], **rows}
     grids.sample_grid(list(rows.values()), path, privacy=reports[0].privacy, most=len(rows), names=list(rows))
-
-
-def _draw_partition(experiment: Experiment, path: Path) -> None:
-    dataset = datasets.load(experiment.data)
-    sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
-    figures.draw_counts(sizes, dataset.base_names, path)

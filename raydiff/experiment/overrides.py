@@ -1,17 +1,16 @@
-"""Settings: any tree of frozen dataclasses as JSON, as flat paths with values, and with fields overridden by path.
+"""Settings: trees of frozen dataclasses as JSON, as flat paths, and with fields overridden by path.
 
-A field that holds one of several dataclasses takes the name of one, `--method fedavg`, and keeps the fields that both
-have; a field that was never set takes the new class's default where the class refuses the old one.
+A field of several dataclasses takes a class name (`--method fedavg`): fields of both classes are kept, and those never
+set take the new class's default where it refuses the old one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,22 +20,23 @@ from raydiff.lookup import is_outside, nearest
 from raydiff.storage.staging import SECRET
 
 CONSTANTS = {(bool, "true"): True, (bool, "false"): False, (type(None), "none"): None}
-NAMES = {
-    int: "an integer",
-    float: "a number",
-    bool: "true or false",
-    str: "text",
-    Path: "a path on this machine",
-    type(None): "none",
-}
+NAMES: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
+NAMES |= {Path: "a path on this machine", type(None): "none"}
 
 
-def to_dict(obj: Any) -> Any:
-    """JSON-ready tree; each dataclass carries its class name under "kind", of another package `module:Class`."""
-    if dataclasses.is_dataclass(obj):
-        fields = {f.name: to_dict(getattr(obj, f.name)) for f in dataclasses.fields(obj)}
-        return {"kind": kind(type(obj)), **fields}
-    return list(obj) if isinstance(obj, tuple) else obj
+def to_dict(obj: Any, *, locations: bool = True) -> Any:
+    """JSON-ready tree with class names under "kind". Without `locations` it omits fields whose metadata `location` is
+    "value", and of "folder" all but the last part of the path."""
+    if not dataclasses.is_dataclass(obj):
+        return list(obj) if isinstance(obj, tuple) else obj
+    tree = {"kind": kind(type(obj))}
+    for f in dataclasses.fields(obj):
+        value, location = getattr(obj, f.name), f.metadata.get("location")
+        if locations or location is None:
+            tree[f.name] = to_dict(value, locations=locations)
+        elif location == "folder" and value is not None:
+            tree[f.name] = Path(value).name
+    return tree
 
 
 def kind(cls: type) -> str:
@@ -49,8 +49,7 @@ def kind(cls: type) -> str:
 
 
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
-    """The inverse of `to_dict`, for a declared class or union; a missing field has its default. Raises ValueError on
-    unknown names."""
+    """The inverse of `to_dict`; a missing field has its default. Raises ValueError on unknown names."""
     classes = {kind(c): c for c in _dataclasses_of(declared)}
     name = str(data.get("kind"))
     if name not in classes and not (declared is Method and is_outside(name)):
@@ -66,27 +65,32 @@ def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     return cls(**values)
 
 
-def flat(obj: Any, prefix: str = "") -> dict[str, Any]:
+def walk(obj: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """(path, value, the dataclass that has the field) of every field, a dataclass before its own fields."""
+    for f in dataclasses.fields(obj):
+        value = getattr(obj, f.name)
+        yield prefix + f.name, value, obj
+        if dataclasses.is_dataclass(value):
+            yield from walk(value, f"{prefix}{f.name}.")
+
+
+def flat(obj: Any) -> dict[str, Any]:
     """{"method": "PFDM", "method.epsilon": 10.0, ...}: what is printed and logged. The noise secret is left out."""
     out: dict[str, Any] = {}
-    for f in dataclasses.fields(obj):
-        path, value = prefix + f.name, getattr(obj, f.name)
-        if f.name == "noise_secret":
+    for path, value, parent in walk(obj):
+        name = path.rpartition(".")[2]
+        if name == "noise_secret":
             out[path] = "given" if value else "random"
-        elif dataclasses.is_dataclass(value):
-            if len(_dataclasses_of(typing.get_type_hints(type(obj))[f.name])) > 1:
-                out[path] = kind(type(value))
-            out.update(flat(value, path + "."))
-        else:
+        elif not dataclasses.is_dataclass(value):
             out[path] = value
+        elif len(_dataclasses_of(typing.get_type_hints(type(parent))[name])) > 1:
+            out[path] = kind(type(value))
     return out
 
 
 def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """`obj` with the fields at the given paths replaced, all at once; a class as a value switches the field to it.
-
-    Raises ValueError naming the path.
-    """
+    """`obj` with the fields at these paths replaced at once; a class as a value switches the field to it. Raises
+    ValueError naming the path."""
     hints, changes = typing.get_type_hints(type(obj)), dict[str, Any]()
     below: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
@@ -121,30 +125,22 @@ def _exact(value: Any, declared: Any, path: str) -> Any:
     return value
 
 
-def exact(obj: Any, prefix: str = "") -> Any:
+def exact(obj: Any) -> Any:
     """The tree with every value as the command line reads it. Raises ValueError for a value of another type."""
-    hints, changes = typing.get_type_hints(type(obj)), {}
-    for f in dataclasses.fields(obj):
-        value, path = getattr(obj, f.name), prefix + f.name
-        is_tree = dataclasses.is_dataclass(value)
-        changes[f.name] = exact(value, f"{path}.") if is_tree else _exact(value, hints[f.name], path)
-    return dataclasses.replace(obj, **changes)
+    return override(obj, {path: value for path, value, _ in walk(obj) if not dataclasses.is_dataclass(value)})
 
 
 def has_path(obj: Any, path: str) -> bool:
     """Whether the tree, as it is now, has a field at this path."""
-    head, dot, rest = path.partition(".")
-    if not dataclasses.is_dataclass(obj) or head not in {f.name for f in dataclasses.fields(obj)}:
-        return False
-    return not dot or has_path(getattr(obj, head), rest)
+    return any(path == existing for existing, _, _ in walk(obj))
 
 
 def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
     """The value of a field from its text; of one of several dataclasses its class. Raises ValueError for a bad one."""
-    if not has_path(obj, path):
+    parents = {existing: parent for existing, _, parent in walk(obj)}
+    if path not in parents:
         raise ValueError(f"unknown field --{path}{nearest(path, flat(obj))}")
-    *parents, name = path.split(".")
-    declared = typing.get_type_hints(type(functools.reduce(getattr, parents, obj)))[name]
+    declared = typing.get_type_hints(type(parents[path]))[path.rpartition(".")[2]]
     words = text.split() if isinstance(text, str) else list(text)
     if classes := _dataclasses_of(declared):
         return _class_named(" ".join(words), declared, classes, path)
@@ -166,7 +162,7 @@ def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:
-    """{path: value} of (path, words); later ones win. Switches such as --method apply before the fields below them."""
+    """{path: value} of (path, words); later ones win. A class such as --method applies before its fields."""
     if any(path.endswith("noise_secret") for path, _ in pairs):
         raise ValueError(f"--runtime.noise_secret must not be where others can read it: set {SECRET} instead")
     values: dict[str, Any] = {}
@@ -190,7 +186,7 @@ def _class_named(text: str, declared: Any, classes: Sequence[type], path: str) -
 
 
 def switched(current: Any, cls: type) -> Any:
-    """`current` as an object of this class: the fields that both have are kept, as far as they fit."""
+    """`current` as an object of this class: the fields of both are kept if their values fit."""
     if type(current) is cls:
         return current
     hints, names = typing.get_type_hints(cls), {f.name for f in dataclasses.fields(cls) if f.init}
@@ -199,7 +195,7 @@ def switched(current: Any, cls: type) -> Any:
     try:
         return cls(**kept)
     except ValueError:  # The class may refuse a default of the old one, such as AdamW where only SGD will do.
-        before, now = _defaults(type(current)), _defaults(cls)
+        before, now = ({f.name: f.default for f in dataclasses.fields(c)} for c in (type(current), cls))
         return cls(**{name: _rebased(value, before[name], now[name]) for name, value in kept.items()})
 
 
@@ -209,10 +205,6 @@ def _fits(value: Any, declared: Any) -> bool:
         return value in typing.get_args(declared)
     classes = _dataclasses_of(declared)
     return type(value) in classes if dataclasses.is_dataclass(value) else value is None or not classes
-
-
-def _defaults(cls: type) -> dict[str, Any]:
-    return {f.name: f.default for f in dataclasses.fields(cls)}
 
 
 def _rebased(value: Any, before: Any, now: Any) -> Any:
@@ -225,7 +217,7 @@ def _rebased(value: Any, before: Any, now: Any) -> Any:
 
 
 def parse_value(declared: Any, option: str, words: Sequence[str]) -> Any:
-    """The words as this type. Raises ValueError naming the option, what it takes and the nearest allowed value."""
+    """The words as this type. Raises ValueError naming the option, its type and the nearest allowed value."""
     try:
         return _value(declared, words)
     except ValueError:

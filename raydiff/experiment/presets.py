@@ -10,8 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from raydiff import lookup
-from raydiff.experiment import toml_file as file
-from raydiff.experiment import tuning
+from raydiff.experiment import toml_file, tuning
 from raydiff.experiment.study import Study
 from raydiff.lookup import nearest
 
@@ -55,10 +54,10 @@ REPRODUCE = "raydiff.papers.presets"
 
 
 def study(name: str) -> Study:
-    """The preset of this name, or what an experiment file says. Raises ValueError where there is none."""
-    if name.endswith(file.SUFFIX):
-        return file.read(Path(name).expanduser(), PRESETS)
+    """The preset of this name, or the study of an experiment file. Raises ValueError where there is none."""
+    if name.endswith(toml_file.SUFFIX):
+        return toml_file.read(Path(name).expanduser(), PRESETS)
     if name not in PRESETS:
-        known = f"{', '.join(PRESETS)}, or a {file.SUFFIX} file"
-        raise ValueError(f"unknown preset {name!r}; known: {known}{nearest(name, PRESETS)}")
+        choices = f"{', '.join(PRESETS)}, or a {toml_file.SUFFIX} file"
+        raise ValueError(f"unknown preset {name!r}; known: {choices}{nearest(name, PRESETS)}")
     return PRESETS[name]()

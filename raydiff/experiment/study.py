@@ -23,43 +23,38 @@ Choices = Mapping[str | tuple[str, ...], Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """Something to run beside a study's experiment. It takes those of the study's axes that it has."""
+    """A comparison beside a study's experiment, on those of the study's axes that it has."""
 
     method: Method | type | None = None
-    """Another method. Its fields that are at their default are those of the study's method, where that has them, so
-    arms share its model and its training. A class is a method with every field at its default."""
+    """Another method, which shares model, training and the like with the study's: fields at their default are taken
+    from the study's method. A class: every field is at its default."""
     changes: Mapping[str, Any] = field(default_factory=dict)
-    """Field path -> value, in what else it differs. A class as a value is a change of kind, as for `method`."""
+    """Other differences: field path -> value, or the class of a field of several classes."""
     private: bool = False
-    """Only where there is an epsilon."""
+    """Only with an epsilon."""
     at_depths: bool = False
     """In place of each epsilon, the depth t0 that it needs, without noise."""
     space: Choices = field(default_factory=dict)
     """What `raydiff tune` chooses by this arm, for all arms of its method."""
     as_written: bool = False
-    """It keeps the settings that the preset is written with, whatever is chosen for its method."""
+    """It ignores settings chosen by `raydiff tune`."""
 
     def apply(self, base: Experiment) -> Experiment:
         """The arm's experiment. Raises ValueError for a field that does not exist, or that refuses the value."""
-        made: Experiment = overrides.override(base, {**self._of_method(), **self.changes})
-        return made
+        experiment: Experiment = overrides.override(base, self._overrides())
+        return experiment
 
-    def sets(self, path: str) -> bool:
-        """Whether the arm itself says what the field at this path is."""
-        return path in self.changes or path in self._of_method()
+    def axes(self, start: Experiment, grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
+        """Those of these axes that the arm's experiment `start` has and that the arm does not set."""
+        fixed = self._overrides()
+        return {path: values for path, values in grid.items() if overrides.has_path(start, path) and path not in fixed}
 
-    def axes(self, start: Experiment, of: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
-        """Those of these axes that its experiment, `start`, has and that the arm does not set itself."""
-        return {path: values for path, values in of.items() if overrides.has_path(start, path) and not self.sets(path)}
-
-    def _of_method(self) -> dict[str, Any]:
-        if self.method is None:
-            return {}
-        if isinstance(self.method, type):
-            return {"method": self.method}
-        given = dataclasses.fields(self.method)  # type: ignore[arg-type]  # every method is a dataclass
-        differs = {f.name: getattr(self.method, f.name) for f in given if getattr(self.method, f.name) != f.default}
-        return {"method": type(self.method)} | {f"method.{name}": value for name, value in differs.items()}
+    def _overrides(self) -> dict[str, Any]:
+        if self.method is None or isinstance(self.method, type):
+            return ({} if self.method is None else {"method": self.method}) | dict(self.changes)
+        fields = dataclasses.fields(self.method)  # type: ignore[arg-type]  # every method is a dataclass
+        differs = {f.name: getattr(self.method, f.name) for f in fields if getattr(self.method, f.name) != f.default}
+        return {"method": type(self.method), **{f"method.{k}": v for k, v in differs.items()}, **self.changes}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,27 +62,27 @@ class Study:
     """What `raydiff sweep` runs."""
 
     experiment: Experiment
-    """The trial from which the others differ."""
+    """The trial that the others are changes of."""
     grid: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     """Axes: field path -> values."""
     beside: tuple[Arm, ...] = ()
-    """What to compare it with."""
+    """Comparisons."""
     also: tuple[Study, ...] = ()
     """Studies with axes of their own, run in the same sweep."""
     space: Choices = field(default_factory=dict)
     """What `raydiff tune` chooses by `experiment`, for all arms of its method."""
     tuned: Mapping[str, Settings] = field(default_factory=dict)
-    """Method -> what `raydiff tune` has chosen for it, which `experiment` and the arms have already."""
+    """Method -> what `raydiff tune` has chosen for it; `experiment` and the arms have it already."""
 
-    def others(self, given: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
-        """The trials of `also`, each under those of the fields that it has."""
-        found = []
+    def others(self, fixed: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
+        """The trials of `also` with the fields `fixed` overridden, as far as they have them."""
+        experiments = []
         for study in self.also:
-            own = {path: value for path, value in given.items() if overrides.has_path(study.experiment, path)}
-            arms = study.beside if baselines and "method" not in given else ()
-            of = {path: values for path, values in study.grid.items() if path not in given}
-            found += trials(overrides.override(study.experiment, own), of, arms)
-        return found
+            values = {path: value for path, value in fixed.items() if overrides.has_path(study.experiment, path)}
+            arms = study.beside if baselines and "method" not in fixed else ()
+            grid = {path: values for path, values in study.grid.items() if path not in fixed}
+            experiments += trials(overrides.override(study.experiment, values), grid, arms)
+        return experiments
 
 
 BASELINES = (Arm(method=LocalOnly), Arm(method=FedAvg))
@@ -95,35 +90,33 @@ EPSILONS = (10.0, 50.0, 200.0)
 SEEDS = (0, 1, 2, 3, 4)
 
 
-def trials(base: Experiment, of: Mapping[str, Sequence[Any]], beside: Sequence[Arm] = ()) -> list[Experiment]:
-    """All combinations of the axes on `base`; then each arm on those axes that it has and does not set itself."""
-    found = _combinations(base, of)
+def trials(base: Experiment, grid: Mapping[str, Sequence[Any]], beside: Sequence[Arm] = ()) -> list[Experiment]:
+    """All combinations of the axes on `base`; then each arm on its `Arm.axes`."""
+    experiments = _combinations(base, grid)
     for arm in beside:
         start = arm.apply(base)
-        mine = arm.axes(start, of)
-        if (arm.private or arm.at_depths) and "method.epsilon" in mine:
-            mine["method.epsilon"] = [epsilon for epsilon in mine["method.epsilon"] if epsilon is not None]
-        own = _combinations(start, mine)
-        found += [_without_noise(experiment) for experiment in own] if arm.at_depths else own
-    return found
+        axes = arm.axes(start, grid)
+        if (arm.private or arm.at_depths) and "method.epsilon" in axes:
+            axes["method.epsilon"] = [epsilon for epsilon in axes["method.epsilon"] if epsilon is not None]
+        of_arm = _combinations(start, axes)
+        experiments += [_without_noise(experiment) for experiment in of_arm] if arm.at_depths else of_arm
+    return experiments
 
 
-def _combinations(start: Experiment, of: Mapping[str, Sequence[Any]]) -> list[Experiment]:
-    return [
-        overrides.override(start, dict(zip(of, combination, strict=True)))
-        for combination in itertools.product(*of.values())
-    ]
+def _combinations(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[Experiment]:
+    values = itertools.product(*grid.values())
+    return [overrides.override(start, dict(zip(grid, combination, strict=True))) for combination in values]
 
 
 def _without_noise(experiment: Experiment) -> Experiment:
-    """The same depth, without the noise that asked for it."""
+    """The same depth without noise."""
     depth = experiment.method.depth  # type: ignore[attr-defined]
     changed: Experiment = overrides.override(experiment, {"method.epsilon": None, "method.t0": depth})
     return changed
 
 
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
-    """A short name for each of these: its method, and the fields that tell it from others of that method, or will."""
+    """A function that names an experiment by method and the fields in which that method's experiments (will) differ."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for experiment in experiments:
         by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flat(experiment))

@@ -1,7 +1,4 @@
-"""Default settings for a data set by its size and shape, and the experiment file that holds them.
-
-docs/how-to/init.md states the rules and their results on data sets of each kind.
-"""
+"""Default settings for a data set by size and shape, and the experiment file with them (docs/how-to/init.md)."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ from raydiff.evaluation.suite import Evaluation
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
 """Split -> (fraction of the rows, most records). The fractions are those of digits."""
 RECORDS = 10_000  # Most training records on a CPU: the number of steps does not depend on them.
-ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "runtime")
+ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime")
 FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
 SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))
@@ -45,63 +42,60 @@ class Suggestion:
 def splits(data: Data) -> dict[str, int]:
     """Return default sizes of all splits but train."""
     folder = sources.folder_of(data.name, data.root)
-    if folder is not None and read.is_file(data.name):  # Only counts rows: which are public is not known yet.
-        rows, own_test = len(cells.frame(folder)), 0
+    if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
+        rows, test_rows = len(cells.frame(folder)), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
-        rows, own_test = len(source.labels) - source.own_test, source.own_test
+        rows, test_rows = len(source.labels) - source.own_test, source.own_test
     sizes = {split: max(1, min(most, int(fraction * rows))) for split, (fraction, most) in SPLITS.items()}
-    if own_test:
-        sizes["test"] = min(SPLITS["test"][1], own_test)
-    return sizes
+    return sizes | ({"test": min(SPLITS["test"][1], test_rows)} if test_rows else {})
 
 
 def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     """Suggest PFDM: network and steps by the pictures' size, clip by the public records' norms."""
-    pixels, public = math.prod(dataset.shape), dataset.splits["public"]
-    values: dict[str, Any] = {"clients": 2}
-    why: dict[str, str] = {}
-    if len(dataset.splits["train"]) > RECORDS and not gpu:
-        values["data.train"] = RECORDS
-        why["data.train"] = f"of {len(dataset.splits['train'])}; without this line, all of them"
-    values["method.model.schedule"] = "cosine"
-    values["method.epsilon"] = 10.0
-    why["method.epsilon"] = 'asked for: per record, replace-one, local trust, delta 1e-5, exact accountant; or "none"'
-    fewest = int(dataset.splits["train"].labels[:, 0].bincount(minlength=len(dataset.label_names[0])).min())
+    pixels, train, public = math.prod(dataset.shape), dataset.splits["train"], dataset.splits["public"]
+    target = 'target: per record, replace-one, local trust, delta 1e-5, exact accountant; or "none"'
+    entries: dict[str, tuple[Any, str]] = {"clients": (2, "")}  # path -> value, comment
+    if len(train) > RECORDS and not gpu:
+        entries["data.train"] = RECORDS, f"of {len(train)}; without this line, all of them"
+    entries |= {"method.model.schedule": ("cosine", ""), "method.epsilon": (10.0, target)}
+    fewest = int(train.labels[:, 0].bincount(minlength=len(dataset.label_names[0])).min())
     if fewest < FEWEST:
-        values["partition.kind"] = "iid"
-        why["partition.kind"] = f"a class has {fewest} training records: too few to be anybody's minority"
+        entries["partition.kind"] = "iid", f"a class has {fewest} training records: too few for a minority"
     if len(public):
-        values["method.clip"] = float(f"{norms(public).suggested_clip:.3g}")
-        why["method.clip"] = "the median L2 norm of the public pictures"
+        clip = float(f"{norms(public).suggested_clip:.3g}")
+        entries["method.clip"] = clip, "the median L2 norm of the public pictures"
+    entries |= _network(dataset, gpu=gpu)
+    if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
+        entries["evaluation.dim"] = max(1, dim), "as many features as so few test records can estimate"
+    if gpu:
+        entries["runtime.gpu_per_worker"] = 0.5, "fraction of a GPU: a worker beside the coordinator on one"
+        entries["runtime.gpu_server"] = 0.5, ""
+    entries["runtime.workers"] = "none", "as many as fit, at most one for each client"
+    warning = (
+        f"{pixels} values per picture are many for a CPU: expect colours and outlines, not objects. Use a machine with "
+        "a GPU, or smaller pictures (--data.size 14)."
+    )
+    values = {path: value for path, (value, _) in entries.items()}
+    why = {path: comment for path, (_, comment) in entries.items() if comment}
+    return Suggestion("digits", values, why, warning if pixels >= MANY and not gpu else "")
+
+
+def _network(dataset: Dataset, *, gpu: bool) -> dict[str, tuple[Any, str]]:
+    """Entries of the network and of its trainings."""
+    pixels, network = math.prod(dataset.shape), "method.model.network"
     if gpu:
         scales = sum(dataset.shape[1] % 2**n == 0 and dataset.shape[2] % 2**n == 0 for n in range(3))
-        values |= {"method.model.network.kind": "unet", "method.model.network.widths": [64, 128, 128][:scales]}
+        entries: dict[str, tuple[Any, str]] = {f"{network}.kind": ("unet", "")}
+        entries[f"{network}.widths"] = [64, 128, 128][:scales], ""
         steps, rate = 20_000, 2e-4
     else:
         width, steps, rate = next((w, n, lr) for most, w, n, lr in SIZES if pixels <= most)
-        values |= {"method.model.network.kind": "mlp", "method.model.network.width": width}
-        values["method.model.network.skip"] = True
-        why["method.model.network.width"] = f"for the {pixels} values of a picture; a UNet is for a GPU"
-    for training in ("local", "server"):
-        values |= {f"method.{training}.steps": steps, f"method.{training}.learning_rate": rate}
-    why["method.local.steps"] = "of each client's own denoiser"
-    why["method.server.steps"] = "of the global one"
-    if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
-        values["evaluation.dim"] = max(1, dim)
-        why["evaluation.dim"] = "as much of the features as so few test records can tell"
-    if gpu:
-        values |= {"runtime.gpu_per_worker": 0.5, "runtime.gpu_server": 0.5}
-        why["runtime.gpu_per_worker"] = "fraction of a GPU: a worker beside the coordinator on one"
-    values["runtime.workers"] = "none"
-    why["runtime.workers"] = "as many as fit, at most one for each client"
-    warns = ""
-    if pixels >= MANY and not gpu:
-        warns = (
-            f"{pixels} values a picture are many for a CPU: expect colours and outlines, not things that one "
-            "recognises. For these take a GPU (this command, there), or smaller pictures (--data.size 14)."
-        )
-    return Suggestion("digits", values, why, warns)
+        comment = f"for the {pixels} values of a picture; a UNet is for a GPU"
+        entries = {f"{network}.kind": ("mlp", ""), f"{network}.width": (width, comment), f"{network}.skip": (True, "")}
+    for training, comment in (("local", "of each client's own denoiser"), ("server", "of the global one")):
+        entries |= {f"method.{training}.steps": (steps, comment), f"method.{training}.learning_rate": (rate, "")}
+    return entries
 
 
 def for_rows(dataset: Dataset) -> Suggestion:
@@ -121,10 +115,9 @@ def suggested(dataset: Dataset) -> Suggestion:
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
-    """Return the text of an experiment file with `head` as comment; values that differ from the suggested ones get no
-    comment."""
+    """Return an experiment file with `head` as comment; suggested values have theirs."""
     lines = [f"# {line}" for line in head.splitlines()]
-    lines += ["", f'preset = "{suggestion.preset}"  # whatever does not stand here is as in this preset']
+    lines += ["", f'preset = "{suggestion.preset}"  # all other settings are those of this preset']
     tables: dict[str, list[str]] = {"": []}
     for path, value in values.items():
         table, _, key = path.rpartition(".")

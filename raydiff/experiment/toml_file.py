@@ -1,4 +1,4 @@
-"""Experiment files: what differs from a preset, as TOML. `raydiff init` writes one; `raydiff run` and `sweep` take it.
+"""Experiment files: changes of a preset, as TOML. `raydiff init` writes one; `raydiff run` and `sweep` take it.
 
     preset = "digits"
     clients = 4
@@ -13,7 +13,7 @@
     [grid]                                     # axes of a sweep, in place of the preset's
     method.epsilon = [1, 10, "none"]
 
-Fields are those of the command line, and so are their values; paths in it are relative to where the command is run.
+Fields and values are those of the command line; paths are relative to the working directory.
 """
 
 from __future__ import annotations
@@ -34,10 +34,9 @@ SUFFIX = ".toml"
 def read(path: Path, presets: Mapping[str, Callable[[], Study]]) -> Study:
     """The preset's study with the file's experiment and axes. Raises ValueError naming the file and the field."""
     try:
-        text = path.read_text()
+        return parse(path.read_text(), str(path), presets)
     except (OSError, UnicodeDecodeError) as e:
         raise ValueError(f"{path}: {e.strerror if isinstance(e, OSError) else e}") from None
-    return parse(text, str(path), presets)
 
 
 def parse(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> Study:
@@ -55,12 +54,9 @@ def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> 
     study = presets[name]()
     values = overrides.typed(study.experiment, list(_leaves(tree)))
     experiment = overrides.override(study.experiment, values)
-    if axes is None:
-        grid = {k: v for k, v in study.grid.items() if k not in values and overrides.has_path(experiment, k)}
-    else:
-        grid = {
-            path: tuple(overrides.convert(experiment, path, word) for word in words) for path, words in _leaves(axes)
-        }
+    grid = {k: v for k, v in study.grid.items() if k not in values and overrides.has_path(experiment, k)}
+    if axes is not None:
+        grid = {path: tuple(overrides.convert(experiment, path, w) for w in words) for path, words in _leaves(axes)}
     return dataclasses.replace(study, experiment=experiment, grid=grid)
 
 

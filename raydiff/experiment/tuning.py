@@ -1,8 +1,8 @@
-"""Settings chosen alike for every arm of a study: on the validation split, with as many draws from the space that each
-declares, and with seeds apart from those that are reported.
+"""Hyperparameter search, equal for every arm of a study: on the validation split, with as many draws from each arm's
+space, and with seeds apart from those that are reported.
 
-`study_of` makes a sweep of it, which runs like any other; `chosen` reads what came out. What was chosen for a preset
-lies beside the presets, as PRESET.json with its search as PRESET.csv, and is put in when the preset is built (`used`).
+`study_of` makes a sweep of the draws; `chosen` reads its results. The settings chosen for a preset are stored as
+PRESET.json beside the presets, the search as PRESET.csv; `used` puts them into the preset when it is built.
 """
 
 from __future__ import annotations
@@ -31,29 +31,25 @@ FOLDER = Path(__file__).parents[1] / "papers" / "tuned"
 
 @dataclass(frozen=True)
 class Candidates:
-    """What one method's settings are chosen from."""
+    """The settings drawn for one method."""
 
     start: Experiment
-    """The arm by which they are chosen, measured on the validation split."""
+    """The arm by which they are compared, measured on the validation split."""
     axes: Mapping[str, Sequence[Any]]
     """The cells of the study, in all of which a setting is tried."""
     settings: tuple[Settings, ...]
-    """Those that were drawn."""
 
 
 def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
-    """Method -> so many settings drawn from its space; of more trials, these are the first.
-
-    Raises ValueError where the study has no space or no validation records, where a space has too few settings, and
-    where an arm has not the fields of its own.
-    """
-    found: dict[str, Candidates] = {}
+    """Method -> so many settings drawn from its space; more trials extend the list. Raises ValueError without a space
+    or validation records, and for a space that is too small or names an unknown field."""
+    drawn: dict[str, Candidates] = {}
     for arm in (Arm(space=study.space), *study.beside):
         if not arm.space:
             continue
         start = arm.apply(study.experiment)
         name = overrides.kind(type(start.method))
-        if name in found:
+        if name in drawn:
             raise ValueError(f"two arms of {name} declare a space: its settings can be chosen by one alone")
         if start.evaluation is None:
             raise ValueError("settings are chosen by the evaluation, which --protocol-only switches off")
@@ -63,17 +59,17 @@ def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
             hint = nearest(unknown[0], overrides.flat(start))
             raise ValueError(f"the space of {name} names a field that it has not, {unknown[0]}{hint}")
         start = overrides.override(start, {"evaluation.split": "validation"})
-        found[name] = Candidates(start, arm.axes(start, study.grid), _drawn(name, arm.space, trials))
-    if not found:
+        drawn[name] = Candidates(start, arm.axes(start, study.grid), _draw(name, arm.space, trials))
+    if not drawn:
         raise ValueError("the preset declares no space to choose settings from (Study.space, Arm.space)")
-    return found
+    return drawn
 
 
 def _paths(space: Choices) -> list[str]:
     return [path for key in space for path in ((key,) if isinstance(key, str) else key)]
 
 
-def _drawn(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
+def _draw(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
     """So many different combinations, at random."""
     total = math.prod(len(values) for values in space.values())
     if not 1 <= count <= total:
@@ -83,30 +79,26 @@ def _drawn(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
 
 
 def _combination(space: Choices, number: int) -> Settings:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for key, values in space.items():
         number, at = divmod(number, len(values))
-        found |= {key: values[at]} if isinstance(key, str) else dict(zip(key, values[at], strict=True))
-    return found
+        settings |= {key: values[at]} if isinstance(key, str) else dict(zip(key, values[at], strict=True))
+    return settings
 
 
-def study_of(of: Mapping[str, Candidates], *, seeds: Sequence[int]) -> Study:
-    """Every setting in every cell, with every seed; the first settings of all methods come first.
-
-    Raises ValueError where a setting does not fit its arm.
-    """
-    rounds = zip(*([(own, settings) for settings in own.settings] for own in of.values()), strict=True)
+def study_of(candidates: Mapping[str, Candidates], *, seeds: Sequence[int]) -> Study:
+    """Every setting in every cell, with every seed. Raises ValueError where a setting does not fit its arm."""
     parts = [
-        Study(experiment=overrides.override(own.start, settings), grid={**own.axes, "seed": seeds})
-        for one_each in rounds
-        for own, settings in one_each
+        Study(experiment=overrides.override(its.start, settings), grid={**its.axes, "seed": seeds})
+        for number in range(len(next(iter(candidates.values())).settings))
+        for its, settings in ((its, its.settings[number]) for its in candidates.values())
     ]
     return replace(parts[0], also=tuple(parts[1:]))
 
 
-def table(of: Mapping[str, Candidates], trials: Sequence[Experiment], sweep: Path, metric: str) -> pd.DataFrame:
-    """A row for each trial of the sweep: method, setting (from 0), its fields, cell, seed, outcome, the metric (none
-    where it failed), and its mean over the setting's trials (none where one has none)."""
+def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sweep: Path, metric: str) -> pd.DataFrame:
+    """A row per trial: method, setting, its fields, cell, seed, outcome, the metric and its mean (NaN if one
+    failed)."""
     import pandas as pd
 
     from raydiff.experiment.trial import Trial  # Presets are built where trials are not run.
@@ -114,27 +106,28 @@ def table(of: Mapping[str, Candidates], trials: Sequence[Experiment], sweep: Pat
     rows = []
     for experiment in trials:
         flat, name = overrides.flat(experiment), overrides.kind(type(experiment.method))
-        number = next(i for i, own in enumerate(of[name].settings) if all(flat[p] == v for p, v in own.items()))
+        its = candidates[name]
+        number = next(i for i, settings in enumerate(its.settings) if all(flat[p] == v for p, v in settings.items()))
         outcome = Trial(experiment, sweep).outcome() or {"outcome": "unfinished"}
-        value = outcome.get("final", {}).get(metric) if outcome["outcome"] == "finished" else None
-        cell = {path: flat[path] for path in (*of[name].axes, "seed")}
-        row = {"method": name, "setting": number, **of[name].settings[number], **cell}
-        rows.append({**row, "outcome": outcome["outcome"], metric: math.nan if value is None else value})
+        value = outcome.get("final", {}).get(metric, math.nan) if outcome["outcome"] == "finished" else math.nan
+        cell = {path: flat[path] for path in (*its.axes, "seed")}
+        row = {"method": name, "setting": number, **its.settings[number], **cell}
+        rows.append({**row, "outcome": outcome["outcome"], metric: value})
     frame = pd.DataFrame(rows).sort_values(["method", "setting"], kind="stable")
-    own = frame.groupby(["method", "setting"])[metric]
-    return frame.assign(mean=own.transform(lambda values: values.mean(skipna=False)))
+    values = frame.groupby(["method", "setting"])[metric]
+    return frame.assign(mean=values.transform(lambda values: values.mean(skipna=False)))
 
 
-def chosen(of: Mapping[str, Candidates], rows: pd.DataFrame, *, lower_is_better: bool) -> dict[str, Settings]:
+def chosen(candidates: Mapping[str, Candidates], rows: pd.DataFrame, *, lower_is_better: bool) -> dict[str, Settings]:
     """The best setting of each method by its mean. Raises ValueError where none of a method's finished everywhere."""
-    found = {}
-    for name, own in of.items():
+    best = {}
+    for name, its in candidates.items():
         means = rows[rows["method"] == name].groupby("setting")["mean"].first().dropna()
         if not len(means):
             raise ValueError(f"no setting of {name} finished in every cell and with every seed")
-        best = means.argmin() if lower_is_better else means.argmax()
-        found[name] = own.settings[means.index.tolist()[int(best)]]
-    return found
+        place = int(means.argmin() if lower_is_better else means.argmax())
+        best[name] = its.settings[means.index[place]]
+    return best
 
 
 def keep(
@@ -148,40 +141,34 @@ def keep(
     return path
 
 
-def used(preset: str, made: Callable[[], Study]) -> Study:
-    """The preset's study with the settings that are kept for it; as it is where there are none.
-
-    Raises ValueError where they cannot be read, or are of another space.
-    """
-    path, study = FOLDER / f"{preset}.json", made()
+def used(preset: str, build: Callable[[], Study]) -> Study:
+    """The preset's study with the settings stored for it. Raises ValueError if these are damaged or of another
+    space."""
+    path, study = FOLDER / f"{preset}.json", build()
     if not path.exists():
         return study
-    spaces = {_name(study, arm): {*_paths(arm.space)} for arm in (Arm(space=study.space), *study.beside) if arm.space}
+    arms = [(arm, arm.apply(study.experiment)) for arm in (Arm(space=study.space), *study.beside) if arm.space]
+    spaces = {overrides.kind(type(start.method)): {*_paths(arm.space)} for arm, start in arms}
     try:
         settings = read_json(path, needs="settings")["settings"]
-        if not isinstance(settings, dict) or {name: {*own} for name, own in settings.items()} != spaces:
+        if not isinstance(settings, dict) or {name: {*fields} for name, fields in settings.items()} != spaces:
             raise ValueError(f"{path} has not the methods and fields that the preset's spaces name")
         return _with_settings(study, settings)
     except ValueError as e:
-        own = "" if str(path) in str(e) else f"{path} does not fit the preset: "
-        raise ValueError(f"{own}{e}; delete it, or make it again by raydiff tune {preset}") from None
-
-
-def _name(study: Study, arm: Arm) -> str:
-    return overrides.kind(type(arm.apply(study.experiment).method))
+        where = "" if str(path) in str(e) else f"{path} does not fit the preset: "
+        raise ValueError(f"{where}{e}; delete it, or make it again by raydiff tune {preset}") from None
 
 
 def _with_settings(study: Study, settings: Mapping[str, Settings]) -> Study:
-    """The study with these settings in every arm of their method that is not to be as it is written."""
-    own = settings.get(overrides.kind(type(study.experiment.method)), {})
-    written = {path: value for path, value in overrides.flat(study.experiment).items() if path in own}
-    beside = []
+    """The study with these settings in every arm of their method, except in arms that stay as written."""
+    main = settings.get(overrides.kind(type(study.experiment.method)), {})
+    written = {path: value for path, value in overrides.flat(study.experiment).items() if path in main}
+    experiment, beside = overrides.override(study.experiment, main), []
     for arm in study.beside:
         start = arm.apply(study.experiment)
-        chosen = settings.get(overrides.kind(type(start.method)), {})
         kept = {path: value for path, value in written.items() if overrides.has_path(start, path)}
-        beside.append(replace(arm, changes={**kept, **arm.changes} if arm.as_written else {**arm.changes, **chosen}))
-    made = replace(study, experiment=overrides.override(study.experiment, own), beside=tuple(beside), tuned=settings)
-    for arm in made.beside:
-        arm.apply(made.experiment)  # It raises now where a setting does not fit.
-    return made
+        tuned = settings.get(overrides.kind(type(start.method)), {})
+        arm = replace(arm, changes={**kept, **arm.changes} if arm.as_written else {**arm.changes, **tuned})
+        arm.apply(experiment)  # It raises now where a setting does not fit.
+        beside.append(arm)
+    return replace(study, experiment=experiment, beside=tuple(beside), tuned=settings)

@@ -39,8 +39,8 @@ def describe(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
         conclusion, numbers = "\n".join([first, "", *(f"- {line}" for line in lines)]), means(view)
     except Exception as e:  # Its trials are done and recorded.
         conclusion, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
-    command = f"To continue: `{resume_command(folder.name)}`"
-    return "\n\n".join([conclusion, *[f"```\n{table}\n```"] * bool(table), command]), numbers
+    blocks = [conclusion, f"```\n{table}\n```" if table else "", f"To continue: `{resume_command(folder.name)}`"]
+    return "\n\n".join(filter(None, blocks)), numbers
 
 
 SUMMARY = Reporter(describe)

@@ -45,10 +45,8 @@ def ceiling(mu: float, fprs: Any) -> Any:
 
 
 def draw(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = None) -> None:
-    """A log-log ROC as a PNG: the ceiling, the attacks with their intervals, chance, and the canaries' interval.
-
-    Raises ValueError for a mu or a canary's bound that is no number >= 0.
-    """
+    """Draw a log-log ROC: the ceiling, attacks with intervals, chance, the canaries' interval. Raises ValueError for mu
+    < 0."""
     import numpy as np
 
     if not all(0 <= value < math.inf for value in (mu, canary or 0.0)):
@@ -62,8 +60,8 @@ def draw(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = No
         label = f"canaries: mu between {canary:.3g} and {mu:.3g}"
         axes.fill_between(fprs, ceiling(canary, fprs), ceiling(mu, fprs), color="0.9", linewidth=0, label=label)
     looks = itertools.cycle(zip(plots.COLOURS, plots.MARKERS, strict=False))
-    for (attack, own), (colour, marker) in zip(rows.groupby("attack", sort=False), looks, strict=False):
-        points, aucs = own[own["fpr"].notna()].sort_values("fpr"), own.loc[own["fpr"].isna(), RATES[1:]]
+    for (attack, group), (colour, marker) in zip(rows.groupby("attack", sort=False), looks, strict=False):
+        points, aucs = group[group["fpr"].notna()].sort_values("fpr"), group.loc[group["fpr"].isna(), RATES[1:]]
         label = ", AUC ".join([str(attack), *(shown(auc, low, high, ".3f") for auc, low, high in aucs.to_numpy(float))])
         look = {"marker": marker, "markersize": 4, "linewidth": 0.9, "color": colour, "capsize": 2, "label": label}
         plots.points(axes, points["fpr"], points["tpr"], (points["low"], points["high"]), **look)

@@ -15,7 +15,7 @@ from raydiff.formats.tables import Table, number, span
 from raydiff.lookup import telling
 from raydiff.report.frontier.rows import is_target_epsilon
 from raydiff.report.load import Row, groups, records
-from raydiff.report.sections.seeds import OWN_FIELDS, compared
+from raydiff.report.sections.seeds import OWN_FIELDS, by_seed, compared
 from raydiff.report.sweep_view import SweepView, setting_name, short_column
 
 COLUMNS = ["cell", "definition", "setting", "arm", "target", "epsilon", "n", "mean", "base", "base_mean"]
@@ -36,50 +36,50 @@ def gains(sweep: SweepView) -> pd.DataFrame:
     trials = compared(sweep)
     names = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
     targets, others = ([n for n in names if is_target_epsilon(n) == wanted] for wanted in (True, False))
-    needed = {method: telling(records(own), others) for method, own in trials.groupby("method")}
+    needed = {method: telling(records(group), others) for method, group in trials.groupby("method")}
     rows: list[Row] = []
     for cell, in_cell in trials.groupby("cell", sort=False):
-        by_seed = {str(name): own.groupby("seed")["value"].mean() for name, own in in_cell.groupby("setting")}
-        silent = [str(name) for name, own in in_cell.groupby("setting") if own["epsilon"].max() == 0]
+        settings, epsilons = by_seed(in_cell), in_cell.groupby("setting")["epsilon"].max()
+        silent = [name for name in settings if epsilons[name] == 0]
         if not silent:
             continue
-        base = min(silent, key=lambda name: by_seed[name].mean())
+        base = min(silent, key=lambda name: settings[name].mean())
         private = in_cell[in_cell["epsilon"].between(0, math.inf, inclusive="neither")]
-        for row, own in groups(private, ["definition", "setting"], sort=False):
-            first, values = records(own)[0], by_seed[row["setting"]]
-            epsilon = own["epsilon"].max()
+        for row, group in groups(private, ["definition", "setting"], sort=False):
+            first, values = records(group)[0], settings[row["setting"]]
+            epsilon = group["epsilon"].max()
             target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
             row |= {"cell": cell, "arm": setting_name(first, needed[first["method"]]), "target": target}
             row |= {"epsilon": epsilon, "n": len(values), "mean": values.mean()}
-            row |= {"base": base, "base_mean": by_seed[base].mean()}
-            rows.append(row | interval((values - by_seed[base]).dropna(), "difference"))
+            row |= {"base": base, "base_mean": settings[base].mean()}
+            rows.append(row | interval((values - settings[base]).dropna(), "difference"))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def tables(sweep: SweepView, gain_rows: pd.DataFrame) -> Iterator[Table]:
     """Of each cell and definition with several seeds: a row for each arm, a column for each target epsilon."""
-    for of, own in groups(gain_rows[gain_rows["n"] > 1], ["cell", "definition"], sort=False):
-        targets = sorted(own["target"].dropna().unique())
+    for of, group in groups(gain_rows[gain_rows["n"] > 1], ["cell", "definition"], sort=False):
+        targets = sorted(group["target"].dropna().unique())
         lines = []
-        for arm, rows in own.groupby("arm", sort=False):
+        for arm, rows in group.groupby("arm", sort=False):
             cells = {row["target"]: _cell(row) for row in records(rows)}
             lines.append([str(arm), *(cells.get(target, "") for target in targets)])
         header = [f"{short_column(str(sweep.measure))} at epsilon", *(f"{target:g}" for target in targets)]
         where = "" if of["cell"] == "all trials" else f"{of['cell']}; "
-        note = f"n = {span(own['n'])} seeds, against {own['base'].iloc[0]}."
+        note = f"n = {span(group['n'])} seeds, against {group['base'].iloc[0]}."
         yield Table(header, lines, title=f"{where}epsilon {of['definition']}", note=note)
 
 
 def draw(sweep: SweepView, gain_rows: pd.DataFrame, path: Path) -> None:
-    """Of the definition with the most arms a panel a cell: means over the target epsilon, with the intervals of the
-    differences around local training."""
+    """A panel per cell, of the definition with the most arms: means over target epsilon, with intervals of the
+    differences."""
     definition = gain_rows.groupby("definition")["arm"].nunique().idxmax()
     rows = gain_rows[gain_rows["definition"] == definition]
     cells, arms = list(rows.groupby("cell", sort=False)), sorted(rows["arm"].unique())
     figure, grid = plots.panels(1, len(cells), size=(4.2 * len(cells) + 2.4, 4.4), sharey=True)
-    for axes, (cell, own) in zip(grid[0], cells, strict=True):
-        base = float(own["base_mean"].iloc[0])
-        for arm, points in own.sort_values("target").groupby("arm"):
+    for axes, (cell, group) in zip(grid[0], cells, strict=True):
+        base = float(group["base_mean"].iloc[0])
+        for arm, points in group.sort_values("target").groupby("arm"):
             place = arms.index(arm)  # An arm looks the same in every panel.
             colour, marker = (looks[place % len(looks)] for looks in (plots.COLOURS, plots.MARKERS))
             ends = base + points["low"], base + points["high"]
@@ -89,7 +89,7 @@ def draw(sweep: SweepView, gain_rows: pd.DataFrame, path: Path) -> None:
         if rows["mean"].min() > 0:  # An unbiased distance can be below 0.
             plots.logarithmic(axes)
         axes.set(xscale="log", title=cell, xlabel=f"epsilon, {str(definition).partition(', delta')[0]}")
-        axes.set_xticks(ticks := sorted(own["target"].unique()), [f"{tick:g}" for tick in ticks])
+        axes.set_xticks(ticks := sorted(group["target"].unique()), [f"{tick:g}" for tick in ticks])
         axes.xaxis.minorticks_off()
     grid[0][0].set(ylabel=short_column(str(sweep.measure)))
     plots.legend(figure, grid[0])

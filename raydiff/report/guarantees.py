@@ -75,8 +75,7 @@ class Guarantee:
 
 
 def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each trial epsilon and guarantee (against the server, or outsiders where only these have a finite one), then
-    epsilon_outsiders and guarantee_outsiders."""
+    """Per trial epsilon and guarantee, of outsiders where only they have a finite one; then those of outsiders."""
     rows = records(runs)
     server, outsiders = ([Guarantee.of_run(row, view) for row in rows] for view in VIEWS)
     pairs = zip(server, outsiders, strict=True)
@@ -100,8 +99,7 @@ def described(rows: pd.DataFrame, definition: PrivacyDefinition) -> str:
 
 
 def epsilons(rows: pd.DataFrame, definition: PrivacyDefinition) -> pd.Series:
-    """Each row's epsilon under this definition, NaN where it has none; infinite without any guarantee, 0 where nothing
-    was sent."""
+    """Each row's epsilon under this definition, NaN if it has none; inf without a guarantee, 0 if nothing was sent."""
 
     def of_row(stated: Guarantee, outsiders: Guarantee) -> float:
         if outsiders.definition == definition:
@@ -114,8 +112,8 @@ def epsilons(rows: pd.DataFrame, definition: PrivacyDefinition) -> pd.Series:
 
 
 def flat(rows: pd.DataFrame) -> pd.DataFrame:
-    """The table for a file: guarantees as text, and a column for each definition in place of `epsilon` and
-    `epsilon_outsiders` where there are several."""
+    """The table for a file: guarantees as text, and a column per definition in place of epsilon if there are
+    several."""
     out = rows.assign(**{name: rows[name].map(str) for name in ("guarantee", "guarantee_outsiders")})
     all_definitions = definitions(rows)
     if len(all_definitions) < 2:

@@ -7,6 +7,7 @@ Their arguments are escaped, unless they are `Markup` already.
 from __future__ import annotations
 
 import base64
+import math
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -20,22 +21,16 @@ NUMBER = re.compile(r"[-+<>≥]?[\d.]+(e[-+]\d+)?( ?[%skMGTB]+)?|inf|-|")
 """A cell that is aligned right, without what follows in brackets or after ±."""
 
 
-def sheet(table: Table, name: str) -> Iterator[str]:
-    """A table as blocks: its title, its columns that are not empty, its note."""
+def sheet(table: Table, name: str, *, most: float = math.inf, marked: Sequence[int] = ()) -> Iterator[str]:
+    """A table as blocks: its title, its columns that are not empty (folded beyond `most` rows), its note."""
     if table.title:
         yield html.heading(table.title)
-    kept = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)]
-    yield html.table([table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows], name=name)
+    kept, count = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)], len(table.rows)
+    header, rows = [table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows]
+    grid = html.table(header, rows, name=name, marked=marked)
+    yield grid if count <= most else html.folded(f"{count} rows", [grid])
     if table.note:
         yield html.paragraph(table.note, note=True)
-
-
-def unfolded(
-    header: Sequence[str], rows: Sequence[Sequence[str]], name: str, *, most: int, marked: Sequence[int] = ()
-) -> list[str]:
-    """A table, shown on request where it has more than `most` rows."""
-    table = html.table(header, rows, name=name, marked=marked)
-    return [table if len(rows) <= most else html.folded(f"{len(rows)} rows", [table])]
 
 
 def _sides(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> list[str]:

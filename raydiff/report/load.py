@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.formats import json_files as files
+from raydiff.formats import json_files
 
 Row = dict[str, Any]
 
@@ -49,7 +49,7 @@ def rounds(sweep: Path) -> pd.DataFrame:
     rows = [
         (folder.name, line["step"], metric, float(value))
         for folder in _trials(sweep)
-        for line in files.read_lines(folder / "metrics.jsonl")
+        for line in json_files.read_lines(folder / "metrics.jsonl")
         for metric, value in line.items()
         if metric not in ("step", "time") and isinstance(value, (int, float))
     ]
@@ -74,15 +74,14 @@ def records(rows: pd.DataFrame) -> list[Row]:
 
 def groups(rows: pd.DataFrame, by: Sequence[str], *, sort: bool = True) -> Iterator[tuple[Row, pd.DataFrame]]:
     """(column -> value, the rows that have these values); a missing value is one too."""
-    for key, own in rows.groupby([*by], dropna=False, sort=sort):
-        yield dict(zip(by, key, strict=True)), own
+    for key, group in rows.groupby([*by], dropna=False, sort=sort):
+        yield dict(zip(by, key, strict=True)), group
 
 
 def arguments(
     doc: str | None, argv: Sequence[str], *, several: bool = False, **more: dict[str, Any]
 ) -> argparse.Namespace:
-    """Parse a command line: `sweeps`, the first of them as `sweep`; `out` (default: SWEEP/report); and the options
-    `more`, by their arguments of `add_argument`."""
+    """Parse a command line: `sweeps` (the first as `sweep`), `out` (default: SWEEP/report), `more` options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sweeps", metavar="SWEEP", type=Path, help="folder of a sweep", nargs="+" if several else 1)
     for name, how in more.items():
@@ -116,30 +115,26 @@ def _trials(sweep: Path) -> list[Path]:
 
 
 def _run(folder: Path) -> Row:
-    tree = files.read_json(folder / "config.json", needs="method")
-    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in files.flatten(tree).items()}
-    end: Row = files.read_outcome(folder) or {"outcome": "unfinished"}
-    lines = files.read_lines(folder / "metrics.jsonl")
+    tree = json_files.read_json(folder / "config.json", needs="method")
+    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in json_files.flatten(tree).items()}
+    end: Row = json_files.read_outcome(folder) or {"outcome": "unfinished"}
+    lines = json_files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     last = lines[-1]["step"] if lines else -1
-    behind = any(number > last for number in [*_unrecorded(folder), *_sent(folder)])
+    sent = filter(None, (SENT.fullmatch(path.name) for path in (folder / "releases").glob("*")))
+    behind = any(number > last for number in [*_unrecorded(folder), *(int(match[1] or match[2]) for match in sent)])
     for view in VIEWS:
         guarantee = end.get(view) or _guarantee_so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
-    final = end.get("final") or ({} if behind else _totals(lines))
-    row |= {f"final/{k}": v for k, v in final.items()}
+    if not (final := end.get("final")) and lines and not behind:
+        final = {k: v for k, v in lines[-1].items() if k in CUMULATIVE}
+        final["time/seconds"] = sum(line.get("time/seconds", 0.0) for line in lines)
+    row |= {f"final/{k}": v for k, v in (final or {}).items()}
     return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
 
 
-def _totals(lines: Sequence[Row]) -> Row:
-    """Privacy, bytes and seconds by the last recorded round; empty before the first."""
-    last = {k: v for line in lines[-1:] for k, v in line.items() if k in CUMULATIVE}
-    return last | ({"time/seconds": sum(line.get("time/seconds", 0.0) for line in lines)} if lines else {})
-
-
 def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
-    """The guarantee of a trial that recorded none at its end, from its last round. Where its lines are `behind` its
-    commits or stored uploads, nothing is guaranteed."""
+    """The guarantee of the last recorded round; none if the lines are `behind` the commits or stored uploads."""
     last = lines[-1] if lines else {}
     if view in last and not behind:
         return dict(last[view])
@@ -152,7 +147,7 @@ def cut_short(sweep: Path) -> list[str]:
     """A sentence for each trial whose metrics have unreadable lines, which both tables leave out, or lack rounds."""
     messages = []
     for path in sorted(path.with_name("metrics.jsonl") for path in (sweep / "trials").glob("*/config.json")):
-        if numbers := files.cut_short(path):
+        if numbers := json_files.cut_short(path):
             messages.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
         elif numbers := _unrecorded(path.parent):
             messages.append(f"{path} lacks round {', '.join(str(n + 1) for n in numbers)}, which was committed")
@@ -161,15 +156,8 @@ def cut_short(sweep: Path) -> list[str]:
 
 def _unrecorded(folder: Path) -> list[int]:
     """The committed rounds without a line."""
-    recorded = {line["step"] for line in files.read_lines(folder / "metrics.jsonl")}
+    recorded = {line["step"] for line in json_files.read_lines(folder / "metrics.jsonl")}
     return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - recorded)
-
-
-def _sent(folder: Path) -> Iterator[int]:
-    """The rounds with a stored upload, committed or not."""
-    for path in (folder / "releases").glob("*"):
-        if match := SENT.fullmatch(path.name):
-            yield int(match[1] or match[2])
 
 
 def of_one_type(values: pd.Series) -> pd.Series:

@@ -43,8 +43,7 @@ SECTIONS: lookup.Table[Callable[[SweepView, Path], Section]] = lookup.Table(
 
 
 def write(out: Path, *folders: Path) -> Path:
-    """Write report.html and the tables of these sweeps into `out`; returns the page. Raises ValueError as `open_sweep`
-    and `join` do."""
+    """Write report.html and the tables of these sweeps into `out`; returns the page. Raises ValueError as `join`."""
     sweep = join([open_sweep(folder) for folder in folders])
     out.mkdir(parents=True, exist_ok=True)
     every = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}

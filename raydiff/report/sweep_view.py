@@ -39,7 +39,7 @@ class SweepView:
     @property
     def name(self) -> str:
         """The title of its page."""
-        return ", ".join(map(sweep_name, self.folders))
+        return ", ".join(folder.resolve().name for folder in self.folders)
 
     def trial(self, digest: str) -> Path:
         """The folder of one of its trials."""
@@ -60,23 +60,22 @@ class SweepView:
         if words is None:
             return None
         if words[:1] == ["reproduce"]:
-            options = dict(itertools.pairwise(words)) | dict(w.split("=", 1) for w in words if "=" in w)
+            options = dict(itertools.pairwise(" ".join(words).replace("=", " ").split()))
             return f"reproduce-{options.get('--paper')}-{options.get('--scale', 'cpu')}"
         return words[0] if words and not words[0].startswith("-") else "digits"  # the default of `raydiff sweep`
 
     @property
     def origin(self) -> str:
         """Where the numbers come from, as markdown: command, finished trials, their time, day, version and code."""
-        git = self.about.get("git") or ""
+        git, words = self.about.get("git") or "", self.words
         digest = hashlib.sha256(json.dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()
         changed = " and uncommitted changes" * git.endswith("-dirty")
         code = f"commit {git[:12]}{changed}" if git else f"code {digest[:8]}"
-        published = " ".join(["raydiff sweep", *_without_local_options(self.words or [])])
-        command = "Not by `raydiff sweep`" if self.words is None else f"`{published}`"
+        command = "Not by `raydiff sweep`" if words is None else f"`{' '.join(['raydiff sweep', *_published(words)])}`"
         minutes = load.column(self.finished, "final/time/seconds").sum() / 60
-        paths = [self.trial(str(digest)) / "metrics.jsonl" for digest in self.runs["digest"]]
-        times = [line["time"] for path in paths for line in read_lines(path)[-1:]]
-        day = time.strftime("%Y-%m-%d", time.gmtime(max(times))) if times else "an unknown day"
+        lines = [line for digest in self.runs["digest"] for line in read_lines(self.trial(digest) / "metrics.jsonl")]
+        last = max((line["time"] for line in lines), default=None)
+        day = "an unknown day" if last is None else time.strftime("%Y-%m-%d", time.gmtime(last))
         count = f"{len(self.finished)} of {len(self.runs)} trials finished, {minutes:.0f} minutes in all"
         return f"{command}: {count}, on {day}, by raydiff {self.about.get('version', '(unknown)')}, {code}."
 
@@ -145,14 +144,13 @@ def open_sweep(folder: Path) -> SweepView:
 
 
 def join(sweeps: Sequence[SweepView]) -> SweepView:
-    """Several sweeps as one, in which the sweep is a field of a trial like any other. Raises ValueError where two have
-    one name, or share a trial."""
+    """Several sweeps as one with the field `sweep`. Raises ValueError where two have one name, or share a trial."""
     if len(sweeps) == 1:
         return sweeps[0]
     folders = tuple(folder for sweep in sweeps for folder in sweep.folders)
-    names = list(map(sweep_name, folders))
+    names = [sweep.name for sweep in sweeps]
     if len(set(names)) < len(names):
-        raise ValueError(f"sweeps that are compared need names of their own, got {', '.join(names)}")
+        raise ValueError(f"sweeps that are compared need different names, got {', '.join(names)}")
     runs = pd.concat([sweep.runs.assign(sweep=sweep.name) for sweep in sweeps], ignore_index=True)
     if len(twice := runs["digest"][runs["digest"].duplicated()]):
         raise ValueError(f"trial {twice.iloc[0]} is in more than one of {', '.join(names)}")
@@ -161,12 +159,8 @@ def join(sweeps: Sequence[SweepView]) -> SweepView:
     return SweepView(folders, runs.apply(load.of_one_type), rounds, {"origins": origins})
 
 
-def sweep_name(folder: Path) -> str:
-    """A sweep's name."""
-    return folder.resolve().name
-
-
-def _without_local_options(words: Sequence[str]) -> list[str]:
+def _published(words: Sequence[str]) -> list[str]:
+    """The words without LOCAL_OPTIONS and their values."""
     values = {i + 1 for i, word in enumerate(words) if word in LOCAL_OPTIONS}
     kept = [word for i, word in enumerate(words) if i not in values]
     return [word for word in kept if word != "--resume" and word.partition("=")[0] not in LOCAL_OPTIONS]

@@ -33,7 +33,7 @@ def composed(folder: Path, *, keep: bool = True) -> str:
             *_lines(f"the {len(protected)} protected ones alone", protected),
         ]
     if keep:
-        write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "says": lines}, indent=1))
+        write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "text": lines}, indent=1))
     return "\n".join(lines)
 
 

@@ -238,7 +238,7 @@ class RayExecutor:
 
     def _current(self, clients: Mapping[int, None], *, alone: bool) -> str:
         """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""
-        sure = len(clients) == 1 or (alone and not self.trial.experiment.runtime.vectorize)
+        sure = len(clients) == 1 or (alone and not self.trial.experiment.numerics.vectorize)
         return f"at client {next(iter(clients))}{'' if sure else ' or a later one'}"
 
 

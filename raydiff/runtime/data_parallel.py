@@ -23,7 +23,7 @@ from ray.train.torch import TorchTrainer, get_device
 from torch import Tensor
 
 from raydiff import process
-from raydiff.experiment.config import Runtime
+from raydiff.experiment.config import Numerics, Runtime
 from raydiff.experiment.trial import Trial, local_executor, precision_of
 from raydiff.federated.rounds import ClientExecutor
 from raydiff.models.ddpm import Precision, compute_with, device
@@ -36,22 +36,23 @@ from raydiff.tree import Params, arrays, tensors
 
 @dataclass(frozen=True)
 class DataParallel:
-    """Trains as `Task.alone` does, on `runtime.server_workers` processes of a running Ray."""
+    """Trains as `Task.alone` does, on `numerics.server_workers` processes of a running Ray."""
 
     runtime: Runtime
+    numerics: Numerics
     folder: Path  # scratch folder of Ray Train, which all nodes see
     precision: Precision = "float32"
 
     def __call__(self, task: Task) -> Fitted:
         """Train, and advance the task's generator. Raises Diverged."""
-        settings = {"threads": self.runtime.threads, "precision": self.precision, "gpu": self.runtime.gpu_server}
+        settings = {"threads": self.numerics.threads, "precision": self.precision, "gpu": self.runtime.gpu_server}
         trainer = TorchTrainer(
             _process,  # rank 0's result is Result.return_value
             train_loop_config={"task": ray.put(task), **settings},
             scaling_config=ScalingConfig(
-                num_workers=self.runtime.server_workers,
+                num_workers=self.numerics.server_workers,
                 use_gpu=self.runtime.gpu_server > 0,
-                resources_per_worker=_resources(self.runtime),
+                resources_per_worker=_resources(self.runtime, self.numerics),
             ),
             run_config=RunConfig(
                 storage_path=str(self.folder), failure_config=FailureConfig(max_failures=self.runtime.failures)
@@ -77,13 +78,13 @@ def executor_and_trainer(trial: Trial) -> Iterator[tuple[Callable[[], ClientExec
 
     Raises ValueError if they do not fit on the cluster.
     """
-    runtime = trial.experiment.runtime
+    runtime, numerics = trial.experiment.runtime, trial.experiment.numerics
     with cluster() as nodes:
         if len(nodes) > 1:
             storage_is_shared(trial.sweep.parents[1])
-        shape = slot(runtime, clients=trial.experiment.clients, nodes=nodes)
+        shape = slot(runtime, threads=numerics.threads, clients=trial.experiment.clients, nodes=nodes)
         workers = shape.bundles[1:] if runtime.pool == "ray" else []
-        needed = workers + [_resources(runtime)] * runtime.server_workers
+        needed = workers + [_resources(runtime, numerics)] * numerics.server_workers
         if unplaced(needed, nodes):
             raise ValueError(too_large(total_of(needed), len(needed), nodes))
 
@@ -93,12 +94,12 @@ def executor_and_trainer(trial: Trial) -> Iterator[tuple[Callable[[], ClientExec
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
             return local_executor(trial)
 
-        yield executor, DataParallel(runtime, trial.folder / "train", precision_of(trial.experiment))
+        yield executor, DataParallel(runtime, numerics, trial.folder / "train", precision_of(trial.experiment))
 
 
-def _resources(runtime: Runtime) -> dict[str, float]:
+def _resources(runtime: Runtime, numerics: Numerics) -> dict[str, float]:
     """Resources of each process. Together they have one coordinator's CPUs: the workers wait meanwhile."""
-    return bundle(round(COORDINATOR * runtime.threads / runtime.server_workers, 4), runtime.gpu_server)
+    return bundle(round(COORDINATOR * numerics.threads / numerics.server_workers, 4), runtime.gpu_server)
 
 
 def _process(config: dict[str, Any]) -> Any:

@@ -114,9 +114,8 @@ def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan
 
 def _retried(planned: Planned) -> Planned:
     """The sweep's failed trials alone, on the resources that this command asks for."""
-    runtime = planned.base.runtime
     failed = sweep_folder.ended(planned.folder, "failed")
-    trials = tuple(replace(e, runtime=replace(runtime, threads=e.runtime.threads)) for e in failed)
+    trials = tuple(replace(e, runtime=planned.base.runtime) for e in failed)
     return replace(planned, trials=trials, asked=replace(planned.asked, search="grid"))
 
 
@@ -145,7 +144,7 @@ def _run(
             mlflow.begin()
 
     try:
-        if runtime.pool == "local" or runtime.server_workers > 1:
+        if runtime.pool == "local" or planned.base.numerics.server_workers > 1:
             local.run(planned, begin)
             ended = Ended(folder, False)
         else:

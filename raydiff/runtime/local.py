@@ -26,9 +26,9 @@ def run(planned: Planned, begin: Callable[[], None]) -> None:
     if asked.search in ("optuna", "asha") or asked.budget_s is not None:
         raise ValueError("--search optuna, --search asha and --time-budget need Ray Tune: set runtime.pool to ray")
     trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
-    if runtime.server_workers > 1:
+    if planned.base.numerics.server_workers > 1:
         if len(trials) > 1:
-            raise ValueError("runtime.server_workers must be 1 in a sweep: it is for the server of raydiff run")
+            raise ValueError("numerics.server_workers must be 1 in a sweep: it is for the server of raydiff run")
         from raydiff.runtime import data_parallel
 
         with data_parallel.executor_and_trainer(trials[0]) as (pool, train):

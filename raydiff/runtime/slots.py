@@ -49,18 +49,18 @@ def bundle(cpu: float, gpu: float) -> dict[str, float]:
     return {"CPU": float(cpu), "GPU": gpu} if gpu else {"CPU": float(cpu)}
 
 
-def slot(runtime: Runtime, *, clients: int, nodes: Sequence[Resources]) -> Slot:
+def slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[Resources]) -> Slot:
     """Return the slot of a sweep whose largest trial has this many clients.
 
     `runtime.workers` defaults to as many workers as fit on these nodes beside the coordinator.
     """
 
     def of(workers: int) -> Slot:
-        return Slot(min(workers, clients), runtime.threads, runtime.gpu_per_worker, runtime.gpu_server)
+        return Slot(min(workers, clients), threads, runtime.gpu_per_worker, runtime.gpu_server)
 
     if runtime.workers is not None:
         return of(runtime.workers)
-    most = min(clients, int(total_of(nodes)["CPU"] / runtime.threads))
+    most = min(clients, int(total_of(nodes)["CPU"] / threads))
     shapes = (of(workers) for workers in range(most, 1, -1))
     return next((shape for shape in shapes if _place(shape.bundles, _free(nodes))), of(1))
 
@@ -76,7 +76,7 @@ def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> s
     """Return the message that a trial does not fit on these nodes."""
     return (
         f"one trial needs {say(total)} for {processes} processes, but the cluster has {say(total_of(nodes))} on "
-        f"{len(nodes)} node(s): lower runtime.workers, runtime.threads or the fractions of a GPU"
+        f"{len(nodes)} node(s): lower runtime.workers, numerics.threads or the fractions of a GPU"
     )
 
 

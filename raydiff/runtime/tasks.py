@@ -40,7 +40,7 @@ def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
         def opened() -> Do:
             return generation.maker(open_finished(folder), client, out, request).write
 
-        needed = bundle(trial.experiment.runtime.threads, gpu)
+        needed = bundle(trial.experiment.numerics.threads, gpu)
         yield from _done(opened, parts, needed, workers=workers, nodes=nodes, folders=(trial.sweep, out))
 
     return spread
@@ -49,7 +49,7 @@ def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
 def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Resources]) -> Iterator[int]:
     """Train all shadow models with up to `workers` workers, and yield each one's number when it is in the cache."""
     trial, request = attacked.finished.trial, attacked.request
-    needed = bundle(trial.experiment.runtime.threads, trial.experiment.runtime.gpu_per_worker)
+    needed = bundle(trial.experiment.numerics.threads, trial.experiment.runtime.gpu_per_worker)
     numbers, folders = range(request.shadows), (trial.sweep,)
     yield from _done(
         lambda: shadows.open_attacked(request).losses, numbers, needed, workers=workers, nodes=nodes, folders=folders

@@ -49,7 +49,8 @@ TUNE_SETTINGS = {
 
 def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """Return the slot that holds each of the plan's trials."""
-    return slot(plan.base.runtime, clients=max(e.clients for e in (plan.base, *plan.trials)), nodes=nodes)
+    clients = max(e.clients for e in (plan.base, *plan.trials))
+    return slot(plan.base.runtime, threads=plan.base.numerics.threads, clients=clients, nodes=nodes)
 
 
 def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:

@@ -57,10 +57,8 @@ class BudgetLog:
         return records
 
     def add(self, record: Mapping[str, Any], number: int) -> None:
-        """Write record `number`, after its predecessors were read; it is on the disk when this returns.
-
-        Raises FileExistsError if another process was faster.
-        """
+        """Write record `number` to the disk, after its predecessors were read. Raises FileExistsError if another
+        process did."""
         before = self._file(number - 1)
         previous = None if number == 1 else hashlib.sha256(before.read_bytes()).hexdigest()
         write_text(self._file(number), sealed({**record, "previous": previous}), durable=True, if_absent=True)

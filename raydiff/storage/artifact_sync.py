@@ -35,13 +35,9 @@ def put(folder: Path) -> None:
     """Put the files of a sweep or trial that have changed, if its storage is a bucket."""
     if not (storage := storage_at(folder)).remote:
         return
-    before, contents = (
-        _listed(storage, folder) or {},
-        {name: path.read_bytes() for name, path in _files(folder).items()},
-    )
-    now = {name: hashlib.sha256(data).hexdigest() for name, data in contents.items()}
+    before, now = _listed(storage, folder) or {}, _checksums(folder)
     for name in (name for name in now if now[name] != before.get(name)):
-        storage.put(name, contents[name])
+        storage.put(name, (folder / name).read_bytes())
     if (folder / ERROR).exists():
         storage_at(folder, private=True).put(ERROR, (folder / ERROR).read_bytes())
     if now != before:
@@ -50,16 +46,13 @@ def put(folder: Path) -> None:
 
 
 def get(folder: Path) -> bool:
-    """Make the files of a sweep or trial those in its bucket; returns whether the bucket has any. False for a folder.
-
-    Raises ValueError if `files.json` is damaged, names a file outside `FILES`, or one that is missing.
-    """
+    """Download a sweep's or trial's files; returns whether its bucket has any, False for a folder. Raises ValueError if
+    `files.json` is damaged, names a file outside `FILES`, or one that is missing."""
     storage = storage_at(folder)
     if not storage.remote or (listed := _listed(storage, folder)) is None:
         return False
-    here = {name: hashlib.sha256(path.read_bytes()).hexdigest() for name, path in _files(folder).items()}
-    wanted = [name for name, checksum in listed.items() if here.get(name) != checksum]
-    for name in wanted:
+    here = _checksums(folder)
+    for name in (name for name in listed if here.get(name) != listed[name]):
         if (data := storage.get(name)) is None:
             raise ValueError(f"{storage.describe(name)} is gone, though {NAMES} names it")
         write_bytes(folder / name, data)
@@ -72,11 +65,8 @@ def get(folder: Path) -> bool:
 
 
 def get_sweep(sweep: Path) -> bool:
-    """`get` of a sweep and its trials, and write its secret if the environment has it.
-
-    Of unfinished trials the names of commits and messages are copied too, which can be counted without the secret.
-    Returns whether the bucket has such a sweep. Raises ValueError as `get`.
-    """
+    """`get` of a sweep and its trials, and its secret from the environment; returns whether the bucket has the sweep.
+    Of unfinished trials the names of commits and messages are copied too: they count without the secret."""
     storage = storage_at(sweep)
     if not get(sweep):
         return False
@@ -95,10 +85,8 @@ def get_sweep(sweep: Path) -> bool:
 
 
 def fetched(uri: str) -> Path:
-    """A folder with the files of a storage, sweep or trial in a bucket, for readers; a path is returned as it is.
-
-    It lies apart from the one in which a driver may be at work. Raises ValueError if there is no such sweep.
-    """
+    """A path, or the folder into which a storage, sweep or trial of a bucket is downloaded for reading, apart from a
+    driver's. Raises ValueError if there is no such sweep."""
     if not is_bucket(uri):
         return Path(uri)
     text, mark, query = uri.partition("?")
@@ -147,6 +135,8 @@ def _patterns(folder: Path) -> tuple[str, ...]:
     return FILES["sweep" if folder.parent.name == "sweeps" else "trial"]
 
 
-def _files(folder: Path) -> dict[str, Path]:
+def _checksums(folder: Path) -> dict[str, str]:
+    """Name -> checksum of the files here that are copied."""
     paths = (path for pattern in _patterns(folder) for path in sorted(folder.glob(pattern)))
-    return {str(p.relative_to(folder)): p for p in paths if p.is_file() and not p.name.startswith(".")}
+    files = [path for path in paths if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -22,8 +22,6 @@ import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,7 @@ from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_p
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checksums import dump_tensors, load_tensors
 from raydiff.storage.shared_results import SharedResults
-from raydiff.storage.storage import Storage, storage_at
+from raydiff.storage.storage import storage_at
 from raydiff.tree import Params, Tensors
 
 INITIAL = -1  # the "round" of a client's state before its first one
@@ -42,35 +40,24 @@ FILE = "{}/{:05d}-{:05d}.safetensors"  # clients or releases, client, round
 WRITERS = 8  # threads that write states: together they take a tenth of the time of one by one
 
 
-@dataclass(frozen=True)
 class Store:
     """The checkpoint of one trial. Cheap to create; not safe for several threads."""
 
-    root: Path
-    """The trial's folder; in a bucket, the working folder whose place names the trial there."""
-    cache: Path | None = None
-    """The folder of `results`; None: nothing is shared."""
-    guard: Callable[[], None] | None = None
-    """Raises LeaseLost if the driver that this process works for has lost the sweep."""
-    _writes: list[Future[None]] = field(default_factory=list, init=False, repr=False, compare=False)
-    _saved: dict[int, int] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Client -> the last round whose state this process has saved."""
-    _latest: dict[int, dict[str, int]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """The last commit that was read -> the round of each client's latest state then."""
+    def __init__(self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None) -> None:
+        """Open a trial's checkpoint.
 
-    @cached_property
-    def storage(self) -> Storage:
-        """Where the trial's files are; encrypted in a bucket."""
-        return storage_at(self.root, private=True)
-
-    @cached_property
-    def _writers(self) -> ThreadPoolExecutor:
-        return ThreadPoolExecutor(WRITERS)
-
-    @cached_property
-    def results(self) -> SharedResults:
-        """Results that the trials of a sweep share."""
-        return SharedResults(None if self.cache is None else storage_at(self.cache, private=True))
+        Args:
+            root: The trial's folder; of a bucket, the working folder.
+            cache: The folder of `results`; None: nothing is shared.
+            guard: Raises LeaseLost if the driver that this process works for has lost the sweep.
+        """
+        self.root, self.cache, self.guard = root, cache, guard
+        self.storage = storage_at(root, private=True)
+        self.results = SharedResults(None if cache is None else storage_at(cache, private=True))
+        self._writers = ThreadPoolExecutor(WRITERS)
+        self._writes: list[Future[None]] = []
+        self._saved: dict[int, int] = {}  # client -> the last round whose state this process has saved
+        self._latest: dict[int, dict[str, int]] = {}  # the last commit read -> the round of each client's latest state
 
     def save_server(self, number: int, state: Params) -> None:
         """Store the server's state after a round; `commit` makes it count. Raises LeaseLost as `check_open`."""
@@ -92,13 +79,13 @@ class Store:
         self._saved[client] = number
 
     def flush(self, limit: int = 0) -> None:
-        """Wait until at most `limit` states are still being written. Raises OSError if a write has failed."""
+        """Wait until at most `limit` states are being written. Raises OSError if a write has failed."""
         while len(self._writes) > limit:
             self._writes.pop(0).result()
 
     def load_client(self, client: int, *, before: int) -> Params | None:
-        """A client's latest committed state from a round earlier than `before`; None if it has none. Raises ValueError
-        if it is damaged or missing."""
+        """A client's latest committed state from a round earlier than `before`, or None. Raises ValueError if it is
+        damaged."""
         number = self._latest_states(before).get(str(client))
         return None if number is None else self._required(FILE.format("clients", client, number))
 
@@ -123,14 +110,11 @@ class Store:
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
     ) -> Release:
-        """Store a noised message before it is sent; returns the one to send, now and whenever asked again.
+        """Store a noised message before it is sent; returns the one to send, now and in every retry.
 
         Resending the stored bytes spends nothing. The first stored message counts, since the same noise on two values
-        (a process believed dead may still compute) would reveal their difference. A message that is not noised is
-        returned as it is; `note` records it.
-
-        `metrics` are stored for a resent message. Raises LeaseLost as `check_open`: nothing noised may be sent in a
-        committed round, whose commit has removed the first message.
+        (a process believed dead may still compute) would reveal their difference. `metrics` are stored for a resent
+        message. A message without noise is returned as it is; `note` records it. Raises LeaseLost as `check_open`.
         """
         if not isinstance(release.event, Gaussian):
             return release
@@ -145,8 +129,8 @@ class Store:
         return stored[0] if stored else release
 
     def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
-        """What this client has noised for this round, its metrics, and whether the state that it made in the round is
-        intact: a power loss can remove that state and leave the message. None if it has not sent anything noised."""
+        """A client's noised message of a round, its metrics, and whether its state of that round is intact, which a
+        power loss can remove; None if there is no such message."""
         if (stored := self._load(FILE.format("releases", client, number))) is None:
             return None
         value, about = stored
@@ -157,11 +141,8 @@ class Store:
         return already_private(value, event_from_dict(about["event"]), copy=False), about["metrics"], intact
 
     def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
-        """Write ahead what messages reveal, (client, event, bytes) each, in case the round never commits.
-
-        Returns once the states of their clients are stored too; noised messages were recorded by `save_release`. Raises
-        LeaseLost as `check_open`: then nothing may be sent.
-        """
+        """Write ahead what messages without noise reveal, (client, event, bytes) each, in case the round never commits;
+        wait until their clients' states are stored too. Raises LeaseLost as `check_open`: then nothing may be sent."""
         self.flush()
         lines = [
             sealed({"client": client, "event": event_to_dict(event), "bytes": size})
@@ -197,8 +178,8 @@ class Store:
             yield about["client"], about
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
-        """Make a round count, then remove what no resume can need: older states, and messages up to this round. Raises
-        LeaseLost as `check_open`; then nothing is changed."""
+        """Make a round count, then remove older states and messages. Raises LeaseLost as `check_open`, and changes
+        nothing."""
         self.flush()
         states = [(int(name.partition("-")[0]), _round(name)) for name in self.storage.list_names("clients")]
         earlier = [n for n in self._committed() if n < number]
@@ -230,8 +211,7 @@ class Store:
         return numbers[-1], {k: v for k, v in record.items() if k not in ("states", "previous")}
 
     def ledger(self) -> Ledger:
-        """What the committed rounds have spent. Raises ValueError if a commit is missing, damaged, or not the one that
-        the next round followed."""
+        """The ledger of the committed rounds. Raises ValueError if a commit is missing, damaged or out of order."""
         return Ledger(tuple(e for record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
 
     def _committed(self) -> list[int]:
@@ -244,8 +224,7 @@ class Store:
     def _record(self, number: int) -> tuple[dict[str, Any], str]:
         """A commit's fields and its checksum."""
         if (data := self.storage.get(COMMIT.format(number))) is None:
-            where = self.storage.describe("")
-            raise ValueError(f"{where} has lost commit {number}: what it has spent is not known")
+            raise ValueError(f"{self.storage.describe('')} has lost commit {number}: what it has spent is not known")
         where = self.storage.describe(COMMIT.format(number))
         return parse_json(data, where, needs="states", checksum=True), hashlib.sha256(data).hexdigest()
 

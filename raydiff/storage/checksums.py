@@ -28,11 +28,8 @@ def dump_tensors(tensors: Tensors, note: str = "") -> bytes:
 
 
 def load_tensors(data: bytes, where: object) -> tuple[Params, str]:
-    """The tensors and the note of a file that `dump_tensors` made; `where` it is, for the message.
-
-    They are aligned as freshly allocated ones are, so that their products have the same bits. Raises ValueError if the
-    file is damaged or has no checksum.
-    """
+    """The tensors and note of a file that `dump_tensors` made. They are aligned as freshly allocated ones, so that
+    products have the same bits. Raises ValueError, naming `where`, if the file is damaged."""
     from safetensors.torch import load
 
     if data[8:_AT] != _START:

@@ -51,10 +51,10 @@ class Lease:
 
 @contextlib.contextmanager
 def held(sweep: Path) -> Iterator[Lease]:
-    """Hold the lease of the sweep in this folder, which is created if needed; removed again if nothing was begun.
+    """Hold the lease of the sweep in this folder, which is created if needed, and removed if nothing was begun.
 
-    A process that loses the lease, because it stood still for long, is ended at once: what an orderly end would write
-    is the other driver's now. Raises ValueError, which names the driver, if another one runs the sweep.
+    A process that loses the lease, because it was suspended for long, is ended at once: an orderly end would overwrite
+    the other driver's files. Raises ValueError, which names the driver, if another one runs the sweep.
     """
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     me = {**machine(), "pid": os.getpid(), "started": process_start(os.getpid()), "since": since, "ended": False}
@@ -102,8 +102,8 @@ def _outlive(sweep: str, storage: Storage, name: str) -> None:
             raise lives
         return
     if (silent := _now(storage) - beat) < SILENCE_S:
-        says = f"no heartbeat of the driver of {sweep} on {driver['host']} for {max(silent, 0):.0f} s"
-        print(f"{says}; it counts as dead after {SILENCE_S:.0f} s", flush=True)
+        where = f"the driver of {sweep} on {driver['host']}"
+        print(f"no heartbeat of {where} for {max(silent, 0):.0f} s: dead after {SILENCE_S:.0f} s", flush=True)
     while _now(storage) - beat < SILENCE_S:
         time.sleep(1.0)
         if storage.modified(name) not in (beat, None):
@@ -148,8 +148,7 @@ def _release(lease: Lease, storage: Storage, me: dict[str, Any]) -> None:
 
 
 def machine() -> dict[str, str | None]:
-    """What identifies a machine on which process numbers mean something: the boot and, for containers, the namespace.
-    None where the system does not say: then only silence counts."""
+    """Identify the machine on which process numbers hold: host, boot and container. None where the system hides it."""
     about: dict[str, str | None] = {"host": platform.node(), "boot": None, "numbering": None}
     with contextlib.suppress(OSError):
         about["boot"] = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -35,10 +35,8 @@ class Unreachable(OSError):
 
 @dataclass(frozen=True)
 class Cipher:
-    """AES-256-GCM under a key derived from a sweep's noise secret, which the sweep's working folder has.
-
-    Without the secret the bytes cannot be read, nor changed or moved to another key of the bucket unnoticed.
-    """
+    """AES-256-GCM under a key derived from the noise secret in a sweep's working folder. Without the secret the bytes
+    cannot be read, changed or moved to another key of the bucket unnoticed."""
 
     sweep: Path
 
@@ -76,10 +74,8 @@ class Cipher:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """What lies below a URI such as s3://lab/diffusion?region=eu-west-1; `Storage` documents the methods.
-
-    Raises ValueError for a URI that is not a bucket's, or that holds a password.
-    """
+    """Objects below a URI such as s3://lab/diffusion?region=eu-west-1. Raises ValueError for a URI that is not a
+    bucket's, or that holds a password."""
 
     uri: str
     prefix: str = ""

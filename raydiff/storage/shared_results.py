@@ -15,8 +15,7 @@ from raydiff.tree import Params
 
 
 def result_key(kind: str, secret: bytes, parts: tuple[object, ...]) -> str:
-    """The key of a result that depends on `parts`: keyed by the sweep's secret, since the parts include digests of
-    records, and a file's name can be read."""
+    """The key of a result that depends on `parts`, keyed by the sweep's secret: parts include digests of records."""
     return f"{kind}-{keyed_digest(secret, kind, repr(parts))[:32]}"
 
 
@@ -28,14 +27,13 @@ class SharedResults:
 
     def cached(self, key: str, make: Callable[[], Params]) -> Params:
         """`make()`, or what an earlier call with the same key returned, in this trial or another of its sweep."""
-        if (found := self.get(key)) is not None:
-            return found
+        if (stored := self.get(key)) is not None:
+            return stored
         result = make()
-        if self.storage is None:
-            return result
-        if (found := self.get(key)) is not None:  # Another trial was faster: its result counts.
-            return found
-        self.storage.put(_file(key), dump_tensors(result))
+        if (stored := self.get(key)) is not None:  # Another trial was faster: its result counts.
+            return stored
+        if self.storage is not None:
+            self.storage.put(_file(key), dump_tensors(result))
         return result
 
     def get(self, key: str) -> Params | None:

@@ -23,8 +23,7 @@ from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 PLACE = "RAYDIFF_CACHE"
 """The environment variable with the folder of working folders; each node may have its own."""
 DEFAULT = "~/raydiff/buckets"
-SECRET = "RAYDIFF_NOISE_SECRET"
-"""The environment variable that may hold the noise secret, in hexadecimal digits."""
+SECRET = "RAYDIFF_NOISE_SECRET"  # environment variable with the noise secret, in hexadecimal digits
 
 
 def root(storage: str) -> Path:

@@ -49,11 +49,9 @@ class Storage(Protocol):
 
 
 def storage_at(folder: Path, *, private: bool = False) -> Storage:
-    """The storage of <storage>, <storage>/sweeps/<name> or a folder below that.
-
-    If <storage>/bucket.json names a bucket, the folder is only this process's working copy of the bucket, where what is
-    `private`, of clients, is encrypted. Raises ValueError if bucket.json is damaged.
-    """
+    """The storage of <storage>, <storage>/sweeps/<name> or a folder below. If <storage>/bucket.json names a bucket, the
+    folder is this process's working copy of it, where `private` objects are encrypted. Raises ValueError if bucket.json
+    is damaged."""
     at = folder.absolute()
     for levels, root in enumerate([at, *at.parents][:5]):  # <storage>/sweeps/<name>/trials/<digest> has four levels.
         if (uri := bucket_at(root)) is None:

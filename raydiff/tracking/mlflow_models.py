@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from raydiff.formats import json_files as files
+from raydiff.formats import json_files
 from raydiff.results.finished import Finished
 from raydiff.results.personalization import Joining, Row
 from raydiff.results.sampler import Sampler
@@ -22,30 +22,29 @@ ROW_KEYS = ("learning_rate", "epoch", "steps", "client")  # columns of an unseen
 def find_trial(uri: str, run: str, sweeps: Path) -> str:
     """Name of an MLflow run's trial, SWEEP/DIGEST; of a sweep's own run SWEEP. Raises ValueError without such a run,
     and where the sweep of that name is another one by now."""
-    client = open_client(uri)
     from mlflow.exceptions import MlflowException
 
+    client, store = open_client(uri), mlflow_store.redacted(uri)
     try:
         tags = client.get_run(run).data.tags
     except MlflowException as e:
-        why = mlflow_store.redacted(f"{uri}: {str(e).splitlines()[0]}")
-        raise ValueError(f"the run {run} cannot be read from {why}") from None
+        raise ValueError(f"the run {run} cannot be read from {store}: {mlflow_store.first_line(e)}") from None
     if "raydiff.sweep" not in tags:
-        raise ValueError(f"the run {run} in {mlflow_store.redacted(uri)} is not one of raydiff's")
-    named = [tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags]
-    if any(Path(name).name != name or name == ".." for name in named):
-        raise ValueError(f"the run {run} in {mlflow_store.redacted(uri)} names no sweep and trial: {'/'.join(named)!r}")
-    path = sweeps / tags["raydiff.sweep"] / "sweep.json"
+        raise ValueError(f"the run {run} in {store} is not one of raydiff's")
+    sweep, names = tags["raydiff.sweep"], [tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags]
+    if any(Path(name).name != name or name == ".." for name in names):
+        raise ValueError(f"the run {run} in {store} names no sweep and trial: {'/'.join(names)!r}")
+    path = sweeps / sweep / "sweep.json"
     if not path.exists():
-        raise ValueError(f"the sweep {tags['raydiff.sweep']} of the run {run} is not in {sweeps}: say its --storage")
-    if files.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
-        raise ValueError(f"the sweep {tags['raydiff.sweep']} in {sweeps} is another one than that of the run {run}")
-    return "/".join(named)
+        raise ValueError(f"the sweep {sweep} of the run {run} is not in {sweeps}: give its --storage")
+    if json_files.read_json(path, needs="id")["id"] != tags["raydiff.id"]:
+        raise ValueError(f"the sweep {sweep} in {sweeps} is another one than that of the run {run}")
+    return "/".join(names)
 
 
 def find_run(uri: str, folder: Path) -> str:
     """The MLflow run of a trial's folder. Raises ValueError if there is none."""
-    identity = files.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
+    identity = json_files.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
     client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
     experiments = [e.experiment_id for e in client.search_experiments()]
     for run in client.search_runs(experiments, query, max_results=1):
@@ -73,16 +72,16 @@ def log_sampler(client: Any, run: str, finished: Finished, number: int | None = 
 
     name = "sampler-global" if shared else "sampler"
     with tempfile.TemporaryDirectory() as folder:
-        files, path = Path(folder) / "sampler", Path(folder) / "model"
-        finished.save_sampler(files, number, shared=shared)
-        card = json.loads((files / "sampler.json").read_text())
+        sampler, path = Path(folder) / "sampler", Path(folder) / "model"
+        finished.save_sampler(sampler, number, shared=shared)
+        card = json.loads((sampler / "sampler.json").read_text())
         its = client.get_run(run)
         experiment, params = its.info.experiment_id, {k: v for k, v in its.data.params.items() if k in MODEL_PARAMS}
         for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
             client.delete_logged_model(earlier.model_id)
         tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
         logged = client.create_logged_model(experiment, name=name, source_run_id=run, tags=tags, params=params)
-        _save_model(path, files, card, Model(run_id=run, model_id=logged.model_id))
+        _save_model(path, sampler, card, Model(run_id=run, model_id=logged.model_id))
         client.log_model_artifacts(logged.model_id, str(path))
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run, [LoggedModelOutput(logged.model_id, 0)])
@@ -104,7 +103,7 @@ def _log_readings(client: Any, run: Any, model: str) -> None:
         client.log_batch(run.info.run_id, metrics=[Metric(key, last.value, last.timestamp, last.step, **about)])
 
 
-def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) -> None:
+def _save_model(path: Path, sampler: Path, card: Mapping[str, Any], model: Any) -> None:
     """The model's files: those of the sampler, the code that loads them, a signature and an example."""
     import numpy as np
     import pandas as pd
@@ -113,23 +112,21 @@ def _save_model(path: Path, files: Path, card: Mapping[str, Any], model: Any) ->
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
     channels, height, width = card["shape"]
-    mapping = Sampler(files).mapping
+    mapping = Sampler(sampler).mapping
     whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
     inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
-    made: list[ColSpec | TensorSpec]
-    if mapping is None:
-        made = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
-    else:
-        made = [ColSpec("string", column.name, required=False) for column in mapping.decoded]
+    outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
+    if mapping is not None:
+        outputs = [ColSpec("string", column.name, required=False) for column in mapping.decoded]
     seed = ParamSchema([ParamSpec("seed", "long", None)])
     example = pd.DataFrame({column: [0, len(names) - 1] for column, names in card["labels"].items()})
     pyfunc.save_model(
         str(path),
         loader_module="raydiff.results.sampler",
-        data_path=str(files),
+        data_path=str(sampler),
         code_paths=[str(Path(__file__).parents[1])],
         mlflow_model=model,
-        signature=ModelSignature(inputs, Schema(made), seed),
+        signature=ModelSignature(inputs, Schema(outputs), seed),
         input_example=(example, {"seed": 0}),
         pip_requirements=[f"{name}=={metadata.version(name)}" for name in ("mlflow", *card["requires"])],
         metadata={k: card[k] for k in ("privacy", "about", "trial", "clients")},
@@ -143,9 +140,7 @@ def log_newcomer(
     `key`; returns its id. A metric for each reading and learning rate has the epoch as its step."""
     client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
-    query = f"tags.`raydiff.newcomer` = '{key}' and tags.`mlflow.parentRunId` = '{parent}'"
-    for earlier in client.search_runs([experiment], query):
-        client.delete_run(earlier.info.run_id)
+    mlflow_store.delete_runs(client, experiment, {"raydiff.newcomer": key, "mlflow.parentRunId": parent})
     tags = {  # Without raydiff.id and raydiff.trial, by which the trial's own run is found.
         "mlflow.parentRunId": parent,
         "raydiff.kind": "newcomer",
@@ -168,10 +163,8 @@ def log_newcomer(
     mlflow_store.log_params(client, run, params)
     last, values = max(row.get("epoch", 0) for row in rows), list[tuple[str, int, float]]()
     for row in rows:
-        end = f"lr_{row['learning_rate']:g}"
-        if "client" in row:
-            end = f"client_{row['client']:.0f}/{end}"
-        step = int(row.get("epoch", last))
+        client_name = f"client_{row['client']:.0f}/" if "client" in row else ""
+        end, step = f"{client_name}lr_{row['learning_rate']:g}", int(row.get("epoch", last))
         values += [(f"{reading}/{end}", step, value) for reading, value in row.items() if reading not in ROW_KEYS]
     mlflow_store.log_values(client, run, values)
     for path in files:

@@ -16,8 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ARTIFACTS = "mlflow-artifacts"
-"""The folder beside a SQLite store in which MLflow keeps files."""
+ARTIFACTS = "mlflow-artifacts"  # the folder beside a SQLite store in which MLflow keeps files
 PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps absolute paths of that folder."""
 REFUSED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
@@ -53,21 +52,26 @@ def _follow_move(path: Path) -> None:
     if not here.is_dir():
         return
     with contextlib.closing(sqlite3.connect(path)) as db, db:
-        for (there,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
-            old = Path(str(there).removeprefix("file://"))
+        for (location,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
+            old = Path(str(location).removeprefix("file://"))
             if old.name != ARTIFACTS or old == here or old.exists():
                 continue
             for table, column in PATH_COLUMNS:
-                rest = f"substr({column}, {len(there) + 1})"
+                rest = f"substr({column}, {len(location) + 1})"
                 db.execute(
                     f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
-                    (f"file://{here}", len(there), there),
+                    (f"file://{here}", len(location), location),
                 )
 
 
 def redacted(text: str) -> str:
     """The text without the password of any URL in it."""
     return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
+
+
+def cannot_be_written(uri: str, error: Exception) -> ValueError:
+    """The error of an MLflow store, in one sentence."""
+    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {first_line(error)}")
 
 
 def first_line(error: Exception) -> str:
@@ -90,6 +94,12 @@ def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
             return runs
 
 
+def delete_runs(client: Any, experiment: str, tags: Mapping[str, str]) -> None:
+    """Delete the runs of an experiment that have all these tags."""
+    for run in all_runs(client, experiment, " and ".join(f"tags.`{k}` = '{v}'" for k, v in tags.items())):
+        client.delete_run(run.info.run_id)
+
+
 def log_data(client: Any, run: str, name: str, digest: str) -> None:
     """Log the run's data set. The digest is keyed: it identifies no records without the key."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
@@ -98,9 +108,15 @@ def log_data(client: Any, run: str, name: str, digest: str) -> None:
     client.log_inputs(run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 
-def spelled(name: str) -> str:
-    """A metric's name in the letters that MLflow takes."""
-    return re.sub(r"[^\w\-. :/]", "", name)[:250]
+def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
+    """The id of an experiment, which is created with this artifact location if there is none."""
+    if (existing := client.get_experiment_by_name(name)) is None:
+        try:
+            return str(client.create_experiment(name, artifact_location=artifacts))
+        except Exception:  # Another process may have created it just now.
+            if (existing := client.get_experiment_by_name(name)) is None:
+                raise
+    return str(existing.experiment_id)
 
 
 def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
@@ -112,23 +128,15 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
         client.log_batch(run, params=batch[i : i + PARAMS])
 
 
-def log_tags(client: Any, run: str, tags: Mapping[str, str]) -> None:
-    """Set tags in one call, which is one write to the disk."""
-    from mlflow.entities import RunTag
-
-    client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])
-
-
 def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
-    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now).
-
-    MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead.
-    """
+    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now). MLflow stores an
+    infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead."""
     from mlflow.entities import Metric
 
     ms = int((time.time() if at is None else at) * 1000)
     usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
-    metrics = [Metric(k, float(v), ms, step) for k, step, v in usable]
+    # MLflow takes these letters in a metric's name.
+    metrics = [Metric(re.sub(r"[^\w\-. :/]", "", k)[:250], float(v), ms, step) for k, step, v in usable]
     for i in range(0, len(metrics), BATCH):
         client.log_batch(run, metrics=metrics[i : i + BATCH])
 
@@ -144,14 +152,11 @@ def log_folder(
     params: Mapping[str, object] = types.MappingProxyType({}),
     metrics: Sequence[tuple[str, int, float]] = (),
 ) -> str:
-    """Log a folder's files as the artifact `folder.name` of a new, finished run; returns the run's id.
-
-    `metrics` are (name, step, value). Raises ValueError, in one sentence, if MLflow cannot be written.
-    """
+    """Log a folder as the artifact `folder.name` of a new, finished run, with metrics (name, step, value); returns its
+    id. Raises ValueError if MLflow cannot be written."""
     try:
         client = connect(uri)
-        existing = client.get_experiment_by_name(experiment)
-        at = existing.experiment_id if existing else client.create_experiment(experiment, artifact_location=artifacts)
+        at = experiment_id(client, experiment, artifacts)
         run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
         log_params(client, run, params)
         log_values(client, run, metrics)
@@ -159,4 +164,4 @@ def log_folder(
         client.set_terminated(run, "FINISHED")
         return run
     except Exception as e:  # whatever MLflow raises
-        raise ValueError(f"the MLflow store {redacted(uri)} cannot be written: {first_line(e)}") from e
+        raise cannot_be_written(uri, e) from e

@@ -9,15 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydiff.federated import heartbeat
 from raydiff.formats import metric_names, rounding
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
-from raydiff.tracking.mlflow_store import log_data, log_params, log_tags, log_values
+from raydiff.tracking.mlflow_store import log_data, log_params, log_values
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
-OUTCOME = "raydiff.outcome"
-"""The tag that a run gets last: with it the run is complete."""
+OUTCOME = "raydiff.outcome"  # the tag that a run gets last: with it the run is complete
 FIRST = "privacy/epsilon_server"  # MLflow's page shows metrics in the order in which it got them.
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none."""
@@ -45,7 +43,6 @@ class TrialRun:
     step: int = -1  # last round that MLflow has
     earlier_outcome: str = ""  # recorded by an earlier writer
     ended_ns: int | None = None  # modification time of the outcome.json that MLflow has
-    loss_step: int = -1
 
     def attach(self, run: str | None) -> None:
         """Take this run or create one, log the trial's config, and read how far MLflow has got."""
@@ -87,9 +84,7 @@ class TrialRun:
             self.sweep.client.update_run(self.run, status="RUNNING")
             self.earlier_outcome, self.ended_ns = "", None
         self._log_rounds()
-        if outcome is None:
-            self._log_loss_within_round()
-        else:
+        if outcome is not None:
             self._finish(outcome)
             self.ended_ns = written
 
@@ -104,28 +99,17 @@ class TrialRun:
             log_values(self.sweep.client, self.run, rows, at=line["time"])
             self.step = step
 
-    def _log_loss_within_round(self) -> None:
-        """The mean loss of a round that takes long. Its MLflow step is 100 for each round, plus the percentage of the
-        running one that is done, in steps of 5."""
-        number = self.step + 1
-        beats = [beat for beat in heartbeat.read(self.folder) if beat.round == number and beat.loss is not None]
-        if not beats:
-            return
-        step = 100 * number + 5 * int(20 * beats[0].share)
-        if step > self.loss_step:
-            loss = sum(beat.loss or 0.0 for beat in beats) / len(beats)
-            log_values(self.sweep.client, self.run, [("training/loss", step, loss)])
-            self.loss_step = step
-
     def _finish(self, outcome: dict[str, Any]) -> None:
+        from mlflow.entities import RunTag
+
         client, run = self.sweep.client, self.run
         final = metric_names.final(outcome)
         values = ((name, self.step + 1, value) for name, value in metric_names.shown(final).items())
         log_values(client, run, values, at=self.folder.stat().st_mtime)
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
-        tags = {"raydiff.privacy": outcome["says"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
-        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["says"], reason)))
-        log_tags(client, run, tags)
+        tags = {"raydiff.privacy": outcome["text"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
+        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], reason)))
+        client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])  # one write to the disk
         client.update_run(run, name=run_name(read_json(self.folder / "config.json"), epsilon))
         attach_artifacts(client, run, self.folder / "artifacts", final)
         if outcome["outcome"] == "finished" and self.sweep.log_sampler is not None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from raydiff.formats import metric_names
 from raydiff.formats.json_files import read_json
-from raydiff.tracking.mlflow_store import all_runs, connect, first_line, log_params, log_values, redacted, spelled
+from raydiff.tracking import mlflow_store
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
 
 PERIOD_S = 2.0  # between two updates from the files
@@ -46,7 +46,7 @@ class Mlflow(threading.Thread):
         self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
         self.log_sampler = log_sampler
         self.parent: str | None = None
-        self.experiment_id: str | None = None
+        self.experiment_id = ""
         self.error: Exception | None = None
         self._client: Any = None
         self._sweep_run: SweepRun | None = None
@@ -82,15 +82,14 @@ class Mlflow(threading.Thread):
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
         self._ready.wait()
         if self.error is not None:
-            raise ValueError(f"the MLflow store {redacted(self.uri)} cannot be written: {first_line(self.error)}")
+            raise mlflow_store.cannot_be_written(self.uri, self.error)
 
     def begin(self) -> None:
         """Start following the sweep's folder."""
         self._begun.set()
 
     def close(self, timeout_s: float = 120.0) -> None:
-        """Bring MLflow up to date with the files, then stop. Gives up after `timeout_s` in which no trial's end was
-        logged."""
+        """Bring MLflow up to date with the files, then stop; give up after `timeout_s` without a finished trial."""
         self._closing.set()
         self._begun.set()
         self.join(timeout_s)
@@ -112,9 +111,8 @@ class Mlflow(threading.Thread):
         note: str = "",
         means: Mapping[str, Mapping[str, object]] = types.MappingProxyType({}),
     ) -> str | None:
-        """After `close`, end the parent run with a status (FINISHED or KILLED), files, a description in Markdown, and a
-        run for each of the settings' means (`_log_means`). Returns the reason, in a sentence, if MLflow lacks something
-        that the files have."""
+        """After `close`, end the parent run with a status (FINISHED or KILLED), files, a description in Markdown, and
+        runs of the settings' means (`_log_means`). Returns the reason if MLflow lacks something that the files have."""
         try:
             disk_full = isinstance(self.error, OSError) and self.error.errno in DISK  # MLflow may lie elsewhere.
             if self.error is not None and not disk_full:
@@ -141,33 +139,23 @@ class Mlflow(threading.Thread):
         """A finished run below the parent for each setting, in place of those of an earlier end: text is a parameter, a
         number a metric. Their order is kept, since MLflow's page for comparing runs opens on the first ones."""
         client, tags = self._client, {"mlflow.parentRunId": str(self.parent), "raydiff.kind": "mean"}
-        query = " and ".join(f"tags.`{k}` = '{v}'" for k, v in tags.items())
-        for earlier in all_runs(client, str(self.experiment_id), query):
-            client.delete_run(earlier.info.run_id)
+        mlflow_store.delete_runs(client, self.experiment_id, tags)
         for name, row in means.items():
             run = client.create_run(self.experiment_id, run_name=name[:200], tags={**tags, **self.tags}).info.run_id
-            log_params(client, run, {k: v for k, v in row.items() if isinstance(v, str)})
-            log_values(client, run, ((spelled(k), 0, v) for k, v in metric_names.shown(row).items()))
+            mlflow_store.log_params(client, run, {k: v for k, v in row.items() if isinstance(v, str)})
+            mlflow_store.log_values(client, run, ((k, 0, v) for k, v in metric_names.shown(row).items()))
             client.set_terminated(run, "FINISHED")
 
     def _open(self) -> None:
-        client = connect(self.uri)
-        experiment = client.get_experiment_by_name(self.experiment)
-        if experiment is None:
-            try:
-                client.create_experiment(self.experiment, artifact_location=self.artifacts)
-            except Exception:  # Another sweep may have created it just now.
-                if client.get_experiment_by_name(self.experiment) is None:
-                    raise
-            experiment = client.get_experiment_by_name(self.experiment)
-        self.experiment_id = experiment.experiment_id
+        client = mlflow_store.connect(self.uri)
+        self.experiment_id = mlflow_store.experiment_id(client, self.experiment, self.artifacts)
         self._client = client
 
     def _find_runs(self) -> None:
         """Find this sweep's runs by its id, for names are given again; create the parent if there is none."""
         client, parent = self._client, None
         identity = read_json(self.sweep / "sweep.json", needs="id")["id"]
-        for run in all_runs(client, str(self.experiment_id), f"tags.`raydiff.id` = '{identity}'"):
+        for run in mlflow_store.all_runs(client, self.experiment_id, f"tags.`raydiff.id` = '{identity}'"):
             if digest := run.data.tags.get("raydiff.trial"):
                 self._runs[digest] = run.info.run_id
             else:
@@ -178,7 +166,7 @@ class Mlflow(threading.Thread):
             parent = client.create_run(self.experiment_id, run_name=self.sweep.name, tags=parent_tags).info.run_id
         client.update_run(parent, status="RUNNING")
         self.parent = parent
-        self._sweep_run = SweepRun(client, str(self.experiment_id), parent, tags, self.log_sampler)
+        self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.log_sampler)
 
     def _update(self) -> None:
         for folder in sorted(path.parent for path in self.sweep.glob("trials/*/config.json")):

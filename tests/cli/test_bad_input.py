@@ -235,7 +235,7 @@ def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, option):
         ("hdfs://lab/x", "", r"storage must be a folder, .* or a bucket: .*got 'hdfs://lab/x'"),
         ("s3://key:word@lab/x", "", r"storage must be .* no password"),
         ("s3://lab/x", "--budget 10", "budget needs storage in a folder that all nodes share, got 's3://lab/x'"),
-        ("s3://lab/x", "--runtime.server-workers 2", "server_workers needs storage in a folder"),
+        ("s3://lab/x", "--numerics.server-workers 2", "server_workers needs storage in a folder"),
         ("s3://lab/x", "--runtime.client-timeout-s 60", "client_timeout_s must be at least 120 where storage"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from raydiff.cli import arguments, budget
+from raydiff.data.sources import identity
 from raydiff.experiment import overrides, spending
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import open_trial
@@ -101,5 +102,5 @@ def test_budget_is_short_for_its_epsilon(tiny: Experiment) -> None:
 
 
 def test_a_name_and_the_folder_that_it_means_are_apart_and_colours_are_not() -> None:
-    assert spending.source("colour-mnist") == spending.source("mnist") == "mnist"
-    assert spending.source("here/pictures") == str(Path("here/pictures").resolve())
+    assert identity("colour-mnist") == identity("mnist") == "mnist"
+    assert identity("here/pictures") == str(Path("here/pictures").resolve())

@@ -36,7 +36,7 @@ def test_it_says_what_is_needed_and_keeps_nothing(
 
 def test_a_slot_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="one trial needs 999 CPU"):
-        sweep.main(["digits", "--dry-run", "--runtime.threads", "999", "--runtime.storage", str(tmp_path / "s")])
+        sweep.main(["digits", "--dry-run", "--numerics.threads", "999", "--runtime.storage", str(tmp_path / "s")])
 
 
 def test_a_probe_leaves_nothing(tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

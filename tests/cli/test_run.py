@@ -45,7 +45,7 @@ def losses(folder: Path) -> list[float]:
 
 def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
     """Without noise, which would be another trial's, both train on the same uploads; each process draws its batches."""
-    for name, more in (("one", ("--runtime.pool", "local")), ("two", ("--runtime.server-workers", "2"))):
+    for name, more in (("one", ("--runtime.pool", "local")), ("two", ("--numerics.server-workers", "2"))):
         process = start(tmp_path, name, *more, "--method.epsilon", "none")
         output, _ = process.communicate()
         assert process.returncode == 0, output
@@ -56,7 +56,7 @@ def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("means", "number"),
-    [("--runtime.server-workers 2", signal.SIGINT), ("--runtime.pool local", signal.SIGTERM)],
+    [("--numerics.server-workers 2", signal.SIGINT), ("--runtime.pool local", signal.SIGTERM)],
 )
 def test_an_interrupt_while_the_server_trains_is_no_success(tmp_path: Path, means: str, number: signal.Signals) -> None:
     process = start(tmp_path, "long", *means.split(), "--method.server.steps", "1000000", "--protocol-only")

@@ -70,7 +70,7 @@ def test_kinds_of_epsilon_that_do_not_compose_have_a_line_each(folder: Path) -> 
     for some in (lines[:3], lines[3:]):  # all of them, and the protected ones, which are all
         for line, kind, epsilon in zip(some, kinds, wanted, strict=True):
             assert f": epsilon {up(epsilon)} ({kind}, local trust" in line and "of 3" in line
-    assert json.loads((folder / "composed.json").read_text())["says"] == lines
+    assert json.loads((folder / "composed.json").read_text())["text"] == lines
 
 
 def resolved(folder: Path, digest: str, std: float, tiny: Experiment, unit: str = "example", **changes: Any) -> None:

@@ -17,7 +17,7 @@ from test_contract import KEYS, experiment, method, pool, records
 
 from raydiff import tree
 from raydiff.experiment import trial
-from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.overrides import has_path, override
 from raydiff.federated.client import Client
@@ -235,5 +235,7 @@ def test_two_processes_on_one_gpu_are_refused(card: int, tmp_path: Path, figure:
         found = list(both.map(lambda rank: answer(RANK, rank, tmp_path / "store", timeout=40)["error"], range(2)))
     figure("two NCCL processes on one GPU", nccl=found[0][:300])
     assert all(found)
-    with pytest.raises(ValueError, match=r"^gpu_server must be 0 or above 0\.5 with server_workers[^\n]*$"):
-        Runtime(server_workers=2, gpu_server=0.5)
+    with pytest.raises(
+        ValueError, match=r"^runtime\.gpu_server must be 0 or above 0\.5 with numerics\.server_workers[^\n]*$"
+    ):
+        Experiment(numerics=Numerics(server_workers=2), runtime=Runtime(gpu_server=0.5))

@@ -83,11 +83,8 @@ def crash_everywhere(experiment: Experiment, tmp_path: Path, patch: pytest.Monke
     for schedule in schedules:
         order = random.Random(schedule).choices("abc", k=4)
         for at in range(1, 1000):
-            world, waiting, rng = (
-                World(tmp_path / f"{schedule}-{at}", experiment, patch),
-                list(order),
-                random.Random(at),
-            )
+            world = World(tmp_path / f"{schedule}-{at}", experiment, patch)
+            waiting, rng = list(order), random.Random(at)
             try:
                 with pytest.MonkeyPatch.context() as inner:
                     machine = Machine(inner, rng, at)
@@ -109,14 +106,14 @@ def crash_everywhere(experiment: Experiment, tmp_path: Path, patch: pytest.Monke
 def test_a_crash_anywhere_leaves_no_release_without_its_record(
     tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert crash_everywhere(tiny, tmp_path, monkeypatch, range(2)) > 120
+    assert crash_everywhere(tiny, tmp_path, monkeypatch, range(1)) > 50
 
 
 @pytest.mark.slow
 def test_a_thousand_crashes_leave_no_release_without_its_record(
     tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert crash_everywhere(tiny, tmp_path, monkeypatch, range(2, 22)) > 1000
+    assert crash_everywhere(tiny, tmp_path, monkeypatch, range(1, 20)) > 1000
 
 
 def test_another_process_that_comes_by_at_any_moment_is_charged_too(

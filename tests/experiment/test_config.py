@@ -14,21 +14,21 @@ from typing import Any
 import pytest
 
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config
-from raydiff.experiment.config import Experiment, Runtime, from_dict
+from raydiff.experiment.config import Experiment, Numerics, Runtime, from_dict
 from raydiff.experiment.overrides import alternatives, convert, flat, has_path, override, parse_overrides, to_dict
-from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
-from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.scaffold import Scaffold
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
+from raydiff.papers.feddistr.latent.model import LatentModel
+from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import Budget
@@ -59,9 +59,6 @@ FIRST: dict[str, dict[str, Any]] = {
     "method.server.momentum": {"method.server.optimizer": "sgd"},
 }
 """What must be so before these fields may have it."""
-COUNTS = {f"runtime.{name}" for name in ("threads", "vectorize", "server_workers")}
-ELSEWHERE = {"data.root", "data.fitted_on", "evaluation.weights"}
-"""With most of `runtime`, where it runs and where the data lie: no number depends on these."""
 
 
 def fields(obj: Any, prefix: str = "") -> Iterator[str]:
@@ -77,22 +74,12 @@ def fields(obj: Any, prefix: str = "") -> Iterator[str]:
 
 EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
     "tiny": lambda e: e,
-    "fine-tuned": lambda e: replace(
-        e, method=FedAvg(finetune=Training(steps=3), sampling=Sampling(steps=5)), evaluation=None
-    ),
-    "unet": lambda e: replace(
-        e, method=LocalOnly(model=DDPM(network=UNet(widths=(8, 16)), shape=(3, 8, 8), labels=(3, 2)))
-    ),
-    "dirichlet": lambda e: replace(
-        e, partition=Dirichlet(alpha=0.1), runtime=Runtime(workers=2, noise_secret="ab" * 16)
-    ),
-    "pooled": lambda e: replace(e, partition=Pooled(), clients=1, data=Data(name="mnist", root="/data", size=8)),
-    "own data": lambda e: replace(
-        e, data=Data(name="/my/birds", colour="grey", labels=("kind", "hue"), public_from="hub:some/birds")
-    ),
+    "fine-tuned": lambda e: replace(e, method=FedAvg(finetune=Training(steps=3)), evaluation=None),
+    "unet": lambda e: replace(e, method=LocalOnly(model=DDPM(network=UNet(widths=(8, 16)), labels=(3, 2)))),
+    "secret": lambda e: replace(e, runtime=Runtime(workers=2, noise_secret="ab" * 16)),
+    "own data": lambda e: replace(e, data=Data(name="/birds", colour="grey", labels=("a", "b"), public_from="hub:x/y")),
     "entangled": lambda e: replace(e, partition=Entangled(xi=0.057), data=Data(superclasses="pairs"), clients=5),
     "scaffold": lambda e: replace(e, method=Scaffold()),
-    "second order": lambda e: replace(e, method=PerFedAvg(order="second", inner_rate=0.0)),
     "audited": lambda e: replace(e, audit=RowAudit(remove=0.03)),
     "budgeted": lambda e: replace(e, runtime=Runtime(budget=Budget(epsilon=3, unit="client"))),
     "by class": lambda e: replace(e, partition=ByClass(), method=PFDM(epsilon=None, t0=300)),
@@ -117,19 +104,30 @@ def other(tree: Any, path: str) -> Any:
     return "/elsewhere"
 
 
-def test_the_digest_is_of_all_that_can_change_a_number(tiny: Experiment) -> None:
-    for path in fields(tiny):
+LOCATIONS = {"runtime", "data.root", "data.name", "data.public_from", "evaluation.weights", "method.model.path"}
+"""All fields that may declare themselves a location."""
+
+
+def location(tree: Any, path: str) -> str | None:
+    """What the field at this path, or one above it, declares of its location."""
+    name, _, below = path.partition(".")
+    declared = next(f.metadata.get("location") for f in dataclasses.fields(tree) if f.name == name)
+    return declared or (location(getattr(tree, name), below) if below else None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "part"), [({}, ""), ({"method": FedDistr(model=LatentModel(path="/a/model"))}, "method.model.")]
+)
+def test_every_field_is_in_the_digest_or_declares_a_location(tiny: Experiment, changes: Any, part: str) -> None:
+    tiny = replace(tiny, **changes)
+    for path in (path for path in fields(tiny) if path.startswith(part)):
         start = override(tiny, FIRST.get(path, {}))
-        changed = override(start, {path: other(start, path)})
-        elsewhere = path in ELSEWHERE or (path.startswith("runtime.") and path not in COUNTS)
-        assert changed != start and (changed.digest == start.digest) == elsewhere, path
-
-
-def test_digests_are_equal_where_experiments_are(tiny: Experiment) -> None:
-    assert len(tiny.digest) == 16 and int(tiny.digest, 16) >= 0
-    assert replace(tiny, seed=1).digest == replace(tiny, seed=1).digest
-    as_int = override(tiny, {"method.epsilon": 10.0})
-    assert as_int.digest == tiny.digest
+        changed, declared = override(start, {path: other(start, path)}), location(start, path)
+        assert changed != start and (changed.digest == start.digest) == (declared == "value"), path
+        assert declared is None or {path, path.partition(".")[0]} & LOCATIONS, path
+        if declared == "folder":
+            moved = override(changed, {path: "/another" + other(start, path)})
+            assert moved != changed and moved.digest == changed.digest, path
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
@@ -155,19 +153,16 @@ def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
 def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment) -> None:
     shown = flat(replace(tiny, runtime=Runtime(noise_secret="ab" * 16)))
     assert set(shown) == {*fields(tiny)} - {"evaluation"}  # a field of one dataclass or none has no name to show
-    assert (
-        shown["method"] == "PFDM"
-        and shown["method.model.network"] == "MLP"
-        and shown["partition"] == "MajorityMinority"
-    )
+    kinds = [shown[path] for path in ("method", "method.model.network", "partition")]
+    assert kinds == ["PFDM", "MLP", "MajorityMinority"]
     assert shown["runtime.noise_secret"] == "given" and flat(tiny)["runtime.noise_secret"] == "random"
     assert "abab" not in str(shown)
 
 
 def test_channels_last_is_refused_in_lock_step() -> None:
     model, dataset = DDPM(network=UNet(widths=(8, 16), channels_last=True)), load(Data())
-    with pytest.raises(ValueError, match=r"^method\.model\.network\.channels_last must be false with runtime\.vecto"):
-        config.resolve(Experiment(method=FedAvg(model=model), runtime=Runtime(vectorize=True)), dataset)
+    with pytest.raises(ValueError, match=r"^method\.model\.network\.channels_last must be false with numerics\.vec"):
+        config.resolve(Experiment(method=FedAvg(model=model), numerics=Numerics(vectorize=True)), dataset)
     config.resolve(Experiment(method=FedAvg(model=model)), dataset)
 
 
@@ -178,41 +173,22 @@ def test_resolve_fills_in_what_the_data_tell() -> None:
     assert resolved.data_digest == ""
 
 
-def test_methods_are_what_an_experiment_may_hold(tiny: Experiment) -> None:
-    for name, cls in METHODS.items():
-        assert convert(tiny, "method", name) is cls
-
-
 # --- overrides ---
 
 
-@pytest.mark.parametrize(
-    ("path", "text", "value"),
-    [
-        ("method.epsilon", "5", 5.0),
-        ("method.epsilon", "none", None),
-        ("method.epsilon", "1e2", 100.0),
-        ("method.t0", "17", 17),
-        ("method.t0", "None", None),
-        ("method.model.schedule", "cosine", "cosine"),
-        ("method.model.labels", "10 2", (10, 2)),
-        ("method.model.shape", ["3", "8", "8"], (3, 8, 8)),
-        ("method.local.learning_rate", "0.5", 0.5),
-        ("evaluation.attack", "false", False),
-        ("evaluation.attack", "True", True),
-        ("evaluation.attacks", "pia sima", ("pia", "sima")),
-        ("evaluation", "none", None),
-        ("data.name", "faces", "faces"),
-        ("data.root", "/some/where", "/some/where"),
-        ("data.root", "none", None),
-        ("seed", "-3", -3),
-        ("partition", "iid", Iid),
-        ("partition", "by_class", ByClass),
-        ("partition", "majority-minority", MajorityMinority),
-        ("method.model.network", "UNet", UNet),
-        ("runtime.workers", "4", 4),
-    ],
-)
+TYPED: list[tuple[str, Any, Any]] = [("method.epsilon", "1e2", 100.0), ("method.t0", "None", None), ("seed", "-3", -3)]
+TYPED += [("method.model.labels", "10 2", (10, 2)), ("method.model.shape", ["3", "8", "8"], (3, 8, 8))]
+TYPED += [("method.model.schedule", "cosine", "cosine"), ("evaluation.attacks", "pia sima", ("pia", "sima"))]
+TYPED += [
+    ("evaluation.attack", "True", True),
+    ("evaluation", "none", None),
+    ("data.root", "/some/where", "/some/where"),
+]
+TYPED += [("partition", "by_class", ByClass), ("partition", "majority-minority", MajorityMinority)]
+TYPED += [("method.model.network", "UNet", UNet)]
+
+
+@pytest.mark.parametrize(("path", "text", "value"), TYPED)
 def test_values_are_typed_by_their_field(tiny: Experiment, path: str, text: Any, value: Any) -> None:
     converted = convert(tiny, path, text)
     assert converted == value and type(converted) is type(value)
@@ -229,54 +205,32 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
 
 
 @pytest.mark.parametrize(
-    ("path", "text", "says"),
+    ("path", "text", "message"),
     [
-        ("method.epsilonn", "5", "unknown field --method.epsilonn; did you mean method.epsilon?"),
-        ("method.epsilon.x", "5", "unknown field --method.epsilon.x; did you mean method.epsilon?"),
-        ("partition.", "5", "unknown field --partition.; did you mean partition?"),
-        ("method.epsilon", "much", "--method.epsilon must be a number or none, got 'much'"),
-        ("method.model.schedule", "linaer", "--method.model.schedule must be one of linear, cosine, "),
-        ("clients", "2 3", "--clients must be an integer, got '2 3'"),
-        ("clients", "", "--clients must be an integer, got ''"),
-        ("evaluation.attack", "maybe", "--evaluation.attack must be true or false, got 'maybe'"),
-        ("method", "fedavgg", "--method must be one of pfdm, localonly, fedavg, "),
+        ("method.epsilonn", "5", r"unknown field --method.epsilonn; did you mean method.epsilon\?$"),
+        ("method.epsilon.x", "5", r"unknown field --method.epsilon.x; did you mean method.epsilon\?$"),
+        ("method.epsilon", "much", "--method.epsilon must be a number or none, got 'much'$"),
+        ("method.model.schedule", "linaer", "--method.model.schedule must be one of linear, cosine, .*did you mean"),
+        ("clients", "2 3", "--clients must be an integer, got '2 3'$"),
+        ("evaluation.attack", "maybe", "--evaluation.attack must be true or false, got 'maybe'$"),
+        ("method", "fedavgg", "--method must be one of pfdm, localonly, fedavg, .*did you mean"),
         ("partition", "none", "--partition must be one of majorityminority, iid, "),
     ],
 )
-def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text: str, says: str) -> None:
-    with pytest.raises(ValueError) as refusal:
+def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
         convert(tiny, path, text)
-    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
-    assert ("did you mean" in str(refusal.value)) == (text in ("linaer", "fedavgg") or "did you" in says)
 
 
-@pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        ("clients", 0),
-        ("participation", 0.0),
-        ("participants", 3),
-        ("min_clients", 0),
-        ("min_clients", 3),
-        ("method.clip", -1.0),
-        ("method.local.steps", -1),
-        ("method.model.network.width", 0),
-        ("runtime.threads", 0),
-        ("runtime.server_workers", 0),
-        ("runtime.workers", 0),
-        ("runtime.gpu_server", 1.5),
-        ("runtime.gpu_per_worker", -1.0),
-        ("runtime.revive_s", 0.0),
-        ("runtime.client_timeout_s", 4.0),
-        ("runtime.client_timeout_s", math.inf),
-        ("runtime.failures", -1),
-        ("runtime.noise_secret", "xyz"),
-        ("runtime.noise_secret", "ab" * 15),
-        ("evaluation.clients", 0),
-        ("evaluation.members", 1),
-        ("data.test", -1),
-    ],
-)
+OUT_OF_RANGE = [("clients", 0), ("participation", 0.0), ("participants", 3), ("min_clients", 0), ("min_clients", 3)]
+OUT_OF_RANGE += [("method.clip", -1.0), ("method.local.steps", -1), ("method.model.network.width", 0)]
+OUT_OF_RANGE += [("numerics.threads", 0), ("numerics.server_workers", 0), ("runtime.workers", 0)]
+OUT_OF_RANGE += [("runtime.gpu_server", 1.5), ("runtime.gpu_per_worker", -1.0), ("runtime.revive_s", 0.0)]
+OUT_OF_RANGE += [("runtime.client_timeout_s", 4.0), ("runtime.client_timeout_s", math.inf), ("runtime.failures", -1)]
+OUT_OF_RANGE += [("evaluation.clients", 0), ("evaluation.members", 1), ("data.test", -1)]
+
+
+@pytest.mark.parametrize(("path", "value"), [*OUT_OF_RANGE, ("runtime.noise_secret", "ab" * 15)])
 def test_values_out_of_range_are_refused_in_one_line(tiny: Experiment, path: str, value: Any) -> None:
     """It says where, the field, and what was given, but for a secret."""
     with pytest.raises(ValueError) as refusal:
@@ -293,18 +247,11 @@ def test_a_field_that_is_not_there_has_its_default(tiny: Experiment) -> None:
     assert from_dict(tree) == replace(tiny, evaluation=replace(tiny.evaluation, split="test"))
 
 
-def test_where_all_is_known_what_is_fitted_on_changes_nothing() -> None:
-    start = Experiment(data=Data(name="adult"))
-    assert start.digest == override(start, {"data.fitted_on": "all"}).digest
-    start = override(start, {"data.labels": ("native-country",)})
-    assert start.digest != override(start, {"data.fitted_on": "all"}).digest
-
-
 def test_a_sum_needs_as_many_as_share_its_noise(tiny: Experiment) -> None:
     averaging = Averaging(weights="uniform", privacy=ClientPrivacy(trust="aggregate", shares=2))
     summed = {"method": FedAvg(model=tiny.method.model, averaging=averaging)}
     assert override(tiny, {**summed, "min_clients": 2}).min_clients == 2
-    with pytest.raises(ValueError, match=r"^min_clients must be at least .*privacy\.shares = 2, .* got 1$"):
+    with pytest.raises(ValueError, match=r"^min_clients must be at least .*privacy\.shares = 2, got 1$"):
         override(tiny, summed)
 
 
@@ -317,12 +264,9 @@ def test_overrides_are_checked_together(tiny: Experiment) -> None:
 
 
 def test_override_changes_nothing_else(tiny: Experiment) -> None:
-    before = to_dict(tiny)
-    other = to_dict(override(tiny, {"method.local.steps": 9, "seed": 4}))
-    assert to_dict(tiny) == before
-    assert (other["method"]["local"].pop("steps"), other.pop("seed")) == (9, 4)
-    assert (before["method"]["local"].pop("steps"), before.pop("seed")) == (8, 0)
-    assert other == before
+    before, after = flat(tiny), flat(override(tiny, {"method.local.steps": 9, "seed": 4}))
+    assert {path for path in before if before[path] != after[path]} == {"method.local.steps", "seed"}
+    assert flat(tiny) == before
 
 
 def test_a_switch_keeps_the_fields_in_common(tiny: Experiment) -> None:
@@ -356,20 +300,10 @@ def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
     assert taken == FedAvg(model=switched.model, local=training)
 
 
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        ({"averaging": Averaging(privacy=ClientPrivacy())}, "averaging.privacy must be none: SCAFFOLD's control"),
-        (
-            {"averaging": Averaging(privacy=ClientPrivacy(clip=2.0))},
-            "averaging.privacy must be none: SCAFFOLD's control",
-        ),
-    ],
-)
-def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[str, Any], says: str) -> None:
-    with pytest.raises(ValueError) as refusal:
-        override(replace(tiny, method=FedAvg(**changes)), {"method": Scaffold})
-    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
+def test_what_a_method_refuses_is_not_dropped(tiny: Experiment) -> None:
+    private = FedAvg(averaging=Averaging(privacy=ClientPrivacy(clip=2.0)))
+    with pytest.raises(ValueError, match=r"^averaging\.privacy must be none: SCAFFOLD's control"):
+        override(replace(tiny, method=private), {"method": Scaffold})
 
 
 @pytest.mark.parametrize(
@@ -377,13 +311,9 @@ def test_what_a_method_refuses_is_not_dropped(tiny: Experiment, changes: dict[st
     [
         (["--method.epsilon", "5", "--seed=3"], {"method.epsilon": 5.0, "seed": 3}),
         (["--evaluation.attack"], {"evaluation.attack": True}),
-        (["--method.local.epochs", "10"], {"method.local.epochs": 10}),
-        (["--seed", "-2"], {"seed": -2}),
         (["--method.server-rounds", "2"], {"method.server_rounds": 2}),
-        (["--evaluation", "none"], {"evaluation": None}),
-        (["--seed", "1", "--seed", "2"], {"seed": 2}),
+        (["--seed", "1", "--seed", "-2"], {"seed": -2}),
         (["--data.root=/a=b"], {"data.root": "/a=b"}),
-        ([], {}),
     ],
 )
 def test_arguments(tiny: Experiment, argv: list[str], values: dict[str, Any]) -> None:
@@ -391,18 +321,17 @@ def test_arguments(tiny: Experiment, argv: list[str], values: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("argv", "says"),
+    ("argv", "message"),
     [
-        (["5"], "unexpected argument '5'; options look like --method.epsilon 5"),
-        (["--method", "fedavg", "--method.epsilon", "5"], "unknown field --method.epsilon"),
-        (["--evaluation", "none", "--evaluation.every", "1"], "unknown field --evaluation.every"),
-        (["--clients"], "--clients must be an integer, got 'True'"),
+        ("5", "unexpected argument '5'; options look like --method.epsilon 5"),
+        ("--method fedavg --method.epsilon 5", "unknown field --method.epsilon"),
+        ("--evaluation none --evaluation.every 1", "unknown field --evaluation.every"),
+        ("--clients", "--clients must be an integer, got 'True'"),
     ],
 )
-def test_bad_arguments_are_refused_in_one_line(tiny: Experiment, argv: list[str], says: str) -> None:
-    with pytest.raises(ValueError) as refusal:
-        parse_overrides(tiny, argv)
-    assert str(refusal.value).startswith(says) and "\n" not in str(refusal.value)
+def test_bad_arguments_are_refused_in_one_line(tiny: Experiment, argv: str, message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        parse_overrides(tiny, argv.split())
 
 
 def test_paths(tiny: Experiment) -> None:

@@ -58,7 +58,7 @@ def resolved(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Tria
     return open_trial(replace(tiny, evaluation=None), tmp_path_factory.mktemp("ledgers"))
 
 
-@hypothesis.settings(deadline=None, max_examples=10)
+@hypothesis.settings(deadline=None, max_examples=3)
 @hypothesis.given(setup=setups, messages=st.lists(st.tuples(sent, published), min_size=1, max_size=3))
 @hypothesis.example(setup=None, messages=[({0: LOCAL}, []), ({0: LOCAL}, [])])  # two rounds of one kind
 @hypothesis.example(setup=None, messages=[({0: LOCAL, 1: Nothing()}, []), ({1: LOCAL}, [])])  # two clients
@@ -79,9 +79,9 @@ def test_metric_outcome_frontier_and_report_say_one_epsilon(
         running = trial.run(resolved, None)  # type: ignore[arg-type]
         for _ in ledgers:
             next(running)
-        unfinished = said(resolved, "unfinished")
+        unfinished = stated_by_files(resolved, "unfinished")
         *_, last = running
-    finished, outcome = said(resolved, "finished"), resolved.outcome()
+    finished, outcome = stated_by_files(resolved, "finished"), resolved.outcome()
     assert finished == unfinished == pytest.approx(epsilons(ledgers[-1]), rel=1e-9)
     assert outcome is not None
     for name, number in finished.items():
@@ -94,17 +94,17 @@ def epsilons(ledger: Ledger) -> dict[str, float]:
 
     Several kinds do not compose, and what is bare has no protection: then there is none.
     """
-    found = {}
+    largest = {}
     for view in VIEWS:
         entries = [e for e in getattr(ledger, view).entries if e.event != Nothing()]
         seen = [[e.event for e in entries if e.client in (client, PUBLISHED)] for client in range(4)]
         kinds = {(e.event.unit, e.event.relation, e.event.trust) for e in entries if isinstance(e.event, Gaussian)}
         one = len(kinds) < 2 and not any(isinstance(e.event, NonPrivate) for e in entries)
-        found[view] = max(exact(events, 1e-5) for events in seen) if one else math.inf
-    return found
+        largest[view] = max(exact(events, 1e-5) for events in seen) if one else math.inf
+    return largest
 
 
-def said(resolved: Trial, outcome: str) -> dict[str, float]:
+def stated_by_files(resolved: Trial, outcome: str) -> dict[str, float]:
     """What metrics.jsonl, the table of runs, the frontier and the report agree on, each read from the files."""
     line = json.loads((resolved.folder / "metrics.jsonl").read_text().splitlines()[-1])
     metrics = {view: line[f"privacy/epsilon_{view}"] for view in VIEWS}

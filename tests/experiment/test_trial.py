@@ -25,8 +25,7 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.trial import Trial, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
-from raydiff.formats import json_files as files
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import read_json, read_lines
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
@@ -43,6 +42,8 @@ from raydiff.privacy.release import Gaussian, disclose
 from raydiff.results.finished import open_finished
 
 SECRET = "00112233445566778899aabbccddeeff"
+Finished = tuple[Trial, list[dict[str, Any]]]
+"""A trial and its results."""
 
 
 def execute(opened: Trial) -> list[dict[str, Any]]:
@@ -61,7 +62,7 @@ def protocol(tiny: Experiment) -> Experiment:
 
 
 @pytest.fixture(scope="module")
-def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[Trial, list[dict[str, Any]]]:
+def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     """A trial with all instruments, run to its end, and its results."""
     every = overrides.override(tiny, {"evaluation.every": 2, "runtime.noise_secret": SECRET})
     opened = open_trial(every, tmp_path_factory.mktemp("sweep"))
@@ -71,23 +72,18 @@ def finished(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tupl
 # --- a finished trial ---
 
 
-def test_there_is_a_result_per_round_and_a_last_one(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_there_is_a_result_per_round_and_a_last_one(finished: Finished) -> None:
     opened, results = finished
-    assert [(r["round"], r["finished"]) for r in results] == [
-        (0, False),
-        (1, False),
-        (2, False),
-        (3, False),
-        (4, True),
-    ]
-    lines = files.read_lines(opened.folder / "metrics.jsonl")
+    assert [(r["round"], r["finished"]) for r in results] == [*((number, False) for number in range(4)), (4, True)]
+    lines = read_lines(opened.folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line, result in zip(lines, results, strict=False):
-        told = {k: v for k, v in line.items() if k not in ("step", "time", "server", "outsiders")}
-        assert told.items() <= result.items()
+        assert {
+            k: v for k, v in line.items() if k not in ("step", "time", "server", "outsiders")
+        }.items() <= result.items()
 
 
-def test_privacy_comes_from_the_ledger(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_privacy_comes_from_the_ledger(finished: Finished) -> None:
     opened, results = finished
     ledger = opened.store.ledger()
     assert len(ledger.entries) == 2
@@ -105,23 +101,17 @@ def _dpsgd(experiment: Experiment) -> Experiment:
     return replace(experiment, method=method)
 
 
-def test_an_attack_above_the_ceiling_of_sampled_noise_fails_the_trial(
-    tiny: Experiment, tmp_path: Path, monkeypatch: Any
+@pytest.mark.parametrize(("of", "low", "ceiling"), [(lambda e: e, 0.999, r"0\.82"), (_dpsgd, 0.95, r"0\.5")])
+def test_an_attack_above_the_ceiling_fails_the_trial(
+    tiny: Experiment, tmp_path: Path, monkeypatch: Any, of: Any, low: float, ceiling: str
 ) -> None:
-    """As one does that sees half of the noise: with its whole interval."""
+    """Also above that of DP-SGD's sampled noise; with its whole interval."""
     real = evaluate.summarise
-    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/loss/auc_low": 0.95})
-    opened = open_trial(_dpsgd(tiny), tmp_path)
-    with pytest.raises(AboveCeiling, match=r"attack/global/loss has an AUC of at least 0\.95, above the ceiling 0\.5"):
-        execute(opened)
-    assert opened.outcome() is None
-
-
-def test_an_attack_above_the_ceiling_fails_the_trial(tiny: Experiment, tmp_path: Path, monkeypatch: Any) -> None:
-    real = evaluate.summarise
-    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/pia/auc_low": 0.999})
-    opened = open_trial(tiny, tmp_path)
-    with pytest.raises(AboveCeiling, match=r"attack/global/pia has an AUC of at least 0\.999, above the ceiling 0\.82"):
+    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/pia/auc_low": low})
+    opened = open_trial(of(tiny), tmp_path)
+    with pytest.raises(
+        AboveCeiling, match=f"attack/global/pia has an AUC of at least {low}, above the ceiling {ceiling}"
+    ):
         execute(opened)
     assert opened.outcome() is None  # whoever runs it writes that it failed
 
@@ -137,17 +127,15 @@ def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
     method = FedAvg(model=model, rounds=1, local=Training(steps=300, batch=16), averaging=averaging)
     instruments = Evaluation(members=30, attacks=("loss",), distance="none")
     opened = open_trial(replace(tiny, method=method, partition=Iid(), evaluation=instruments), tmp_path)
-    ceiling = gaussian.auc_ceiling(accountants.mu_for(1.0, 1e-5))
-    with pytest.raises(
-        AboveCeiling, match=rf"attack/global/\w+ has .* above the ceiling {ceiling:.4g} that the ledger"
-    ):
+    ceiling = f"{gaussian.auc_ceiling(accountants.mu_for(1.0, 1e-5)):.4g}"
+    with pytest.raises(AboveCeiling, match=rf"attack/global/\w+ has .* above the ceiling {ceiling} that the ledger"):
         execute(opened)
 
 
 def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experiment) -> None:
     """DP-SGD covers them; a partition that counts labels, or newcomers, make them public, and the guarantee says so."""
     event = Gaussian(1.0, "example", "zero_out", "local", 0.1, 5)
-    spent = PrivacyOdometer(Ledger().with_uploads(0, [(0, event, 1), (1, event, 1)]))
+    odometer = PrivacyOdometer(Ledger().with_uploads(0, [(0, event, 1), (1, event, 1)]))
     late = Newcomers(clients=1, classes=2, records=4)
     for changes, public in (
         ({"partition": Iid()}, False),
@@ -158,25 +146,19 @@ def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experi
         ({"partition": Iid(), "newcomers": late}, True),
     ):
         experiment = replace(_dpsgd(tiny), **changes)
-        for view in trial.guarantees(spent, experiment):
+        for view in trial.guarantees(odometer, experiment):
             assert (view.declared == ("labels",)) == public == ("public by declaration: labels" in str(view))
 
 
-def test_the_outcome_has_the_final_numbers_and_the_guarantee(
-    finished: tuple[Trial, list[dict[str, Any]]],
-) -> None:
+def test_the_outcome_has_the_final_numbers_and_the_guarantee(finished: Finished) -> None:
     opened, results = finished
-    outcome = opened.outcome()
-    assert outcome is not None and outcome["outcome"] == "finished"
-    assert outcome["final"] == {k: v for k, v in results[-1].items() if k not in ("round", "finished")}
-    assert {"eval/fd_cnn/all", "attack/global/pia/auc", "attack/client/best/auc", "time/seconds"} <= set(
-        outcome["final"]
-    )
-    assert re.match(
-        r"epsilon \d+\.\d\d \(per example, replace-one, local trust, delta 1e-05, exact accountant",
-        outcome["says"],
-    )
-    assert outcome["server"]["epsilon"] == outcome["final"]["privacy/epsilon_server"]
+    outcome = opened.outcome() or {}
+    final = outcome["final"]
+    assert outcome["outcome"] == "finished"
+    assert final == {k: v for k, v in results[-1].items() if k not in ("round", "finished")}
+    assert {"eval/fd_cnn/all", "attack/global/pia/auc", "attack/client/best/auc", "time/seconds"} <= set(final)
+    assert re.match(r"epsilon \d+\.\d\d \(per example, replace-one, local trust, delta 1e-05, exact", outcome["text"])
+    assert outcome["server"]["epsilon"] == final["privacy/epsilon_server"]
 
 
 def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
@@ -187,51 +169,39 @@ def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
     of_client = Instruments.of_client
     monkeypatch.setattr(Instruments, "of_client", lambda self, split: read.append(split) or of_client(self, split))
     method = FedAvg(model=tiny.method.model, rounds=2, local=Training(steps=4, batch=4))
-    given = {"method": method, "newcomers": Newcomers(clients=1, classes=3, records=10)}
-    given |= {
-        "evaluation.split": "validation",
-        "evaluation.every": 2,
-        "evaluation.distance": "kernel",
-        "data.train": 100,
-    }
-    *_, last, final = execute(open_trial(overrides.override(tiny, given), tmp_path))
+    changes = {"method": method, "newcomers": Newcomers(clients=1, classes=3, records=10), "data.train": 100}
+    changes |= {"evaluation.split": "validation", "evaluation.every": 2, "evaluation.distance": "kernel"}
+    *_, last, final = execute(open_trial(overrides.override(tiny, changes), tmp_path))
     assert set(read) == {"validation"} and "new/kd_cnn/all" in final
-    found = {k.removeprefix("eval/"): v for k, v in final.items() if k.startswith("eval/")}
-    assert found == {k.removeprefix("validation/"): v for k, v in last.items() if k.startswith("validation/")}
-    assert "kd_cnn/all" in found and not [k for k in final if k.startswith("attack/")]
+    readings = {k.removeprefix("eval/"): v for k, v in final.items() if k.startswith("eval/")}
+    assert readings == {k.removeprefix("validation/"): v for k, v in last.items() if k.startswith("validation/")}
+    assert "kd_cnn/all" in readings and not [k for k in final if k.startswith("attack/")]
 
 
-def test_artifacts(finished: tuple[Trial, list[dict[str, Any]]]) -> None:
+def test_artifacts(finished: Finished) -> None:
     folder = finished[0].folder / "artifacts"
     table = json.loads((folder / "ledger.json").read_text())
     assert [row[table["columns"].index("client")] for row in table["data"]] == ["0", "1"]
-    assert all(
-        len(row) == len(table["columns"]) and all(isinstance(cell, str) for cell in row) for row in table["data"]
-    )
+    assert all(len(row) == len(table["columns"]) and {*map(type, row)} == {str} for row in table["data"])
     with Image.open(folder / "samples.png") as image:
         assert image.info["privacy"] == "none"
         assert image.height == 3 * 9 * grids.SCALE  # two clients below the public pictures
     assert sorted(p.name for p in folder.iterdir()) == ["ledger.json", "partition.png", "samples.png"]
 
 
-def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(
-    finished: tuple[Trial, list[dict[str, Any]]],
-) -> None:
+def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(finished: tuple[Trial, list[Any]]) -> None:
     opened, results = finished
     before = {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")}
     assert list(trial.run(opened, None)) == results[-1:]  # type: ignore[arg-type]
     assert {p: p.stat().st_mtime_ns for p in opened.sweep.rglob("*")} == before
 
 
-def test_config_json_is_enough_to_run_it_again(finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path) -> None:
-    opened, results = finished
+def test_config_json_is_enough_to_run_it_again(finished: Finished) -> None:
+    opened, _ = finished
     read = config.from_dict(read_json(opened.folder / "config.json"))
     assert read.digest == opened.experiment.digest == opened.folder.name
     assert read.data_digest == config.keyed(load(read.data), bytes.fromhex(SECRET))
-    given = overrides.override(read, {"runtime.noise_secret": SECRET})
-    assert given == opened.experiment
-    again = execute(open_trial(given, tmp_path))
-    assert [numbers(r) for r in again] == [numbers(r) for r in results]
+    assert overrides.override(read, {"runtime.noise_secret": SECRET}) == opened.experiment
 
 
 # --- resuming ---
@@ -245,63 +215,48 @@ def test_a_trial_begins_as_it_was_resolved_and_on_the_same_data_alone(
     planned = Trial(trial.resolve(tiny, b"the noise secret"), tmp_path)
     other = Trial(replace(planned.experiment, data_digest=f"hmac:{'0' * 64}"), tmp_path)
     monkeypatch.setattr(trial, "resolve", lambda *_: pytest.fail("it is resolved again"))
-    with pytest.raises(
-        ValueError,
-        match=r"^the data set digits is not the one here that the trial was planned for, or [^\n]*secret is damaged$",
-    ):
+    with pytest.raises(ValueError, match=r"^the data set digits is not the one that the trial was planned for, .*"):
         trial.begin(other)
     assert not (tmp_path / "trials").exists()
     trial.begin(planned)
     assert (planned.folder / "config.json").exists()
 
 
-@pytest.mark.parametrize("done", [1, 3, 4])
-def test_a_killed_trial_ends_with_the_same_numbers(
-    finished: tuple[Trial, list[dict[str, Any]]], tmp_path: Path, done: int
-) -> None:
-    opened, results = finished
-    first = open_trial(opened.experiment, tmp_path)
-    running = trial.run(first, trial.local_executor(first))
+def killed(experiment: Experiment, sweep: Path, done: int) -> Trial:
+    """A trial whose process died after so many rounds."""
+    opened = open_trial(experiment, sweep)
+    running = trial.run(opened, trial.local_executor(opened))
     list(itertools.islice(running, done))
     running.close()  # type: ignore[attr-defined]
-    second = open_trial(opened.experiment, tmp_path)
-    rest = execute(second)
+    return opened
+
+
+@pytest.mark.parametrize("done", [1, 4])
+def test_a_killed_trial_ends_with_the_same_numbers(finished: Finished, tmp_path: Path, done: int) -> None:
+    opened, results = finished
+    log = killed(opened.experiment, tmp_path, done).folder / "metrics.jsonl"
+    if done == 4:  # The last round was committed, but not logged.
+        log.write_text("".join(log.read_text().splitlines(keepends=True)[:3]) + '{"step": 3, "ti')
+    rest = execute(open_trial(opened.experiment, tmp_path))
     assert [numbers(r) for r in rest] == [numbers(r) for r in results[done - 1 :]]
-    assert [line["step"] for line in files.read_lines(second.folder / "metrics.jsonl")] == [0, 1, 2, 3]
+    assert [line["step"] for line in read_lines(log)] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone"])
 def test_a_state_that_no_round_looks_at_any_more_is_checked_before_the_trial_ends(
-    noised: Experiment, tmp_path: Path, damage: str
+    noised: Experiment, tmp_path: Path
 ) -> None:
     """The process died between the last commit and the outcome."""
-    first = open_trial(noised, tmp_path)
-    running = trial.run(first, trial.local_executor(first))
-    list(itertools.islice(running, noised.method.rounds))
-    running.close()  # type: ignore[attr-defined]
-    states = first.folder / "clients"
-    state = max(states.iterdir())
+    first = killed(noised, tmp_path, noised.method.rounds)
+    state = max((first.folder / "clients").iterdir())
     whole = state.read_bytes()
-    state.write_bytes(whole[:-9])
-    if damage == "gone":
-        state.unlink()
-    again = open_trial(noised, tmp_path)
-    with pytest.raises(ValueError, match=f"^{state} is (damaged|gone)"):
-        execute(again)
-    assert again.outcome() is None
+    for damage in (lambda: state.write_bytes(whole[:-9]), state.unlink):
+        damage()
+        again = open_trial(noised, tmp_path)
+        with pytest.raises(ValueError, match=f"^{state} is (damaged|gone)"):
+            execute(again)
+        assert again.outcome() is None
     state.write_bytes(whole)
     assert execute(again)[-1]["finished"]
-
-
-def test_a_round_committed_but_not_logged_is_logged_by_the_next_process(protocol: Experiment, tmp_path: Path) -> None:
-    first = open_trial(protocol, tmp_path)
-    running = trial.run(first, trial.local_executor(first))
-    list(itertools.islice(running, 2))
-    running.close()  # type: ignore[attr-defined]
-    log = first.folder / "metrics.jsonl"
-    log.write_text("".join(log.read_text().splitlines(keepends=True)[:1]) + '{"step": 1, "ti')  # cut short
-    execute(open_trial(protocol, tmp_path))
-    assert [line["step"] for line in files.read_lines(log)] == [0, 1, 2, 3]
 
 
 def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experiment, tmp_path: Path) -> None:
@@ -312,9 +267,9 @@ def test_what_was_sent_in_a_round_that_never_committed_is_spent(protocol: Experi
     (entry,) = ledger_of(opened.folder).entries
     assert (entry.round, entry.client, entry.event, entry.bytes) == (0, 1, upload.release.event, upload.release.nbytes)
     trial.cut_short(opened.folder, "killed", reason="why")
-    outcome = opened.outcome()
-    assert outcome is not None and (outcome["outcome"], outcome["reason"]) == ("killed", "why")
-    assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["says"].startswith("epsilon ")
+    outcome = opened.outcome() or {}
+    assert (outcome["outcome"], outcome["reason"]) == ("killed", "why")
+    assert 0 < outcome["server"]["epsilon"] <= 10 and outcome["text"].startswith("epsilon ")
     execute(opened)
     assert len(ledger_of(opened.folder).entries) == 2
 
@@ -325,9 +280,9 @@ def test_a_trial_whose_ledger_is_damaged_ends_without_a_guarantee(protocol: Expe
     (opened.folder / "commit-00000.json").unlink()
     (opened.folder / "outcome.json").unlink()
     trial.cut_short(opened.folder, "killed", reason="why")
-    outcome = opened.outcome()
-    assert outcome is not None and outcome["reason"] == "why" and outcome["server"]["epsilon"] == math.inf
-    assert outcome["says"].startswith("epsilon inf (no guarantee: ") and "has lost commit 0" in outcome["says"]
+    outcome = opened.outcome() or {}
+    assert outcome["reason"] == "why" and outcome["server"]["epsilon"] == math.inf
+    assert outcome["text"].startswith("epsilon inf (no guarantee: ") and "has lost commit 0" in outcome["text"]
     with pytest.raises(ValueError, match="has lost commit 0"):
         execute(opened)
 
@@ -337,9 +292,8 @@ def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: P
     execute(opened)
     path = opened.folder / "commit-00000.json"
     text = path.read_text()
-    told = re.search(r"std_over_sensitivity[^0-9]*", text)
-    assert told is not None
-    path.write_text(text[: told.end()] + "9" + text[told.end() :])
+    path.write_text(re.sub(r"(std_over_sensitivity[^0-9]*)", r"\g<1>9", text, count=1))
+    assert path.read_text() != text
     damaged = f"^{re.escape(str(path))} is damaged: [^\n]*$"
     with pytest.raises(ValueError, match=damaged):
         open_finished(opened.folder)
@@ -348,9 +302,9 @@ def test_one_digit_of_a_commit_buys_no_epsilon(protocol: Experiment, tmp_path: P
         with pytest.raises(ValueError, match=damaged):
             read(opened.folder)
     trial.cut_short(opened.folder, "failed", reason="why")
-    outcome = opened.outcome()
-    assert outcome is not None and outcome["server"]["epsilon"] == outcome["outsiders"]["epsilon"] == math.inf
-    assert str(path) in outcome["says"]
+    outcome = opened.outcome() or {}
+    assert outcome["server"]["epsilon"] == outcome["outsiders"]["epsilon"] == math.inf
+    assert str(path) in outcome["text"]
 
 
 # --- the noise secret ---
@@ -371,13 +325,10 @@ def test_the_secret_is_its_owners_alone(protocol: Experiment, tmp_path: Path) ->
 
 
 def test_a_sweep_has_one_secret(protocol: Experiment, tmp_path: Path) -> None:
-    given = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
-    assert noise_secret(tmp_path, given) == noise_secret(tmp_path, protocol) == bytes.fromhex(SECRET)
+    configured = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
+    assert noise_secret(tmp_path, configured) == noise_secret(tmp_path, protocol) == bytes.fromhex(SECRET)
     other = replace(protocol, runtime=Runtime(pool="local", noise_secret="ab" * 16))
-    with pytest.raises(
-        ValueError,
-        match=r"^runtime.noise_secret is not the one that [^\n]* was started with, which is in [^\n]*/secret$",
-    ):
+    with pytest.raises(ValueError, match=r"^runtime.noise_secret is not the one that [^\n]* was started with"):
         noise_secret(tmp_path, other)
     (tmp_path / "secret").write_bytes(b"cut short")
     with pytest.raises(ValueError, match=r"^the noise secret [^\n]* is damaged: [^\n]*$"):
@@ -392,18 +343,16 @@ def uploads(opened: Trial) -> torch.Tensor:
 
 
 def test_sweeps_have_their_own_noise_unless_the_secret_is_given(protocol: Experiment, tmp_path: Path) -> None:
-    given = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
-    opened = [
-        open_trial(e, tmp_path / name) for e, name in ((protocol, "a"), (protocol, "b"), (given, "c"), (given, "d"))
-    ]
+    same = replace(protocol, runtime=Runtime(pool="local", noise_secret=SECRET))
+    pairs = ((protocol, "a"), (protocol, "b"), (same, "c"), (same, "d"))
+    opened = [open_trial(experiment, tmp_path / name) for experiment, name in pairs]
     assert [o.experiment.digest == opened[3].experiment.digest for o in opened] == [False, False, True, True]
     a, b, c, d = map(uploads, opened)
     assert torch.equal(c, d)
     correlation = torch.corrcoef(torch.stack([a.flatten(), b.flatten(), c.flatten()]))
     assert float((correlation - torch.eye(3)).abs().max()) < 0.5  # the images are the same, the noise is not
-    assert float(torch.corrcoef(torch.stack([(a - c).flatten(), (b - c).flatten()]))[0, 1]) == pytest.approx(
-        0.5, abs=0.1
-    )
+    differences = torch.stack([(a - c).flatten(), (b - c).flatten()])
+    assert float(torch.corrcoef(differences)[0, 1]) == pytest.approx(0.5, abs=0.1)
 
 
 # --- data, clients, checks ---
@@ -494,7 +443,7 @@ def test_rejected_uploads_are_counted_and_named(
     assert [list(r["rejected"]) for r in results[:-1]] == [[], ["client 1"]]
     assert "clients/rejected" not in results[0] and results[1]["clients/rejected"] == 1.0
     assert results[-1]["clients/rejected"] == 1.0 and "rejected" not in results[-1]
-    (line,) = files.read_lines(opened.folder / "rejected.jsonl")
+    (line,) = read_lines(opened.folder / "rejected.jsonl")
     assert line["step"] == 1 and line["client 1"] == results[1]["rejected"]["client 1"]
     assert re.match("its leaf .* is missing", line["client 1"])
     with pytest.raises(Failed, match="1 of 2 uploads can be used, fewer than min_clients = 2"):
@@ -502,7 +451,7 @@ def test_rejected_uploads_are_counted_and_named(
 
 
 def test_a_trial_runs_on_the_threads_it_says(protocol: Experiment, tmp_path: Path) -> None:
-    opened = open_trial(overrides.override(protocol, {"runtime.threads": 2, "method.local.steps": 0}), tmp_path)
+    opened = open_trial(overrides.override(protocol, {"numerics.threads": 2, "method.local.steps": 0}), tmp_path)
     try:
         pool = trial.local_executor(opened)  # trains the feature network, where there is one
         assert torch.get_num_threads() == 2

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 import torch
 from buckets import SECRET, begun, objects, result, through
-from s3_server import CREDENTIALS, Proxy, s3_server
 
 import raydiff as rd
 from raydiff import seeding, tree
@@ -30,7 +28,6 @@ from raydiff.report import load
 from raydiff.results.finished import open_finished
 from raydiff.results.spent import composed
 from raydiff.storage import artifact_sync, staging
-from raydiff.storage import object_store as module
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checkpoint import Store
 from raydiff.storage.object_store import ObjectStore, Unreachable
@@ -156,9 +153,9 @@ DAMAGED = ["commit-00001", "server-", "clients/", "releases/", "files.json"]
 def test_what_is_damaged_or_gone_is_named(noised, machine, tmp_path, what, how):
     """After two rounds, and what was sent in the third."""
     killed(noised, machine())
-    found = [p for p in objects(tmp_path) if what in str(p.relative_to(tmp_path))]
-    assert found
-    for path in found:
+    paths = [p for p in objects(tmp_path) if what in str(p.relative_to(tmp_path))]
+    assert paths
+    for path in paths:
         content = bytearray(path.read_bytes())
         content[20::50] = [byte ^ 1 for byte in content[20::50]]
         path.unlink() if how == "gone" else path.write_bytes(content)
@@ -173,9 +170,9 @@ def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):
     """A commit in the next one's place, and the server's state of another trial: whole, and under the same secret."""
     uri, other = machine(), replace(noised, seed=1)
     mine, theirs = (through(begun(experiment, uri)).folder.name for experiment in (noised, other))
-    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials"
-    shutil.copy(there / mine / "commit-00001.json", there / mine / "commit-00002.json")
-    shutil.copy(there / mine / "server-00002.safetensors", there / theirs / "server-00002.safetensors")
+    place = tmp_path / "bucket" / "sweeps" / "lab" / "trials"
+    shutil.copy(place / mine / "commit-00001.json", place / mine / "commit-00002.json")
+    shutil.copy(place / mine / "server-00002.safetensors", place / theirs / "server-00002.safetensors")
     machine()
     with pytest.raises(ValueError, match="is damaged, or encrypted under another noise secret"):
         begun(noised, uri).store.ledger()
@@ -187,9 +184,9 @@ def test_one_object_in_another_s_place_is_found(noised, machine, tmp_path):
 def test_who_writes_to_the_bucket_names_no_file_that_is_believed(noised, machine, tmp_path, name):
     """`files.json` is not signed: a commit or a state that it names would be one that nobody has authenticated."""
     this = through(begun(noised, machine()))
-    there = tmp_path / "bucket" / "sweeps" / "lab" / "trials" / this.folder.name
-    named = json.loads((there / "files.json").read_text())["files"]
-    (there / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}))
+    place = tmp_path / "bucket" / "sweeps" / "lab" / "trials" / this.folder.name
+    named = json.loads((place / "files.json").read_text())["files"]
+    (place / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}))
     with pytest.raises(ValueError, match=rf"files.json is damaged: it names '{name}'"):
         begun(noised, machine())
 
@@ -206,8 +203,8 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     uri = machine()
     this = through(begun(noised, uri))
     other = killed(replace(noised, seed=1), uri)  # Something was sent after its last round.
-    said = seeding.keyed_digest(SECRET, "sweep", "lab")[:16]
-    publish(other, trials=[this.folder.name, other.folder.name], secret=said)
+    secret_digest = seeding.keyed_digest(SECRET, "sweep", "lab")[:16]
+    publish(other, trials=[this.folder.name, other.folder.name], secret=secret_digest)
     machine()
     monkeypatch.delenv(staging.SECRET, raising=False)
     code, out, err = command("ls", "lab", "--storage", uri)
@@ -218,12 +215,10 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     code, _, err = command("generate", f"lab/{this.folder.name}", "--storage", uri, "--num", 4, "--out", "x")
     assert code == 2 and "RAYDIFF_NOISE_SECRET" in err and err.count("\n") == 1
     monkeypatch.setenv(staging.SECRET, SECRET.hex())
-    found = open_finished(artifact_sync.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
-    assert tree.digest(found.server) and found.client(2).is_trained(2)
+    read_back = open_finished(artifact_sync.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
+    assert tree.digest(read_back.server) and read_back.client(2).is_trained(2)
     code, _, err = command("report", f"{uri}/sweeps/none")
     assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
-    code, _, err = command("rm", "lab", "--storage", uri)
-    assert code == 2 and "--storage must be a path on this machine, got" in err
 
 
 def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine, tmp_path):
@@ -279,16 +274,3 @@ def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(noised, ma
     again = rd.run(experiment, name="r", track=False, resume=True)
     assert again.metrics.keys() == expected.metrics.keys()
     assert all(again.metrics[k] == v for k, v in expected.metrics.items() if not k.startswith("time/"))
-
-
-def test_among_errors_and_lost_answers_a_trial_gives_the_same_bits(noised, machine, undisturbed, monkeypatch):
-    for name, value in CREDENTIALS.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(module, "RETRIES", 7)
-    dice = random.Random(0)
-    with s3_server() as port, contextlib.closing(Proxy(port)) as proxy:
-        proxy.fault = lambda method, path, count: dice.choice(["", "", "", "", "refused", "lost"])
-        machine()
-        assert result(through(begun(noised, proxy.uri))) == undisturbed
-        machine()
-        assert result(begun(noised, proxy.uri)) == undisturbed

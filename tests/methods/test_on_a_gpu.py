@@ -34,7 +34,7 @@ __all__ = ["experiment", "method"]
 SMALL = UNet(widths=(8, 8))
 CHANGES: dict[str, dict[str, Any]] = {
     "plain": {},
-    "lock-step": {"runtime.vectorize": True},
+    "lock-step": {"numerics.vectorize": True},
     "bfloat16": {"method.model.precision": "bfloat16"},
     "unet": {"method.model.network": SMALL},
 }

@@ -21,9 +21,9 @@ class Table:
     def row(self, **cells: str) -> dict[str, str]:
         """The one row with these cells."""
         named = [dict(zip(self.header, row, strict=True)) for row in self.rows]
-        found = [row for row in named if cells.items() <= row.items()]
-        assert len(found) == 1, f"{len(found)} rows have {cells}: {named}"
-        return found[0]
+        values = [row for row in named if cells.items() <= row.items()]
+        assert len(values) == 1, f"{len(values)} rows have {cells}: {named}"
+        return values[0]
 
 
 @dataclass
@@ -49,8 +49,8 @@ class Page(HTMLParser):
         assert self._open == []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        found = {k: v or "" for k, v in attrs}
-        self.tags.append((tag, found))
+        values = {k: v or "" for k, v in attrs}
+        self.tags.append((tag, values))
         if tag not in VOID:
             self._open.append(tag)
         if tag == "section":
@@ -61,12 +61,12 @@ class Page(HTMLParser):
             self._part.tables.append(Table())
         elif tag == "tr" and "tbody" in self._open:
             table = self._part.tables[-1]
-            table.marked += [len(table.rows)] if found.get("class") == "mark" else []
+            table.marked += [len(table.rows)] if values.get("class") == "mark" else []
             table.rows.append([])
         elif tag in ("td", "th"):
             self._cell = ""
         elif tag == "img":
-            self._part.pictures.append(found)
+            self._part.pictures.append(values)
             self._part.folded_pictures += "details" in self._open
         elif tag == "summary":
             self._part.folded.append("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 from trial_folders import finished, line, stop, write_trial
 
 from raydiff.formats import plots
-from raydiff.report import load
+from raydiff.report import guarantees, load
 from raydiff.report.frontier import command, rows, scatter
 from raydiff.report.frontier import text as texts
 
@@ -30,23 +31,13 @@ def write_grid(sweep: Path, *, seeds: tuple[int, ...] = (0,)) -> Path:
         ("LocalOnly", {}, 0.0, 1.98),
         ("FedAvg", {}, math.inf, 1.25),
     ]
-    settings = [
-        (seed, schedule, clients, method)
-        for seed in seeds
-        for schedule in ("linear", "cosine")
-        for clients in (2, 4)
-        for method in methods
-    ]
+    settings = itertools.product(seeds, ("linear", "cosine"), (2, 4), methods)
     for number, (seed, schedule, clients, (method, fields, epsilon, distance)) in enumerate(settings):
         worse = distance + 0.1 * (clients == 4) + 0.01 * seed - 0.1 * (schedule == "cosine")
         floor = {"eval/fd_cnn/minor_floor": 0.686 if clients == 2 else 0.641}
-        more = {
-            "schedule": schedule,
-            "clients": clients,
-            "seed": seed,
-            "outcome": finished(epsilon, worse, **ATTACK, **floor),
-        }
-        write_trial(sweep, f"{number:016x}", method=method, fields=fields, **more)
+        end = finished(epsilon, worse, **ATTACK, **floor)
+        where: dict[str, Any] = {"schedule": schedule, "clients": clients, "seed": seed}
+        write_trial(sweep, f"{number:016x}", method=method, fields=fields, outcome=end, **where)
     return sweep
 
 
@@ -56,8 +47,13 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
 
 
 @pytest.fixture(scope="module")
-def seeded(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
-    return load.runs(write_grid(tmp_path_factory.mktemp("seeded"), seeds=(0, 1, 2)))
+def several_seeds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_grid(tmp_path_factory.mktemp("seeded"), seeds=(0, 2))
+
+
+@pytest.fixture(scope="module")
+def definitions(tmp_path_factory: pytest.TempPathFactory) -> pd.DataFrame:
+    return load.runs(write_definitions(tmp_path_factory.mktemp("definitions")))
 
 
 def dp_fedavg(sweep: Path, digest: str, epsilon: float, distance: float, *, trust: str) -> None:
@@ -124,8 +120,8 @@ def test_fields_of_another_class_are_not_swept_but_an_empty_field_is_a_value(tmp
             write_trial(tmp_path, digest, method="FedAvg", fields=fields, outcome=finished(math.inf, 2.0))
     table = table_of(tmp_path)
     assert rows.swept(table) == ["network", "finetune"]
-    known = sorted(zip(table["network"], table["finetune"], strict=True))
-    assert known == [("MLP", "Training"), ("MLP", "none"), ("UNet", "Training"), ("UNet", "none")]
+    combinations = sorted(zip(table["network"], table["finetune"], strict=True))
+    assert combinations == [("MLP", "Training"), ("MLP", "none"), ("UNet", "Training"), ("UNet", "none")]
 
 
 def test_seeds_become_one_row_with_mean_deviation_and_largest_epsilon(tmp_path: Path) -> None:
@@ -144,9 +140,9 @@ def test_stopped_trials_have_a_row_of_their_own_from_the_validation_split(tmp_pa
     write_trial(tmp_path, "t1", seed=1, outcome=finished(9.0, 2.0))
     table = table_of(tmp_path)
     assert cells(table)[""] == ["*", "o", ""] and any(note.startswith("o ") for note in texts.meanings(table))
-    found = table.set_index("outcome")[["fd_cnn/minor", "epsilon", "pareto"]].to_dict("index")
-    assert found["finished"] == {"fd_cnn/minor": 2.0, "epsilon": 9.0, "pareto": True}
-    assert found["stopped"] == {"fd_cnn/minor": 0.5, "epsilon": 5.0, "pareto": False}
+    by_outcome = table.set_index("outcome")[["fd_cnn/minor", "epsilon", "pareto"]].to_dict("index")
+    assert by_outcome["finished"] == {"fd_cnn/minor": 2.0, "epsilon": 9.0, "pareto": True}
+    assert by_outcome["stopped"] == {"fd_cnn/minor": 0.5, "epsilon": 5.0, "pareto": False}
 
 
 @pytest.mark.parametrize(
@@ -166,8 +162,8 @@ def test_pareto(tmp_path: Path, points: list[tuple[float, float]], optimal: list
     assert list(table_of(tmp_path)["pareto"]) == optimal
 
 
-def test_pareto_within_each_definition_and_against_what_holds_for_every_one(tmp_path: Path) -> None:
-    table = table_of(write_definitions(tmp_path)).set_index("digests")
+def test_pareto_within_each_definition_and_against_what_holds_for_every_one(definitions: pd.DataFrame) -> None:
+    table = rows.frontier(definitions).set_index("digests")
     best = {"a0", "a1", "c0", "c1", "d", "e", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1
     assert set(table.index[table["pareto"]]) == best
     assert rows.swept(table.reset_index(drop=True)) == ["trust", "method.epsilon", "privacy.epsilon"]
@@ -217,15 +213,15 @@ def test_what_is_measured_in_place_of_that_distance_has_a_column_and_ranks(tmp_p
     assert list(table[measure]) == pytest.approx([0.3, 0.55]) and list(table["pareto"]) == [True, False]
     assert cells(table)[measure] == ["0.300±0.071", "0.550±0.071"]
     assert any(note.startswith(f"{measure.partition('/')[0]}: ") for note in texts.meanings(table))
-    assert not scatter.drawable(table)
+    assert not scatter.draw(table, tmp_path / "x.png")
 
 
 # ------------------------------------------------------------------------------------ privacy definitions
 
 
-def test_each_definition_has_a_column(tmp_path: Path) -> None:
+def test_each_definition_has_a_column(definitions: pd.DataFrame) -> None:
     """a: client, central; b: client, local; c: example, add-remove; d: example, replace-one."""
-    table = table_of(write_definitions(tmp_path))
+    table = rows.frontier(definitions)
     shown = cells(table)
     lines = [" ".join(row) for row in zip(shown["method"], *(shown[f"epsilon {a}"] for a in "abcd"), strict=True)]
     assert lines[:10] == [
@@ -246,21 +242,14 @@ def test_each_definition_has_a_column(tmp_path: Path) -> None:
     assert {"epsilon 0: nothing sent", "epsilon inf: no guarantee (weights sent as they are)"} <= set(notes)
 
 
-def test_the_csv_has_a_column_for_each_definition(tmp_path: Path) -> None:
-    command.write(write_definitions(tmp_path / "s"), tmp_path / "o")
-    table = pd.read_csv(tmp_path / "o" / "frontier.csv").set_index("digests")
-    central, local, sampled, own = (
-        f"epsilon [per {about} trust, delta 1e-05]"
-        for about in (
-            "client, replace-one, central",
-            "client, replace-one, local",
-            "example, add-remove, local",
-            "example, replace-one, local",
-        )
-    )
-    assert [c for c in table if c.startswith("epsilon")] == [central, local, sampled, own]
-    assert dict(table[central].dropna()) == {"c0": 10.0, "c1": 50.0, "d": math.inf, "e": 0.0}
-    assert table.loc["f0", [central, local, sampled]].isna().all() and table.loc["f0", own] == 9.7
+def test_the_csv_has_a_column_for_each_definition(definitions: pd.DataFrame) -> None:
+    table = guarantees.flat(rows.frontier(definitions)).set_index("digests")
+    about = ("client, replace-one, central", "client, replace-one, local")
+    about += ("example, add-remove, local", "example, replace-one, local")
+    columns = [f"epsilon [per {each} trust, delta 1e-05]" for each in about]
+    assert [c for c in table if c.startswith("epsilon")] == columns
+    assert dict(table[columns[0]].dropna()) == {"c0": 10.0, "c1": 50.0, "d": math.inf, "e": 0.0}
+    assert table.loc["f0", columns[:3]].isna().all() and table.loc["f0", columns[3]] == 9.7
     assert table.loc["f0", "guarantee"] == f"{LOCAL}, exact accountant; public by declaration: labels"
 
 
@@ -295,30 +284,19 @@ def test_accountants_that_one_method_was_swept_over_are_shown(tmp_path: Path) ->
 def test_one_trial_in_full(tmp_path: Path) -> None:
     write_trial(tmp_path, "a", outcome=finished(9.77, 3.0, **ATTACK))
     table = table_of(tmp_path)
-    assert {name: column[0] for name, column in cells(table).items()} == {
-        "": "*",
-        "method": "PFDM",
-        "epsilon": "9.77",
-        "fd_cnn/minor": "3.000",
-        "fd_cnn/major": "2.100",
-        "fd_cnn/all": "1.800",
-        "label accuracy": "0.830",
-        "AUC global": "0.550 [0.510 0.590]",
-        "AUC client": "0.848 [0.816 0.880]",
-        "AUC's ceiling": "0.917",
-        "sent": "224 kB",
-        "seconds": "6.46",
-    }
+    shown = {"": "*", "method": "PFDM", "epsilon": "9.77"}
+    shown |= {"fd_cnn/minor": "3.000", "fd_cnn/major": "2.100", "fd_cnn/all": "1.800", "label accuracy": "0.830"}
+    shown |= {"AUC global": "0.550 [0.510 0.590]", "AUC client": "0.848 [0.816 0.880]", "AUC's ceiling": "0.917"}
+    shown |= {"sent": "224 kB", "seconds": "6.46"}
+    assert {name: column[0] for name, column in cells(table).items()} == shown
     assert [column[1] for column in cells(table).values()][1:6] == ["noise floor", "", "0.686", "0.686", "0.431"]
-    assert (
-        texts.meanings(table)[0]
-        == f"epsilon (against the server): {LOCAL}, exact accountant; public by declaration: labels"
-    )
+    first = f"epsilon (against the server): {LOCAL}, exact accountant; public by declaration: labels"
+    assert texts.meanings(table)[0] == first
     assert texts.text(table).splitlines()[2].split() == ["*", "PFDM", "9.77", "3.000", "1.800", "0.550", "0.848"]
 
 
-def test_it_fits_a_terminal_and_has_the_range_of_floors(grid: pd.DataFrame, seeded: pd.DataFrame) -> None:
-    for runs in (grid, seeded):
+def test_it_fits_a_terminal_and_has_the_range_of_floors(grid: pd.DataFrame, several_seeds: Path) -> None:
+    for runs in (grid, load.runs(several_seeds)):
         assert max(map(len, texts.text(rows.frontier(runs)).splitlines())) <= 115
     shown = cells(rows.frontier(grid))
     assert [shown[name][24] for name in ("fd_cnn/minor", "fd_cnn/major")] == ["0.641 to 0.686", "0.686"]
@@ -336,17 +314,6 @@ def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) ->
         "no plot: no trial has a feature distance",
     ]
     assert [p.name for p in (tmp_path / "o").iterdir()] == ["frontier.csv"]
-
-
-def test_protocol_only_has_privacy_and_cost_and_no_plot(tmp_path: Path) -> None:
-    end = finished(9.0, 2.0)
-    end["final"] = {k: v for k, v in end["final"].items() if not k.startswith(("eval", "attack"))}
-    write_trial(tmp_path / "s", "a", outcome=end)
-    assert command.write(tmp_path / "s", tmp_path / "o").endswith("no plot: no trial has a feature distance")
-    table = table_of(tmp_path / "s")
-    assert [*cells(table)] == ["", "method", "epsilon", "AUC's ceiling", "sent", "seconds"]
-    with pytest.raises(ValueError, match="nothing to plot"):
-        scatter.draw(table, tmp_path / "x.png")
 
 
 # ------------------------------------------------------------------------------------------------- as a plot
@@ -367,30 +334,29 @@ def labels(figure: Any) -> list[str]:
     return [entry.get_text().replace("\n", " ") for entry in figure.legends[0].get_texts()]
 
 
-def test_plot_has_axes_legend_and_floors(grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = drawn(grid, monkeypatch)
+@pytest.fixture(scope="module")
+def figure(grid: pd.DataFrame) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        return drawn(grid, patch)
+
+
+def test_plot_has_axes_legend_and_floors(figure: Any) -> None:
     minority, everyone = figure.axes
     assert minority.get_ylabel().endswith("minority classes") and everyone.get_ylabel().endswith("all classes")
     title = figure.get_supxlabel().replace("\n", " ")
-    assert title.startswith("ε per example, replace-one, local trust, δ = 1e-05") and title.endswith(
-        "against the server"
-    )
+    assert title.startswith("ε per example, replace-one, local trust, δ = 1e-05") and "against the server" in title
     ticks = [label.get_text().split("\n")[0] for label in minority.get_xticklabels()]
     assert ticks == ["10", "20", "50", "100", "200", "0", "inf"]
     settings = [f"schedule {s}, clients {c}" for s in ("cosine", "linear") for c in (2, 4)]
     every = {f"{method}, {setting}" for method in ("FedAvg", "LocalOnly", "PFDM") for setting in settings}
     assert every < set(labels(figure)) and "noise floor: real half against real half" in labels(figure)
-    dashed = [
-        sorted(float(each.get_ydata()[0]) for each in axes.lines if each.get_color() == "0.45") for axes in figure.axes
-    ]
-    assert dashed == [[0.641, 0.686], [0.431]]
+    floors = [{float(each.get_ydata()[0]) for each in a.lines if each.get_color() == "0.45"} for a in figure.axes]
+    assert floors == [{0.641, 0.686}, {0.431}]
 
 
-@pytest.mark.parametrize("sweep", ["seeded", "definitions"])
-def test_nothing_overlaps_in_the_plot(
-    sweep: str, seeded: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figure = drawn(seeded if sweep == "seeded" else load.runs(write_definitions(tmp_path)), monkeypatch)
+@pytest.mark.slow
+def test_nothing_overlaps_in_the_plot(definitions: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
+    figure = drawn(definitions, monkeypatch)
     ticks = [label for axes in figure.axes for label in axes.get_xticklabels()]
     titles = [axes.yaxis.label for axes in figure.axes]
     boxes = [words.get_window_extent() for words in (*ticks, *titles, figure._supxlabel, figure.legends[0])]
@@ -400,10 +366,8 @@ def test_nothing_overlaps_in_the_plot(
     assert all(figure.bbox.y0 <= b.y0 and b.y1 <= figure.bbox.y1 for b in boxes)
 
 
-def test_epsilon_0_and_infinity_stand_beyond_the_finite_ones(
-    grid: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    axes = drawn(grid, monkeypatch).axes[0]
+def test_epsilon_0_and_infinity_stand_beyond_the_finite_ones(figure: Any) -> None:
+    axes = figure.axes[0]
     low, high = math.log10(9.77), math.log10(195.8)
     left, right = axes.get_xlim()
     points: dict[str, list[list[float]]] = {}
@@ -425,8 +389,10 @@ def test_stopped_trials_are_hollow(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "hollow: stopped early (validation split)" in labels(figure)
 
 
-def test_each_method_under_each_definition_is_a_series(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = drawn(load.runs(write_definitions(tmp_path)), monkeypatch)
+def test_each_method_under_each_definition_is_a_series(
+    definitions: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn(definitions, monkeypatch)
     assert figure.get_supxlabel().count("ε per ") == 4
     expected = [
         "DPSGD, per example, add-remove, local trust, delta 1e-05",
@@ -442,29 +408,31 @@ def test_each_method_under_each_definition_is_a_series(tmp_path: Path, monkeypat
     assert list(points[1].get_ydata()) == [5.0, 2.0] and list(points[1].get_xdata()) == [1.0, math.log10(50)]
 
 
-def test_without_minority_all_classes_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_minority_all_classes_rank(tmp_path: Path) -> None:
     for i, distance in enumerate((2.0, 1.0)):
         end = finished(9.0, distance)
         end["final"] = {k: v for k, v in end["final"].items() if "/minor" not in k}
         write_trial(tmp_path, f"t{i}", clients=i + 1, outcome=end)
-    runs = load.runs(tmp_path)
-    assert list(rows.frontier(runs)["pareto"]) == [False, True]
-    assert [axes.get_ylabel().partition(", ")[2] for axes in drawn(runs, monkeypatch).axes] == ["all classes"]
+    table = table_of(tmp_path)
+    assert list(table["pareto"]) == [False, True] and rows.ranked_by(table) == "fd_cnn/all"
 
 
 # ------------------------------------------------------------------------------------------- the command
 
 
-def test_with_several_seeds_each_private_setting_is_compared_with_local_training(tmp_path: Path) -> None:
+def test_with_several_seeds_each_private_setting_is_compared_with_local_training(
+    several_seeds: Path, tmp_path: Path
+) -> None:
     """LocalOnly has 1.98 or, with the cosine schedule and hence in its place, 1.88: the same in each seed."""
-    sweep, out = write_grid(tmp_path / "sweep", seeds=(0, 1, 2)), tmp_path / "out"
-    command.main([str(sweep), "--out", str(out)])
+    out = tmp_path / "out"
+    command.main([str(several_seeds), "--out", str(out)])
     page, gains = (out / "gain_over_local.md").read_text(), pd.read_csv(out / "gain_over_local.csv")
     assert page.count("## clients ") == 2 and "| fd_cnn/minor at epsilon | 10 | 50 | 200 |" in page
     assert "| PFDM, schedule linear | 3.01, **+1.12 [+1.12, +1.12]** |" in page
     assert "| PFDM, schedule cosine | 2.91, **+1.02 [+1.02, +1.02]** |" in page
-    assert page.count("n = 3 seeds, against LocalOnly, schedule cosine.") == 2
+    assert page.count("n = 2 seeds, against LocalOnly, schedule cosine.") == 2
     assert (out / "gain_over_local.png").read_bytes().startswith(b"\x89PNG")
-    assert len(gains) == 12 and set(gains["n"]) == {3} and set(gains["target"]) == {10.0, 50.0, 200.0}
-    command.main([str(write_grid(tmp_path / "one")), "--out", str(tmp_path / "few")])
+    assert len(gains) == 12 and set(gains["n"]) == {2} and set(gains["target"]) == {10.0, 50.0, 200.0}
+    write_trial(tmp_path / "one", "a", outcome=finished(9.0, 2.0))
+    command.main([str(tmp_path / "one"), "--out", str(tmp_path / "few")])
     assert not (tmp_path / "few" / "gain_over_local.md").exists()

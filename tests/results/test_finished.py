@@ -71,7 +71,7 @@ def test_the_servers_model_carries_the_runs_guarantee(storage) -> None:
     finished = open_finished(storage.folder("pfdm"))
     source = finished.source(None)
     outcome = json.loads((storage.folder("pfdm") / "outcome.json").read_text())
-    assert source.privacy == outcome["says"] and source.privacy.startswith("epsilon 5.97")
+    assert source.privacy == outcome["text"] and source.privacy.startswith("epsilon 5.97")
     assert source.labels.flatten().tolist() == list(range(10)) and source.guarantee == finished.published
     told = words(finished.published)
     assert told["epsilon"] == outcome["outsiders"]["epsilon"] and told["says"] == source.privacy

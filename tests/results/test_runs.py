@@ -111,7 +111,7 @@ def test_runs_that_lead_nowhere(mine: Runs, tmp_path: Path) -> None:
     foreign = mlflow_models.open_client(mine.uri).create_run("0").info.run_id
     assert refusal(mlflow_models.find_trial, mine.uri, foreign, sweeps).endswith("is not one of raydiff's")
     says = refusal(mlflow_models.find_trial, mine.uri, run, tmp_path)
-    assert says == f"the sweep pfdm of the run {run} is not in {tmp_path}: say its --storage"
+    assert says == f"the sweep pfdm of the run {run} is not in {tmp_path}: give its --storage"
     (sweeps / "pfdm" / "sweep.json").write_text(json.dumps({"id": "another"}))  # the name was given again
     assert refusal(mlflow_models.find_trial, mine.uri, run, sweeps).endswith(
         f"is another one than that of the run {run}"

@@ -17,7 +17,7 @@ from raydiff import tree
 from raydiff.data.partition import Iid, Newcomers
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import trial
-from raydiff.experiment.config import Experiment, Runtime
+from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.experiment.trial import Trial
 from raydiff.federated.client import Failed
 from raydiff.federated.rounds import rounds
@@ -101,8 +101,8 @@ def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
     ends = []
     for name, share in (("local", None), ("ray", 1), ("both", 2)):
         vectorized = experiment(METHODS["fedavg"], 4)
-        runtime = dataclasses.replace(vectorized.runtime, vectorize=True)
-        this = trial.open_trial(dataclasses.replace(vectorized, runtime=runtime), tmp_path / name)
+        numerics = Numerics(vectorize=True)
+        this = trial.open_trial(dataclasses.replace(vectorized, numerics=numerics), tmp_path / name)
         ends.append(last(trial.local_executor(this) if share is None else RayExecutor(workers[:share], this), this))
     assert [end.metrics["cohort/size"] for end in ends] == [4, 4, 2]
     assert tree.digest(ends[0].server) == tree.digest(ends[1].server)

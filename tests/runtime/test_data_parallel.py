@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from raydiff import tree
-from raydiff.experiment.config import Runtime
+from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Diverged, Fitted, Task, Training
@@ -82,7 +82,7 @@ def test_three_processes_take_the_steps_of_one(
 ) -> None:
     """With a batch of two, or a last one of one (13, 13, 13 and 1), a process has no records."""
     drawn, other = task(batch=batch, training=training), task(batch=batch, training=training)
-    fitted = DataParallel(Runtime(server_workers=3), tmp_path / "train")(drawn)
+    fitted = DataParallel(Runtime(), Numerics(server_workers=3), tmp_path / "train")(drawn)
     assert distance(fitted, other.alone()) < 1e-5
     assert torch.equal(drawn.rng.get_state(), other.rng.get_state())
     assert not (tmp_path / "train").exists()
@@ -90,5 +90,5 @@ def test_three_processes_take_the_steps_of_one(
 
 @pytest.mark.parametrize("gpu_server", [0.3, 0.5])
 def test_two_processes_cannot_share_a_gpu(gpu_server: float) -> None:
-    with pytest.raises(ValueError, match=r"gpu_server must be 0 or above 0.5 with server_workers"):
-        Runtime(server_workers=2, gpu_server=gpu_server)
+    with pytest.raises(ValueError, match=r"gpu_server must be 0 or above 0.5 with numerics.server_workers"):
+        Experiment(numerics=Numerics(server_workers=2), runtime=Runtime(gpu_server=gpu_server))

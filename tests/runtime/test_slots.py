@@ -28,7 +28,7 @@ ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
     ],
 )
 def test_by_default_a_trial_has_as_many_workers_as_fit(runtime, clients, nodes, workers):
-    shape = slot(runtime, clients=clients, nodes=nodes)
+    shape = slot(runtime, threads=1, clients=clients, nodes=nodes)
     assert shape.workers == workers and fitting(shape, nodes) >= 1
 
 
@@ -39,13 +39,18 @@ def test_by_default_a_trial_has_as_many_workers_as_fit(runtime, clients, nodes, 
 def test_ray_takes_a_fraction_from_one_gpu(gpus, fraction, workers):
     """Each GPU holds floor(1 / fraction) workers."""
     nodes = [{"CPU": 64.0, "GPU": float(gpus)}]
-    assert slot(Runtime(gpu_per_worker=fraction), clients=64, nodes=nodes).workers == workers
+    assert slot(Runtime(gpu_per_worker=fraction), threads=1, clients=64, nodes=nodes).workers == workers
     assert unplaced([{"CPU": 1.0, "GPU": fraction}] * 20, nodes) == 20 - workers
 
 
 def test_small_fractions_fill_a_gpu_that_is_in_use():
     """A coordinator with 0.4 shares the GPU of a worker with 0.6, and the other GPU holds the second worker."""
-    assert slot(Runtime(gpu_per_worker=0.6, gpu_server=0.4), clients=9, nodes=[{"CPU": 9.0, "GPU": 2.0}]).workers == 2
+    assert (
+        slot(
+            Runtime(gpu_per_worker=0.6, gpu_server=0.4), threads=1, clients=9, nodes=[{"CPU": 9.0, "GPU": 2.0}]
+        ).workers
+        == 2
+    )
 
 
 def test_a_slot_of_one_worker_fits_once_per_core():

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from raydiff.storage import lease as module
-from raydiff.storage import staging
+from raydiff.storage import lease, staging
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease, held
 from raydiff.storage.local import LocalFolder
@@ -49,7 +48,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
 
 def pretend(sweep: Path, **fields: Any) -> None:
     """Write a first driver like this process, but for the fields."""
-    me = {**module.machine(), "pid": os.getpid(), "started": module.process_start(os.getpid()), "since": "today"}
+    me = {**lease.machine(), "pid": os.getpid(), "started": lease.process_start(os.getpid()), "since": "today"}
     storage_at(sweep).put(FIRST, json.dumps(me | fields).encode())
 
 
@@ -87,9 +86,9 @@ def test_of_many_that_start_at_once_one_runs_and_its_death_sets_the_sweep_free(t
     processes = [FORK.Process(target=contend, args=(sweep, barrier, results, go)) for _ in range(6)]
     for process in processes:
         process.start()
-    found = [results.get(timeout=60) for _ in processes]
-    won = [number for number in found if isinstance(number, int)]
-    assert won == [1] and all("mine is being run by process" in str(why) for why in found if why not in won)
+    answers = [results.get(timeout=60) for _ in processes]
+    won = [number for number in answers if isinstance(number, int)]
+    assert won == [1] and all("mine is being run by process" in str(why) for why in answers if why not in won)
     pid = json.loads((sweep / FIRST).read_text())["pid"]
     os.kill(pid, signal.SIGKILL)
     for process in processes:
@@ -112,36 +111,36 @@ def test_a_process_that_is_gone_and_one_that_has_its_number_now_own_nothing(swee
 ELSEWHERE = [{"host": "elsewhere"}, {"boot": "another"}, {"numbering": "pid:[1]"}, {"boot": None}]
 
 
-@pytest.mark.parametrize("where", ELSEWHERE, ids=["host", "boot", "container", "unknown"])
+@pytest.mark.parametrize("where", ELSEWHERE)
 def test_elsewhere_a_driver_lives_as_long_as_it_gives_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
     pretend(tmp_path, **where)
     waits: list[Callable[[], object]] = [lambda: None, lambda: os.utime(tmp_path / FIRST, (1, 1))]
-    monkeypatch.setattr(module.time, "sleep", lambda _: waits.pop(0)())
+    monkeypatch.setattr(lease.time, "sleep", lambda _: waits.pop(0)())
     with pytest.raises(ValueError, match=" is being run by process "), held(tmp_path):
         pass
-    assert not waits and "it counts as dead after 90 s" in capsys.readouterr().out
+    assert not waits and "dead after 90 s" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("where", ELSEWHERE, ids=["host", "boot", "container", "unknown"])
+@pytest.mark.parametrize("where", ELSEWHERE)
 def test_elsewhere_a_driver_that_is_silent_by_the_storage_s_clock_is_dead(
     sweep: Sweep, monkeypatch: pytest.MonkeyPatch, where: dict[str, Any]
 ) -> None:
     pretend(sweep(), **where)
     began, waited = storage_at(sweep()).modified(FIRST), list[float]()
-    monkeypatch.setattr(module, "_now", lambda storage: (began or 0) + sum(waited))
-    monkeypatch.setattr(module.time, "sleep", lambda _: waited.append(30.0))
+    monkeypatch.setattr(lease, "_now", lambda storage: (began or 0) + sum(waited))
+    monkeypatch.setattr(lease.time, "sleep", lambda _: waited.append(30.0))
     with held(sweep()) as mine:
         assert mine.number == 2 and sum(waited) == 90
-    assert module._now(storage_at(sweep())) is not None and storage_at(sweep()).list_names("owners")[0] == "00001.json"
+    assert lease._now(storage_at(sweep())) is not None and storage_at(sweep()).list_names("owners")[0] == "00001.json"
 
 
 def test_a_process_that_lost_its_lease_is_ended(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
     says, ended = list[str](), threading.Event()
-    monkeypatch.setattr(module, "_end_process", lambda why: (says.append(why), ended.set()))
-    monkeypatch.setattr(module, "BEAT_S", 0.001)
-    monkeypatch.setattr(module, "ASK_S", 0.0)
+    monkeypatch.setattr(lease, "_end_process", lambda why: (says.append(why), ended.set()))
+    monkeypatch.setattr(lease, "BEAT_S", 0.001)
+    monkeypatch.setattr(lease, "ASK_S", 0.0)
     folder = sweep()
     with held(folder):
         storage_at(folder).put("owners/00002.json", b"{}")
@@ -151,7 +150,7 @@ def test_a_process_that_lost_its_lease_is_ended(sweep: Sweep, monkeypatch: pytes
 
 def test_the_driver_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     touched = threading.Event()
-    monkeypatch.setattr(module, "BEAT_S", 0.001)
+    monkeypatch.setattr(lease, "BEAT_S", 0.001)
     monkeypatch.setattr(os, "utime", lambda path: touched.set() if path == tmp_path / FIRST else None)
     with held(tmp_path):
         assert touched.wait(60)
@@ -187,7 +186,7 @@ def test_a_damaged_file_is_named(sweep: Sweep) -> None:
 def test_folders_of_processes_that_have_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(staging.PLACE, str(tmp_path))
     mine = staging._process_folder(f"file://{tmp_path}/bucket")
-    alive = f"{os.getppid()}-{module.process_start(os.getppid())}"
+    alive = f"{os.getppid()}-{lease.process_start(os.getppid())}"
     for name in ("999999999-1", f"{os.getppid()}-1", alive):
         (mine.parent / name).mkdir()
     monkeypatch.setattr(os, "getpid", lambda: 1)  # Another process asks.

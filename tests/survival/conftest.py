@@ -67,7 +67,7 @@ class Sweep:
             digest: (
                 outcome["outcome"],
                 {k: v for k, v in outcome.get("final", {}).items() if not k.startswith("time/")},
-                outcome.get("says"),
+                outcome.get("text"),
             )
             for digest, outcome in self.outcomes().items()
         }

@@ -5,11 +5,12 @@ from __future__ import annotations
 import errno
 import json
 import math
+import re
 import shutil
 import threading
 import types
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,28 +20,13 @@ import torch
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.federated import heartbeat
-from raydiff.federated.heartbeat import Heartbeat
 from raydiff.federated.method import Method
 from raydiff.formats import json_files
 from raydiff.formats.json_files import Jsonl
 from raydiff.methods import METHODS
-from raydiff.methods.fedavg import FedAvg
-from raydiff.models.classifier import Classifier
-from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.d3pm_kernel import Sigmoid
 from raydiff.seeding import generator
 from raydiff.tracking import mlflow_store, trial_run, writer
 from raydiff.tracking.writer import Mlflow
-
-MODELS = {
-    "FedDistr": "LatentModel",
-    "Sketch": "Gaussians",
-    "DPMERF": "Generator",
-    "Evolution": "Population",
-    "Marginals": "Forest",
-}
-"""Of the methods whose model is no DDPM."""
 
 
 class Sweep:
@@ -105,46 +91,26 @@ def experiment(tiny: Experiment) -> Experiment:
 
 
 def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
-    end: dict[str, Any] = {"says": "epsilon inf", "server": {"epsilon": math.inf}}
+    end: dict[str, Any] = {"text": "epsilon inf", "server": {"epsilon": math.inf}}
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **end, **more}))
 
 
-@pytest.mark.parametrize(
-    ("method", "model"),
-    [
-        *((cls(), MODELS.get(cls.__name__, "linear")) for cls in METHODS.values()),
-        (FedAvg(model=Classifier()), "Classifier"),
-        (FedAvg(model=DiscreteDiffusion(schedule=Sigmoid(rate=2.0))), "Sigmoid"),
-    ],
-)
-def test_every_method_has_a_run_name(experiment: Experiment, method: Method, model: str) -> None:
-    name = trial_run.run_name(overrides.to_dict(replace(experiment, method=method)))
-    assert name.startswith(type(method).__name__) and name.endswith(f"2 clients, {model}, seed 0")
-
-
-def test_runs_are_found_again_however_many_pages_they_fill(
-    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mlflow_store, "PAGE", 1)
-    for seed in range(3):
-        sweep.trial(replace(experiment, seed=seed), 1.0)
-    sweep.follow()
-    before = sweep.ids()
-    sweep.follow()
-    assert sweep.ids() == before and len(before) == 4
+@pytest.mark.parametrize("method", METHODS.values())
+def test_every_method_has_a_run_name(experiment: Experiment, method: type[Method]) -> None:
+    name = trial_run.run_name(overrides.to_dict(replace(experiment, method=method())))
+    assert re.fullmatch(rf"{method.__name__}, (.*, )?2 clients, \w+, seed 0", name)
 
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
     folder = sweep.trial(experiment)
     line = {"upload/clipped": 0.5, "nan": math.nan, "client/0/train/loss": 1.0, "privacy/epsilon_outsiders": math.inf}
     for step in range(2):
-        Jsonl(folder / "metrics.jsonl").log(
-            step, {**line, "server/loss": 1 / (step + 1), "privacy/epsilon_server": 9.7}
-        )
+        metrics = {**line, "server/loss": 1 / (step + 1), "privacy/epsilon_server": 9.7}
+        Jsonl(folder / "metrics.jsonl").log(step, metrics)
     sweep.follow()
     (run,) = sweep.runs("trial")
     assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear, seed 0"
-    finish(folder, says="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
+    finish(folder, text="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
     sweep.follow()
     (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
     assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon 9.52, 2 clients, linear, seed 0")
@@ -168,20 +134,19 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     assert set(run.data.params) == set(json_files.flatten(overrides.to_dict(experiment)))
 
 
-@pytest.mark.parametrize(
-    ("outcome", "status"),
-    [("finished", "FINISHED"), ("stopped", "FINISHED"), ("failed", "FAILED"), ("killed", "KILLED"), (None, "RUNNING")],
-)
-def test_a_run_has_the_status_of_its_trial(
-    sweep: Sweep, experiment: Experiment, outcome: str | None, status: str
-) -> None:
-    folder = sweep.trial(experiment, 1.0)
-    if outcome:
-        finish(folder, outcome, reason="because")
+def test_a_run_has_the_status_of_its_trial(sweep: Sweep, experiment: Experiment) -> None:
+    statuses = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED", "": "RUNNING"}
+    for seed, outcome in enumerate(statuses):
+        folder = sweep.trial(replace(experiment, seed=seed), 1.0)
+        if outcome:
+            finish(folder, outcome, reason="because")
     sweep.follow()
-    (run,) = sweep.runs("trial")
-    tags = [run.data.tags.get(f"raydiff.{name}") for name in ("outcome", "reason", "privacy")]
-    assert run.info.status == status and tags == [outcome, *(["because", "epsilon inf"] if outcome else [None, None])]
+    for run in sweep.runs("trial"):
+        outcome = run.data.tags.get("raydiff.outcome", "")
+        tags = [run.data.tags.get(f"raydiff.{name}") for name in ("reason", "privacy")]
+        assert tags == (["because", "epsilon inf"] if outcome else [None, None])
+        assert run.info.status == statuses.pop(outcome)
+    assert not statuses
 
 
 def test_artifacts_carry_their_privacy_and_the_final_numbers(sweep: Sweep, experiment: Experiment) -> None:
@@ -229,7 +194,11 @@ def test_means_over_seeds_are_runs_of_their_own_and_give_way_to_the_next_ones(sw
     assert sweep.follow().parent == parent.info.run_id
 
 
-def test_the_next_follower_adds_what_is_missing_and_nothing_twice(sweep: Sweep, experiment: Experiment) -> None:
+def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the runs fill several pages."""
+    monkeypatch.setattr(mlflow_store, "PAGE", 1)
     folder = sweep.trial(experiment, 4.0, 3.0)
     sweep.follow()
     before = sweep.ids()
@@ -244,35 +213,14 @@ def test_the_next_follower_adds_what_is_missing_and_nothing_twice(sweep: Sweep, 
     assert (first.info.status, runs[second.name].info.status) == ("FINISHED", "RUNNING")
 
 
-def test_within_a_long_round_the_loss_is_a_chart(sweep: Sweep, experiment: Experiment) -> None:
-    """By twentieths of what the slowest process has done, the mean over those that report a loss."""
-    folder = sweep.trial(experiment, 1.0)
-    (folder / heartbeat.FOLDER).mkdir()
-    common: dict[str, Any] = {"round": 1, "turn": 0, "turns": 1, "steps": 100, "began": 0.0, "at": 1.0}
-    for beats in (
-        ((32, 0.5), (60, 0.3), (10, None)),
-        ((34, 0.1), (60, 0.1)),  # within the same twentieth
-        ((36, 0.2), (60, 0.2)),
-    ):
-        for number, (step, loss) in enumerate(beats):
-            beat = Heartbeat(who=f"client {number}", step=step, loss=loss, **common)
-            (folder / heartbeat.FOLDER / f"{number}.json").write_text(json.dumps(asdict(beat)))
-        sweep.follow()
-    (run,) = sweep.runs("trial")
-    assert sweep.history(run, "training/loss") == [(130, 0.4), (130, 0.1), (135, 0.2)]
-
-
-def test_there_are_no_runs_before_the_sweep_begins(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_there_are_no_runs_before_the_sweep_begins(sweep: Sweep) -> None:
     follower = sweep.follower()
-    order: list[str] = []
-    for target, name in ((follower._begun, "wait"), (follower, "_find_runs")):
-        call: Callable[[], object] = getattr(target, name)
-        monkeypatch.setattr(target, name, lambda name=name, call=call: (order.append(name), call()))
     follower.start()
     follower.wait_ready()
+    assert sweep.runs("sweep") == []
     follower.begin()
     follower.close()
-    assert order == ["wait", "_find_runs"] and len(sweep.runs("sweep")) == 1
+    assert len(sweep.runs("sweep")) == 1
 
 
 def test_a_name_given_again_is_another_sweep(sweep: Sweep, experiment: Experiment) -> None:

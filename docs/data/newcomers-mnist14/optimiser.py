@@ -63,7 +63,7 @@ def experiment(way: str, method: str, seed: int) -> Experiment:
     study = rd.preset("spire-mnist14")
     arms = (study.experiment, *(arm.apply(study.experiment) for arm in study.beside))
     base = next(e for e in arms if type(e.method).__name__.lower() == method)
-    return overrides.override(base, {**WAYS[way], "seed": seed, "runtime.vectorize": True})
+    return overrides.override(base, {**WAYS[way], "seed": seed, "numerics.vectorize": True})
 
 
 def centrally(e: Experiment, own: Sequence[Client]) -> Any:

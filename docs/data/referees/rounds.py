@@ -36,7 +36,7 @@ def main(method: str, count: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         resolved = trial.resolve(overrides.override(arm, {"partition": ByClass()}), bytes(32), Path(folder))
         this = trial.open_trial(resolved, Path(folder))
-        torch.set_num_threads(resolved.runtime.threads)
+        torch.set_num_threads(resolved.numerics.threads)
         clients = trial.make_clients(this, resolved.everyone)
         for client in clients:
             client.store = None

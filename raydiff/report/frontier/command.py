@@ -15,23 +15,19 @@ from pathlib import Path
 from raydiff.formats.tables import publish
 from raydiff.report import gain_over_local, guarantees, load
 from raydiff.report.frontier.rows import frontier
-from raydiff.report.frontier.scatter import draw, drawable
+from raydiff.report.frontier.scatter import draw
 from raydiff.report.frontier.text import text
 from raydiff.report.sweep_view import open_sweep
 
 
 def write(sweep: Path, out: Path) -> str:
-    """Write frontier.csv and, where distances were measured, frontier.png into `out`; returns the table as text.
-
-    Raises ValueError where `load.runs` or `frontier` does.
-    """
+    """Write frontier.csv and, with distances, frontier.png into `out`; returns the table. Raises ValueError as
+    `frontier`."""
     rows = frontier(load.runs(sweep))
     out.mkdir(parents=True, exist_ok=True)
     guarantees.flat(rows).to_csv(out / "frontier.csv", index=False)
-    if not drawable(rows):
-        return f"{text(rows)}\n\nno plot: no trial has a feature distance"
-    draw(rows, out / "frontier.png")
-    return text(rows)
+    drawn = draw(rows, out / "frontier.png")
+    return text(rows) + ("" if drawn else "\n\nno plot: no trial has a feature distance")
 
 
 def main(argv: Sequence[str]) -> None:

@@ -56,10 +56,7 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings(runs: pd.DataFrame) -> dict[str, str]:
-    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last.
-
-    Of a part that is there or not, its fields tell which.
-    """
+    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last."""
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     varying = [c for c in config if runs[c].nunique(dropna=False) > 1]
     if "method.accountant" in varying and (runs.groupby("method")["method.accountant"].nunique() <= 1).all():
@@ -67,7 +64,7 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") and c != "data.root" for c in varying):
         varying = [c for c in varying if c not in FROM_DATA]
-    varying = [c for c in varying if c not in NOT_SETTINGS and (c[:8] != "runtime." or c == "runtime.threads")]
+    varying = [c for c in varying if c not in NOT_SETTINGS and not c.startswith("runtime.")]
     varying = [c for c in varying if runs[c].nunique() > 1 or not any(v.startswith(f"{c}.") for v in varying)]
     varying.sort(key=is_target_epsilon)
     return {path: _short_name(path, [p for p in varying if p != path]) for path in varying}
@@ -157,8 +154,8 @@ def network_of(frame: pd.DataFrame) -> str | None:
 
 
 def ranked_by(rows: pd.DataFrame) -> str | None:
-    """The measure of the frontier, lower is better: the distance on the minority classes, on all where clients have no
-    minority; what trials without a Fréchet distance measure."""
+    """The measure of the frontier, lower is better: a distance on the minority or on all classes, else one of
+    `measures`."""
     names = [f"fd_{network_of(rows)}/{group}" for group in ("minor", "all")]
     names += measures(map(str, rows))
     return next((n for n in names if n in rows and rows[n].notna().any()), None)
@@ -182,6 +179,5 @@ def is_target_epsilon(name: str) -> bool:
 
 def noise_floor(rows: pd.DataFrame, distance: str) -> tuple[float, float] | None:
     """Least and greatest noise floor (real half against real half) of a distance among the finished rows."""
-    name = f"{distance}_floor"
-    floors = rows.loc[rows["outcome"] == "finished", name].dropna() if name in rows else pd.Series(dtype=float)
+    floors = column(rows, f"{distance}_floor")[rows["outcome"] == "finished"].dropna()
     return None if floors.empty else (float(floors.min()), float(floors.max()))

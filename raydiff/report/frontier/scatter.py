@@ -21,21 +21,13 @@ FAR = 8.0  # greatest over least distance from which the axis is logarithmic
 STOPPED, FLOOR = "hollow: stopped early\n(validation split)", "noise floor: real half\nagainst real half"
 
 
-def drawable(rows: pd.DataFrame) -> bool:
-    """Whether a trial has a distance and an epsilon."""
-    return network_of(rows) is not None and ranked_by(_placed(rows)) is not None
-
-
-def draw(rows: pd.DataFrame, path: Path) -> None:
-    """Write the frontier as a PNG: distance over epsilon, with 0 and infinity in bands at the ends.
-
-    A colour is a method (under several privacy definitions, a method under one of them), a marker and a line what else
-    was swept. Raises ValueError where no trial has a distance.
-    """
-    rows = _placed(rows)
+def draw(rows: pd.DataFrame, path: Path) -> bool:
+    """Write the frontier as a PNG: distance over epsilon, with 0 and infinity in bands at the ends. A colour is a
+    method under one privacy definition, a marker and a line what else was swept. False where nothing can be drawn."""
+    rows = rows[rows["outcome"].isin(DONE) & rows["epsilon"].notna()]
     ranked, network = ranked_by(rows), network_of(rows)
-    if ranked is None:
-        raise ValueError("there is nothing to plot: no trial has a feature distance")
+    if ranked is None or network is None:
+        return False
     rows = _styled(rows)
     distances = list(dict.fromkeys([ranked, f"fd_{network}/all"]))
     labels = rows["label"].nunique() + 4
@@ -54,10 +46,7 @@ def draw(rows: pd.DataFrame, path: Path) -> None:
     figure.supxlabel(title, fontsize=9)
     legend(figure, every)
     save(figure, path)
-
-
-def _placed(rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows["outcome"].isin(DONE) & rows["epsilon"].notna()]
+    return True
 
 
 def _styled(rows: pd.DataFrame) -> pd.DataFrame:
@@ -68,7 +57,7 @@ def _styled(rows: pd.DataFrame) -> pd.DataFrame:
         series = [f"{method}, {name}" for method, name in zip(series, names, strict=True)]
     # The axis has the target epsilon, and the series privacy and trust.
     fields = [f for f in swept(rows) if not is_target_epsilon(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
-    needed = {method: telling(records(own), fields) for method, own in rows.groupby("method")}
+    needed = {method: telling(records(group), fields) for method, group in rows.groupby("method")}
     settings = [", ".join(f"{f} {short(r[f])}" for f in needed[r["method"]] if r[f] is not None) for r in items]
     first, others = list(dict.fromkeys(series)), sorted(set(settings))
     colour, line = [first.index(s) for s in series], [others.index(s) for s in settings]
@@ -93,15 +82,15 @@ def _range(rows: pd.DataFrame) -> tuple[float, float, float]:
 
 
 def _draw_points(axes: Any, rows: pd.DataFrame, name: str, *, pareto: bool) -> None:
-    for (label, colour, marker, line), own in rows.groupby(["label", "colour", "marker", "line"], sort=False):
+    for (label, colour, marker, line), group in rows.groupby(["label", "colour", "marker", "line"], sort=False):
         for outcome, face, edge in (("finished", colour, "white"), ("stopped", "none", colour)):
-            points = own[own["outcome"] == outcome].sort_values("x")
+            points = group[group["outcome"] == outcome].sort_values("x")
             if points.empty:
                 continue
             look = {"marker": marker, "markersize": 6.5, "mfc": face, "mec": edge, "capsize": 2, "color": colour}
             style = {"linestyle": line, "label": label} if face != "none" else {"linestyle": "none", "label": STOPPED}
             axes.errorbar(points["x"], points[name], yerr=points[f"{name}_std"], linewidth=0.9, **look, **style)
-        best = own[own["pareto"] & pareto]
+        best = group[group["pareto"] & pareto]
         ring = {"markersize": 7, "mfc": "none", "mec": "black", "mew": 1.5, "zorder": 4, "linestyle": "none"}
         if len(best):
             axes.plot(best["x"], best[name], marker=marker, label="black edge: Pareto-optimal", **ring)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pandas as pd
 
-from raydiff.formats.tables import aligned, number, short, size, span
+from raydiff.formats.tables import aligned, number, short, size, span, with_deviation
 from raydiff.report.frontier.rows import DONE, GROUPS, measures, network_of, noise_floor, ranked_by, swept
 from raydiff.report.guarantees import definitions, described, epsilons, shown
 from raydiff.report.load import Row, records
@@ -21,7 +21,7 @@ MEASURES = {
     "tv_pairs": "total variation between pairs of columns, real and generated, mean over pairs and clients",
     "utility_loss": "1 - accuracy on the test split",
 }
-"""What the measures mean, by how their names begin."""
+"""Beginning of a measure's name -> its meaning."""
 NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
 LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
@@ -33,7 +33,9 @@ def text(table: pd.DataFrame) -> str:
     if len(done):
         columns = [c for c in columns_of(done) if c[0] not in NOT_IN_TERMINAL and not c[0].endswith("/major")]
         short_cells = {"AUC global": "±", "AUC client": "±"}  # Intervals and these deviations are left out.
-        cells = [[h, *(c.partition(" [")[0].partition(short_cells.get(h, " ["))[0] for c in own)] for h, own in columns]
+        cells = [
+            [h, *(c.partition(" [")[0].partition(short_cells.get(h, " ["))[0] for c in values)] for h, values in columns
+        ]
         head, *lines = aligned(list(zip(*cells, strict=True)), words=2)  # the mark and the method
         rule = "-" * max(map(len, [head, *lines]))
         notes = [*meanings(done), "95 % intervals and more columns are in the report and in frontier.csv"]
@@ -77,18 +79,22 @@ def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
     all_definitions = definitions(rows)
     if len(all_definitions) < 2:
         yield "epsilon", list(map(shown, rows["epsilon"]))
-    for letter, definition in zip(LETTERS, all_definitions if len(all_definitions) > 1 else [], strict=False):
+        return
+    for letter, definition in zip(LETTERS, all_definitions, strict=False):
         pairs = zip(rows["epsilon"], epsilons(rows, definition), strict=True)
-        cells = ["?" if math.isnan(e) else "-" if math.isnan(own) else shown(own) for e, own in pairs]
-        yield f"epsilon {letter}", cells
+        yield f"epsilon {letter}", ["?" if math.isnan(e) else "-" if math.isnan(of) else shown(of) for e, of in pairs]
 
 
 def _mean(row: Row, name: str) -> str:
-    """`mean±std` over seeds; of a single one `value` or, with its interval, `value [low high]`."""
-    if row[f"{name}_std"] is not None:
-        return f"{number(row[name])}±{number(row[f'{name}_std'])}"
+    """`mean±std` over seeds; of a single one as `with_interval`."""
+    deviation = row[f"{name}_std"]
+    return with_interval(row, name) if deviation is None else with_deviation(row[name], deviation)
+
+
+def with_interval(row: Row, name: str) -> str:
+    """`0.512 [0.470 0.554]`; without an interval `0.512`."""
     low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    return number(row[name]) + (f" [{number(low)} {number(high)}]" if low is not None else "")
+    return number(row[name]) + ("" if low is None or high is None else f" [{number(low)} {number(high)}]")
 
 
 def meanings(rows: pd.DataFrame) -> list[str]:

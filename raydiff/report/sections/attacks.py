@@ -7,8 +7,9 @@ from pathlib import Path
 import pandas as pd
 
 from raydiff.formats.metric_names import Metric
-from raydiff.formats.tables import number
-from raydiff.report.html import html, unfolded
+from raydiff.formats.tables import Table, number
+from raydiff.report.frontier.text import with_interval
+from raydiff.report.html import html, sheet
 from raydiff.report.load import Row, column, records
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -41,17 +42,15 @@ def attacks(sweep: SweepView, out: Path) -> Section:
     plain = [name for name in measured if Metric.parse(f"attack/x/x/{name}").role in ("value", "count")]
     stats = [s for s in dict.fromkeys([*TITLES, "balanced_accuracy", *plain]) if s in measured]
     header = [*KEYS, *(TITLES.get(s, s.replace("_", " ")) for s in stats), "AUC's ceiling", ""]
-    rows = records(table)
-    marked = [i for i, row in enumerate(rows) if row["above_ceiling"]]
-    cells = []
-    for row in rows:
+    marked, cells = [i for i, above in enumerate(table["above_ceiling"]) if above], []
+    for row in records(table):
         keys = [f"{row[k]:g}" if isinstance(row[k], float) else str(row[k]) for k in KEYS]
         verdict = "above the ceiling" * row["above_ceiling"]
         cells.append([*keys, *(_cell(row, stat) for stat in stats), number(row["auc_ceiling"]), verdict])
     above = f"Above their ceiling with their whole interval: {len(marked)}; by chance one of forty sound attacks is."
     described = [f"{target}: {TARGETS.get(target, 'not described here.')}" for target in table["target"].unique()]
-    blocks = [html.bullets(described), html.paragraph(NOTE, note=True), html.paragraph(above)]
-    return Section([*blocks, *unfolded(header, cells, "attacks", most=OPEN, marked=marked)], {"attacks": table})
+    grid = sheet(Table(header, cells, note=NOTE), "attacks", most=OPEN, marked=marked)
+    return Section([html.bullets(described), html.paragraph(above), *grid], {"attacks": table})
 
 
 def readings(sweep: SweepView) -> pd.DataFrame:
@@ -62,20 +61,24 @@ def readings(sweep: SweepView) -> pd.DataFrame:
     rows: list[Row] = []
     for i, run in zip(sweep.runs.index, records(sweep.runs), strict=True):
         for target, attack in pairs:
-            own = {c.rpartition("/")[2]: run[c] for c, m in metrics if (m.target, m.attack) == (target, attack)}
-            if all(value is None for value in own.values()):
+            numbers = {c.rpartition("/")[2]: run[c] for c, m in metrics if (m.target, m.attack) == (target, attack)}
+            if {*numbers.values()} == {None}:
                 continue
-            lows = [(own.get(f"{stat}_low"), ceiling[i]) for stat, ceiling in ceilings[target].items()]
+            lows = [(numbers.get(f"{stat}_low"), ceiling[i]) for stat, ceiling in ceilings[target].items()]
             above = target in WITH_CEILING and any(low is not None and low > most for low, most in lows)
             row = {"digest": run["digest"], "setting": sweep.settings[i], "seed": sweep.seeds[i], "target": target}
-            row |= {"attack": attack, **own, "auc_ceiling": ceilings[target]["auc"][i], "above_ceiling": bool(above)}
+            row |= {
+                "attack": attack,
+                **numbers,
+                "auc_ceiling": ceilings[target]["auc"][i],
+                "above_ceiling": bool(above),
+            }
             rows.append(row)
     return pd.DataFrame(rows).sort_values(KEYS, ignore_index=True) if rows else pd.DataFrame(rows)
 
 
 def _ceilings(sweep: SweepView, target: str) -> dict[str, pd.Series]:
-    """By statistic the ceiling of attacks on this target in each run; for what is published that of outsiders, where it
-    is lower."""
+    """Statistic -> ceiling of attacks on this target in each run; of what is published, the outsiders' if lower."""
     names = {"auc": "auc_ceiling", **{stat: f"tpr_ceiling_{stat.removeprefix('tpr_')}" for stat in RATES}}
     server = {stat: column(sweep.runs, f"final/privacy/{name}") for stat, name in names.items()}
     if target == "uploads":
@@ -87,6 +90,4 @@ def _cell(row: Row, stat: str) -> str:
     """`0.512 [0.470 0.554]`, or that there were too few records."""
     if row[stat] is None:
         return "n too small"
-    low, high = row.get(f"{stat}_low"), row.get(f"{stat}_high")
-    interval = "" if low is None or high is None else f" [{number(low)} {number(high)}]"
-    return (f"{row[stat]:g}" if stat.startswith("n_") else number(row[stat])) + interval
+    return f"{row[stat]:g}" if stat.startswith("n_") else with_interval(row, stat)

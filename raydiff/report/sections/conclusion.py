@@ -35,8 +35,8 @@ def sentences(sweep: SweepView) -> Iterator[str]:
         return
     yield f"{finished}. Best private setting of each method by {short_column(str(sweep.measure))}, lower is better:"
     private = private.assign(method=private["arm"].str.partition(", ")[0])
-    for of, own in groups(private, ["cell", "method", "definition"], sort=False):
-        best = records(own.sort_values("mean"))[0]
+    for of, group in groups(private, ["cell", "method", "definition"], sort=False):
+        best = records(group.sort_values("mean"))[0]
         difference, low, high = (math.nan if best[k] is None else best[k] for k in ("difference", "low", "high"))
         verdict = "one seed" if math.isnan(low) else f"{'clear' if decided(low, high) else 'no clear'} difference"
         yield (
@@ -46,20 +46,19 @@ def sentences(sweep: SweepView) -> Iterator[str]:
 
 
 def means(sweep: SweepView) -> dict[str, Row]:
-    """Of each setting with several seeds, best last, what is a run in MLflow: epsilon, method and seeds as text, the
-    means of its final numbers, the measure first, and the ends of the measure's 95 % Student interval."""
+    """Rows of the runs in MLflow, best last: of each setting with several seeds the mean of its final numbers."""
     if sweep.measure is None:
         return {}
     rows: dict[str, tuple[float, Row]] = {}
     trials = compared(sweep)
-    for (cell, name), own in trials.groupby(["cell", "setting"], sort=False):
-        by_seed = own.groupby("seed")["value"].mean()
+    for (cell, name), group in trials.groupby(["cell", "setting"], sort=False):
+        by_seed = group.groupby("seed")["value"].mean()
         if len(by_seed) < 2:
             continue
         mean, low, high = student(by_seed)
-        row: Row = {"epsilon": rounding.up(own["epsilon"].max()), "method": str(own["method"].iloc[0])}
+        row: Row = {"epsilon": rounding.up(group["epsilon"].max()), "method": str(group["method"].iloc[0])}
         row |= {"seeds": str(len(by_seed)), sweep.measure: mean}
-        runs = sweep.runs.loc[own.index]
+        runs = sweep.runs.loc[group.index]
         final = runs[[c for c in map(str, runs) if c.startswith("final/")]].select_dtypes("number").mean().dropna()
         where = f", {cell}" if trials["cell"].nunique() > 1 else ""
         row |= {str(k): float(v) for k, v in final.items()}

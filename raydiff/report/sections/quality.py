@@ -27,13 +27,14 @@ def quality(sweep: SweepView, out: Path) -> Section:
     readings["measure"] = readings["measure"].map(short_column)
     measures = [m for m in readings["measure"].unique() if not Metric.parse(m).qualifies]
     stats = readings.groupby(["setting", "measure"])["value"].agg(["mean", "std"])
-    rows = []
-    for setting in (s for s in sweep.order if s in set(readings["setting"])):
-        cells = []
-        for name in measures:
-            at, floor = (setting, name), (setting, f"{name}_floor")
-            shown = with_deviation(*stats.loc[at]) if at in stats.index else ""
-            cells.append(f"{shown} [{number(float(stats['mean'].loc[floor]))}]" if floor in stats.index else shown)
-        rows.append([setting, str(readings[readings["setting"] == setting]["digest"].nunique()), *cells])
+
+    def cell(setting: str, name: str) -> str:
+        at, floor = (setting, name), (setting, f"{name}_floor")
+        shown = with_deviation(stats["mean"].loc[at], stats["std"].loc[at]) if at in stats.index else ""
+        return f"{shown} [{number(float(stats['mean'].loc[floor]))}]" if floor in stats.index else shown
+
+    counts = readings.groupby("setting")["digest"].nunique()
+    settings = [setting for setting in sweep.order if setting in counts]
+    rows = [[s, str(counts[s]), *(cell(s, name) for name in measures)] for s in settings]
     table = Table(["setting", "n", *measures], rows, note=NOTE)
     return Section([*sheet(table, "quality by setting")], {"quality": readings})

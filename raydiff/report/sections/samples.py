@@ -24,14 +24,11 @@ def samples(sweep: SweepView, out: Path) -> Section:
         if (path := sweep.trial(str(digest)) / "artifacts" / "samples.png").exists()
     ]
     grids.sort(key=lambda grid: (sweep.order.index(grid[2]), grid[1]))
-    firsts = {setting: path for path, _, setting in reversed(grids)}
-    first = [grid for grid in grids if grid[0] in firsts.values()][:THUMBNAILS]
-    rest = [grid for grid in grids if grid not in first]
-    blocks = [html.thumbnails([_thumbnail(path, caption) for path, caption, _ in first])] if first else []
-    if rest:
-        folded = html.thumbnails([_thumbnail(path, caption) for path, caption, _ in rest[:FOLDED]])
-        blocks.append(html.folded(f"{len(rest[:FOLDED])} more", [folded]))
-    return Section(blocks)
+    first = [grid for i, grid in enumerate(grids) if grid[2] not in {g[2] for g in grids[:i]}][:THUMBNAILS]
+    rest = [grid for grid in grids if grid not in first][:FOLDED]
+    shown, folded = (html.thumbnails([_thumbnail(path, text) for path, text, _ in part]) for part in (first, rest))
+    blocks = [shown] if first else []
+    return Section([*blocks, html.folded(f"{len(rest)} more", [folded])] if rest else blocks)
 
 
 def _thumbnail(path: Path, caption: str) -> Any:

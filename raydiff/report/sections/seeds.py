@@ -23,13 +23,11 @@ COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "
 
 
 def compared(sweep: SweepView) -> pd.DataFrame:
-    """The finished trials with cell, setting, value (the sweep's measure), epsilon and privacy definition (text).
-
-    Raises ValueError without a measure.
-    """
+    """The finished trials with cell, setting, value (of the measure), epsilon and privacy definition. Raises ValueError
+    without a measure."""
     if sweep.measure is None:
         raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
-    own = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
+    group = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
     others = [name for path, name in sweep.fields.items() if not path.startswith(OWN_FIELDS)]
     stated = guarantees(sweep.runs)
     definition = stated["guarantee"].map(lambda guarantee: str(guarantee.definition or guarantee))
@@ -39,24 +37,26 @@ def compared(sweep: SweepView) -> pd.DataFrame:
     rows = records(sweep.trials.loc[trials.index])
     cells = [", ".join(f"{n} {short(r[n])}" for n in others if r[n] is not None) or "all trials" for r in rows]
     place = [sweep.order.index(name) for name in sweep.settings.loc[trials.index]]
-    trials = trials.assign(cell=cells, setting=[setting_name(r, own) for r in rows], place=place)
+    trials = trials.assign(cell=cells, setting=[setting_name(r, group) for r in rows], place=place)
     return trials.sort_values("place", kind="stable")
 
 
-def ranking(sweep: SweepView) -> pd.DataFrame:
-    """A row per cell and setting, best first: n, mean and std of the sweep's measure, and the paired difference from
-    the leader of its rank with its interval.
+def by_seed(trials: pd.DataFrame) -> dict[str, pd.Series]:
+    """Setting -> the mean value of each seed, of the rows of `compared` in one cell."""
+    return {str(name): group.groupby("seed")["value"].mean() for name, group in trials.groupby("setting")}
 
-    A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without a measure.
-    """
+
+def ranking(sweep: SweepView) -> pd.DataFrame:
+    """A row per cell and setting, best first: n, mean and std of the measure, and the paired difference from the leader
+    of its rank. A setting that is not clearly worse than the leader above it shares its rank. Raises ValueError without
+    a measure."""
     rows: list[Row] = []
-    for cell, own in compared(sweep).groupby("cell", sort=False):
-        by_seed = {str(s): trials.groupby("seed")["value"].mean() for s, trials in own.groupby("setting")}
-        leader, rank = "", 0
-        for place, (name, values) in enumerate(sorted(by_seed.items(), key=lambda item: item[1].mean()), 1):
+    for cell, group in compared(sweep).groupby("cell", sort=False):
+        settings, leader, rank = by_seed(group), "", 0
+        for place, (name, values) in enumerate(sorted(settings.items(), key=lambda item: item[1].mean()), 1):
             row: Row = {"cell": cell, "setting": name, "n": len(values), "mean": values.mean(), "std": values.std()}
             if leader:
-                differences = (values - by_seed[leader]).dropna()
+                differences = (values - settings[leader]).dropna()
                 row |= {"against": leader, "common": len(differences), **interval(differences, "difference")}
             if not leader or row["low"] > 0:
                 leader, rank = name, place

@@ -11,7 +11,7 @@ from raydiff.formats.json_files import read_json
 from raydiff.formats.tables import short
 from raydiff.report import guarantees
 from raydiff.report.frontier import rows, text
-from raydiff.report.frontier.scatter import draw, drawable
+from raydiff.report.frontier.scatter import draw
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -33,9 +33,9 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
     varied = [[path, _listed(of), str(len(of))] for path, of in values.items() if of.nunique() > 1]
     table = html.table(["field", "values", "trials that have it"], varied, name="what varies")
     blocks.append(table if varied else html.paragraph("Nothing varies: there is one setting and one seed."))
-    left_out = {"digest", "outcome", "reason", *sweep.fields}
-    unique = {c: sweep.runs[c].dropna().unique() for c in map(str, sweep.runs) if "/" not in c and c not in left_out}
-    common = [[path, str(of[0])] for path, of in unique.items() if len(of) == 1]
+    listed = ("digest", "outcome", "reason", *sweep.fields)
+    config = [c for c in map(str, sweep.runs) if "/" not in c and c not in listed and sweep.runs[c].nunique() == 1]
+    common = [[path, str(sweep.runs[path].dropna().iloc[0])] for path in config]
     grid = html.table(["field", "value"], common, name="what is common")
     blocks.append(html.folded(f"{len(common)} fields that do not vary among the trials that have them", [grid]))
     return Section(blocks, {"runs": sweep.runs})
@@ -52,8 +52,7 @@ def frontier(sweep: SweepView, out: Path) -> Section:
     table = rows.frontier(sweep.runs)
     done, others = table[table["outcome"].isin(rows.DONE)], table[~table["outcome"].isin(rows.DONE)]
     blocks = [html.paragraph("There is no plot: no trial has a feature distance.")]
-    if drawable(table):
-        draw(table, path := out / "frontier.png")
+    if draw(table, path := out / "frontier.png"):
         blocks = [html.picture(path.read_bytes(), alt="feature distance over epsilon; stopped trials hollow")]
     if len(done):
         header, cells = zip(*text.columns_of(done), strict=True)
@@ -76,6 +75,6 @@ def composed(sweep: SweepView) -> Iterator[str]:
         yield html.paragraph("The composed epsilon was not computed: raydiff sweep does so at its end.")
         return
     end = read_json(path)
-    yield html.bullets(end["says"])
+    yield html.bullets(end["text"])
     if missing := len(set(sweep.runs["digest"]) - set(end["trials"])):
         yield html.paragraph(f"That leaves out {missing} of {len(sweep.runs)} trials, which came later.")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.formats import json_files as files
-from raydiff.formats.tables import number, short, size
+from raydiff.formats.json_files import read_json
+from raydiff.formats.tables import Table, number, short, size
 from raydiff.report import load
 from raydiff.report.guarantees import shown
-from raydiff.report.html import html, unfolded
+from raydiff.report.html import html, sheet
 from raydiff.report.load import column, groups, records
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -30,7 +30,7 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
             without += 1
             continue
         try:
-            tree = files.read_json(path)
+            tree = read_json(path)
             entries = [dict(zip(tree["columns"], values, strict=True)) for values in tree["data"]]
             rows += [{"digest": digest, "setting": setting, **entry} for entry in entries]
         except (ValueError, KeyError, TypeError) as e:
@@ -41,15 +41,15 @@ def ledgers(sweep: SweepView, out: Path) -> Section:
     if not rows:
         return Section(blocks)
     table, cells = pd.DataFrame(rows), []
-    for of, own in groups(table, [c for c in map(str, table) if c not in ("client", "bytes")], sort=False):
+    for of, group in groups(table, [c for c in map(str, table) if c not in ("client", "bytes")], sort=False):
         values = [value for name, value in of.items() if name.startswith("epsilon_")]
         epsilons = ["no theorem" if value == "None" else shown(float(value)) for value in values]
-        first = [of["digest"][:8], of["setting"], str(own["client"].nunique()), of["rounds"], of["events"]]
-        cells.append([*first, *epsilons, size(own["bytes"].astype(float).sum())])
+        first = [of["digest"][:8], of["setting"], str(group["client"].nunique()), of["rounds"], of["events"]]
+        cells.append([*first, *epsilons, size(group["bytes"].astype(float).sum())])
     names = [c.replace("epsilon_", "epsilon, ") for c in map(str, table) if c.startswith("epsilon_")]
     header = ["trial", "setting", "clients", "rounds", "events", *names, "bytes"]
-    grid = unfolded(header, cells, "ledgers", most=OPEN)
-    return Section([*blocks, html.paragraph(LEDGER_NOTE, note=True), *grid], {"ledger": table})
+    grid = sheet(Table(header, cells, note=LEDGER_NOTE), "ledgers", most=OPEN)
+    return Section([*blocks, *grid], {"ledger": table})
 
 
 def cost(sweep: SweepView, out: Path) -> Section:
@@ -65,7 +65,7 @@ def cost(sweep: SweepView, out: Path) -> Section:
         reason = "still running, or its process died" if row["outcome"] == "unfinished" else row["reason"] or ""
         first = [row["digest"][:8], row["setting"], short(row["seed"]), row["outcome"], reason, *epsilons]
         cells.append([*first, str(row["rounds"]), number(row["seconds"], 3), size(row["bytes_up"])])
-    return Section([*blocks, *unfolded(header, cells, "trials", most=OPEN)], {"trials": table})
+    return Section([*blocks, *sheet(Table(header, cells), "trials", most=OPEN)], {"trials": table})
 
 
 def ends(sweep: SweepView) -> pd.DataFrame:

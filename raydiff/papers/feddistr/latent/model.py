@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -218,7 +218,7 @@ def _load(folder: Path) -> LatentDiffusion:
 class LatentModel:
     """Which frozen latent diffusion model a trial uses."""
 
-    path: str = ""
+    path: str = field(default="", metadata={"location": "value"})  # `digest` says which model it is.
     """Its folder, or owner/name of the hub; raydiff pretrain makes one."""
     digest: str = ""
     """Digest of the model; filled in when an experiment is built."""
