@@ -47,10 +47,8 @@ def one_by_one(name: str, n: int = 5, timesteps=(7, 2)) -> Tensor:
             a, b = math.sqrt(ABAR[t]), math.sqrt(1 - ABAR[t])
             if name == "loss":
                 row.append(sum(sum(float(p) ** 2 for p in (e - z(a * x0 + b * e, t)).flatten()) for e in noise) / DRAWS)
-            if name in ("pia", "pian"):
+            if name == "pia":
                 e = z(x0, 1)
-                if name == "pian":
-                    e = e * math.sqrt(2 / math.pi) / (sum(abs(float(p)) for p in e.flatten()) / 4)
                 row.append(sum(float(p) ** 4 for p in (e - z(a * x0 + b * e, t)).flatten()))
             if name == "sima":
                 row.append(sum(float(p) ** 4 for p in z(x0, t).flatten()))
@@ -127,10 +125,6 @@ def test_secmi_needs_a_step_beyond_and_every_attack_a_record() -> None:
         scored("secmi", timesteps=[20])
     with pytest.raises(ValueError, match="at least one record"):
         scored("pia", n=0)
-
-
-def test_pian_of_a_prediction_of_nothing_is_a_number() -> None:
-    assert scored("pian", denoiser=lambda x, t, labels: torch.zeros_like(x)).tolist() == [[0.0, 0.0]] * 5
 
 
 def test_grid_starts_next_to_the_data_reaches_four_tenths_and_holds_the_papers_timesteps() -> None:

@@ -122,4 +122,6 @@ def test_refusals() -> None:
             downstream.check(names)
     with pytest.raises(ValueError, match="at least 2 records"):
         train("linear", *stripes(1, "a"), classes=3, rng=generator(0))
-    assert math.isfinite(train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).accuracy(*stripes(6, "t")))
+    assert math.isfinite(
+        train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).right(*stripes(6, "t")).double().mean()
+    )

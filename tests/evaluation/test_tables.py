@@ -73,16 +73,13 @@ def test_a_classifier_learns_from_rows_what_they_say_of_labels() -> None:
 
 
 def test_good_rows_are_at_the_floor_and_bad_ones_above_it() -> None:
-    own, own_labels = rows(600)
-    made, made_labels = rows(600, seed=1)
-    real, real_labels = rows(300, seed=2)
-    given: dict[str, Any] = {"own": own, "own_labels": own_labels, "real": real, "real_labels": real_labels}
-    good = tables.quality(made, made_labels, classes=2, **given)
+    local, real, (codes, labels) = rows(600), rows(300, seed=2), rows(600, seed=1)
+    good = tables.quality((codes, labels), local, real, classes=2)
     assert good["tv_pairs"] < good["tv_pairs_floor"] + 0.03 < 0.13
     assert good["accuracy"] == good["accuracy/real"] == 1
     assert good["utility_loss"] == 0
     assert 0.4 < good["accuracy/majority"] < 0.6
-    bad = tables.quality(torch.randint(4, made.shape, generator=generator(3)), made_labels, classes=2, **given)
+    bad = tables.quality((torch.randint(4, codes.shape, generator=generator(3)), labels), local, real, classes=2)
     assert bad["tv_columns"] > good["tv_columns"] + 0.1
     assert bad["tv_pairs"] > good["tv_pairs"] + 0.2
     assert bad["accuracy"] < 0.8

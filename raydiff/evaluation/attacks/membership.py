@@ -1,10 +1,9 @@
 """Performance of a membership attack's scores, with everything chosen on a calibration split.
 
-Published numbers often choose the best timestep and threshold on the rows they report; here both come from other rows,
-so that an attack on a model without leak has an AUC of 0.5 on average.
-
-Intervals are at 95 % and analytic. A bootstrap covers too seldom on few rows and near an AUC of 1: at 20 members, 20
-non-members and an AUC of 0.98 its percentiles cover in 78 % of samples, DeLong's interval in 73 %, the one here in all.
+Timestep and threshold come from other rows than the reported ones, so that an attack on a model without leak has an AUC
+of 0.5 on average. Intervals are at 95 % and analytic: on few rows and near an AUC of 1 a bootstrap covers too seldom
+(20 members, 20 non-members, AUC 0.98: its percentiles in 78 % of samples, DeLong's interval in 73 %, the one here in
+all).
 
 Scores are low for members. Shapes: S columns, one for each timestep, or timestep and attack, that was tried.
 """
@@ -12,7 +11,7 @@ Scores are low for members. Shapes: S columns, one for each timestep, or timeste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -40,8 +39,8 @@ class Rate:
     fpr: float  # target false positive rate, on the calibration non-members
     tpr: float  # fraction of the evaluation members called members at that threshold
     interval: Interval
-    """For the true positive rate at exactly `fpr`: Wilson's for the fraction of members, combined (Newcombe 1998,
-    method 10) with that fraction at both ends of Wilson's interval of the threshold's false positive rate."""
+    """Of the true positive rate at exactly `fpr`: Wilson's for the fraction of members, combined (Newcombe 1998, method
+    10) with that fraction at both ends of Wilson's interval of the threshold's false positive rate."""
     fpr_reached: float  # false positive rate on the evaluation non-members at that threshold
 
 
@@ -113,8 +112,8 @@ def combined(
     """Return one column (n, 1) from many, by role: the log odds that a record is no member.
 
     A balanced logistic regression is fitted to the calibration rows, on normal quantiles of the scores' ranks. A
-    calibration row's log odds come from a fit to the other folds: from its own they would be too good, and set a bad
-    threshold. None with fewer than `ENOUGH` calibration rows of a side, or with one column. Raises as `attack` does.
+    calibration row's log odds come from a fit to the other folds. None with fewer than `ENOUGH` calibration rows of a
+    side, or with one column. Raises as `attack` does.
     """
     roles = (calibration_members, calibration_nonmembers, members, nonmembers)
     _check(*roles)
@@ -158,19 +157,15 @@ def _folds(members: int, nonmembers: int) -> Iterator[Tensor]:
 def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
     from sklearn.linear_model import LogisticRegression  # a second to import: only where it is used
 
-    ranked = [_normal_ranks(rows[:, s], rows[:, s]) for s in range(rows.shape[1])]
-    ranked_new = [_normal_ranks(new[:, s], rows[:, s]) for s in range(rows.shape[1])]
+    def normal_ranks(values: Tensor) -> Tensor:
+        """The normal quantile of each value's rank among the rows', column by column."""
+        below = [_fraction_below(column, others) for column, others in zip(values.T, rows.T, strict=True)]
+        return torch.special.ndtri((torch.stack(below, dim=1) * len(rows) + 0.5) / (len(rows) + 1))
+
     model = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=1000)
-    model.fit(torch.stack(ranked, dim=1).numpy(), outside.numpy())
-    odds: Tensor = torch.from_numpy(model.decision_function(torch.stack(ranked_new, dim=1).numpy()))
+    model.fit(normal_ranks(rows).numpy(), outside.numpy())
+    odds: Tensor = torch.from_numpy(model.decision_function(normal_ranks(new).numpy()))
     return odds
-
-
-def _normal_ranks(values: Tensor, among: Tensor) -> Tensor:
-    """The normal quantile of each value's rank among others."""
-    n = len(among)
-    quantiles: Tensor = torch.special.ndtri((_fraction_below(values, among) * n + 0.5) / (n + 1))
-    return quantiles
 
 
 def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) -> Rate:
@@ -217,19 +212,17 @@ def _newcombe(auc: float, m: int, n: int) -> Interval:
     those of exponential scores, of `auc`."""
     balanced = (m + n) / 2 - 1
 
-    def holds(theta: float) -> bool:
-        spread = 1 + balanced * ((1 - theta) / (2 - theta) + theta / (1 + theta))
-        return abs(auc - theta) <= Z95 * math.sqrt(theta * (1 - theta) * spread / (m * n))
+    def furthest(outside: float) -> float:
+        """By bisection between `auc`, which is inside the interval, and `outside`."""
+        inside = auc
+        for _ in range(50):
+            theta = (inside + outside) / 2
+            spread = 1 + balanced * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+            holds = abs(auc - theta) <= Z95 * math.sqrt(theta * (1 - theta) * spread / (m * n))
+            inside, outside = (theta, outside) if holds else (inside, theta)
+        return inside
 
-    return _furthest(holds, auc, 0.0), _furthest(holds, auc, 1.0)
-
-
-def _furthest(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Where `holds` ends between `inside`, where it is true, and `outside`, by bisection."""
-    for _ in range(50):
-        middle = (inside + outside) / 2
-        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
-    return inside
+    return furthest(0.0), furthest(1.0)
 
 
 def _fraction_below(values: Tensor, others: Tensor) -> Tensor:

@@ -13,11 +13,10 @@ records z that nobody trained on.
 | score: Pr over z of LR(x, z) >= gamma | `scores`: the fraction of z with LR(x, z) < gamma, low for members |
 
 Deviations: the paper's likelihood is a classifier's confidence. exp(-L) is, up to a constant, the geometric mean over
-pixels of the normal density of the added noise around the predicted one, with variance 1/2; like a confidence it is 1
-for a model without error. Half of the shadows were trained on each population record, in place of none. A population
-record is compared with the others. gamma is 1, the smallest in the paper: a larger one only makes more records equal,
-since at one timestep the score orders records as Pr(x given theta) / Pr(x) does. z provides a scale on which timesteps
-can be averaged.
+pixels of the normal density of the added noise around the predicted one, with variance 1/2. Half of the shadows were
+trained on each population record, in place of none. A population record is compared with the others. gamma is 1, the
+smallest in the paper: at one timestep the score orders records as Pr(x given theta) / Pr(x) does, so a larger one only
+makes more records equal.
 
 Shapes: N records, M shadows, S timesteps.
 """
