@@ -93,12 +93,9 @@ def subject(method: Method, public: Records | None) -> Subject:
 
 
 def _summed(method: Summed, public: Records | None) -> Subject:
-    """The client's one record is u or v, far apart in the method's sum. In each round the adversary projects the upload
-    on the line between the two expected ones, from their middle, and adds the projections up.
-
-    A canary of direction e makes u from e and v from -e, so that its antipode is minus it. Between rounds the server
-    aggregates the upload as it would a federation's.
-    """
+    """The client's one record is u, made from direction e, or v, from -e, far apart in the method's sum. The adversary
+    projects each round's upload on the line between the two expected ones, from their middle, and adds these up.
+    Between rounds the server aggregates the upload as it would a federation's."""
     if isinstance(method, Marginals):  # one row of labels: other rows would be noise alone
         method = replace(method, model=method.model.for_table(method.model.counts, ()))
         shape: tuple[int, ...] = (1, 1, len(method.model.counts))
@@ -186,8 +183,8 @@ class _Sender(FedAvg):
 
 
 def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
-    """All rounds of a federation with as few clients as possible. The adversary sees what the server publishes (central
-    trust), or what the server sees."""
+    """All rounds of a federation of as few clients as possible. The adversary sees what the server publishes under
+    central trust, else what the server sees."""
     clients = {"local": 1, "central": 2, "aggregate": privacy.shares or 0}[privacy.trust]
     entry = torch.zeros(clients, 1, 1, 1, 1).index_fill(0, torch.tensor(0), 1.0)  # 1 for client 0, and 0 for the others
     data = [Records(x, torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for x in entry]

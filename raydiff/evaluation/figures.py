@@ -17,29 +17,20 @@ CUT = 2.0  # upper limit of a panel over the distance at epoch 0, so that a dive
 def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
     """Write a panel for each distance that the rows have, with its noise floor (real half against real half).
 
-    Each row has `learning_rate`, `epoch`, and the distances with `_floor`; kd_cnn with `_spread`, which is shaded.
+    Each row has `learning_rate`, `epoch`, and the distances with `_floor`.
     """
     shown = [name for name in DISTANCES if name in rows[0]]
     figure, (every,) = panels(1, len(shown), size=(4.4 * len(shown) + 1.6, 4.2))
     figure.suptitle(title, fontsize=9)
-    times = sorted({row["epoch"] for row in rows})
     for axes, name in zip(every, shown, strict=True):
-        for i, rate in enumerate(sorted({row["learning_rate"] for row in rows})):
-            of_rate = sorted((row for row in rows if row["learning_rate"] == rate), key=lambda row: row["epoch"])
-            epochs, values = [row["epoch"] for row in of_rate], [row[name] for row in of_rate]
-            axes.plot(epochs, values, marker="o", markersize=3, color=f"C{i}", label=f"{rate:g}")
-            spread = [row.get(f"{name}_spread", 0.0) for row in of_rate]
-            low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-1, 1))
-            axes.fill_between(epochs, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
-        axes.axhline(floor := rows[0][f"{name}_floor"], color="grey", linestyle=":", label="floor")
+        for rate in sorted({row["learning_rate"] for row in rows}):
+            curve = sorted((row["epoch"], row[name]) for row in rows if row["learning_rate"] == rate)
+            axes.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=f"{rate:g}")
+        axes.axhline(rows[0][f"{name}_floor"], color="grey", linestyle=":", label="floor")
         start = min(row[name] for row in rows if row["epoch"] == 0)
-        if start > 0 and max(row[name] for row in rows) > CUT * start:
-            lowest = min(floor, *(row[name] for row in rows))
-            axes.set_ylim(lowest - 0.1 * (CUT * start - lowest), CUT * start)
+        axes.set_ylim(top=min(axes.get_ylim()[1], CUT * start) if start > 0 else None)
         axes.set_xscale("symlog", linthresh=1)
-        axes.set_xticks(times, [f"{t:g}" for t in times])
-        axes.minorticks_off()
-        axes.set(xlabel="epochs of the new client", ylabel=DISTANCES[name], xlim=(-0.1, 1.15 * max(times) + 0.1))
+        axes.set(xlabel="epochs of the new client", ylabel=DISTANCES[name])
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, title="learning rate", fontsize=8, loc="outside right upper")
     figure.savefig(path, dpi=150, metadata={"privacy": "none"})

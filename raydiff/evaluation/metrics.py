@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,8 +30,7 @@ from raydiff.tree import Params
 if TYPE_CHECKING:
     from raydiff.evaluation.suite import Evaluation
 
-Groups = Mapping[str, tuple[int, ...]]
-"""Classes by the name of their group."""
+Groups = Mapping[str, tuple[int, ...]]  # classes by the name of their group
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +38,7 @@ class Drawn:
     """Samples of a client's model, and what they are measured beside. Metrics change nothing of it."""
 
     images: Tensor
-    """(n, C, H, W) on [-1, 1], of a table the codes of its rows (n, 1, 1, columns); n is 0 for a classifier, and where
-    neither a distance nor a downstream classifier asks for samples."""
+    """(n, C, H, W) on [-1, 1], or codes of a table's rows (n, 1, 1, columns); n is 0 where nothing needs samples."""
     labels: Tensor  # (n, K), what the samples were made for
     reference: Records  # real records of the client's classes that nobody trained on, of the split
     own: Records  # the records that the client trained on
@@ -72,9 +70,10 @@ class Drawn:
     @functools.cached_property
     def features(self) -> tuple[Tensor, Tensor]:
         """(n, dim) of the samples and (N, dim) of the reference. Raises ValueError without the network's weights."""
-        network: Callable[[Tensor], Tensor] = functools.partial(features.cnn_features, self.cnn)
         if self.config.features == "inception":
             network = inception.load(self.config.weights)
+        else:
+            network = functools.partial(features.cnn_features, self.cnn)
         return network(self.images), network(self.reference.images)
 
 
@@ -91,23 +90,17 @@ def feature_distances(drawn: Drawn) -> Metrics:
     """`distances.class_distances` of the large groups, with floors."""
     if not drawn.pictures:
         return {}
-    return distances.class_distances(
-        *_features_and_classes(drawn),
-        groups=drawn.large_groups,
-        features=drawn.config.features,
-        gaussian=drawn.config.distance == "frechet",
-        rng=_halves_rng(),
-    )
+    gaussian = drawn.config.distance == "frechet"
+    return distances.class_distances(**_compared(drawn), features=drawn.config.features, gaussian=gaussian)
 
 
 def sample_coverage(drawn: Drawn) -> Metrics:
-    """Precision, recall, density and coverage: the mean over both halves of the reference, so at equal counts; `_real`
-    is what one half has beside the other. A group with too few records for the neighbours is left out."""
+    """Precision, recall, density and coverage at equal counts: the mean over both halves of the reference; `_real` is
+    that of one half beside the other. A group with too few records for the neighbours is left out."""
     if not drawn.pictures:
         return {}
     neighbours, metrics = drawn.config.neighbours, Metrics()
-    halves = distances.beside_halves(*_features_and_classes(drawn), groups=drawn.large_groups, rng=_halves_rng())
-    for name, samples, a, b in halves:
+    for name, samples, a, b in distances.beside_halves(**_compared(drawn)):
         if len(a) <= neighbours:
             continue
         one, other = (coverage(samples, half, neighbours=neighbours).metrics(name) for half in (a, b))
@@ -116,19 +109,22 @@ def sample_coverage(drawn: Drawn) -> Metrics:
     return metrics
 
 
-def _features_and_classes(drawn: Drawn) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _compared(drawn: Drawn) -> dict[str, Any]:
+    """Arguments of `distances.beside_halves`, with the same halves of the reference in every trial."""
     samples, real = drawn.features
-    return samples, drawn.labels[:, 0], real, drawn.reference.labels[:, 0]
-
-
-def _halves_rng() -> torch.Generator:
-    """The same halves of the reference in every trial."""
-    return seeding.generator(0, "reference halves")
+    return {
+        "samples": samples,
+        "sample_classes": drawn.labels[:, 0],
+        "reference": real,
+        "reference_classes": drawn.reference.labels[:, 0],
+        "groups": drawn.large_groups,
+        "rng": seeding.generator(0, "reference halves"),
+    }
 
 
 def label_accuracy(drawn: Drawn) -> Metrics:
-    """Whether the network that tells classes sees the classes asked for: `label_accuracy/<group>`, for real records
-    `label_accuracy/real`, its ceiling; `own_classes`: the fraction of samples of a class that the client has."""
+    """The network's accuracy on samples, `label_accuracy/<group>`, and on real records, `label_accuracy/real`, its
+    ceiling; `own_classes`: the fraction of samples of a class that the client has."""
     if not drawn.pictures:
         return {}
     classes, of_real = drawn.labels[:, 0], drawn.reference.labels[:, 0]
@@ -194,12 +190,9 @@ METRICS: lookup.Table[Callable[[Drawn], Metrics]] = lookup.Table(
         "table": table_quality,
         "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
     }
-)
-"""By name, in the order in which they are measured."""
-BY_SAMPLER = ("distances", "coverage", "labels")
-"""Those that are also measured of each of the model's samplers by itself."""
-TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")
-"""First words of numbers that no metric of another package may take."""
+)  # in the order in which they are measured
+BY_SAMPLER = ("distances", "coverage", "labels")  # also measured of each of the model's samplers by itself
+TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")  # first words of numbers that no outside metric may take
 GROUPS = ("all", "major", "minor")
 RANKED = {
     "accuracy": ("utility_loss", "accuracy"),

@@ -1,8 +1,7 @@
 """Evaluation of a trial: the experimenter's instruments, outside the protocol.
 
-A client's part (`Instruments.of_client`) runs where its data are, the summary over clients at the coordinator. Distances are
-measured on the validation split during training, on the test split at the end; trials by which settings are chosen
-use the validation split throughout.
+A client's part (`Instruments.of_client`) runs where its data are, the summary over clients at the coordinator. The
+validation split is used during training and for trials by which settings are chosen, else the test split.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from raydiff.formats.metric_names import Metric
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
+PICTURES = 10  # pictures in a sample grid of an unconditional model
 WITHOUT_CNN = ("none", "tables")
 Split = Literal["test", "validation"]
-PICTURES = 10  # pictures in a sample grid of an unconditional model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,16 +41,14 @@ class Evaluation:
     weights: str | None = None
     """File of Inception's weights, or its folder; none: clean-fid's folder."""
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
-    """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
-    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy;
-    tables: the metrics of rows in place of pictures (`tables.quality`)."""
+    """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias that
+    depends on the number of records; none: neither; tables: the metrics of rows (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     neighbours: int = NEIGHBOURS
     """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
     downstream: tuple[str, ...] = ()
-    """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples, and tested on real records at the
-    end."""
+    """Classifiers (linear, mlp, cnn, resnet18, lenet) trained on samples, and tested on real records at the end."""
     ceiling: bool = True
     """Train each of them on the client's own records too: the accuracy of real ones."""
     per_class: int | None = None
@@ -59,8 +56,7 @@ class Evaluation:
     every: int = 0
     """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
     clusters: bool = False
-    """Also measure each model's distance to the two clusters of classes of a MajorityMinority partition, so that a
-    pooled model can be compared."""
+    """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
     attack: bool = True
     """Attack the final models (`targets`) by `attacks`, or where distance is tables their rows (`blackbox`)."""
     attacks: tuple[str, ...] = ("pia", "sima")
@@ -108,10 +104,8 @@ class ClientReport:
 
     metrics: Metrics
     scores: targets.Scores  # of the membership attacks
-    pictures: Tensor
-    """(n, C, H, W): the first samples of each class, or of all where the model knows none; n is 0 for a classifier."""
-    privacy: str
-    """`Deployed.privacy`: the guarantee for the client's own records if these pictures are published."""
+    pictures: Tensor  # (n, C, H, W), samples of each class, or of an unconditional model; n is 0 for a classifier
+    privacy: str  # `Deployed.privacy`: the guarantee for the client's own records if these pictures are published
 
     def of_outsider(self) -> ClientReport:
         """Return the report of a client that sent nothing: its records are no members of the server's models."""
@@ -143,11 +137,8 @@ class Instruments:
     def _drawn(
         self, deployed: Deployed, split: str, records: Records, rng: torch.Generator
     ) -> tuple[Drawn, dict[str, Tensor], Tensor]:
-        """(what is measured, the pictures of each sampler, the pictures to show).
-
-        As many rows of a table as the client has, with its labels; as many pictures of each class as one half of the
-        reference has.
-        """
+        """(what is measured, the pictures of each sampler, the pictures to show): as many rows of a table as the client
+        has, with its labels; as many pictures of each class as one half of the reference has."""
         major, minor = groups(records)
         classes = {"all": (*major, *minor), "major": major, "minor": minor}
         if self.config.clusters:
@@ -212,8 +203,11 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     downstream.check_shape(config.downstream, dataset.shape)
     halves = distances.half_counts(dataset.splits[config.split].labels[:, 0])
     for number, records in enumerate(clients):
-        if denoisers:
-            _check_attacked(number, records, dataset)
+        for split in ("calibration", "test") if denoisers else ():
+            count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
+            if len(records) < 4 or count < 2:
+                has = f"client {number} has {len(records)} records and the {split} split {count} in its mix of classes"
+                raise ValueError(f"{has}, and evaluation.attack needs 4 and 2: raise data.{split}")
         if attack and not denoisers and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(records) for c in group)
@@ -222,18 +216,6 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         elif not compared:
             missing = f"the {config.split} split has not two records of any class of client {number}"
             raise ValueError(f"{missing}: raise data.{config.split}")
-
-
-def _check_attacked(number: int, records: Records, dataset: Dataset) -> None:
-    if len(records) < 4:
-        raise ValueError(f"client {number} has {len(records)} records: evaluation.attack needs at least 4 of each")
-    for split in ("calibration", "test"):
-        count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
-        if count < 2:
-            raise ValueError(
-                f"the {split} split has {count} records of the classes of client {number}, and evaluation.attack needs "
-                f"2 in its mix of classes: raise data.{split}"
-            )
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:

@@ -33,5 +33,4 @@ def test_a_line_for_each_rate_in_the_order_of_epochs(tmp_path: Path, monkeypatch
     assert lines["0.1"] == ([0, 1, 2], [3.0, 2.0, 90.0]) and lines["0.01"] == ([0, 1], [3.0, 2.5])
     assert lines["floor"][1] == [-0.25, -0.25]
     assert axes.get_ylim()[1] == 6.0  # twice the distance at epoch 0: not as far as 90
-    assert [t.get_text() for t in axes.get_xticklabels()] == ["0", "1", "2"]
     assert Image.open(tmp_path / "curves.png").info["privacy"] == "none"

@@ -8,8 +8,7 @@ The attacker has all synthetic rows, and nothing else:
 - `inference`: a record's value in one column is guessed to be that of the synthetic row nearest in all others.
 
 What the rows tell about the population succeeds equally often with non-members, so the risk is the excess of members:
-(r_members - r_nonmembers) / (1 - r_nonmembers). An attack that finds no more members than random guesses do says
-nothing. A risk near 0 is that of this attacker, averaged over records, and no guarantee.
+(r_members - r_nonmembers) / (1 - r_nonmembers). It is averaged over records, and no guarantee.
 
 | Anonymeter | here |
 |---|---|
@@ -91,10 +90,7 @@ def singling_out(synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, rng:
 def linkability(
     synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Risk:
-    """Attack random halves of each record's columns: is one synthetic row the nearest to both?
-
-    A random guess succeeds once in s. Needs two columns at least.
-    """
+    """Attack random halves of each record's columns, two at least: is one synthetic row the nearest to both?"""
     n = synthetic.shape[1]
     members, nonmembers = _equally_many(members, nonmembers, rng)
     half = torch.rand(len(members), n, generator=rng).argsort(1) < n // 2
@@ -110,10 +106,7 @@ def linkability(
 def inference(
     synthetic: Tensor, secret: int, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Risk:
-    """Attack the code in column `secret`: is it that of the synthetic row nearest in the other columns?
-
-    A random guess is that of any synthetic row.
-    """
+    """Attack the code in column `secret`: is it that of the synthetic row nearest in the other columns?"""
     members, nonmembers = _equally_many(members, nonmembers, rng)
     others = (torch.arange(synthetic.shape[1]) != secret).expand_as(members)
 
@@ -136,6 +129,5 @@ def _matches(predicates: Tensor, records: Tensor) -> Tensor:
 
 
 def _equally_many(members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> list[Tensor]:
-    """Random samples of equal size, `ATTEMPTS` at most."""
     count = min(len(members), len(nonmembers), ATTEMPTS)
     return [records[torch.randperm(len(records), generator=rng)[:count]] for records in (members, nonmembers)]

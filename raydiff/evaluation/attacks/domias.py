@@ -26,10 +26,7 @@ BATCH = 512
 
 
 def scores(records: Tensor, *, made: Tensor, reference: Tensor, spans: Sequence[int]) -> Tensor:
-    """Return log p_reference(x) - log p_synthetic(x) for each bandwidth: (N, S) float64, low for members.
-
-    From codes (N, n), (s, n), (r, n) and `spans` of `gower.spans_of`.
-    """
+    """Return log p_reference(x) - log p_synthetic(x) of codes (N, n), (s, n), (r, n) for each bandwidth: (N, S)."""
     of_reference, of_made = (
         torch.cat([_log_densities(part, rows, spans) for part in records.split(BATCH)]) for rows in (reference, made)
     )

@@ -1,8 +1,7 @@
 """LiRA: membership inference by likelihood ratios from shadow models (Carlini et al., IEEE S&P 2022, arXiv 2112.03570).
 
-Shadow models are trained like the attacked one, each on a random half of the candidate records. They estimate a
-record's loss when it was not trained on (and when it was), so that a record that is easy for every model is not taken
-for a member. Scores are low for members.
+A record's loss under shadow models, each trained on a random half of the candidate records, tells whether the record is
+easy for every model. Scores are low for members.
 
 | paper | here |
 |---|---|
@@ -60,9 +59,7 @@ def statistics(
 ) -> Tensor:
     """Return the log of the mean over `draws` of || eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t) ||^2 per pixel.
 
-    The same records, timesteps, draws and state of `rng` give every model the same eps.
-
-    Returns: (N, S) float64. Raises ValueError without a draw, and as `scores.in_batches`.
+    (N, S) float64. Equal arguments give every model the same eps. Raises ValueError as `scores.in_batches`.
     """
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
@@ -82,11 +79,7 @@ def statistics(
 
 
 def scores(target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = False) -> Tensor:
-    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1), low for members.
-
-    Offline: (target - mean) / deviation of the shadows without the record, whose normal probability is the paper's
-    one-sided likelihood. Online: the log likelihood of a model without the record minus that of one with it. The last
-    column is the mean of the others.
+    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1); the last column is the mean.
 
     Args:
         inside: (M, N), which records each shadow was trained on: each of at least 2 shadows, and not of 2.

@@ -20,8 +20,7 @@ from torch import Tensor
 Z95 = 1.959963984540054  # two-sided 95 % point of the standard normal law
 Interval = tuple[float, float]
 LOW_FPRS = (0.01, 0.001)  # false positive rates at which the true positive rate is reported
-ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")
-"""The arguments of `attack`, in their order."""
+ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")  # arguments of `attack`
 ENOUGH = 20  # calibration rows of each side that combining scores takes
 FOLDS = 5
 PENALTY = 0.1  # scikit-learn's C of the combination: the inverse weight of the squared coefficients
@@ -38,9 +37,7 @@ class Rate:
 
     fpr: float  # target false positive rate, on the calibration non-members
     tpr: float  # fraction of the evaluation members called members at that threshold
-    interval: Interval
-    """Of the true positive rate at exactly `fpr`: Wilson's for the fraction of members, combined (Newcombe 1998, method
-    10) with that fraction at both ends of Wilson's interval of the threshold's false positive rate."""
+    interval: Interval  # of the true positive rate at exactly `fpr`, see `_rate`
     fpr_reached: float  # false positive rate on the evaluation non-members at that threshold
 
 
@@ -49,15 +46,12 @@ class Attack:
     """Performance on rows that took no part in setting the attack up."""
 
     timestep_index: int  # column of the score matrices that the calibration rows chose
-    threshold: float  # A record with a score at or below it is called a member; chosen on the calibration rows
+    threshold: float  # a record with a score at or below it is called a member; chosen on the calibration rows
     auc: float  # p(a member scores lower than a non-member), ties counting half
-    auc_interval: Interval
-    """The hull of Newcombe's (2006, method 5), for few rows and near 1, and DeLong's (1988), for unequal spreads."""
+    auc_interval: Interval  # hull of Newcombe's (2006, method 5), for few rows and near 1, and DeLong's (1988)
     balanced_accuracy: float  # (true positive rate + true negative rate) / 2 at `threshold`
-    balanced_accuracy_interval: Interval
-    """Newcombe 1998, method 10: that of the difference TPR - FPR, moved to (1 + TPR - FPR) / 2."""
-    low_fpr: tuple[Rate, ...]
-    """At each of `LOW_FPRS` for which calibration and evaluation have the `needed` non-members."""
+    balanced_accuracy_interval: Interval  # Newcombe 1998, method 10: of TPR - FPR, moved to (1 + TPR - FPR) / 2
+    low_fpr: tuple[Rate, ...]  # at each of `LOW_FPRS` for which both splits have the `needed` non-members
     n_members: int  # members among the evaluation rows
     n_nonmembers: int  # non-members among the evaluation rows
 
@@ -77,11 +71,9 @@ class Attack:
 def attack(
     *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
 ) -> Attack:
-    """Set the attack up on the calibration rows, then measure it on the others.
+    """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others.
 
-    Each argument is a matrix of scores (n, S), low for members. The calibration rows choose the column with the highest
-    AUC and the threshold with the best balanced accuracy. Raises ValueError for fewer than 2 rows, different columns,
-    or NaN scores.
+    Each argument is a matrix of scores (n, S). Raises ValueError for fewer than 2 rows, different columns, or NaN.
     """
     _check(calibration_members, calibration_nonmembers, members, nonmembers)
     column = best_column(calibration_members, calibration_nonmembers)
@@ -131,10 +123,9 @@ def combined(
 
 
 def combining_helps(members: Tensor, nonmembers: Tensor, combination: tuple[Tensor, Tensor]) -> bool:
-    """Whether `combined` has a higher AUC on the calibration rows, by cross-validation, than their best column.
+    """Whether `combined` has a higher AUC than the best column, chosen on the other folds of the calibration rows.
 
-    The scores (n, S) and `combination`, the two columns of `combined`, are of the calibration rows. In each fold the
-    best column is chosen on the others.
+    The scores (n, S) and `combination`, the two columns of `combined`, are of the calibration rows.
     """
     gain, n = 0.0, len(members)
     for held in _folds(n, len(nonmembers)):
@@ -169,6 +160,8 @@ def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
 
 
 def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) -> Rate:
+    """The interval is Wilson's for the fraction of members, combined (Newcombe 1998, method 10) with that fraction at
+    both ends of Wilson's interval of the threshold's false positive rate."""
     ranked, allowed = calibration.sort().values, math.floor(fpr * len(calibration) + 1e-9)
     low, high = (len(ranked) * end for end in wilson(allowed, len(ranked)))
     at, least, most = (
@@ -198,8 +191,7 @@ def _best_threshold(members: Tensor, nonmembers: Tensor) -> float:
 
 def _auc(members: Tensor, nonmembers: Tensor) -> tuple[float, Interval]:
     """AUC and its interval, in O(n log n) by DeLong's placements."""
-    placed_members = 1 - _fraction_below(members, nonmembers)  # fraction of non-members above
-    placed_nonmembers = _fraction_below(nonmembers, members)  # fraction of members below
+    placed_members, placed_nonmembers = 1 - _fraction_below(members, nonmembers), _fraction_below(nonmembers, members)
     auc = float(placed_members.mean())
     variance = placed_members.var() / len(members) + placed_nonmembers.var() / len(nonmembers)
     half = Z95 * math.sqrt(float(variance))

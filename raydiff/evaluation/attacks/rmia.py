@@ -1,7 +1,7 @@
 """RMIA: membership by likelihood ratios against a population (Zarifzadeh et al., ICML 2024, arXiv 2312.03262).
 
-Uses LiRA's shadow models (`lira`). A record is a member if it gained more from the attacked model than population
-records z that nobody trained on.
+A record is a member if it gained more from the attacked model, over LiRA's shadow models, than population records z
+that nobody trained on.
 
 | paper | here |
 |---|---|
@@ -33,14 +33,7 @@ GRID = tuple(i / 10 for i in range(11))  # values of a
 
 
 def scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, *, online: bool = False) -> Tensor:
-    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1) in [0, 1], low for members.
-
-    The last column is the mean of the others.
-
-    Args:
-        inside: (M, N), as in `lira.scores`.
-        population: (N,) bool, known non-members of the target, at least 2.
-    """
+    """Return scores in [0, 1] as `lira.scores`; `population` (N,) bool: non-members of the target, at least 2."""
     likelihood = (-shadows.exp()).exp()
     without = lira.mean_of(likelihood, ~inside)
     a = interpolation(shadows, inside)

@@ -27,8 +27,7 @@ from raydiff.data.records import Records
 from raydiff.federated.method import Denoiser
 
 DRAWS = 4  # noise draws per loss
-Query = Callable[[Tensor, int], Tensor]
-"""(x_t (n, C, H, W), t) -> predicted noise (n, C, H, W), the records' labels given."""
+Query = Callable[[Tensor, int], Tensor]  # (x_t (n, C, H, W), t) -> predicted noise, for the records' labels
 
 
 class Attack(Protocol):
@@ -120,20 +119,17 @@ def in_batches(
         raise ValueError("records must hold at least one record to score")
     rows = []
     for x0, labels in zip(records.images.split(batch), records.labels.split(batch), strict=True):
-        rows.append(torch.stack(columns(_query(denoiser, labels), x0), dim=1))
+
+        def query(x: Tensor, t: int, labels: Tensor = labels) -> Tensor:
+            return denoiser(x, torch.full((len(x),), t, dtype=torch.int64), labels)
+
+        rows.append(torch.stack(columns(query, x0), dim=1))
     return torch.cat(rows)
 
 
 def grid(timesteps: int) -> list[int]:
-    """Return the timesteps to try for a model with T = `timesteps`: 1, T/100, T/50, T/25, ..., 0.4 T, without repeats.
-
-    Densest next to the data, where attacks are strongest; at T = 1000 with PFDM's t = 200 and SecMI's t = 100.
-    """
+    """Return the timesteps to try for T = `timesteps`: 1, T/100, ..., 0.4 T, densest where attacks are strongest."""
     return sorted({1, *(max(1, round(timesteps * percent / 100)) for percent in (1, 2, 4, 6, 10, 14, 20, 28, 40))})
-
-
-def _query(denoiser: Denoiser, labels: Tensor) -> Query:
-    return lambda x, t: denoiser(x, torch.full((len(x),), t, dtype=torch.int64), labels)
 
 
 def noised(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:

@@ -9,12 +9,10 @@
 | uploads | none: the distance to the nearest upload of the same class and client | the client's own records |
 
 The method defines its targets (`Deployed.targets`, `Deployed.uploads` where uploads are records). An AUC near 1 on
-`global_uploaded` tells the server only which uploads it has; what these tell about the records themselves is `uploads`,
-whose ceiling is the ledger's.
+`global_uploaded` tells the server only which uploads it has; what these tell about the records is `uploads`.
 
-Metrics are `attack/<target>/<attack>/<reading>`. Two attacks are derived from the others' scores: `combined`, a
-logistic regression (`membership.combined`), and `best`, which is `combined` or the best single attack and timestep by
-cross-validation on the calibration rows.
+Metrics are `attack/<target>/<attack>/<reading>`. Two attacks are derived: `combined`, a logistic regression on all
+scores, and `best`, which is `combined` or the best attack and timestep by cross-validation on the calibration rows.
 """
 
 from __future__ import annotations
@@ -29,15 +27,12 @@ from raydiff import lookup, seeding
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import membership
 from raydiff.evaluation.attacks import scores as attacks
-from raydiff.federated.method import Deployed, Metrics, Target, Uploads
+from raydiff.federated.method import Denoiser, Deployed, Metrics, Target, Uploads
 from raydiff.seeding import NoiseStream
 
-Roles = dict[str, Records]
-"""The arguments of `membership.attack`, as records."""
-Roled = dict[str, dict[str, Tensor]]
-"""Scores by attack, by role: (N, S)."""
-Scores = dict[str, Roled]
-"""By target."""
+Roles = dict[str, Records]  # the arguments of `membership.attack`, as records
+Roled = dict[str, dict[str, Tensor]]  # scores (N, S) by attack, by role
+Scores = dict[str, Roled]  # by target
 SHARED = ("global", "global_uploaded", "pool")  # one model, trained on all clients' records
 OF_SENDERS = (*SHARED, "uploads")  # targets without records of a client that sent nothing
 COMBINED, BEST = "combined", "best"  # derived from the other attacks
@@ -63,9 +58,8 @@ def scores(
     """Return a client's scores by these attacks, for all targets of its method.
 
     Args:
-        client_records: the client's own; at most `members` of them are used, half for calibration.
-        calibration, test: non-members. For a target of one client they are sampled to its mix of classes: else the
-            attack would tell classes apart.
+        client_records: at most `members` of them are used, half for calibration.
+        calibration, test: non-members, for a target of one client sampled to its mix of classes.
         cache: non-members' scores on `SHARED` targets, which are equal for all clients of one server.
     """
     cache = {} if cache is None else cache
@@ -104,12 +98,12 @@ def _scored(target: Target, roles: Roles, chosen: Mapping[str, attacks.Attack]) 
         roles = {role: replace(records, images=encode(records.images)) for role, records in roles.items()}
     timesteps = attacks.grid(target.timesteps)
 
+    def by_one(attack: attacks.Attack, z: Denoiser, records: Records) -> Tensor:
+        rng = seeding.generator(0, "attack noise")  # the same noise for all roles and trials
+        return attacks.scores(attack, z, records, alphas_bar=target.alphas_bar, timesteps=timesteps, rng=rng)
+
     def least(attack: attacks.Attack, records: Records) -> Tensor:
-        each = []
-        for z in target.denoisers:
-            rng = seeding.generator(0, "attack noise")  # the same noise for all roles and trials
-            each.append(attacks.scores(attack, z, records, alphas_bar=target.alphas_bar, timesteps=timesteps, rng=rng))
-        return torch.stack(each).amin(0)
+        return torch.stack([by_one(attack, z, records) for z in target.denoisers]).amin(0)
 
     return {name: {role: least(attack, r) for role, r in roles.items()} for name, attack in chosen.items()}
 
@@ -117,8 +111,7 @@ def _scored(target: Target, roles: Roles, chosen: Mapping[str, attacks.Attack]) 
 def distances(uploads: Uploads, records: Records) -> Tensor:
     """Return min_i ||x~_i - E[upload of the candidate]|| over the client's uploads of its class, (N, 1) float64.
 
-    The attack of an honest-but-curious server. For PFDM E is sqrt(abar_t0) CLIP(x). Infinite for a class of which the
-    client uploaded nothing.
+    For PFDM E is sqrt(abar_t0) CLIP(x). Infinite for a class of which the client uploaded nothing.
     """
     assert uploads.sent is not None
     expected, sent = uploads.make(records, None), uploads.sent

@@ -1,12 +1,9 @@
 """Frechet and kernel distance of samples to real records in a feature space, with their noise floors.
 
-A distance between finite sets is biased upwards, depending on their sizes. So every distance compares sets of EQUAL
-counts per class, and comes with its noise floor (floor): real half against real half. Below its floor, smaller is not
-better.
-
 Frechet distance (Heusel et al., NeurIPS 2017) and unbiased kernel distance with k(x, y) = (x.y / dim + 1)^3 (Binkowski
-et al., ICLR 2018), as clean-fid computes them (Parmar et al., CVPR 2022). They are called FID and KID on Inception's
-features only; else their names carry the network's.
+et al., ICLR 2018), as clean-fid computes them (Parmar et al., CVPR 2022); called FID and KID on Inception's features.
+Their bias depends on the sizes of the sets. So every distance compares sets of EQUAL counts per class, and comes with
+its noise floor, real half against real half. Below its floor, smaller is not better.
 
 Shapes: features (N, dim), classes (N,) int64.
 """
@@ -26,9 +23,9 @@ SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 def frechet(a: Tensor, b: Tensor) -> float:
     """Return the Frechet distance of Gaussians fitted to a (N, dim) and b (M, dim), in squared feature units.
 
-    With covariances R^T R, the trace of the root of their product is the sum of the singular values of R_a R_b^T, also
-    where they are singular. Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
+    Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
     """
+    # the trace of the root of the product of covariances R^T R is the sum of the singular values of R_a R_b^T
     x, y = _checked(a, b)
     root, other = (np.linalg.qr((z - z.mean(0)).numpy()).R / math.sqrt(len(z) - 1) for z in (x, y))
     traces = np.square(root).sum() + np.square(other).sum() - 2 * np.linalg.norm(root @ other.T, ord="nuc")
@@ -38,9 +35,8 @@ def frechet(a: Tensor, b: Tensor) -> float:
 def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
     """Return (estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim).
 
-    The estimate is unbiased, so it may be negative: the mean over 100 random subsets of min(N, M, 1000) rows. The
-    spread is their standard deviation; where both sets are the subset, the jackknife's standard error over pairs of
-    rows. Raises ValueError as `frechet`.
+    The mean over 100 random subsets of min(N, M, 1000) rows, and their standard deviation; where both sets are the
+    subset, the jackknife's standard error over pairs of rows. Raises ValueError as `frechet`.
     """
     x, y = _checked(a, b)
     if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
@@ -97,14 +93,12 @@ def class_distances(
     rng: torch.Generator,
     gaussian: bool = True,
 ) -> dict[str, float]:
-    """Return distances of samples to real records for each group of classes, with their floors.
+    """Return distances of samples to real records for each group of classes that has a half, with their floors.
 
-    The reference is split at random into halves A and B. For group g, `fd_<features>/<g>` is the mean of the distances
+    The reference is split into halves A and B by `rng`. For group g, `fd_<features>/<g>` is the mean of the distances
     samples-A and samples-B, `fd_<features>/<g>_floor` the distance A-B; `kd_...` the same for the kernel distance, with
-    `kd_<features>/<g>_spread`. Without `gaussian` there is no Frechet distance. The split depends on `rng` and the
-    reference's classes only, so equal generators give all methods the same floor. A group without a half is left out.
-
-    Raises ValueError unless the samples hold `half_counts` of each class, and where a half has fewer than 2 records.
+    `kd_<features>/<g>_spread`. Without `gaussian` there is no Frechet distance. Raises ValueError unless the samples
+    hold `half_counts` of each class, and where a half has fewer than 2 records.
     """
     wanted, out = half_counts(reference_classes), dict[str, float]()
     for c in sorted(set().union(*groups.values())):

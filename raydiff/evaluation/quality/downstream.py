@@ -65,9 +65,8 @@ def readings(
 ) -> Metrics:
     """Return accuracies on real test records; each argument is (images, classes).
 
-    `downstream/<name>/<group>` is that of the classifier trained on synthetic records, on the test records of the
-    group's classes, if any; `downstream/<name>/real` is the ceiling: the same classifier trained on the client's own
-    records (`local`). Raises ValueError for fewer than 2 records to train on.
+    `downstream/<name>/<group>` is that of the classifier trained on synthetic records, on test records of the group's
+    classes; `downstream/<name>/real` that of one trained on the client's own (`local`), the ceiling.
     """
     out: Metrics = {}
     images, labels = test
@@ -83,10 +82,7 @@ def readings(
 
 
 def train(name: str, images: Tensor, labels: Tensor, *, classes: int, rng: torch.Generator) -> TrainedClassifier:
-    """Train the classifier of this name on four fifths of the records, up to the epoch with the least loss on the rest.
-
-    Raises ValueError for fewer than 2 records.
-    """
+    """Train a classifier on four fifths of the records, 2 at least, up to the epoch with the least loss on the rest."""
     if len(images) < 2:
         raise ValueError(f"a classifier needs at least 2 records, one of them held out, got {len(images)}")
     channels, height, width = images.shape[1:]
@@ -158,10 +154,7 @@ class _Dropping:
 
 
 def _cut(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Stratified rows to train on, and rows held out.
-
-    The i-th of the n rows of a class, in random order, is sorted to the relative place (i + 1/2) / n.
-    """
+    """Stratified rows to train on, and rows held out: the i-th of a class's n rows is at the place (i + 1/2) / n."""
     shuffled = torch.randperm(len(classes), generator=rng)  # also breaks ties between classes
     labels = classes[shuffled]
     rank = F.one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0]

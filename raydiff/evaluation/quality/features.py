@@ -39,9 +39,8 @@ def check_dim(dim: int, n: int) -> None:
 def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps: int = 400) -> Params:
     """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters.
 
-    The `dim` features are standardised on `records`, so that distances do not depend on their scale. Augments with
-    small shifts and pixel noise. Raises ValueError for fewer than 2 records, and for images that are not 8 to 64 pixels
-    a side with 1 or 3 channels.
+    The `dim` features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that
+    are not 8 to 64 pixels a side with 1 or 3 channels.
     """
     images, labels = records.images, records.labels[:, 0]
     n, channels, height, width = images.shape

@@ -1,9 +1,8 @@
 """Measures by nearest neighbours: precision and recall (Kynkaanniemi et al., NeurIPS 2019, arXiv 1904.06991), density
 and coverage (Naeem et al., ICML 2020, arXiv 2002.09797), memorised pictures (Yoon et al. 2023).
 
-The closed ball of a record reaches to its k-th nearest neighbour in its own set. The first four depend on the number of
-records and on the features, so compare at equal counts in the same features only. Computed in blocks of rows: memory is
-O(block * N) for N records.
+The closed ball of a record reaches to its k-th nearest neighbour in its own set. The first four compare only at equal
+counts in the same features. Computed in blocks of rows: memory is O(block * N) for N records.
 
 Shapes: features (N, dim).
 """

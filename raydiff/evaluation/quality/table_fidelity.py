@@ -29,9 +29,9 @@ Rows = tuple[Tensor, Tensor]
 def quality(samples: Rows, local: Rows, real: Rows, *, classes: int) -> Metrics:
     """Measure synthetic rows, and the client's own (`local`), against real rows that nobody trained on.
 
-    `tv_columns` and `tv_pairs` are means over columns and over pairs, including the label; `_floor` is that of the
-    local rows. `accuracy` is that of a classifier trained on the synthetic rows and tested on the real ones,
-    `accuracy/real` of one trained on the local rows, `accuracy/majority` that of the local rows' majority class.
+    `tv_columns` and `tv_pairs` are means over columns and pairs, including the label, with `_floor` of the local rows.
+    `accuracy` is a classifier's, trained on the synthetic rows and tested on the real ones, `accuracy/real` of one
+    trained on the local rows, `accuracy/majority` that of their majority class.
     """
     metrics: Metrics = {}
     whole = [torch.cat([codes, labels[:, None]], dim=1) for codes, labels in (samples, local, real)]
