@@ -30,6 +30,7 @@ def stripes(n: int, *path: str, classes: int = 3, noise: float = 0.3, turn: int 
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenth of the work, at ten times the rate."""
     monkeypatch.setattr(downstream, "EPOCHS", 5)
+    monkeypatch.setattr(downstream, "LEAST_STEPS", 8)
     monkeypatch.setattr(downstream, "RATE", 3e-3)
 
 

@@ -24,7 +24,7 @@ def digits() -> Records:
 
 @pytest.fixture(scope="module")
 def params(digits: Records) -> Params:
-    return train_cnn(rows(digits, 0, 250), classes=10, dim=16)
+    return train_cnn(rows(digits, 0, 250), classes=10, dim=16, steps=200)
 
 
 def rows(records: Records, start: int, stop: int) -> Records:

@@ -225,20 +225,19 @@ def test_proportions_are_kept_and_classes_that_are_not_there_are_left_out() -> N
 
 @pytest.fixture(scope="module")
 def overfitted() -> dict[str, float]:
-    """A non-private denoiser of 40 digits, shown 300 times each, and one that saw neither set."""
+    """A non-private denoiser of 40 digits, shown 200 times each, and one that saw neither set."""
     splits = load(Data(train=80, public=0, validation=0, calibration=60, test=100)).splits
     own, strangers = (splits["train"].select(torch.arange(80) % 2 == k) for k in (0, 1))
-    model = DDPM(network=MLP(width=128, depth=2), timesteps=100)
-    training = Training(steps=400, batch=30, learning_rate=2e-3)
+    model = DDPM(network=MLP(width=128, depth=2), timesteps=40)
+    training = Training(steps=400, batch=20, learning_rate=2e-3)
     attacked = {}
     for name, seen in (("client", own), ("global", strangers)):
-        params, _, _ = fit(
-            model, model.init(generator(0)), seen.images, seen.labels, training=training, rng=generator(1)
-        )
+        start, data = model.init(generator(0)), (seen.images, seen.labels)
+        params, _, _ = fit(model, start, *data, training=training, rng=generator(1))
         attacked[name] = Target((model.denoiser(params),), model.abar)
-    deployed = Deployed(targets=attacked)
     given = {"calibration": splits["calibration"], "test": splits["test"]}
-    return targets.summary([targets.scores(deployed, own, names=tuple(attacks.ATTACKS), members=40, **given)])
+    names = tuple(attacks.ATTACKS)
+    return targets.summary([targets.scores(Deployed(targets=attacked), own, names=names, members=40, **given)])
 
 
 def test_the_attacks_have_teeth(overfitted: dict[str, float]) -> None:

@@ -95,16 +95,13 @@ def test_looking_along_the_way_changes_nothing(joining, name: str) -> None:
 def test_it_is_the_method_s_own_training(joining) -> None:
     """From the shared model, by plain `fit`, the rate constant: 20 records in batches of 8 are three steps an epoch."""
     joined = joining("fedavg")
-    finished, records = joined.finished, joined.client.records
-    zero, _, two = joined.stages(RATE, (2, 1, 0))
+    finished, records, experiment = joined.finished, joined.client.records, joined.finished.trial.experiment
+    zero, two = joined.stages(RATE, (2, 0))
     assert (zero.epoch, zero.steps, two.steps) == (0, 0, 6) and math.isnan(zero.loss)
     shared = finished.source(None).sample(LABELS, generator(5))
     assert torch.equal(joined.deploy(zero.state).sample(LABELS, generator(5)), shared)
     training = Training(steps=6, batch=8, learning_rate=RATE, decay="constant")
-    rng, model = (
-        generator(finished.trial.experiment.seed, "newcomer", 0, "join"),
-        finished.trial.experiment.method.model,
-    )
+    rng, model = generator(experiment.seed, "newcomer", 0, "join"), experiment.method.model
     by_hand, _, loss = fit(model, finished.server, records.images, records.labels, training=training, rng=rng)
     assert equal(two.state, by_hand) and two.loss == pytest.approx(loss)
 
@@ -200,9 +197,7 @@ def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
         assert [r["client"] for r in rows] == [0, 1]
         assert all(r["kd_cnn_change"] == r["fd_cnn_change"] == 0 for r in rows)
         assert all(r["kd_cnn_after"] == r["kd_cnn_before"] == before[r["client"]]["kd_cnn"] for r in rows)
-    start = {
-        f"start/{k}": v for k, v in state.items()
-    }  # sharedrep's middle is the old clients' own, whatever is shared
+    start = {f"start/{k}": v for k, v in state.items()}  # an old client's middle is private
     assert set(start) < set(server) and joined.old_clients({**server, **start}) == before
 
 
