@@ -65,6 +65,6 @@ GOOD = table(5, seed=0)
     ],
 )
 def test_bad_rows_get_one_sentence(name: str, rows: Rows, says: str) -> None:
-    given = {"made": GOOD, "members": GOOD, "nonmembers": GOOD, name: rows}
+    tables = {"made": GOOD, "members": GOOD, "nonmembers": GOOD, name: rows}
     with pytest.raises(ValueError, match=says):
-        blackbox.attack(given["made"], members=given["members"], nonmembers=given["nonmembers"], rng=generator(0))
+        blackbox.attack(**tables, rng=generator(0))

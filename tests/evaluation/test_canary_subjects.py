@@ -322,7 +322,6 @@ def test_a_private_method_without_an_audit_is_found(latent_model: LatentModel) -
     ("arguments", "says"),
     [
         (["digits", "--epsilon", "none"], "PFDM adds no noise .* nothing to audit"),
-        (["digits", "--method", "localonly"], "LocalOnly adds no noise"),
         (["digits", "--method", "fedavg"], "FedAvg adds no noise"),
         (["frontier", "--method", "dpsgd", "--epsilon", "none"], "DPSGD adds no noise"),
         (["digits", "--canaries", "6"], "at least 8 canaries"),

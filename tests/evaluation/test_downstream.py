@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -90,16 +89,14 @@ def test_the_real_test_records_choose_nothing(monkeypatch: pytest.MonkeyPatch) -
     assert honest != poisoned
 
 
-def test_each_class_is_trained_on_and_held_out() -> None:
-    of = torch.arange(200) % 10
-    trained, held = downstream._cut(of, generator(0))
-    assert of[trained].bincount().tolist() == [16] * 10 and of[held].bincount().tolist() == [4] * 10
-
-
-@pytest.mark.parametrize("n", [2, 3, 4, 5])
-def test_a_handful_of_records_still_has_one_held_out(n: int) -> None:
-    trained, held = downstream._cut(torch.arange(n) % 2, generator(0))
-    assert (len(trained), len(held)) == (n - 1, 1)
+@pytest.mark.parametrize(("n", "classes"), [(200, 10), (2, 2), (3, 2), (4, 2), (5, 2)])
+def test_a_fifth_of_each_class_or_one_record_is_held_out(n: int, classes: int) -> None:
+    labels = torch.arange(n) % classes
+    trained, held = downstream._cut(labels, generator(0))
+    if n == 200:
+        assert labels[trained].bincount().tolist() == [16] * 10 and labels[held].bincount().tolist() == [4] * 10
+    else:
+        assert (len(trained), len(held)) == (n - 1, 1)
 
 
 def test_dropout_is_in_training_alone() -> None:
@@ -123,6 +120,4 @@ def test_refusals() -> None:
             downstream.check(names)
     with pytest.raises(ValueError, match="at least 2 records"):
         train("linear", *stripes(1, "a"), classes=3, rng=generator(0))
-    assert math.isfinite(
-        train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).right(*stripes(6, "t")).double().mean()
-    )
+    assert len(train("linear", *stripes(2, "a"), classes=3, rng=generator(0)).right(*stripes(6, "t"))) == 6

@@ -92,18 +92,6 @@ def test_the_loss_of_a_denoiser_that_answers_the_class() -> None:
     torch.testing.assert_close(found[:, 1], torch.tensor([1.0, 2, 5] * 2).double(), atol=0.15, rtol=0)
 
 
-def test_what_the_denoiser_is_shown_is_the_noised_record() -> None:
-    """z = (x_t - sqrt(abar) x_0) / sqrt(1 - abar) is the noise itself."""
-    rows = records(5)
-
-    def oracle(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        a = ABAR[t].float().view(-1, 1, 1, 1)
-        return (x - a.sqrt() * rows.images) / (1 - a).sqrt()
-
-    found = statistics(oracle, rows, alphas_bar=ABAR, timesteps=[1, 2], draws=3, rng=generator(0))
-    assert float(found.exp().max()) < 1e-10
-
-
 # --- the curve ---
 
 

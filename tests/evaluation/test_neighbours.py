@@ -30,7 +30,7 @@ def by_loops(samples: Tensor, real: Tensor, k: int) -> Coverage:
     )
 
 
-@pytest.mark.parametrize(("n", "m", "k"), [(23, 31, 3), (31, 23, 5), (6, 40, 4), (40, 40, 1)])
+@pytest.mark.parametrize(("n", "m", "k"), [(23, 31, 3), (6, 40, 4), (40, 40, 1)])
 @pytest.mark.parametrize("block", [1, 7, 256])
 def test_blocks_give_what_loops_give(n: int, m: int, k: int, block: int) -> None:
     rng = generator(0)

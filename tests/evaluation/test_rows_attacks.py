@@ -160,18 +160,6 @@ def test_intervals_of_nothing_hold_one_half() -> None:
     assert min(held) >= 34
 
 
-def test_predicates_match_as_row_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(anonymeter, "BATCH", 4)
-    records, predicates = table(30, 13), table(25, 14)
-    predicates = torch.where(torch.rand(25, 12, generator=generator(0)) < 0.7, -1, predicates)
-    expected = [
-        sum(all(p in (-1, v) for p, v in zip(predicate, record, strict=True)) for record in records.tolist())
-        for predicate in predicates.tolist()
-    ]
-    assert anonymeter._matches(predicates, records).tolist() == expected
-    assert 0 in expected and max(expected) > 1
-
-
 def test_a_predicate_singles_out_what_is_alone_in_a_table_of_one_column() -> None:
     """Made rows 0 0 1 2: the values 1 and 2 are alone; among members both, among others neither is (two 1, no 2)."""
     made, inside, outside = (torch.tensor(rows)[:, None] for rows in ([0, 0, 1, 2], [0, 0, 1, 2], [0, 1, 1, 0]))
@@ -220,6 +208,3 @@ def test_the_score_is_the_logarithm_of_two_densities(monkeypatch: pytest.MonkeyP
             for rows in (made, reference)
         )
         assert float(found[i, j]) == pytest.approx(math.log(of_reference / of_made))
-
-
-# --- what is refused ---

@@ -23,10 +23,8 @@ from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.marginals import Marginals
-from raydiff.methods.moon import Moon
 from raydiff.methods.scaffold import Scaffold
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
@@ -188,9 +186,7 @@ AVERAGED: dict[str, Any] = {"model": MODEL, "rounds": 2, "local": SHORT}
 METHODS = {
     "localonly": LocalOnly(model=MODEL, local=SHORT),
     "fedavg": FedAvg(**AVERAGED),
-    "fedprox": FedProx(**AVERAGED),
     "scaffold": Scaffold(**{**AVERAGED, "local": replace(SHORT, optimizer="sgd", learning_rate=0.1)}),
-    "moon": Moon(**AVERAGED),
     "dpsgd": DPSGD(**{**AVERAGED, "local": Training(steps=4, batch=20)}, epsilon=5.0),
 }
 
