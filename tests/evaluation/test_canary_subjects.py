@@ -314,8 +314,8 @@ def test_a_private_method_without_an_audit_is_found(latent_model: LatentModel) -
             return Gaussian(1.0, "example", "replace_one", "local")
 
     Novel.__dataclass_fields__ = {}  # type: ignore[attr-defined]
-    found = unaudited({"novel": Novel}, latent_model)
-    assert len(found) == 1 and found[0].startswith("novel: there is no audit of Novel, which adds noise")
+    (missing,) = unaudited({"novel": Novel}, latent_model)
+    assert missing.startswith("novel: there is no audit of Novel, which adds noise")
 
 
 @pytest.mark.parametrize(

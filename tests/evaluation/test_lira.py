@@ -12,7 +12,6 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira
 from raydiff.evaluation.attacks.lira import halves, scores, statistics
-from raydiff.evaluation.figures import draw_roc, roc
 from raydiff.seeding import generator
 
 
@@ -90,17 +89,6 @@ def test_the_loss_of_a_denoiser_that_answers_the_class() -> None:
     found = found.exp()
     torch.testing.assert_close(found[:, 0], torch.ones(6).double(), atol=0.05, rtol=0)
     torch.testing.assert_close(found[:, 1], torch.tensor([1.0, 2, 5] * 2).double(), atol=0.15, rtol=0)
-
-
-# --- the curve ---
-
-
-def test_the_curve_and_its_picture(tmp_path) -> None:
-    fpr, tpr = roc(torch.tensor([1.0, 3.0]), torch.tensor([2.0, 3.0, 4.0, 5.0]))
-    assert fpr.tolist() == [0, 0, 0.25, 0.5, 0.75, 1]
-    assert tpr.tolist() == [0, 0.5, 0.5, 1, 1, 1]
-    draw_roc({"loss": (torch.arange(3.0), torch.arange(4.0))}, tmp_path / "roc.png", title="of something")
-    assert (tmp_path / "roc.png").read_bytes().startswith(b"\x89PNG")
 
 
 # --- refused ---
