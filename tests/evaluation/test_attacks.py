@@ -65,9 +65,9 @@ def one_by_one(name: str, n: int = 5, timesteps=(7, 2)) -> Tensor:
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_every_attack_is_its_papers_formula(name: str) -> None:
-    found = scored(name)
-    assert found.shape == (5, 2) and found.dtype == torch.float64
-    torch.testing.assert_close(found, one_by_one(name), rtol=1e-4, atol=1e-6)
+    result = scored(name)
+    assert result.shape == (5, 2) and result.dtype == torch.float64
+    torch.testing.assert_close(result, one_by_one(name), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ATTACKS)

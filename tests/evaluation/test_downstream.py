@@ -36,15 +36,15 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
 def test_what_is_learned_from_synthetic_records_is_measured_on_real_ones(name: str) -> None:
     test = stripes(60, "test")
-    found = readings([name], stripes(90, "a"), stripes(90, "b"), test, groups=GROUPS, classes=4)
-    assert set(found) == {f"downstream/{name}/{end}" for end in ("all", "major", "minor", "real")}
-    assert min(found.values()) > 0.9
+    result = readings([name], stripes(90, "a"), stripes(90, "b"), test, groups=GROUPS, classes=4)
+    assert set(result) == {f"downstream/{name}/{end}" for end in ("all", "major", "minor", "real")}
+    assert min(result.values()) > 0.9
 
 
 def test_a_classifier_is_as_wrong_as_what_it_learned_from() -> None:
     made, own, test = stripes(90, "a", turn=1), stripes(90, "b"), stripes(60, "test")
-    found = readings(["linear"], made, own, test, groups=GROUPS, classes=4)
-    assert found["downstream/linear/all"] < 0.1 < 0.9 < found["downstream/linear/real"]
+    result = readings(["linear"], made, own, test, groups=GROUPS, classes=4)
+    assert result["downstream/linear/all"] < 0.1 < 0.9 < result["downstream/linear/real"]
 
 
 def test_the_epoch_is_the_one_that_held_out_synthetic_records_like_best(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,14 +60,14 @@ def test_the_epoch_is_the_one_that_held_out_synthetic_records_like_best(monkeypa
     monkeypatch.setattr(downstream, "fit", recorded)
     monkeypatch.setattr(downstream, "RATE", 0.05)  # so fast that it gets worse
     images, of = stripes(40, "a", noise=1.5)
-    found = train("mlp", images, of, classes=3, rng=generator(3))
+    result = train("mlp", images, of, classes=3, rng=generator(3))
     rng = generator(3)
     _, held = downstream._cut(of, rng)
-    losses = [float(F.cross_entropy(found.model.classify(p)(images[held]), of[held])) for p in seen]
+    losses = [float(F.cross_entropy(result.model.classify(p)(images[held]), of[held])) for p in seen]
     best = min(range(len(losses)), key=losses.__getitem__)
-    assert found.epoch == best + 1 < len(seen) == downstream.EPOCHS
-    assert all(torch.equal(found.params[k], v) for k, v in seen[best].items())
-    assert not torch.equal(found.params["head.weight"], seen[-1]["head.weight"])
+    assert result.epoch == best + 1 < len(seen) == downstream.EPOCHS
+    assert all(torch.equal(result.params[k], v) for k, v in seen[best].items())
+    assert not torch.equal(result.params["head.weight"], seen[-1]["head.weight"])
 
 
 def test_the_real_test_records_choose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

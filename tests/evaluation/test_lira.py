@@ -19,11 +19,11 @@ from raydiff.seeding import generator
 def test_its_auc_is_that_of_neyman_and_pearson(shift: float) -> None:
     """With k shadows without the record its mean is known up to 1/k of the variance, and nothing else is lost."""
     target, shadows, inside, members, mu = simulated(shift=shift)
-    found = judged(scores(target, shadows, inside), members)
-    low, high = found.auc_interval
+    result = judged(scores(target, shadows, inside), members)
+    low, high = result.auc_interval
     assert low < neyman_pearson(shift, noise=1 / 16) < high
     assert high - low < 0.06
-    assert found.auc == pytest.approx(judged(target - mu, members).auc, abs=0.015)  # who knows how hard each is
+    assert result.auc == pytest.approx(judged(target - mu, members).auc, abs=0.015)  # who knows how hard each is
     if shift:  # a threshold for all records cannot know how hard each is
         assert judged(lira.with_mean(target), members).auc_interval[1] < low
     else:
@@ -77,7 +77,7 @@ ABAR = torch.tensor([1.0, 0.9, 0.64], dtype=torch.float64)
 
 def test_the_loss_of_a_denoiser_that_answers_the_class() -> None:
     """z = class: the error is (eps - class)^2, on average 1 + class^2."""
-    found = statistics(
+    result = statistics(
         lambda x, t, labels: labels[:, :, None, None].expand_as(x) * (t[0] == 2),
         records(6),
         alphas_bar=ABAR,
@@ -85,10 +85,10 @@ def test_the_loss_of_a_denoiser_that_answers_the_class() -> None:
         draws=2000,
         rng=generator(0),
     )
-    assert found.shape == (6, 2) and found.dtype == torch.float64
-    found = found.exp()
-    torch.testing.assert_close(found[:, 0], torch.ones(6).double(), atol=0.05, rtol=0)
-    torch.testing.assert_close(found[:, 1], torch.tensor([1.0, 2, 5] * 2).double(), atol=0.15, rtol=0)
+    assert result.shape == (6, 2) and result.dtype == torch.float64
+    result = result.exp()
+    torch.testing.assert_close(result[:, 0], torch.ones(6).double(), atol=0.05, rtol=0)
+    torch.testing.assert_close(result[:, 1], torch.tensor([1.0, 2, 5] * 2).double(), atol=0.15, rtol=0)
 
 
 # --- refused ---

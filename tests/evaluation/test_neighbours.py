@@ -35,9 +35,9 @@ def by_loops(samples: Tensor, real: Tensor, k: int) -> Coverage:
 def test_blocks_give_what_loops_give(n: int, m: int, k: int, block: int) -> None:
     rng = generator(0)
     samples, real = torch.randn(n, 3, generator=rng) + 1.5, torch.randn(m, 3, generator=rng)
-    found = coverage(samples, real, neighbours=k, block=block)
-    assert vars(found) == pytest.approx(vars(by_loops(samples, real, k)), abs=1e-12)
-    assert 0 < min(vars(found).values()) < 1
+    result = coverage(samples, real, neighbours=k, block=block)
+    assert vars(result) == pytest.approx(vars(by_loops(samples, real, k)), abs=1e-12)
+    assert 0 < min(vars(result).values()) < 1
 
 
 def test_identical_sets_are_covered_and_disjoint_ones_not() -> None:

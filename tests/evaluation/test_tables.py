@@ -122,9 +122,9 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
     assert torch.equal(codes, codes.round())
     assert (codes.min(), codes.max()) == (0, 3)
     towns = dataset.mapping.decode(codes.long().numpy(), train.labels[:, 0].numpy())
-    told = pd.read_csv(experiment.data.name).iloc[train.numbers.tolist()]
-    assert towns["town"].tolist() == told["town"].tolist()
-    assert towns["buys"].tolist() == told["buys"].tolist()
+    answer = pd.read_csv(experiment.data.name).iloc[train.numbers.tolist()]
+    assert towns["town"].tolist() == answer["town"].tolist()
+    assert towns["buys"].tolist() == answer["buys"].tolist()
     assert "bins and categories were taken from 50 public rows" in dataset.notes
 
 

@@ -216,7 +216,7 @@ def test_what_is_said_of_a_sampler(logged: tuple[Runs, str]) -> None:
     its = runs.client.get_run(run)
     assert model.model_id in [output.model_id for output in its.outputs.model_outputs]
     assert [(m.key, m.value, m.step) for m in model.metrics] == [("final/eval/fd_cnn/all", 1.5, 4)]
-    assert {m.dataset_digest for m in model.metrics} == {given.dataset.digest for given in its.inputs.dataset_inputs}
+    assert {m.dataset_digest for m in model.metrics} == {each.dataset.digest for each in its.inputs.dataset_inputs}
     assert model.params == {k: its.data.params[k] for k in mlflow_models.MODEL_PARAMS if k in its.data.params}
     folder = Path(model.artifact_location.removeprefix("file://"))
     saved = Model.load(str(folder))

@@ -11,7 +11,7 @@ Scores are low for members. Shapes: S columns, one for each timestep, or timeste
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,6 +21,7 @@ Z95 = 1.959963984540054  # two-sided 95 % point of the standard normal law
 Interval = tuple[float, float]
 LOW_FPRS = (0.01, 0.001)  # false positive rates at which the true positive rate is reported
 ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")  # arguments of `attack`
+COMBINED, BEST = "combined", "best"  # attacks that are derived from the others
 ENOUGH = 20  # calibration rows of each side that combining scores takes
 FOLDS = 5
 PENALTY = 0.1  # scikit-learn's C of the combination: the inverse weight of the squared coefficients
@@ -98,51 +99,30 @@ def attack(
     )
 
 
-def combined(
-    *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
-) -> dict[str, Tensor] | None:
-    """Return one column (n, 1) from many, by role: the log odds that a record is no member.
+def derived(scores: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the attacks derived from all columns (n, S), by role: `combined`, one column (n, 1), and `best`.
 
-    A balanced logistic regression is fitted to the calibration rows, on normal quantiles of the scores' ranks. A
-    calibration row's log odds come from a fit to the other folds. None with fewer than `ENOUGH` calibration rows of a
-    side, or with one column. Raises as `attack` does.
+    combined: the log odds that a record is no member, by a balanced logistic regression on normal quantiles of the
+    calibration scores' ranks; those of a calibration row by a fit to the other folds. Left out with fewer than `ENOUGH`
+    calibration rows of a side, or one column. best: combined, or all columns where the best one, chosen on the other
+    folds, has a higher AUC. Raises as `attack` does.
     """
-    roles = (calibration_members, calibration_nonmembers, members, nonmembers)
-    _check(*roles)
-    n, m = len(calibration_members), len(calibration_nonmembers)
-    if min(n, m) < ENOUGH or members.shape[1] < 2:
-        return None
-    calibration = torch.cat(roles[:2]).double()
-    outside = torch.cat([torch.zeros(n), torch.ones(m)]).bool()
-    odds = torch.empty(n + m, dtype=torch.float64)
-    for held in _folds(n, m):
-        odds[held] = _log_odds(calibration[~held], outside[~held], calibration[held])
-    new = _log_odds(calibration, outside, torch.cat(roles[2:]).double())
-    columns = (*odds.split([n, m]), *new.split([len(members), len(nonmembers)]))
-    return {name: column[:, None] for name, column in zip(ROLES, columns, strict=True)}
-
-
-def combining_helps(members: Tensor, nonmembers: Tensor, combination: tuple[Tensor, Tensor]) -> bool:
-    """Whether `combined` has a higher AUC than the best column, chosen on the other folds of the calibration rows.
-
-    The scores (n, S) and `combination`, the two columns of `combined`, are of the calibration rows.
-    """
-    gain, n = 0.0, len(members)
-    for held in _folds(n, len(nonmembers)):
-        inside, outside = held[:n], held[n:]
-        column = best_column(members[~inside], nonmembers[~outside])
-        single, together = (
-            _auc(a[inside].double(), b[outside].double())[0]
-            for a, b in ((members[:, column], nonmembers[:, column]), (combination[0][:, 0], combination[1][:, 0]))
-        )
+    _check(*scores.values())
+    roles = [scores[role] for role in ROLES]
+    sizes = [len(rows) for rows in roles]
+    if min(sizes[:2]) < ENOUGH or roles[0].shape[1] < 2:
+        return {BEST: {**scores}}
+    rows, outside = torch.cat(roles[:2]).double(), torch.cat([torch.zeros(sizes[0]), torch.ones(sizes[1])]).bool()
+    fold = torch.cat([torch.arange(n) for n in sizes[:2]]) % FOLDS
+    odds, gain = torch.empty(len(rows), dtype=torch.float64), 0.0
+    for held in (fold == k for k in range(FOLDS)):
+        odds[held] = _log_odds(rows[~held], outside[~held], rows[held])
+        column = best_column(rows[~held & ~outside], rows[~held & outside])
+        single, together = (_auc(s[held & ~outside], s[held & outside])[0] for s in (rows[:, column], odds))
         gain += together - single
-    return gain >= 0
-
-
-def _folds(members: int, nonmembers: int) -> Iterator[Tensor]:
-    """Masks (n + m,) of `FOLDS` stratified parts of the rows, members first."""
-    fold = torch.cat([torch.arange(members), torch.arange(nonmembers)]) % FOLDS
-    return (fold == k for k in range(FOLDS))
+    new = _log_odds(rows, outside, torch.cat(roles[2:]).double())
+    combined = dict(zip(ROLES, torch.cat([odds, new])[:, None].split(sizes), strict=True))
+    return {COMBINED: combined, BEST: combined if gain >= 0 else {**scores}}
 
 
 def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
@@ -151,7 +131,8 @@ def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
     def normal_ranks(values: Tensor) -> Tensor:
         """The normal quantile of each value's rank among the rows', column by column."""
         below = [_fraction_below(column, others) for column, others in zip(values.T, rows.T, strict=True)]
-        return torch.special.ndtri((torch.stack(below, dim=1) * len(rows) + 0.5) / (len(rows) + 1))
+        quantiles: Tensor = torch.special.ndtri((torch.stack(below, dim=1) * len(rows) + 0.5) / (len(rows) + 1))
+        return quantiles
 
     model = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=1000)
     model.fit(normal_ranks(rows).numpy(), outside.numpy())

@@ -35,13 +35,15 @@ Roled = dict[str, dict[str, Tensor]]  # scores (N, S) by attack, by role
 Scores = dict[str, Roled]  # by target
 SHARED = ("global", "global_uploaded", "pool")  # one model, trained on all clients' records
 OF_SENDERS = (*SHARED, "uploads")  # targets without records of a client that sent nothing
-COMBINED, BEST = "combined", "best"  # derived from the other attacks
 DISTANCE = "distance"  # the attack on uploads
 
 
 def check(names: Sequence[str]) -> None:
     """Raise ValueError for names that are no attack, or are those of derived ones."""
-    if taken := {COMBINED, BEST, DISTANCE} & lookup.entries("attacks", attacks.ATTACKS, names).keys():
+    if (
+        taken := {membership.COMBINED, membership.BEST, DISTANCE}
+        & lookup.entries("attacks", attacks.ATTACKS, names).keys()
+    ):
         raise ValueError(f"attacks must not be called {min(taken)}, the name of a derived attack")
 
 
@@ -134,21 +136,12 @@ def summary(clients: Sequence[Scores]) -> Metrics:
         each = [client[target] for client in clients if target in client]
         if target in SHARED:
             each = [{name: _pooled([of[name] for of in each]) for name in each[0]}]
-        each = [_with_combined(of) for of in each]
+        every = [{k: torch.cat([roles[k] for roles in of.values()], dim=1) for k in membership.ROLES} for of in each]
+        each = [{**of, **membership.derived(columns)} for of, columns in zip(each, every, strict=True)]
         for name in (name for name in each[0] if all(name in of for of in each)):
             values = [membership.attack(**of[name]).metrics(f"attack/{target}/{name}") for of in each]
             out |= {k: sum(v[k] for v in values) / len(values) for k in values[0] if all(k in v for v in values)}
     return out
-
-
-def _with_combined(of: Roled) -> Roled:
-    """Add the derived attacks: `best` has all columns side by side, unless their combination is better."""
-    every = {role: torch.cat([roles[role] for roles in of.values()], dim=1) for role in membership.ROLES}
-    if (combined := membership.combined(**every)) is None:
-        return {**of, BEST: every}
-    inside, outside = membership.ROLES[:2]
-    helps = membership.combining_helps(every[inside], every[outside], (combined[inside], combined[outside]))
-    return {**of, COMBINED: combined, BEST: combined if helps else every}
 
 
 def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
