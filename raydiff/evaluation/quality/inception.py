@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -69,7 +70,7 @@ def _load(path: Path) -> Callable[[Tensor], Tensor]:
         batches = []
         for pixels in with_progress(to_bytes(three).split(BATCH)):
             large = torch.from_numpy(np.stack([resize(picture.numpy()) for picture in pixels])).movedim(3, 1).to(where)
-            batches.append(network((large - 128) / 128).flatten(1).cpu())
+            batches.append(network(large).cpu())
         return torch.cat(batches)
 
     return features
@@ -77,9 +78,13 @@ def _load(path: Path) -> Callable[[Tensor], Tensor]:
 
 @functools.lru_cache(maxsize=1)
 def _opened(path: Path) -> torch.nn.Module:
-    """The layers, on the CPU, as clean-fid's InceptionV3W calls them: pictures (N, 3, 299, 299) on [-1, 1]."""
-    try:
-        network: torch.nn.Module = torch.jit.load(str(path)).eval().layers
-    except (RuntimeError, AttributeError) as e:  # no TorchScript, or another network
-        raise ValueError(f"{path} does not hold clean-fid's Inception ({type(e).__name__})") from None
+    """clean-fid's wrapper of the network, on the CPU."""
+    from cleanfid.inception_torchscript import InceptionV3W
+
+    with tempfile.TemporaryDirectory() as folder:  # clean-fid takes a folder
+        (Path(folder) / FILE).symlink_to(path.absolute())
+        try:
+            network: torch.nn.Module = InceptionV3W(folder, download=False).eval()
+        except (RuntimeError, AttributeError) as e:  # no TorchScript, or another network
+            raise ValueError(f"{path} does not hold clean-fid's Inception ({type(e).__name__})") from None
     return network
