@@ -181,7 +181,7 @@ def open_finished(folder: Path) -> Finished:
         )
     server, views = tree.without(SERVER_ONLY, trial.store.load_server(last[0])), []
     for view in ("server", "outsiders"):
-        fields = {k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()}
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()}
         views.append(Guarantee(**fields))
     return Finished(trial, dataset, last[0], server, *views)
 

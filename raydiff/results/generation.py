@@ -170,8 +170,8 @@ def write(
         if not whole:
             with appearing(out / rows_file.FILE) as temporary:
                 rows_file.join([out / name for name in names], temporary)
-        for part in out.glob("train-*.csv"):
-            part.unlink()
+        for path in out.glob("train-*.csv"):
+            path.unlink()
     return source.privacy
 
 

@@ -5,10 +5,9 @@ against as many records that nobody trained on (Platzer & Reutterer 2021, arXiv 
 - `nndr`: the fraction whose ratio d1 / d2 of the distances to the two nearest members is below that of the two nearest
   non-members: a row close to one record and far from all others has a small one.
 
-Without memorisation members and non-members are exchangeable, and both fractions are 0.5 on average. The interval is
-the fraction give or take its spread when membership is permuted: one for independent rows would be too narrow, since
-many synthetic rows may be near the same record. A fraction above 0.5 shows memorisation; one of 0.5 is no guarantee:
-rows that a membership attack tells apart often pass (Yao et al. 2025, "The DCR Delusion", arXiv 2505.01524).
+Without memorisation both fractions are 0.5 on average. The interval is the fraction give or take its spread when
+membership is permuted, since many synthetic rows may be near the same record. A fraction of 0.5 is no guarantee: rows
+that a membership attack tells apart often pass (Yao et al. 2025, "The DCR Delusion", arXiv 2505.01524).
 
 Shapes: s synthetic rows, m members, m non-members, n columns.
 """

@@ -1,9 +1,8 @@
 """Performance of a membership attack's scores, with everything chosen on a calibration split.
 
-Timestep and threshold come from other rows than the reported ones, so that an attack on a model without leak has an AUC
-of 0.5 on average. Intervals are at 95 % and analytic: on few rows and near an AUC of 1 a bootstrap covers too seldom
-(20 members, 20 non-members, AUC 0.98: its percentiles in 78 % of samples, DeLong's interval in 73 %, the one here in
-all).
+Timestep and threshold come from other rows than the reported ones. Intervals are at 95 % and analytic: on few rows and
+near an AUC of 1 a bootstrap covers too seldom (20 members, 20 non-members, AUC 0.98: its percentiles in 78 % of
+samples, DeLong's interval in 73 %, the one here in all).
 
 Scores are low for members. Shapes: S columns, one for each timestep, or timestep and attack, that was tried.
 """

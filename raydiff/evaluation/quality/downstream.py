@@ -1,11 +1,9 @@
 """Downstream accuracy: classifiers trained on synthetic records, tested on real ones.
 
-The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929): logistic regression, a perceptron with
-100 hidden units, three convolutions of 32, 64 and 128 channels with dropout 0.5, Adam at 3e-4; the ResNet-18 of PFDM
-(Patel et al., CVPR 2026) without batch normalisation; and LeNet, ten times cheaper than the convolutions.
-
-The epoch is the best one on held-out synthetic records: one chosen on the real test records overstates the accuracy
-(DPImageBench, arXiv 2503.14681).
+The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929), the ResNet-18 of PFDM (Patel et al.,
+CVPR 2026) without batch normalisation, and LeNet, ten times cheaper than the convolutions. The epoch is the best one on
+held-out synthetic records: one chosen on the real test records overstates the accuracy (DPImageBench, arXiv
+2503.14681).
 
 Shapes: images (N, C, H, W) on [-1, 1], classes (N,) int64.
 """
