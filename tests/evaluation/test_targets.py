@@ -214,10 +214,11 @@ def test_a_reading_that_one_client_has_too_few_records_for_is_left_out() -> None
 
 
 def test_proportions_are_kept_and_classes_that_are_not_there_are_left_out() -> None:
-    classes = torch.tensor([0] * 6 + [1] * 2 + [5])
-    result = targets.in_proportion(pictures(20, 0), classes).labels[:, 0]
-    assert (result == 0).sum() == 10 and (result == 1).sum() == 3 and len(result) == 13
-    assert len(targets.in_proportion(pictures(20, 0), torch.tensor([5]))) == 0
+    rows = pictures(30, 0, classes=3)
+    classes = torch.tensor([0] * 20 + [1] * 40 + [9] * 5)
+    assert targets.in_proportion(rows, classes).labels[:, 0].tolist() == [0] * 5 + [1] * 10
+    assert targets.in_proportion(rows, classes, most=6).labels[:, 0].tolist() == [0] * 2 + [1] * 4
+    assert len(targets.in_proportion(rows, torch.tensor([9]), most=5)) == 0
 
 
 # --- teeth ---

@@ -10,7 +10,6 @@ import torch
 
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira
-from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.results import shadows
@@ -40,15 +39,6 @@ def test_the_records_in_question(storage) -> None:
     assert set(result.records.labels[:, 0].tolist()) == set(own.labels[:, 0].tolist())
     assert result.owner.tolist() == [1] * len(result.records)
     assert result.inside.shape == (4, len(result.records))
-
-
-def test_a_mix_is_kept() -> None:
-    labels = torch.tensor([0] * 10 + [1] * 10 + [2] * 10)[:, None]
-    rows = Records(torch.zeros(30, 1, 2, 2), labels, torch.arange(30), base=labels[:, 0])
-    classes = torch.tensor([0] * 20 + [1] * 40 + [9] * 5)
-    assert in_proportion(rows, classes, most=99).labels[:, 0].tolist() == [0] * 5 + [1] * 10
-    assert in_proportion(rows, classes, most=6).labels[:, 0].tolist() == [0] * 2 + [1] * 4
-    assert len(in_proportion(rows, torch.tensor([9]), most=5)) == 0
 
 
 def test_a_shadow_is_the_method_itself_on_its_half(copied, monkeypatch: pytest.MonkeyPatch) -> None:
