@@ -34,6 +34,7 @@ from raydiff.results.spent import composed
 from raydiff.storage.atomic_files import appearing, write_text
 
 PART = 1000  # samples of a part
+MOST = 10**9  # samples of a request, or of each class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +56,8 @@ class Request:
     def __post_init__(self) -> None:
         if self.num < 1:
             raise ValueError(f"num must be at least 1, got {self.num}")
+        if self.num > MOST:
+            raise ValueError(f"num must be at most {MOST:,}, got {self.num:,}")
         if self.labels is not None:
             check_one_of("labels", self.labels, get_args(Draw))
 

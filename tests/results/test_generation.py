@@ -78,7 +78,7 @@ def test_labels_come_in_the_proportions_of_the_records(request_: Request, counts
     assert torch.equal(torch.cat([labels.of(0, 1), labels.of(1, labels.rows)]) if labels.rows > 1 else whole, whole)
 
 
-@pytest.mark.parametrize(("field", "value"), [("num", 0), ("labels", "private")])
+@pytest.mark.parametrize(("field", "value"), [("num", 0), ("num", 10**15), ("labels", "private")])
 def test_requests_that_cannot_be(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be"):
         Request(**{field: value})
