@@ -49,14 +49,10 @@ STEPS = 100  # of an audit of DP-SGD: 10 s on one core with 16,000 canaries
 class Subject:
     """A method whose Gaussian releases can be audited."""
 
-    one: Send
-    """View of one canary; with `together`, of (n, m, d) in one upload."""
-    clip: float
-    """Norm to which a vector is clipped."""
-    shape: tuple[int, int]
-    """(m, d): vectors of a canary, and their entries."""
-    count: int = 4000
-    """Canaries of an audit: about a minute's, or 16,000."""
+    one: Send  # view of one canary; with `together`, of (n, m, d) in one upload
+    clip: float  # norm to which a vector is clipped
+    shape: tuple[int, int]  # (m, d), vectors of a canary, and their entries
+    count: int = 4000  # canaries of an audit: about a minute's, or 16,000
     together: bool = False
 
     @property
@@ -83,9 +79,9 @@ NO_NOISE = "{} adds no noise to its uploads as it is set up here: there is nothi
 
 
 def subject(method: Method, public: Records | None) -> Subject:
-    """The audit of this method by its own code. Raises ValueError where it adds no noise, or has no audit."""
-    if (name := type(method).__name__) in OF_PAPERS and (found := OF_PAPERS[name](method, public)) is not None:
-        return found
+    """Return the audit of a method by its own code. Raises ValueError where it adds no noise, or has no audit."""
+    if (name := type(method).__name__) in OF_PAPERS and (of_paper := OF_PAPERS[name](method, public)) is not None:
+        return of_paper
     if isinstance(method, Summed) and method.epsilon not in (None, math.inf):
         return _summed(method, public)
     averaging = getattr(method, "averaging", None)
@@ -97,24 +93,21 @@ def subject(method: Method, public: Records | None) -> Subject:
 
 
 def _summed(method: Summed, public: Records | None) -> Subject:
-    """The client's one record is u or v, far apart in the method's sum. In each round the adversary projects the upload
-    on the line between the two expected ones, from their middle, and adds the projections up.
-
-    A canary of direction e makes u from e and v from -e, so that its antipode is minus it. Between rounds the server
-    aggregates the upload as it would a federation's.
-    """
-    if isinstance(method, Marginals):  # One row of labels: other rows would be noise alone.
+    """The client's one record is u, made from direction e, or v, from -e, far apart in the method's sum. The adversary
+    projects each round's upload on the line between the two expected ones, from their middle, and adds these up.
+    Between rounds the server aggregates the upload as it would a federation's."""
+    if isinstance(method, Marginals):  # one row of labels: other rows would be noise alone
         method = replace(method, model=method.model.for_table(method.model.counts, ()))
         shape: tuple[int, ...] = (1, 1, len(method.model.counts))
     else:
         shape, one_row = method.model.shape, cast(Any, method.model.for_data(method.model.shape, ()))
         method = replace(method, model=one_row)
-    nobody = None if public is None else replace(public, labels=public.labels[:, :0])
-    first, bare = method.init_server(nobody, generator(0)), replace(method, epsilon=None)
-    of = _record(method, first)
+    unlabelled = None if public is None else replace(public, labels=public.labels[:, :0])
+    first, bare = method.init_server(unlabelled, generator(0)), replace(method, epsilon=None)
 
     def sent(by: Summed, server: Params, state: Params, e: Tensor, rnd: Round) -> LocalResult:
-        record = Records(of(e).view(1, *shape), torch.zeros(1, 0, dtype=torch.int64), torch.arange(1))
+        entries = _record(method, first, e)
+        record = Records(entries.view(1, *shape), torch.zeros(1, 0, dtype=torch.int64), torch.arange(1))
         return by.local_update(server, state, record, rnd)
 
     def one(canary: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
@@ -135,21 +128,21 @@ def _summed(method: Summed, public: Records | None) -> Subject:
     return Subject(one=one, clip=1.0, shape=(1, math.prod(shape)))
 
 
-def _record(method: Summed, server: Params) -> Callable[[Tensor], Tensor]:
-    """direction e (d,) -> the entries of a record: those of e and -e are far apart in the method's sum."""
-    if isinstance(method, Marginals):  # Values that differ in every column, random ones of a random direction.
+def _record(method: Summed, server: Params, e: Tensor) -> Tensor:
+    """The entries of a record of direction e (d,): those of e and -e are far apart in the method's sum."""
+    if isinstance(method, Marginals):  # values that differ in every column, random ones of a random direction
         counts = torch.tensor(method.model.counts)
-        return lambda e: images_of((((e.abs() * 2**20).long() + (e < 0)) % counts)[None])
-    cosine = -1.0
+        return images_of((((e.abs() * 2**20).long() + (e < 0)) % counts)[None])
+    cosine, origin = -1.0, torch.zeros(math.prod(method.model.shape))
     if isinstance(method, Sketch):
-        cosine, norm = max(-1.0, -1 / (2 * method.moment**2)), STRETCH * method.clip  # The worst pair.
+        cosine, norm = max(-1.0, -1 / (2 * method.moment**2)), STRETCH * method.clip  # the worst pair
+        if method.center:
+            origin = server["center"].flatten()
     elif isinstance(method, DPMERF):
-        norm = STRETCH * float(server["kernel/length"])  # Their features have nothing in common.
+        norm = STRETCH * float(server["kernel/length"])  # their features have nothing in common
     else:
-        norm = STRETCH * math.sqrt(math.prod(method.model.shape))  # Beyond all candidates: the two ends along e.
-    centered = isinstance(method, Sketch) and method.center
-    origin = server["center"].flatten() if centered else torch.zeros(math.prod(method.model.shape))
-    return lambda e: norm * _beside(e, cosine) + origin
+        norm = STRETCH * math.sqrt(math.prod(method.model.shape))  # beyond all candidates: the two ends along e
+    return norm * _beside(e, cosine) + origin
 
 
 def _beside(e: Tensor, cosine: float) -> Tensor:
@@ -172,8 +165,7 @@ class _Sender(FedAvg):
     """Each client sends a canary times its one entry in every round; the server adds up the means that it sees."""
 
     canary: Any
-    noise: Any
-    """The audit's stream, in which the noise of every round has the place that it has in a federation."""
+    noise: Any  # the audit's stream, in which a round's noise has the place that it has in a federation
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         return tree.scale(self.canary, 0.0)
@@ -191,28 +183,26 @@ class _Sender(FedAvg):
 
 
 def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
-    """All rounds of a federation with as few clients as possible. The adversary sees what the server publishes (central
-    trust), or what the server sees."""
+    """All rounds of a federation of as few clients as possible. The adversary sees what the server publishes under
+    central trust, else what the server sees."""
     clients = {"local": 1, "central": 2, "aggregate": privacy.shares or 0}[privacy.trust]
     entry = torch.zeros(clients, 1, 1, 1, 1).index_fill(0, torch.tensor(0), 1.0)  # 1 for client 0, and 0 for the others
     data = [Records(x, torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for x in entry]
 
     def one(canary: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
         audited = privacy
-        if privacy.trust == "aggregate" and isinstance(noise, canaries.Weakened):  # Of normal draws it has none.
+        if privacy.trust == "aggregate" and isinstance(noise, canaries.Weakened):  # it scales normal draws only
             mu = 2 * privacy.clip * math.sqrt(rounds) / (noise.factor * privacy.std(rounds))
             audited = replace(privacy, epsilon=renyi.epsilon_for(mu, DELTA))
         leaves = {"a": canary[0, : WIDTH // 3], "b": canary[0, WIDTH // 3 :]}
-        averaging = Averaging(weights="uniform", privacy=audited)
+        averaging, keys = Averaging(weights="uniform", privacy=audited), Keys(0, noise.secret, "")
         method = _Sender(rounds=rounds, averaging=averaging, canary=leaves, noise=noise)
-        keys = Keys(0, noise.secret, "")
-        *_, last = run(
-            method, LocalExecutor([Client(c, method, own, keys=keys) for c, own in enumerate(data)]), keys=keys
-        )
+        senders = [Client(c, method, record, keys=keys) for c, record in enumerate(data)]
+        *_, last = run(method, LocalExecutor(senders), keys=keys)
         seen = torch.cat([last.server["a"], last.server["b"]])[None].double()
         return seen, last.ledger.outsiders if privacy.trust == "central" else last.ledger.server
 
-    count = 1000 if privacy.trust == "aggregate" else 4000  # Whole numbers are drawn ten times as slowly.
+    count = 1000 if privacy.trust == "aggregate" else 4000  # whole numbers are drawn ten times as slowly
     return Subject(one=one, clip=privacy.clip, shape=(1, WIDTH), count=count)
 
 
@@ -222,7 +212,7 @@ class _Canaries(Pulls, DDPM):
 
 
 def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseStream) -> tuple[Tensor, Ledger]:
-    """(scores of the canaries (m,), the client's ledger) of all rounds of one client whose records are canaries.
+    """Return (scores of the canaries (m,), the client's ledger) of all rounds of one client of canaries.
 
     A step draws a tenth of the canaries at least, since canaries that are rarely drawn show little. With plain SGD the
     final model is the sum of the noised gradients; other optimisers post-process them. Raises ValueError where the

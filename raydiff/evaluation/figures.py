@@ -17,29 +17,19 @@ CUT = 2.0  # upper limit of a panel over the distance at epoch 0, so that a dive
 def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
     """Write a panel for each distance that the rows have, with its noise floor (real half against real half).
 
-    Each row has `learning_rate`, `epoch`, and the distances with `_floor`; kd_cnn with `_spread`, which is shaded.
+    Each row has `learning_rate`, `epoch`, and the distances with `_floor`.
     """
     shown = [name for name in DISTANCES if name in rows[0]]
     figure, (every,) = panels(1, len(shown), size=(4.4 * len(shown) + 1.6, 4.2))
     figure.suptitle(title, fontsize=9)
-    times = sorted({row["epoch"] for row in rows})
     for axes, name in zip(every, shown, strict=True):
-        for i, rate in enumerate(sorted({row["learning_rate"] for row in rows})):
-            of_rate = sorted((row for row in rows if row["learning_rate"] == rate), key=lambda row: row["epoch"])
-            epochs, values = [row["epoch"] for row in of_rate], [row[name] for row in of_rate]
-            axes.plot(epochs, values, marker="o", markersize=3, color=f"C{i}", label=f"{rate:g}")
-            if spread := [row[f"{name}_spread"] for row in of_rate if f"{name}_spread" in row]:
-                low, high = ([v + sign * s for v, s in zip(values, spread, strict=True)] for sign in (-1, 1))
-                axes.fill_between(epochs, low, high, color=f"C{i}", alpha=0.15, linewidth=0)
+        for rate in sorted({row["learning_rate"] for row in rows}):
+            curve = sorted((row["epoch"], row[name]) for row in rows if row["learning_rate"] == rate)
+            axes.plot(*zip(*curve, strict=True), marker="o", markersize=3, label=f"{rate:g}")
         axes.axhline(rows[0][f"{name}_floor"], color="grey", linestyle=":", label="floor")
         start = min(row[name] for row in rows if row["epoch"] == 0)
-        if start > 0 and max(row[name] for row in rows) > CUT * start:
-            lowest = min(*(row[name] for row in rows), rows[0][f"{name}_floor"])
-            axes.set_ylim(lowest - 0.1 * (CUT * start - lowest), CUT * start)
+        axes.set_ylim(top=min(axes.get_ylim()[1], CUT * start) if start > 0 else None)
         axes.set_xscale("symlog", linthresh=1)
-        axes.set_xlim(-0.1, 1.15 * max(times) + 0.1)
-        axes.set_xticks(times, [f"{t:g}" for t in times])
-        axes.minorticks_off()
         axes.set(xlabel="epochs of the new client", ylabel=DISTANCES[name])
     handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, title="learning rate", fontsize=8, loc="outside right upper")
@@ -76,27 +66,24 @@ def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
 
     clients, classes = counts.shape
     few_clients, few_classes = clients <= 32, classes <= 32
+    legible = few_clients and few_classes
     top, total = max(int(counts.max()), 1), int(counts.sum())
-    width, height = min(0.5 * classes, 14), min(0.3 * clients, 9)  # inches
-    figure, ((axes,),) = panels(1, 1, size=(max(4.0, 1.6 + width), max(2.0, 1.4 + height)))
+    size = max(4.0, 1.6 + min(0.5 * classes, 14)), max(2.0, 1.4 + min(0.3 * clients, 9))  # inches
+    figure, ((axes,),) = panels(1, 1, size=size)
     norm = PowerNorm(0.5, vmin=0, vmax=top)  # a linear scale hides small counts
-    line = 0.5 if few_clients and few_classes else 0
-    cells = axes.pcolormesh(counts.numpy(), cmap="Blues", norm=norm, edgecolors="white", linewidth=line)
+    cells = axes.pcolormesh(counts.numpy(), cmap="Blues", norm=norm, edgecolors="white", linewidth=0.5 * legible)
     axes.invert_yaxis()
     axes.set(title=f"records per client and class ({total:,} in all)", xlabel="class", ylabel="client")
     if few_clients:
         sizes = [f"{m}  ({n:,})" for m, n in enumerate(counts.sum(1).tolist())]
         axes.set_yticks([m + 0.5 for m in range(clients)], sizes)
     if few_classes:
-        axes.set_xticks([k + 0.5 for k in range(classes)], class_names)
-        if max(len(name) for name in class_names) > 3:
-            for label in axes.get_xticklabels():
-                label.set(rotation=45, ha="right", rotation_mode="anchor")
-    if few_clients and few_classes:
-        for m, k in counts.nonzero().tolist():
-            n = int(counts[m, k])
-            colour = "white" if n > 0.4 * top else "black"
-            axes.text(k + 0.5, m + 0.5, str(n), ha="center", va="center", fontsize=8, color=colour)
-    else:
+        slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, class_names)) > 3 else {}
+        axes.set_xticks([k + 0.5 for k in range(classes)], class_names, **slanted)
+    for m, k in counts.nonzero().tolist() if legible else ():
+        n = int(counts[m, k])
+        colour = "white" if n > 0.4 * top else "black"
+        axes.text(k + 0.5, m + 0.5, str(n), ha="center", va="center", fontsize=8, color=colour)
+    if not legible:
         figure.colorbar(cells, label="records", ticks=MaxNLocator(integer=True))
     figure.savefig(path, dpi=150)

@@ -26,11 +26,12 @@ def sample_grid(
     from PIL import PngImagePlugin
     from PIL.Image import Resampling
 
-    columns = max(len(p) for p in pictures)
-    rows = [_row(p, columns) for p in pictures[:most]]
-    grid = torch.cat(rows, dim=1)  # (C, rows * (H + 1), columns * (W + 1))
-    image = picture(to_bytes(grid))
-    scale = max(1, SCALE * 8 // pictures[0].shape[-1])
+    columns, (c, h, w) = max(len(p) for p in pictures), pictures[0].shape[1:]
+    grid = torch.full((len(pictures[:most]), columns, c, h + 1, w + 1), -1.0)  # with lines between pictures
+    for row, p in zip(grid, pictures, strict=False):
+        row[: len(p), :, :h, :w] = p
+    image = picture(to_bytes(grid.permute(2, 0, 3, 1, 4).flatten(3).flatten(1, 2)))
+    scale = max(1, SCALE * 8 // w)
     image = image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
     if names:
         image = _named(image, names[:most])
@@ -67,10 +68,3 @@ def picture(pixels: Tensor) -> Image:
         raise ValueError(f"a picture has 1 or 3 channels, got {pixels.shape[2]}")
     array = pixels.numpy()
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
-
-
-def _row(pictures: Tensor, columns: int) -> Tensor:
-    n, c, h, w = pictures.shape
-    row = torch.full((columns, c, h + 1, w + 1), -1.0)
-    row[:n, :, :h, :w] = pictures
-    return torch.cat(list(row), dim=2)

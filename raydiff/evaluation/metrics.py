@@ -1,25 +1,27 @@
-"""METRICS: what is measured of what a client's model has made. A metric is a function of `Drawn` that gives numbers by
-name, and {} where there is nothing for it to measure. One of another package is called by `module:name`: its numbers
-have its own name, or begin with it (`vendi`, `vendi/minor`), and its attribute `lower_is_better` says which way is up.
+"""METRICS: what is measured of the samples of a client's model.
+
+A metric is a function of `Drawn` that returns numbers by name, or {} where there is nothing for it to measure. One of
+another package is named `module:name`: its numbers have its name, or begin with it (`vendi`, `vendi/minor`), and its
+attribute `lower_is_better` says which way is up.
 
 Shapes: n samples, N records, K label columns; column 0 is the class.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from raydiff import lookup, seeding
 from raydiff.data.datasets import Dataset, Records
-from raydiff.evaluation.quality import distances, downstream, features, inception, memorization
+from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality import table_fidelity as tables
-from raydiff.evaluation.quality.coverage import coverage
+from raydiff.evaluation.quality.neighbours import FED_BACK, coverage, memorized_fraction
 from raydiff.federated.method import Deployed, Metrics
 from raydiff.formats.metric_names import FAMILIES, SAMPLERS, Metric
 from raydiff.models.d3pm import codes_of
@@ -28,38 +30,25 @@ from raydiff.tree import Params
 if TYPE_CHECKING:
     from raydiff.evaluation.suite import Evaluation
 
-Groups = Mapping[str, tuple[int, ...]]
-"""Classes by the name of their group."""
+Groups = Mapping[str, tuple[int, ...]]  # classes by the name of their group
 
 
 @dataclass(frozen=True, eq=False)
 class Drawn:
-    """What a client's model has made, and what it is measured beside. A metric changes nothing of it."""
+    """Samples of a client's model, and what they are measured beside. Metrics change nothing of it."""
 
     images: Tensor
-    """(n, C, H, W) on [-1, 1], of a table the codes of its rows (n, 1, 1, columns); n is 0 of a classifier, and where
-    the evaluation's distance is none and no classifier is trained on them."""
-    labels: Tensor
-    """(n, K): what the samples were made for."""
-    reference: Records
-    """Real records of the client's classes that nobody trained on: of the test split, or of the validation split where
-    something is chosen by the numbers."""
-    own: Records
-    """The records that the client trained on."""
-    groups: Groups
-    """all, major, minor: classes that the client has, those it has many of, and the others."""
+    """(n, C, H, W) on [-1, 1], or codes of a table's rows (n, 1, 1, columns); n is 0 where nothing needs samples."""
+    labels: Tensor  # (n, K), what the samples were made for
+    reference: Records  # real records of the client's classes that nobody trained on, of the split
+    own: Records  # the records that the client trained on
+    groups: Groups  # all, major, minor: classes that the client has, those it has many of, and the others
     deployed: Deployed
-    """The model itself."""
     dataset: Dataset
-    """All splits."""
-    split: str
-    """test at the end; validation during training, and at the end of a trial by which settings are chosen."""
+    split: str  # test at the end; validation where something is chosen by the numbers
     config: Evaluation
-    """What was asked for."""
-    cnn: Params
-    """The network that tells classes (`quality.features`)."""
+    cnn: Params  # the network that tells classes (`quality.features`)
     rng: torch.Generator
-    """For a metric that draws."""
 
     @property
     def pictures(self) -> bool:
@@ -68,7 +57,7 @@ class Drawn:
 
     @property
     def is_final(self) -> bool:
-        """Whether these numbers are a trial's last word, by which nothing is chosen."""
+        """Whether nothing is chosen by these numbers."""
         return self.split == "test"
 
     @property
@@ -78,15 +67,14 @@ class Drawn:
         sizes = {name: sum(halves.get(c, 0) for c in group) for name, group in self.groups.items()}
         return {name: group for name, group in self.groups.items() if group and sizes[name] >= self.config.least}
 
-    @cached_property
+    @functools.cached_property
     def features(self) -> tuple[Tensor, Tensor]:
-        """(n, dim) of the samples and (N, dim) of the reference. Raises ValueError where the network's weights are
-        missing."""
-        network = features.cnn_features
+        """(n, dim) of the samples and (N, dim) of the reference. Raises ValueError without the network's weights."""
         if self.config.features == "inception":
-            inside = inception.load(self.config.weights)
-            return inside(self.images), inside(self.reference.images)
-        return network(self.cnn, self.images), network(self.cnn, self.reference.images)
+            network = inception.load(self.config.weights)
+        else:
+            network = functools.partial(features.cnn_features, self.cnn)
+        return network(self.images), network(self.reference.images)
 
 
 def accuracy(drawn: Drawn) -> Metrics:
@@ -102,39 +90,41 @@ def feature_distances(drawn: Drawn) -> Metrics:
     """`distances.class_distances` of the large groups, with floors."""
     if not drawn.pictures:
         return {}
-    made, real = drawn.features
-    return distances.class_distances(
-        made,
-        drawn.labels[:, 0],
-        real,
-        drawn.reference.labels[:, 0],
-        groups=drawn.large_groups,
-        features=drawn.config.features,
-        gaussian=drawn.config.distance == "frechet",
-        rng=_halves_rng(),
-    )
+    gaussian = drawn.config.distance == "frechet"
+    return distances.class_distances(**_compared(drawn), features=drawn.config.features, gaussian=gaussian)
 
 
 def sample_coverage(drawn: Drawn) -> Metrics:
-    """Precision, recall, density and coverage: the mean over both halves of the reference, so at equal counts; `_real`
-    is what one half has beside the other. A group with too few records for the neighbours is left out."""
+    """Precision, recall, density and coverage at equal counts: the mean over both halves of the reference; `_real` is
+    that of one half beside the other. A group with too few records for the neighbours is left out."""
     if not drawn.pictures:
         return {}
-    (made, real), neighbours = drawn.features, drawn.config.neighbours
-    every = (made, drawn.labels[:, 0], real, drawn.reference.labels[:, 0])
-    metrics: Metrics = {}
-    for name, own, a, b in distances.beside_halves(*every, groups=drawn.large_groups, rng=_halves_rng()):
+    neighbours, metrics = drawn.config.neighbours, Metrics()
+    for name, samples, a, b in distances.beside_halves(**_compared(drawn)):
         if len(a) <= neighbours:
             continue
-        found = [coverage(own, half, neighbours=neighbours).metrics(name) for half in (a, b)]
-        metrics |= {k: (found[0][k] + found[1][k]) / 2 for k in found[0]}
+        one, other = (coverage(samples, half, neighbours=neighbours).metrics(name) for half in (a, b))
+        metrics |= {k: (one[k] + other[k]) / 2 for k in one}
         metrics |= coverage(a, b, neighbours=neighbours).metrics(f"{name}_real")
     return metrics
 
 
+def _compared(drawn: Drawn) -> dict[str, Any]:
+    """Arguments of `distances.beside_halves`, with the same halves of the reference in every trial."""
+    samples, real = drawn.features
+    return {
+        "samples": samples,
+        "sample_classes": drawn.labels[:, 0],
+        "reference": real,
+        "reference_classes": drawn.reference.labels[:, 0],
+        "groups": drawn.large_groups,
+        "rng": seeding.generator(0, "reference halves"),
+    }
+
+
 def label_accuracy(drawn: Drawn) -> Metrics:
-    """Whether the network that tells classes finds in the samples what was asked for: `label_accuracy/<group>`, for
-    real records `label_accuracy/real`, its ceiling; `own_classes`: how many are of a class that the client has."""
+    """The network's accuracy on samples, `label_accuracy/<group>`, and on real records, `label_accuracy/real`, its
+    ceiling; `own_classes`: the fraction of samples of a class that the client has."""
     if not drawn.pictures:
         return {}
     classes, of_real = drawn.labels[:, 0], drawn.reference.labels[:, 0]
@@ -154,23 +144,26 @@ def memorized(drawn: Drawn) -> Metrics:
     """`memorized_fraction` of the final samples, with `/sanity`: of the client's own records, fed back."""
     if not drawn.pictures or not drawn.is_final:
         return {}
-    fraction = memorization.memorized_fraction(drawn.images, drawn.own.images)
-    return {"memorized_fraction": fraction, "memorized_fraction/sanity": memorization.sanity(drawn.own.images)}
+    training = drawn.own.images
+    return {
+        "memorized_fraction": memorized_fraction(drawn.images, training),
+        "memorized_fraction/sanity": memorized_fraction(training[:FED_BACK], training),
+    }
 
 
 def downstream_accuracy(drawn: Drawn) -> Metrics:
     """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
-    names, count = drawn.config.downstream, drawn.config.per_class
-    if not (len(drawn.images) and drawn.is_final and names and drawn.deployed.conditional):
+    config, local, real = drawn.config, drawn.own, drawn.reference
+    if not (len(drawn.images) and drawn.is_final and config.downstream and drawn.deployed.conditional):
         return {}
-    images, labels, own, real = drawn.images, drawn.labels, drawn.own, drawn.reference
-    if count is not None:
-        labels = downstream.labels_per_class(own.labels, count)
+    images, labels = drawn.images, drawn.labels
+    if config.per_class is not None:
+        labels = downstream.labels_per_class(local.labels, config.per_class)
         images = drawn.deployed.sample(labels, drawn.rng)
     return downstream.readings(
-        names,
+        config.downstream,
         (images, labels[:, 0]),
-        (own.images, own.labels[:, 0]) if drawn.config.ceiling else None,
+        (local.images, local.labels[:, 0]) if config.ceiling else None,
         (real.images, real.labels[:, 0]),
         groups=drawn.groups,
         classes=drawn.dataset.cardinalities[0],
@@ -181,15 +174,9 @@ def table_quality(drawn: Drawn) -> Metrics:
     """`tables.quality` of rows."""
     if drawn.dataset.mapping is None:
         return {}
-    return tables.quality(
-        codes_of(drawn.images),
-        drawn.labels[:, 0],
-        own=codes_of(drawn.own.images),
-        own_labels=drawn.own.labels[:, 0],
-        real=codes_of(drawn.reference.images),
-        real_labels=drawn.reference.labels[:, 0],
-        classes=drawn.dataset.cardinalities[0],
-    )
+    samples = codes_of(drawn.images), drawn.labels[:, 0]
+    local, real = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.own, drawn.reference))
+    return tables.quality(samples, local, real, classes=drawn.dataset.cardinalities[0])
 
 
 METRICS: lookup.Table[Callable[[Drawn], Metrics]] = lookup.Table(
@@ -203,12 +190,9 @@ METRICS: lookup.Table[Callable[[Drawn], Metrics]] = lookup.Table(
         "table": table_quality,
         "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
     }
-)
-"""By name, in the order in which they are asked."""
-BY_SAMPLER = ("distances", "coverage", "labels")
-"""Those that are also asked of each of the model's samplers by itself."""
-TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")
-"""First words of numbers that no metric of another package may take."""
+)  # in the order in which they are measured
+BY_SAMPLER = ("distances", "coverage", "labels")  # also measured of each of the model's samplers by itself
+TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")  # first words of numbers that no outside metric may take
 GROUPS = ("all", "major", "minor")
 RANKED = {
     "accuracy": ("utility_loss", "accuracy"),
@@ -220,52 +204,47 @@ RANKED = {
 
 
 def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False) -> bool:
-    """Of a number by which trials are to be ranked: `eval/...`, and `new/...` where clients join after the federation.
-    Raises ValueError where the evaluation has none of this name."""
-    own_numbers = (number for name in config.metrics for number in RANKED.get(name, ()))
-    known = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in own_numbers}
+    """Whether lower is better of a number to rank trials by: `eval/...`, and `new/...` where unseen clients join.
+
+    Raises ValueError where the evaluation has none of this name.
+    """
+    numbers = (number for name in config.metrics for number in RANKED.get(name, ()))
+    lower = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in numbers}
     for name in filter(lookup.is_outside, config.metrics):
-        own = f"eval/{lookup.own_name(name)}"
-        known |= {k: lookup.imported(name).lower_is_better for k in (own, metric) if f"{k}/".startswith(f"{own}/")}
+        prefix = f"eval/{lookup.own_name(name)}"
+        lower |= {
+            k: lookup.imported(name).lower_is_better for k in (prefix, metric) if f"{k}/".startswith(f"{prefix}/")
+        }
     if newcomers:
-        known |= {f"new/{name.removeprefix('eval/')}": lower for name, lower in known.items()}
-    if metric not in known:
-        raise ValueError(f"unknown metric {metric!r}{lookup.nearest(metric, known)}")
-    return known[metric]
+        lower |= {f"new/{name.removeprefix('eval/')}": is_lower for name, is_lower in lower.items()}
+    if metric not in lower:
+        raise ValueError(f"unknown metric {metric!r}{lookup.nearest(metric, lower)}")
+    return lower[metric]
 
 
 def check(names: tuple[str, ...]) -> None:
-    """Raises ValueError unless each is a metric, and each of another package says which way is up and has a name that
-    none of raydiff's numbers begins with."""
-    for own, metric in lookup.entries("metrics", METRICS, names).items():
-        if own in METRICS:
+    """Raise ValueError unless each is a metric, and those of other packages have a direction and a free name."""
+    for name, metric in lookup.entries("metrics", METRICS, names).items():
+        if name in METRICS:
             continue
-        if own in TAKEN or Metric.parse(own).family in TAKEN:
-            raise ValueError(f"the metric {own} is called like numbers of raydiff's own: give it another name")
+        if name in TAKEN or Metric.parse(name).family in TAKEN:
+            raise ValueError(f"the metric {name} is called like numbers of raydiff's own: give it another name")
         if not isinstance(getattr(metric, "lower_is_better", None), bool):
-            raise ValueError(f"the metric {own} must have an attribute lower_is_better, True or False")
+            raise ValueError(f"the metric {name} must have an attribute lower_is_better, True or False")
 
 
 def measured(drawn: Drawn) -> Metrics:
-    """All that the evaluation's metrics give. Raises ValueError where one of another package takes a name that is not
-    its own."""
+    """Return the numbers of all configured metrics. Raises ValueError for one that is not named after its metric."""
     out: Metrics = {}
-    for own, metric in lookup.entries("metrics", METRICS, drawn.config.metrics).items():
-        found = metric(drawn)
-        if own not in METRICS and (stray := [k for k in found if not f"{k}/".startswith(f"{own}/")]):
-            raise ValueError(f"the metric {own} must call its numbers {own} or {own}/..., not {stray[0]!r}")
-        out |= found
+    for name, metric in lookup.entries("metrics", METRICS, drawn.config.metrics).items():
+        numbers = metric(drawn)
+        if name not in METRICS and (stray := [k for k in numbers if not f"{k}/".startswith(f"{name}/")]):
+            raise ValueError(f"the metric {name} must call its numbers {name} or {name}/..., not {stray[0]!r}")
+        out |= numbers
     return out
 
 
 def of_sampler(drawn: Drawn) -> Metrics:
-    """What is measured of each sampler's pictures by itself."""
-    found: Metrics = {}
-    for name in drawn.config.metrics:
-        found |= METRICS[name](drawn) if name in BY_SAMPLER else {}
-    return found
-
-
-def _halves_rng() -> torch.Generator:
-    """The same halves of the reference in every trial."""
-    return seeding.generator(0, "reference halves")
+    """Return what is measured of each sampler's pictures by itself."""
+    names = [name for name in drawn.config.metrics if name in BY_SAMPLER]
+    return {k: v for name in names for k, v in METRICS[name](drawn).items()}

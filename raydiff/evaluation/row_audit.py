@@ -33,7 +33,7 @@ class RowAudit:
 
     def __post_init__(self) -> None:
         if not 0 <= self.remove < 1:
-            raise ValueError(f"remove must be a share in [0, 1), got {self.remove}")
+            raise ValueError(f"remove must be a fraction in [0, 1), got {self.remove}")
         if not 0 < self.epsilon < float("inf"):
             raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
         if self.samples < 1:

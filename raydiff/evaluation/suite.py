@@ -1,8 +1,7 @@
 """Evaluation of a trial: the experimenter's instruments, outside the protocol.
 
-A client's part (`Instruments.of_client`) runs where the client's data are; the summary over clients runs at the
-coordinator. Distances during training use the validation split, the final ones the test split; trials by which settings
-are chosen use the validation split throughout.
+A client's part (`Instruments.of_client`) runs where its data are, the summary over clients at the coordinator. The
+validation split is used during training and for trials by which settings are chosen, else the test split.
 """
 
 from __future__ import annotations
@@ -14,22 +13,22 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from raydiff import tree
+from raydiff import lookup, tree
 from raydiff.data.datasets import Dataset, Records
 from raydiff.data.partition import clusters, groups
 from raydiff.evaluation import metrics
 from raydiff.evaluation.attacks import targets
 from raydiff.evaluation.metrics import METRICS, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
-from raydiff.evaluation.quality.coverage import NEIGHBOURS
+from raydiff.evaluation.quality.neighbours import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
 from raydiff.formats.metric_names import Metric
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
+PICTURES = 10  # pictures in a sample grid of an unconditional model
 WITHOUT_CNN = ("none", "tables")
 Split = Literal["test", "validation"]
-PICTURES = 10  # pictures in a sample grid of an unconditional model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,38 +36,31 @@ class Evaluation:
     """Which instruments are read, and when."""
 
     features: Literal["cnn", "inception"] = "cnn"
-    """Feature network of the distances: a small classifier trained on the public split, or clean-fid's Inception. Its
-    2048 features ask for more records than there ever are: no group is left out for that, and the floor tells by how
-    much the Frechet distance is too large."""
+    """Feature network of the distances: a small classifier trained on the public split, or clean-fid's Inception. For
+    Inception's 2048 features no group is left out: the floor tells by how much the Frechet distance is too large."""
     weights: str | None = field(default=None, metadata={"location": "value"})
-    """File of Inception's weights, or its folder; none: where clean-fid keeps them, downloaded if need be."""
+    """File of Inception's weights, or its folder; none: clean-fid's folder."""
     distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
-    """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias
-    that depends on the number of records; none: neither, for methods that are judged by a classifier's accuracy, their
-    own or `downstream`; tables: the metrics of rows in place of pictures
-    (`tables.quality`)."""
+    """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias that
+    depends on the number of records; none: neither; tables: the metrics of rows (`tables.quality`)."""
     dim: int = 16
     """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
     neighbours: int = NEIGHBOURS
     """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
     downstream: tuple[str, ...] = ()
-    """Classifiers (linear, mlp, cnn, resnet18, lenet) that are trained on samples, and tested on real records at the
-    end."""
+    """Classifiers (linear, mlp, cnn, resnet18, lenet) trained on samples, and tested on real records at the end."""
     ceiling: bool = True
-    """Train each of them on the client's own records too, as many as it has: the accuracy of real ones."""
+    """Train each of them on the client's own records too: the accuracy of real ones."""
     per_class: int | None = None
     """Samples of each class that they are trained on; none: those that the distances are measured of."""
     every: int = 0
     """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
     clusters: bool = False
-    """Also measure each model's distance to the two clusters of classes of a MajorityMinority partition, whichever of
-    them its client has few of: so that a pooled model can be compared."""
+    """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
     attack: bool = True
-    """Attack the final models (`targets`) by `attacks`; where distance is tables, by what a classifier learns from the
-    rows of a client's model (`blackbox`): members are its own rows, non-members those of the test split in its mix of
-    labels."""
+    """Attack the final models (`targets`) by `attacks`, or where distance is tables their rows (`blackbox`)."""
     attacks: tuple[str, ...] = ("pia", "sima")
-    """Membership attacks on denoisers: any of loss, pia, pian, secmi, sima, or module:name from anywhere."""
+    """Membership attacks on denoisers: any of loss, pia, secmi, sima, or module:name from anywhere."""
     metrics: tuple[str, ...] = tuple(METRICS)
     """What is measured (`metrics.METRICS`), or module:name from anywhere."""
     split: Split = "test"
@@ -80,23 +72,18 @@ class Evaluation:
     """Member records per client that an attack uses at most, half of them for calibration."""
 
     def __post_init__(self) -> None:
-        if self.dim < 1 or self.every < 0 or self.members < 4:
-            raise ValueError(
-                f"dim must be >= 1, every >= 0 and members >= 4, got {self.dim}, {self.every} and {self.members}"
-            )
-        if self.split not in get_args(Split):
-            raise ValueError(f"split must be one of {', '.join(get_args(Split))}, got {self.split!r}")
+        least = {"dim": 1, "every": 0, "members": 4, "neighbours": 1, "per_class": 2, "clients": 1}
+        for name, value in ((name, getattr(self, name)) for name in least):
+            if value is not None and value < least[name]:
+                raise ValueError(f"{name} must be at least {least[name]}, got {value}")
+        lookup.check_one_of("split", self.split, get_args(Split))
         if not self.attacks:
             raise ValueError("attacks must name at least one; attack = false attacks nothing")
         targets.check(self.attacks)
         metrics.check(self.metrics)
-        if self.neighbours < 1 or (self.per_class is not None and self.per_class < 2):
-            raise ValueError(f"neighbours must be >= 1 and per_class >= 2, got {self.neighbours} and {self.per_class}")
         downstream.check(self.downstream)
         if self.downstream and self.distance == "tables":
             raise ValueError("downstream must be empty where distance is tables: there are no pictures then")
-        if self.clients is not None and self.clients < 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
 
     @property
     def least(self) -> int:
@@ -117,10 +104,8 @@ class ClientReport:
 
     metrics: Metrics
     scores: targets.Scores  # of the membership attacks
-    pictures: Tensor
-    """(n, C, H, W): the first samples of each class, or of all where the model knows none; n is 0 for a classifier."""
-    privacy: str
-    """`Deployed.privacy`: the guarantee for the client's own records if these pictures are published."""
+    pictures: Tensor  # (n, C, H, W), samples of each class, or of an unconditional model; n is 0 for a classifier
+    privacy: str  # `Deployed.privacy`: the guarantee for the client's own records if these pictures are published
 
     def of_outsider(self) -> ClientReport:
         """Return the report of a client that sent nothing: its records are no members of the server's models."""
@@ -152,11 +137,8 @@ class Instruments:
     def _drawn(
         self, deployed: Deployed, split: str, records: Records, rng: torch.Generator
     ) -> tuple[Drawn, dict[str, Tensor], Tensor]:
-        """(what is measured, the pictures of each sampler, the pictures to show).
-
-        As many rows of a table as the client has, with its labels; as many pictures of each class as one half of the
-        reference has.
-        """
+        """(what is measured, the pictures of each sampler, the pictures to show): as many rows of a table as the client
+        has, with its labels; as many pictures of each class as one half of the reference has."""
         major, minor = groups(records)
         classes = {"all": (*major, *minor), "major": major, "minor": minor}
         if self.config.clusters:
@@ -167,14 +149,15 @@ class Instruments:
         if self.dataset.mapping is not None:
             labels = records.labels
             images = deployed.sample(labels, rng)
-        elif deployed.samplers and self.config.distance == "none" and not self.config.downstream:
-            wanted = _labels_to_sample(reference)
-            shown = deployed.sample(wanted[_to_show(wanted, deployed)], rng)
         elif deployed.samplers:
-            labels = _labels_to_sample(reference)
-            by_sampler = {name: sample(labels, rng) for name, sample in deployed.samplers.items()}
-            images = next(iter(by_sampler.values()))
-            shown = images[_to_show(labels, deployed)]
+            wanted = _labels_to_sample(reference)
+            to_show = first_of_each(wanted[:, 0]) if deployed.conditional else torch.arange(min(PICTURES, len(wanted)))
+            if self.config.distance == "none" and not self.config.downstream:
+                shown = deployed.sample(wanted[to_show], rng)
+            else:
+                by_sampler = {name: sample(wanted, rng) for name, sample in deployed.samplers.items()}
+                labels, images = wanted, next(iter(by_sampler.values()))
+                shown = images[to_show]
         drawn = Drawn(
             images=images,
             labels=labels,
@@ -220,30 +203,19 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     downstream.check_shape(config.downstream, dataset.shape)
     halves = distances.half_counts(dataset.splits[config.split].labels[:, 0])
     for number, records in enumerate(clients):
-        if denoisers:
-            _check_attacked(number, records, dataset)
+        for split in ("calibration", "test") if denoisers else ():
+            count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
+            if len(records) < 4 or count < 2:
+                has = f"client {number} has {len(records)} records and the {split} split {count} in its mix of classes"
+                raise ValueError(f"{has}, and evaluation.attack needs 4 and 2: raise data.{split}")
         if attack and not denoisers and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(records) for c in group)
         if config.distance == "frechet" and config.features == "cnn":
             features.check_dim(config.dim, compared)
         elif not compared:
-            raise ValueError(
-                f"the {config.split} split has not two records of any class of client {number}: "
-                f"raise data.{config.split}"
-            )
-
-
-def _check_attacked(number: int, records: Records, dataset: Dataset) -> None:
-    if len(records) < 4:
-        raise ValueError(f"client {number} has {len(records)} records: evaluation.attack needs at least 4 of each")
-    for split in ("calibration", "test"):
-        count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
-        if count < 2:
-            raise ValueError(
-                f"the {split} split has {count} records of the classes of client {number}, and evaluation.attack needs "
-                f"2 in its mix of classes: raise data.{split}"
-            )
+            missing = f"the {config.split} split has not two records of any class of client {number}"
+            raise ValueError(f"{missing}: raise data.{config.split}")
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
@@ -271,10 +243,6 @@ def _labels_to_sample(reference: Records) -> Tensor:
     """As many label rows of each class as one half of the reference has, (n, K)."""
     counts = sorted(distances.half_counts(reference.labels[:, 0]).items())
     return torch.cat([reference.labels[reference.labels[:, 0] == c][:count] for c, count in counts])
-
-
-def _to_show(labels: Tensor, deployed: Deployed) -> Tensor:
-    return first_of_each(labels[:, 0]) if deployed.conditional else torch.arange(min(PICTURES, len(labels)))
 
 
 def first_of_each(classes: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
     members, nonmembers, reference = _apart(trained_on, _held_out(finished, seed), seed)
     source, request = finished.source(client), generate.Request(num=len(trained_on) if num is None else num, seed=seed)
     plan = generate.plan(source, request)
-    made = [generate.part_of(source, request, plan, part) for part in range(-(-plan.rows // generate.PART))]
+    parts = [generate.part_of(source, request, plan, part) for part in range(-(-plan.rows // generate.PART))]
     conditional = experiment.method.model.conditional
     columns = mapping.decoded if conditional else mapping.columns
 
@@ -56,7 +56,7 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
         return torch.cat([codes_of(images), labels[:, :1]], dim=1) if conditional else codes_of(images)
 
     return AttackedRows(
-        made=torch.cat([codes(images, labels) for labels, images in made]),
+        made=torch.cat([codes(images, labels) for labels, images in parts]),
         members=codes(members.images, members.labels),
         nonmembers=codes(nonmembers.images, nonmembers.labels),
         reference=codes(reference.images, reference.labels),

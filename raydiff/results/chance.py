@@ -1,4 +1,4 @@
-"""A sentence for the user where a trial's samples are hardly better than noise."""
+"""A warning where a trial's samples are hardly better than noise."""
 
 from __future__ import annotations
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
 from raydiff.experiment.trial import Trial, compute, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed
+from raydiff.federated.method import SCRATCH, SERVER_ONLY
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
@@ -75,19 +74,14 @@ class Finished:
             return None
         if self.dataset.learned:
             return f"{self.dataset.learned}, before any mechanism: no guarantee covers them"
-        if self.dataset.found:
-            return (
-                f"of {', '.join(self.dataset.found)}: edges of bins and names of groups come from public records "
-                "alone; the others' are given"
-            )
-        return "edges of bins and names of groups are given, taken from no record"
+        edges, columns = "edges of bins and names of groups", ", ".join(self.dataset.found)
+        if columns:
+            return f"of {columns}: {edges} come from public records alone; the others' are given"
+        return f"{edges} are given, taken from no record"
 
     def source(self, client: int | None, draw: Draw | None = None) -> Source:
-        """Return the source of a client's personalised model, or with None of the server's.
-
-        Default `draw`: as-data for a client, whose samples have no guarantee; uniform for the server's model. Raises
-        ValueError for a missing client or model, a method that shares no model, and without public records for public.
-        """
+        """Return the source of a client's personalised model (default draw: as-data), or with None of the server's
+        (uniform). Raises ValueError for a missing client or model, and without public records for public."""
         return self._shared(draw or "uniform") if client is None else self._personal(client, draw or "as-data")
 
     def _personal(self, number: int, draw: Draw) -> Source:
@@ -98,7 +92,7 @@ class Finished:
         return Source(number, deployed.sample, labels, deployed.privacy, about, draw)
 
     def _shared(self, draw: Draw) -> Source:
-        deployed, guarantee = self._servers, self.published
+        deployed, guarantee = self.trial.experiment.method.deploy(self.server), self.published
         sample, everyone = deployed.sample, range(self.trial.experiment.clients)
         if draw == "as-data":
             labels = torch.cat([c.data.labels for c in make_clients(self.trial, everyone, keys=self._keys)])
@@ -107,19 +101,12 @@ class Finished:
             labels = self._labels(draw)
         return Source(None, sample, labels, str(guarantee), deployed.about, draw, guarantee)
 
-    @property
-    def _servers(self) -> Deployed:
-        """The server's model. Raises ValueError where it has none."""
-        return self.trial.experiment.method.deploy(self.server)
-
     def _labels(self, draw: Draw) -> Tensor:
         """(n, K) label rows that do not depend on any client's records."""
         public = self.dataset.splits["public"].labels
         if draw == "public":
             if not len(public):
-                raise ValueError(
-                    "labels must be uniform or as-data where there are no public records: data.public is 0"
-                )
+                raise ValueError("labels must be uniform or as-data without public records: data.public is 0")
             return public
         if len(self.dataset.label_names) > 1 and len(public):  # most combinations may make no sense
             combinations: Tensor = public.unique(dim=0)
@@ -134,7 +121,7 @@ class Finished:
         numbers = () if shared else range(experiment.clients) if client is None else (client,)
         clients = {number: self.client(number) for number in numbers}
         states = {n: tree.without(SCRATCH, c.personalized(self.server, self.round)) for n, c in clients.items()}
-        about = self._servers.about if shared else "samples of the clients' own models"
+        about = experiment.method.deploy(self.server).about if shared else "samples of the clients' own models"
         card = Card(
             trial=experiment.digest,
             seed=experiment.seed,
@@ -181,7 +168,7 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    trial.store.ledger()  # the outcome's epsilon is that of these commits
+    trial.store.ledger()  # reads all commits: the outcome's epsilon is theirs
     last = trial.store.last_commit()
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
@@ -192,18 +179,18 @@ def open_finished(folder: Path) -> Finished:
             f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
             f"{trial.sweep / 'secret'} is damaged"
         )
-    server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
-    views = tuple(_guarantee(outcome[view]) for view in ("server", "outsiders"))
+    server, views = tree.without(SERVER_ONLY, trial.store.load_server(last[0])), []
+    for view in ("server", "outsiders"):
+        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()}
+        views.append(Guarantee(**fields))
     return Finished(trial, dataset, last[0], server, *views)
 
 
 def _secret(trial: Trial) -> bytes:
     path = trial.sweep / "secret"
     if not path.exists():
-        where = f": set {SECRET} to it" if storage_at(trial.folder).remote else ""
-        raise ValueError(
-            f"{path} is gone: the digest of the data and the names of clients' models are keyed by it{where}"
-        )
+        cure = f": set {SECRET} to it" if storage_at(trial.folder).remote else ""
+        raise ValueError(f"{path} is gone, which keys the data's digest and the names of clients' models{cure}")
     return planned_secret(trial.sweep, trial.experiment)
 
 
@@ -215,11 +202,6 @@ def _finished(trial: Trial) -> dict[str, Any]:
         why = f" ({outcome['reason']})" if outcome.get("reason") else ""
         raise ValueError(f"{trial.folder} did not finish, it was {outcome['outcome']}{why}: there is nothing to sample")
     return outcome
-
-
-def _guarantee(fields: Mapping[str, Any]) -> Guarantee:
-    lists = {k: tuple(v) for k, v in fields.items() if isinstance(v, list)}
-    return Guarantee(**{**fields, **lists})
 
 
 def words(guarantee: Guarantee) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 import io
 import json
 import platform
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,6 +26,7 @@ from raydiff.data.tables import rows_file
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
 from raydiff.formats.json_files import read_json
+from raydiff.lookup import check_one_of
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
 from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
@@ -34,7 +34,7 @@ from raydiff.results.spent import composed
 from raydiff.storage.atomic_files import appearing, write_text
 
 PART = 1000  # samples of a part
-PNG_BYTES = 150  # upper bound of a PNG's headers and a row's overhead in parquet
+MOST = 10**9  # samples of a request, or of each class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,15 +49,17 @@ class Request:
     """Of these samples; apart from the experiment's."""
     labels: Draw | None = None
     """What labels are drawn from. uniform: every value alike often; of several label columns every combination that a
-    public record has, or all where there are no public records. public: the public records' labels. as-data: those of
-    the records behind the samples, which no guarantee covers: epsilon is inf. None: as-data for a client's own model,
-    whose samples have no guarantee anyway, uniform for the server's."""
+    public record has, or all without public records. public: the public records' labels. as-data: those of the records
+    behind the samples, which no guarantee covers: epsilon is inf. None: as-data for a client's own model, uniform for
+    the server's."""
 
     def __post_init__(self) -> None:
         if self.num < 1:
             raise ValueError(f"num must be at least 1, got {self.num}")
-        if self.labels is not None and self.labels not in get_args(Draw):
-            raise ValueError(f"labels must be one of {', '.join(get_args(Draw))}, got {self.labels!r}")
+        if self.num > MOST:
+            raise ValueError(f"num must be at most {MOST:,}, got {self.num:,}")
+        if self.labels is not None:
+            check_one_of("labels", self.labels, get_args(Draw))
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,12 +113,12 @@ class Maker:
     def write(self, part: int) -> None:
         """Write part 0, 1, ... atomically."""
         mapping = self.finished.dataset.mapping
-        rows, made = part_of(self.source, self.request, self.labels, part)
+        labels, x = part_of(self.source, self.request, self.labels, part)
         with appearing(self.out / _names(self.labels.rows, mapping)[part]) as temporary:
             if mapping is None:
-                _write_part(temporary, to_bytes(made), rows, self.finished.label_names, self.source)
+                _write_part(temporary, to_bytes(x), labels, self.finished.label_names, self.source)
             else:
-                rows_file.write_part(temporary, codes_of(made).numpy(), rows[:, 0].numpy(), mapping, header=part == 0)
+                rows_file.write_part(temporary, codes_of(x).numpy(), labels[:, 0].numpy(), mapping, header=part == 0)
 
 
 def maker(finished: Finished, client: int | None, out: Path, request: Request) -> Maker:
@@ -151,9 +153,8 @@ def write(
     Args:
         code: versions for the card.
         say: called with (rows written, rows in all) at the start and after each part.
-        spread: where parts are made.
 
-    Raises ValueError where the folder has other contents, or its disk has too little space.
+    Raises ValueError where the folder has other contents.
     """
     make, mapping = maker(finished, client, out, request), finished.dataset.mapping
     source, labels = make.source, make.labels
@@ -162,7 +163,6 @@ def write(
     whole = mapping is not None and (out / rows_file.FILE).exists()
     existing = {path.name for path in out.glob("train-*")}
     done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in existing)
-    _check_room(out, labels.rows - done, 0 if whole else _bytes(finished, labels.rows, done))
     write_text(out / "card.json", json.dumps(card, indent=1))
     say(done, labels.rows)
     names = [] if whole else _names(labels.rows, mapping)
@@ -170,17 +170,12 @@ def write(
         done += _count(part, labels.rows)
         say(done, labels.rows)
     if mapping is not None:
-        _join(out, names)
+        if not whole:
+            with appearing(out / rows_file.FILE) as temporary:
+                rows_file.join([out / name for name in names], temporary)
+        for path in out.glob("train-*.csv"):
+            path.unlink()
     return source.privacy
-
-
-def _join(out: Path, names: Sequence[str]) -> None:
-    """Join the parts into one file, unless it exists (no names), and delete them."""
-    if names:
-        with appearing(out / rows_file.FILE) as temporary:
-            rows_file.join([out / name for name in names], temporary)
-    for part in out.glob("train-*.csv"):
-        part.unlink()
 
 
 def _generator(source: Source, request: Request, what: int | str) -> torch.Generator:
@@ -188,7 +183,6 @@ def _generator(source: Source, request: Request, what: int | str) -> torch.Gener
 
 
 def _count(part: int, rows: int) -> int:
-    """Rows of a part."""
     return min(PART, rows - part * PART)
 
 
@@ -235,7 +229,7 @@ def _chosen(sweep: Path) -> dict[str, Any]:
     try:
         composition = composed(sweep, keep=False)
     except ValueError as e:  # a damaged trial, or no theorem
-        composition = f"what all of them have spent is not known: {e}"
+        composition = f"the composed epsilon of all trials is unknown: {e}"
     trials, says = len(list((sweep / "trials").glob("*"))), "no epsilon covers which of them was chosen"
     return {"from_trials": trials, "spent_together": composition.splitlines(), "says": says}
 
@@ -272,47 +266,26 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
         path.unlink()
 
 
-def _bytes(finished: Finished, rows: int, done: int) -> int:
-    """Upper bound of the bytes still to be written."""
-    if (mapping := finished.dataset.mapping) is not None:  # each row twice: in a part, and in the file of all
-        return (2 * rows - done) * rows_file.most_bytes(mapping) + 2 * rows_file.header_bytes(mapping)
-    channels, height, width = finished.dataset.shape
-    return (rows - done) * (channels * height * width + height + PNG_BYTES)
-
-
-def _check_room(out: Path, rows: int, needed: int) -> None:
-    existing = next(p for p in (out, *out.absolute().parents) if p.exists())
-    free = shutil.disk_usage(existing).free
-    if needed > free:
-        raise ValueError(
-            f"{rows:,} samples may take {needed / 2**30:.3g} GB, but there are {free / 2**30:.3g} GB left for {out}"
-        )
-
-
 def _write_part(path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: Source) -> None:
     """One parquet file: pixels (n, H, W, C) uint8, labels (n, K)."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    features: dict[str, Any] = {"image": {"_type": "Image"}}
-    features.update({column: {"_type": "ClassLabel", "names": list(values)} for column, values in names.items()})
+    classes = {column: {"_type": "ClassLabel", "names": list(values)} for column, values in names.items()}
+    features: dict[str, Any] = {"image": {"_type": "Image"}, **classes}
+    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema(
-        [
-            ("image", pa.struct([("bytes", pa.binary()), ("path", pa.string())])),
-            *((column, pa.int64()) for column in names),
-        ],
+        [("image", image), *((column, pa.int64()) for column in names)],
         metadata={
             "huggingface": json.dumps({"info": {"features": features}}),
             "raydiff": json.dumps({"privacy": source.privacy, "about": source.about}),
         },
     )
-    images = [{"bytes": _png(p), "path": None} for p in pixels]
+    images = []
+    for each in pixels:
+        buffer = io.BytesIO()
+        picture(each).save(buffer, format="PNG")
+        images.append({"bytes": buffer.getvalue(), "path": None})
     arrays = [images, *(column.tolist() for column in labels.T)]
     table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
     pq.write_table(table, path)
-
-
-def _png(pixels: Tensor) -> bytes:
-    buffer = io.BytesIO()
-    picture(pixels).save(buffer, format="PNG")
-    return buffer.getvalue()

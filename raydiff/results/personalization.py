@@ -76,9 +76,8 @@ class Joining:
     def training(self, rate: float, epochs: int) -> Training:
         """Return the method's training for an unseen client, at this constant learning rate."""
         joining = method_of(self.finished).joining
-        wanted = replace(
-            joining, epochs=epochs, batch=self.batch or joining.batch, learning_rate=rate, decay="constant"
-        )
+        batch = self.batch or joining.batch
+        wanted = replace(joining, epochs=epochs, batch=batch, learning_rate=rate, decay="constant")
         return wanted.of(len(self.client.records))
 
     def stages(self, rate: float, epochs: Sequence[int]) -> Iterator[Stage]:
@@ -126,31 +125,28 @@ class Joining:
         Limited to the evaluation's `clients`. Raises ValueError for a client whose model is gone, and for one with a
         class that has fewer than two test records.
         """
-        finished, test = self.finished, self.finished.dataset.splits["test"]
-        out = {}
+        finished, test, out = self.finished, self.finished.dataset.splits["test"], dict[int, Metrics]()
         for number in range(finished.trial.experiment.clients)[: self.instruments.config.clients]:
             client = finished.client(number)
-            few = set(client.data.labels[:, 0].tolist()) - set(half_counts(test.labels[:, 0]))
-            if few:
-                raise ValueError(
-                    f"client {number} has the class {min(few)}, with fewer than 2 test records: no distance"
-                )
+            if few := {*client.data.labels[:, 0].tolist()} - half_counts(test.labels[:, 0]).keys():
+                raise ValueError(f"client {number} has class {min(few)}, with fewer than 2 test records: no distance")
             deployed, rng = client.deploy(server, finished.round), self._rng("old client", number)
             out[number] = self._read(deployed, client.data, test, rng)
         return out
 
     def forgetting(self, state: Params, before: Mapping[int, Metrics]) -> list[Row]:
-        """Return each old client's `DISTANCES` before and after the new model replaces the shared one (`replaced`).
-
-        Where only a part is personalised, the shared part stays, and the change is 0.
-
-        Args:
-            before: `old_clients` of the server's state.
-        """
-        server = replaced(method_of(self.finished), self.finished.server, state)
+        """Return each old client's `DISTANCES` before (`old_clients` of the server's state) and after the new model
+        replaces the shared one. Where only a part is personalised, the shared part stays, and the change is 0."""
+        server, rows = replaced(method_of(self.finished), self.finished.server, state), list[Row]()
         same = all(torch.equal(server[k], v) for k, v in self.finished.server.items())
         after = before if same else self.old_clients(server)
-        return [{"client": number, **_change(before[number], after[number])} for number in before]
+        for number in before:
+            row: Row = {"client": number}
+            for name in (name for name in DISTANCES if name in before[number]):
+                was, is_now = before[number][name], after[number][name]
+                row |= {f"{name}_before": was, f"{name}_after": is_now, f"{name}_change": is_now - was}
+            rows.append(row)
+        return rows
 
     def touched(self) -> tuple[int, int]:
         """Return (parameters that the client trains, parameters of its model)."""
@@ -169,28 +165,17 @@ class Joining:
         classes, counts = reference.labels[:, 0].unique(return_counts=True)
         trained = torch.isin(classes, records.labels[:, 0])
         large = int((counts[trained] // 2).sum()) >= 5 * self.instruments.config.dim
-        instruments = replace(
-            self.instruments,
-            config=replace(self.instruments.config, distance="frechet" if large else "kernel", clusters=False),
-            dataset=replace(self.instruments.dataset, splits={**self.instruments.dataset.splits, HELD_OUT: reference}),
-        )
-        name, sample = next(iter(deployed.samplers.items()))
-        report = instruments.of_client(HELD_OUT)(replace(deployed, samplers={name: sample}), records, rng)
+        config = replace(self.instruments.config, distance="frechet" if large else "kernel", clusters=False)
+        splits = {**self.instruments.dataset.splits, HELD_OUT: reference}
+        instruments = Instruments(config, replace(self.instruments.dataset, splits=splits), self.instruments.cnn)
+        configured = dict([next(iter(deployed.samplers.items()))])
+        report = instruments.of_client(HELD_OUT)(replace(deployed, samplers=configured), records, rng)
         metrics = {k.replace("/all", ""): v for k, v in report.metrics.items()}
         return {k: metrics[k] for k in READINGS if k in metrics}
 
     def _rng(self, *path: str | int) -> torch.Generator:
         experiment = self.finished.trial.experiment
         return seeding.generator(experiment.seed, "newcomer", self.seed, *path)
-
-
-def _change(before: Metrics, after: Metrics) -> Row:
-    row: Row = {}
-    for name in DISTANCES:
-        if name in before:
-            row |= {f"{name}_before": before[name], f"{name}_after": after[name]}
-            row[f"{name}_change"] = after[name] - before[name]
-    return row
 
 
 def method_of(finished: Finished) -> WithNewClients:
@@ -206,10 +191,7 @@ def method_of(finished: Finished) -> WithNewClients:
 
 
 def replaced(method: WithNewClients, server: Params, state: Params) -> Params:
-    """Return the server's state with the personalised model `state` as the shared one.
-
-    Where a method personalises only a part, the shared part, and so the server's state, stays as it is.
-    """
+    """Return the server's state with the personalised model `state` as the shared one, if it is a whole model."""
     personal, fixed = method.join(server, seeding.generator(0))
     if fixed:
         return server
@@ -230,7 +212,6 @@ def prepare(finished: Finished) -> Instruments:
 def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Mapping[str, Any]) -> Path:
     """Write the personal part, and its card with `more` in it; return the part's file."""
     finished = joining.finished
-    training = joining.training(rate, stage.epoch)
     touched, whole = joining.touched()
     card = {
         "about": "the part of a model that a client trained which joined after the last round",
@@ -245,7 +226,7 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
         "classes": joining.classes,
         "seed": joining.seed,
         "epochs": stage.epoch,
-        "training": overrides.to_dict(training),
+        "training": overrides.to_dict(joining.training(rate, stage.epoch)),
         "parameters": {"touched": touched, "all": whole, "share": touched / whole},
         **more,
     }
@@ -266,7 +247,7 @@ def reopen(finished: Finished, path: Path) -> Deployed:
         trial, server = card["trial"], card["server"]
     except Exception as e:  # by kind of damage: SafetensorError, JSONDecodeError, KeyError, ...
         raise ValueError(f"the personal part {path} is damaged ({type(e).__name__})") from None
-    if (trial, server) != (finished.trial.experiment.digest, tree.digest(finished.server)):
-        here = finished.trial.experiment.digest
+    here = finished.trial.experiment.digest
+    if (trial, server) != (here, tree.digest(finished.server)):
         raise ValueError(f"the personal part {path} is of the trial {trial}, with another server's state than {here}'s")
     return finished.trial.experiment.method.deploy(finished.server, state)

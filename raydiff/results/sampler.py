@@ -56,12 +56,10 @@ class Card:
     seed: int  # the experiment's seed
     round: int  # the round after which the states hold
     clients: tuple[int, ...]  # whose samplers these are; empty: the server's model alone
-    labels: Mapping[str, tuple[str, ...]]
-    """The label columns, the class first, each with the names of its values 0, 1, ..."""
+    labels: Mapping[str, tuple[str, ...]]  # label columns, the class first, with the names of values 0, 1, ...
     shape: tuple[int, int, int]  # (C, H, W); of a table (1, 1, n)
     about: str  # description of the samples
-    privacy: str = "none"
-    """"none", or the guarantee under which its samples may be published; of clients' models `save` fills it in."""
+    privacy: str = "none"  # or the guarantee if its samples are published; of clients' models `save` fills it in
     requires: tuple[str, ...] = ()  # distributions that it imports; filled in by `save`
 
 
@@ -85,15 +83,12 @@ def save(
         raise ValueError("a classifier makes no pictures")
     latent = method.model.folder if hasattr(method.model, "folder") else None
     size = tree.nbytes(server) + sum(map(tree.nbytes, states.values()))
-    if latent is not None and size + (latent_bytes := _bytes_below(latent)) > LARGEST:
-        raise ValueError(
-            f"the latent diffusion model takes {latent_bytes / 2**20:.0f} MB, and a saved sampler may take "
-            f"{LARGEST / 2**20:.0f} MB: sample the run itself"
-        )
+    size += sum(file.stat().st_size for file in latent.rglob("*") if file.is_file()) if latent is not None else 0
     if size > LARGEST:
+        cure = "choose one client" if latent is None else "sample the run itself"
         raise ValueError(
             f"the models of {len(states)} clients take {size / 2**20:.0f} MB, and a saved sampler may take "
-            f"{LARGEST / 2**20:.0f} MB: choose one client"
+            f"{LARGEST / 2**20:.0f} MB: {cure}"
         )
     store = Store(folder)
     store.save_server(card.round, server)
@@ -113,10 +108,6 @@ def save(
     write_text(folder / "sampler.json", json.dumps(fields, indent=1))
 
 
-def _bytes_below(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-
-
 class Sampler:
     """A saved sampler. `predict` is MLflow's calling convention."""
 
@@ -129,27 +120,26 @@ class Sampler:
         fields["labels"] = {column: tuple(names) for column, names in fields["labels"].items()}
         lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
         self.card = Card(**{**fields, **lists})
-        self.mapping = encode.Mapping.load(folder / MAPPING) if (folder / MAPPING).exists() else None
-        """Of a table; None: it makes pictures."""
+        self.mapping = encode.Mapping.load(folder / MAPPING) if (folder / MAPPING).exists() else None  # of a table
         self._store = Store(folder)
-        self._made: dict[int | None, Sample] = {}
+        self._samplers: dict[int | None, Sample] = {}
 
     def of(self, client: int | None) -> Sample:
         """Return a client's sampler, or with None the server's. Raises ValueError for a missing client."""
-        if client not in self._made:
-            self._made[client] = self._shared() if client is None else self._personal(client)
-        return self._made[client]
+        if client not in self._samplers:
+            server = self._store.load_server(self.card.round)
+            state = None if client is None else self._state(client)
+            self._samplers[client] = self.method.deploy(server, state).sample
+        return self._samplers[client]
 
-    def _shared(self) -> Sample:
-        return self.method.deploy(self._store.load_server(self.card.round)).sample
-
-    def _personal(self, client: int) -> Sample:
+    def _state(self, client: int) -> Params:
         if client not in self.card.clients:
-            raise ValueError(f"there is no client {client} in this sampler; it has {_listed(self.card.clients)}")
+            clients = ", ".join(map(str, self.card.clients)) or "the server's model alone"
+            raise ValueError(f"there is no client {client} in this sampler; it has {clients}")
         state = self._store.client_state(client, self.card.round)
         if state is None:
             raise ValueError(f"the state of client {client} is gone from {self._store.root}")
-        return self.method.deploy(self._store.load_server(self.card.round), state).sample
+        return state
 
     def predict(
         self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
@@ -188,10 +178,6 @@ class Sampler:
                 wrong = int(values[(values < 0) | (values >= len(names))][0])
                 raise ValueError(f"{name} must be in 0..{len(names) - 1}, got {wrong}")
         return labels
-
-
-def _listed(clients: Sequence[int]) -> str:
-    return ", ".join(map(str, clients)) or "the server's model alone"
 
 
 def _load_pyfunc(path: str) -> Sampler:

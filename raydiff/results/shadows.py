@@ -11,7 +11,6 @@ so they are not private.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -39,7 +38,7 @@ ROLES = ("calibration_members", "members", "calibration_nonmembers", "nonmembers
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Whose model is attacked, and with what. Small, and safe to send to another process."""
+    """Whose model is attacked, and with what."""
 
     trial: Path
     """Folder of a finished trial."""
@@ -119,22 +118,18 @@ class Attacked:
         public = self._public
         ids = [one] if self.alone else list(range(experiment.clients))
         clients = [Client(i, experiment.method, self._records_in(number, i), keys=keys, public=public) for i in ids]
-        server: Params = {}
-        last = INITIAL
+        server, last = Params(), INITIAL
+        protocol = rounds(
+            experiment.method,
+            LocalExecutor(clients),
+            keys=keys,
+            participation=experiment.participation,
+            participants=experiment.participants,
+            min_clients=experiment.min_clients,
+            public=public,
+        )
         try:
-            for progress in (
-                ()
-                if self.alone
-                else rounds(
-                    experiment.method,
-                    LocalExecutor(clients),
-                    keys=keys,
-                    participation=experiment.participation,
-                    participants=experiment.participants,
-                    min_clients=experiment.min_clients,
-                    public=public,
-                )
-            ):
+            for progress in () if self.alone else protocol:
                 server, last = progress.sent, progress.number
             state = clients[ids.index(one)].state(last)
         except (Failed, Diverged, ValueError) as e:
@@ -169,41 +164,31 @@ class Attacked:
 
 
 def open_attacked(request: Request, finished: Finished | None = None) -> Attacked:
-    """Gather the model and records of a request. `finished`: its trial, if open already.
-
-    Raises ValueError where there is no such model, and where records are too few.
-    """
+    """Gather the model and records of a request. Raises ValueError without such a model, and for too few records."""
     finished = finished or open_finished(request.trial)
     deployed = finished.client(request.client).deploy(finished.server, finished.round)
     if request.source not in deployed.targets:
         method = type(finished.trial.experiment.method).__name__
         available = " or ".join(source for source in get_args(Source) if source in deployed.targets)
-        raise ValueError(
-            f"{method} ends with no {request.source} denoiser of pictures to attack"
-            + (f"; it has {available}" if available else "")
-        )
+        has = f"; it has {available}" if available else ""
+        raise ValueError(f"{method} ends with no {request.source} denoiser of pictures to attack{has}")
     owners = [request.client] if request.source == "client" else range(finished.trial.experiment.clients)
     held = [finished.client(i).data for i in owners]
     members = joined(held)
-    others, calibrating = _nonmembers(finished.dataset.splits, members.labels[:, 0])
+    splits, classes = finished.dataset.splits, members.labels[:, 0]  # non-members are in the class mix of the members
+    calibration = in_proportion(splits["calibration"], classes, most=len(members) // 2)
+    test = in_proportion(splits["test"], classes, most=len(members) - len(calibration))
+    others = joined([calibration, test])
     records = joined([members, others])
     member_owner = torch.cat([torch.full((len(r),), i) for i, r in zip(owners, held, strict=True)])
     order = torch.randperm(len(members), generator=seeding.generator(request.seed, "calibration members"))
-    role = torch.tensor([1] * len(members) + [2] * calibrating + [3] * (len(others) - calibrating))
+    role = torch.tensor([1] * len(members) + [2] * len(calibration) + [3] * len(test))
     role[order[: len(members) // 2]] = 0
-    few = [name for i, name in enumerate(ROLES) if int((role == i).sum()) < 2]
-    if few:
+    if few := [name for i, name in enumerate(ROLES) if int((role == i).sum()) < 2]:
         raise ValueError(f"an attack needs at least 2 records of each role, and there are fewer {few[0]}")
     owner = torch.cat([member_owner, _dealt(others, members, member_owner, seeding.generator(request.seed, "owners"))])
     inside = lira.halves(len(records), request.shadows, seeding.generator(request.seed, "halves"))
     return Attacked(request, finished, deployed, records, role, owner, inside)
-
-
-def _nonmembers(splits: Mapping[str, Records], classes: Tensor) -> tuple[Records, int]:
-    """(non-members in the class mix of the members, calibration first; the number of calibration records)."""
-    calibration = in_proportion(splits["calibration"], classes, most=len(classes) // 2)
-    test = in_proportion(splits["test"], classes, most=len(classes) - len(calibration))
-    return joined([calibration, test]), len(calibration)
 
 
 def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generator) -> Tensor:

@@ -24,7 +24,7 @@ REFUSED = {
     "generate nix": "there is no run nix in ",
     "generate pfdm --num 0": "num must be at least 1, got 0",
     "generate pfdm --client 7": "there is no client 7: this trial has clients 0 to 1",
-    "generate pfdm --num 1000000000000000": "1,000,000,000,000,000 samples may take",
+    "generate pfdm --num 1000000000000000": "num must be at most 1,000,000,000, got",
     "generate localonly --source global": "LocalOnly has no model that its clients share",
     "generate pfdm --source global --client 1": "--client has no meaning with --source global",
     "generate pfdm --log-model --num 5": "--log-model makes no samples",

@@ -42,8 +42,8 @@ def tells(*right: int) -> Any:
 
     def classify(images: Tensor) -> Tensor:
         classes = images[:, 0, 0, 0].long()
-        told = torch.where(torch.isin(classes, torch.tensor(right)), classes, 1)
-        return torch.nn.functional.one_hot(told, 4).float()
+        answer = torch.where(torch.isin(classes, torch.tensor(right)), classes, 1)
+        return torch.nn.functional.one_hot(answer, 4).float()
 
     return classify
 

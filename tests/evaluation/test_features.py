@@ -24,7 +24,7 @@ def digits() -> Records:
 
 @pytest.fixture(scope="module")
 def params(digits: Records) -> Params:
-    return train_cnn(rows(digits, 0, 250), classes=10, dim=16)
+    return train_cnn(rows(digits, 0, 250), classes=10, dim=16, steps=200)
 
 
 def rows(records: Records, start: int, stop: int) -> Records:
@@ -54,7 +54,7 @@ def test_same_bits_twice_and_the_global_generator_is_left_alone(digits: Records)
     assert tree.digest(train_cnn(few, classes=10, dim=4, steps=5, seed=1)) != first
 
 
-@pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 9, 20), (1, 28, 28), (3, 64, 64)])
+@pytest.mark.parametrize(("channels", "height", "width"), [(1, 8, 8), (3, 9, 20), (3, 64, 64)])
 def test_takes_images_of_any_supported_shape(channels: int, height: int, width: int) -> None:
     images = torch.rand(10, channels, height, width, generator=generator(0)) * 2 - 1
     records = Records(images, torch.arange(10)[:, None] % 3, torch.arange(10))
@@ -70,16 +70,8 @@ def test_five_records_for_each_feature() -> None:
         check_dim(16, 79)
 
 
-@pytest.mark.parametrize(
-    ("shape", "classes", "dim", "message"),
-    [
-        ((4, 2, 8, 8), 2, 4, "channels"),
-        ((4, 1, 7, 8), 2, 4, "pixels"),
-        ((4, 1, 8, 65), 2, 4, "pixels"),
-        ((1, 1, 8, 8), 2, 4, "at least 2 images"),
-    ],
-)
-def test_refuses_what_it_cannot_train_on(shape: tuple[int, ...], classes: int, dim: int, message: str) -> None:
+@pytest.mark.parametrize("shape", [(4, 2, 8, 8), (4, 1, 7, 8), (4, 1, 8, 65), (1, 1, 8, 8)])
+def test_refuses_what_it_cannot_train_on(shape: tuple[int, ...]) -> None:
     records = Records(torch.zeros(shape), torch.arange(shape[0])[:, None] % 2, torch.arange(shape[0]))
-    with pytest.raises(ValueError, match=message):
-        train_cnn(records, classes=classes, dim=dim, steps=1)
+    with pytest.raises(ValueError, match="at least 2 images with 1 or 3 channels and 8 to 64 pixels a side"):
+        train_cnn(records, classes=2, dim=4, steps=1)

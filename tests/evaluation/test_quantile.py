@@ -36,12 +36,12 @@ def test_no_line_through_two_records_is_better(level: float) -> None:
     rng = generator(0, "line")
     x = torch.rand(3 * PER_COEFFICIENT, 1, generator=rng, dtype=torch.float64)
     y = 2 * x + torch.randn(len(x), 1, generator=rng, dtype=torch.float64)
-    found = pinball(y - quantiles(x, y, x, level=level), level)
+    result = pinball(y - quantiles(x, y, x, level=level), level)
     lines = []
     for i, j in combinations(range(len(x)), 2):
         slope = (y[i] - y[j]) / (x[i] - x[j])
         lines.append(pinball(y - y[i] - slope * (x - x[i]), level))
-    assert found == pytest.approx(min(lines), rel=1e-9)
+    assert result == pytest.approx(min(lines), rel=1e-9)
 
 
 @pytest.mark.parametrize("level", [0.1, 0.5])
@@ -69,9 +69,9 @@ def test_its_auc_is_that_of_neyman_and_pearson(shift: float) -> None:
     is 2.92 for standard normal losses at a level of 0.1."""
     x, y, members = planted(shift)
     known = calibrating(members) & ~members
-    found = judged(scores(y, x, known), members)
-    assert not looks_like_guessing(found)
-    low, high = found.auc_interval
+    result = judged(scores(y, x, known), members)
+    assert not looks_like_guessing(result)
+    low, high = result.auc_interval
     assert low < neyman_pearson(shift, noise=2.92 * (PIXELS + 1) / int(known.sum())) < high
     assert high - low < 0.06
     assert judged(lira.with_mean(y), members).auc_interval[1] < low  # one threshold for all records
@@ -85,8 +85,8 @@ def test_what_the_components_leave_of_a_picture_tells_of_its_loss() -> None:
     x[:, :3] = 1000 * torch.randn(N, 3, generator=rng, dtype=torch.float64)
     members = torch.rand(N, generator=rng) < 0.5
     y = 3 * rough + torch.randn(N, 1, generator=rng, dtype=torch.float64) - 1.5 * members[:, None]
-    found = judged(scores(y, x[:, None, None], calibrating(members) & ~members), members)
-    assert found.auc_interval[0] > judged(lira.with_mean(y), members).auc_interval[1] + 0.1
+    result = judged(scores(y, x[:, None, None], calibrating(members) & ~members), members)
+    assert result.auc_interval[0] > judged(lira.with_mean(y), members).auc_interval[1] + 0.1
 
 
 def test_without_a_leak_it_is_guessing() -> None:

@@ -14,8 +14,8 @@ from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
 from raydiff.evaluation.metrics import Drawn, sample_coverage
 from raydiff.evaluation.quality import downstream, features
-from raydiff.evaluation.quality.coverage import coverage
 from raydiff.evaluation.quality.distances import halves
+from raydiff.evaluation.quality.neighbours import coverage
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.federated.method import Deployed
 from raydiff.seeding import generator
@@ -70,16 +70,16 @@ def report(cnn: Params, config: Evaluation, deployed: Deployed, split: str = "te
 
 def test_coverage_is_read_for_groups_with_enough_records(cnn: Params) -> None:
     """Halves have 10, 10 and 2 records: the minority has a kernel distance, but no third nearest of two."""
-    found = report(cnn, KERNEL, Deployed({"ddim": picture, "ancestral": picture}))
+    result = report(cnn, KERNEL, Deployed({"ddim": picture, "ancestral": picture}))
     for kind in KINDS:
         for group in ("all", "major", "all_real", "major_real"):
-            assert math.isfinite(found[f"{kind}/{group}"]), (kind, group)
-        assert f"ddim/{kind}/all" in found and f"ancestral/{kind}/all" in found
-        assert f"{kind}/minor" not in found and f"ddim/{kind}/all_real" not in found
-    assert "kd_cnn/minor" in found
+            assert math.isfinite(result[f"{kind}/{group}"]), (kind, group)
+        assert f"ddim/{kind}/all" in result and f"ancestral/{kind}/all" in result
+        assert f"{kind}/minor" not in result and f"ddim/{kind}/all_real" not in result
+    assert "kd_cnn/minor" in result
     wide = report(cnn, replace(KERNEL, neighbours=9), Deployed({"ddim": picture}))
     assert not any(name.startswith("ddim/") for name in wide)  # The only sampler is what is measured anyhow.
-    assert wide["coverage/all"] != found["coverage/all"] and "coverage/major" in wide
+    assert wide["coverage/all"] != result["coverage/all"] and "coverage/major" in wide
     assert "coverage/all" not in report(cnn, replace(KERNEL, neighbours=22), Deployed({"ddim": picture}))
 
 
@@ -101,16 +101,16 @@ def test_coverage_is_the_mean_over_both_halves() -> None:
         rng=generator(0),
     )
     vars(drawn)["features"] = (made, real)
-    found = sample_coverage(drawn)
+    result = sample_coverage(drawn)
     a, b = (real[half] for half in halves(of, generator(0, "reference halves")))
     each = [coverage(made, half, neighbours=2) for half in (a, b)]
-    assert found["recall/all"] == sum(c.recall for c in each) / 2
-    assert found["coverage/all_real"] == coverage(a, b, neighbours=2).coverage
+    assert result["recall/all"] == sum(c.recall for c in each) / 2
+    assert result["coverage/all_real"] == coverage(a, b, neighbours=2).coverage
 
 
 def test_fed_back_the_training_images_are_all_flagged(cnn: Params) -> None:
-    found = report(cnn, KERNEL, Deployed({"ddim": picture}))
-    assert found["memorized_fraction/sanity"] == 1.0 and found["memorized_fraction"] == 0.0
+    result = report(cnn, KERNEL, Deployed({"ddim": picture}))
+    assert result["memorized_fraction/sanity"] == 1.0 and result["memorized_fraction"] == 0.0
     assert "memorized_fraction/sanity" not in report(cnn, KERNEL, Deployed({"ddim": picture}), "validation")
 
 
@@ -119,12 +119,12 @@ def test_downstream_is_of_the_final_samples(cnn: Params, monkeypatch: pytest.Mon
     monkeypatch.setattr(downstream, "RATE", 3e-2)
     config = replace(KERNEL, downstream=("linear",))
     sampler = Counting()
-    found = report(cnn, config, Deployed({"ddim": sampler}))
-    names = {k for k in found if k.startswith("downstream")}
+    result = report(cnn, config, Deployed({"ddim": sampler}))
+    names = {k for k in result if k.startswith("downstream")}
     assert names == {f"downstream/linear/{end}" for end in ("all", "major", "minor", "real")}
-    assert found["downstream/linear/major"] > 0.8 and [len(labels) for labels in sampler.asked] == [22]
+    assert result["downstream/linear/major"] > 0.8 and [len(labels) for labels in sampler.asked] == [22]
     plain = report(cnn, KERNEL, Deployed({"ddim": picture}))
-    others = {k: v for k, v in found.items() if k not in names}
+    others = {k: v for k, v in result.items() if k not in names}
     assert others == pytest.approx(plain, rel=0, abs=0, nan_ok=True)  # two records have no jackknife
     assert not [k for k in report(cnn, config, Deployed({"ddim": picture}), "validation") if "downstream" in k]
     assert not [k for k in report(cnn, config, Deployed({"ddim": picture}, conditional=False)) if "downstream" in k]
@@ -142,9 +142,9 @@ def test_a_classifier_on_samples_alone_needs_no_features_and_no_ceiling(monkeypa
 
     monkeypatch.setattr(downstream, "train", recorded)
     config = Evaluation(distance="none", attack=False, downstream=("linear",), per_class=30, ceiling=False)
-    found = report({}, config, Deployed({"ddim": picture}))
-    assert set(found) == {f"downstream/linear/{end}" for end in ("all", "major", "minor")}
-    assert found["downstream/linear/major"] > 0.8 and sizes == [3 * 30]  # and never on the client's own
+    result = report({}, config, Deployed({"ddim": picture}))
+    assert set(result) == {f"downstream/linear/{end}" for end in ("all", "major", "minor")}
+    assert result["downstream/linear/major"] > 0.8 and sizes == [3 * 30]  # and never on the client's own
 
 
 def test_labels_per_class_are_rows_that_the_client_has() -> None:

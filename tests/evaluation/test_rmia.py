@@ -37,7 +37,7 @@ def test_by_loops_over_a_table(monkeypatch: pytest.MonkeyPatch, online: bool) ->
     target, shadows, inside, population = table()
     a = [0.3, 0.8]
     monkeypatch.setattr(rmia, "interpolation", lambda *_: torch.tensor(a).double())
-    found = scores(target, shadows, inside, population, online=online)
+    result = scores(target, shadows, inside, population, online=online)
     for s in range(2):
         ratios = [
             ratio(
@@ -51,8 +51,8 @@ def test_by_loops_over_a_table(monkeypatch: pytest.MonkeyPatch, online: bool) ->
         for x in range(9):
             others = [z for z in range(9) if population[z] and z != x]
             share = sum(ratios[x] >= ratios[z] for z in others) / len(others)
-            assert float(found[x, s]) == pytest.approx(1 - share, abs=1e-12)
-    torch.testing.assert_close(found[:, 2], found[:, :2].mean(1))
+            assert float(result[x, s]) == pytest.approx(1 - share, abs=1e-12)
+    torch.testing.assert_close(result[:, 2], result[:, :2].mean(1))
 
 
 def memorised(records: int, left: float) -> tuple[Tensor, Tensor]:
@@ -92,11 +92,11 @@ def test_its_auc_is_that_of_neyman_and_pearson(shift: float, online: bool) -> No
         (0.8 + 0.05 * x).log() if x.is_floating_point() else x for x in simulated(shift=shift)
     )
     population = calibrating(members) & ~members
-    found = judged(scores(target, shadows, inside, population, online=online), members)
-    assert looks_like_guessing(found) is (shift == 0)
+    result = judged(scores(target, shadows, inside, population, online=online), members)
+    assert looks_like_guessing(result) is (shift == 0)
     if not shift:
         return
-    low, high = found.auc_interval
+    low, high = result.auc_interval
     assert low < neyman_pearson(shift, noise=1 / 32 if online else 1 / 16) < high
     assert high - low < 0.06
     assert judged(lira.with_mean(target), members).auc_interval[1] < low

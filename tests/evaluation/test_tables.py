@@ -23,10 +23,8 @@ from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.marginals import Marginals
-from raydiff.methods.moon import Moon
 from raydiff.methods.scaffold import Scaffold
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
@@ -73,16 +71,13 @@ def test_a_classifier_learns_from_rows_what_they_say_of_labels() -> None:
 
 
 def test_good_rows_are_at_the_floor_and_bad_ones_above_it() -> None:
-    own, own_labels = rows(600)
-    made, made_labels = rows(600, seed=1)
-    real, real_labels = rows(300, seed=2)
-    given: dict[str, Any] = {"own": own, "own_labels": own_labels, "real": real, "real_labels": real_labels}
-    good = tables.quality(made, made_labels, classes=2, **given)
+    local, real, (codes, labels) = rows(600), rows(300, seed=2), rows(600, seed=1)
+    good = tables.quality((codes, labels), local, real, classes=2)
     assert good["tv_pairs"] < good["tv_pairs_floor"] + 0.03 < 0.13
     assert good["accuracy"] == good["accuracy/real"] == 1
     assert good["utility_loss"] == 0
     assert 0.4 < good["accuracy/majority"] < 0.6
-    bad = tables.quality(torch.randint(4, made.shape, generator=generator(3)), made_labels, classes=2, **given)
+    bad = tables.quality((torch.randint(4, codes.shape, generator=generator(3)), labels), local, real, classes=2)
     assert bad["tv_columns"] > good["tv_columns"] + 0.1
     assert bad["tv_pairs"] > good["tv_pairs"] + 0.2
     assert bad["accuracy"] < 0.8
@@ -127,9 +122,9 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
     assert torch.equal(codes, codes.round())
     assert (codes.min(), codes.max()) == (0, 3)
     towns = dataset.mapping.decode(codes.long().numpy(), train.labels[:, 0].numpy())
-    told = pd.read_csv(experiment.data.name).iloc[train.numbers.tolist()]
-    assert towns["town"].tolist() == told["town"].tolist()
-    assert towns["buys"].tolist() == told["buys"].tolist()
+    answer = pd.read_csv(experiment.data.name).iloc[train.numbers.tolist()]
+    assert towns["town"].tolist() == answer["town"].tolist()
+    assert towns["buys"].tolist() == answer["buys"].tolist()
     assert "bins and categories were taken from 50 public rows" in dataset.notes
 
 
@@ -191,9 +186,7 @@ AVERAGED: dict[str, Any] = {"model": MODEL, "rounds": 2, "local": SHORT}
 METHODS = {
     "localonly": LocalOnly(model=MODEL, local=SHORT),
     "fedavg": FedAvg(**AVERAGED),
-    "fedprox": FedProx(**AVERAGED),
     "scaffold": Scaffold(**{**AVERAGED, "local": replace(SHORT, optimizer="sgd", learning_rate=0.1)}),
-    "moon": Moon(**AVERAGED),
     "dpsgd": DPSGD(**{**AVERAGED, "local": Training(steps=4, batch=20)}, epsilon=5.0),
 }
 

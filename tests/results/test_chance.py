@@ -25,15 +25,15 @@ def sweep(folder: Path, *accuracies: float | None, method: str = "pfdm") -> Path
 
 
 def test_one_trial_at_chance(tmp_path: Path) -> None:
-    said = noise(sweep(tmp_path, 0.11))
-    assert said.startswith("the samples are hardly better than noise")
-    assert "about 96% of real pictures" in said and "about 11% of these (10% by chance)" in said
-    assert "--method.local.steps (now 1000) or --method.server.steps (now 1000)" in said
+    message = noise(sweep(tmp_path, 0.11))
+    assert message.startswith("the samples are hardly better than noise")
+    assert "about 96% of real pictures" in message and "about 11% of these (10% by chance)" in message
+    assert "--method.local.steps (now 1000) or --method.server.steps (now 1000)" in message
 
 
 def test_of_several_trials_it_counts_those_and_shows_the_worst(tmp_path: Path) -> None:
-    said = noise(sweep(tmp_path, 0.2, 0.6, 0.12, None))
-    assert said.startswith("the samples of 2 of 3 trials are") and "about 12% of these" in said
+    message = noise(sweep(tmp_path, 0.2, 0.6, 0.12, None))
+    assert message.startswith("the samples of 2 of 3 trials are") and "about 12% of these" in message
 
 
 @pytest.mark.parametrize("accuracies", [(), (None,), (0.28, 0.9)])

@@ -45,10 +45,8 @@ def test_what_is_not_there(storage, run: str) -> None:
 def test_a_name_of_several_trials_is_refused(copied) -> None:
     folder = copied.folder("pfdm")
     shutil.copytree(copied.sweeps / "pfdm", copied.sweeps / "twice")
-    says = refusal(find, folder.name[:8], copied.sweeps)
-    assert says == (
-        f"{folder.name[:8]} may be pfdm/{folder.name}, twice/{folder.name}: give more digits, or SWEEP/DIGEST"
-    )
+    both = f"{folder.name[:8]} may be pfdm/{folder.name}, twice/{folder.name}: give more digits"
+    assert refusal(find, folder.name[:8], copied.sweeps).startswith(both)
     assert find(f"twice/{folder.name[:8]}", copied.sweeps) == copied.folder("twice")
     shutil.copytree(copied.folder("fedavg"), copied.sweeps / "pfdm" / "trials" / "ffff")
     assert refusal(find, "pfdm", copied.sweeps).endswith("pfdm/ffff: say which, as SWEEP/DIGEST")
@@ -73,9 +71,9 @@ def test_the_servers_model_carries_the_runs_guarantee(storage) -> None:
     outcome = json.loads((storage.folder("pfdm") / "outcome.json").read_text())
     assert source.privacy == outcome["text"] and source.privacy.startswith("epsilon 5.97")
     assert source.labels.flatten().tolist() == list(range(10)) and source.guarantee == finished.published
-    told = words(finished.published)
-    assert told["epsilon"] == outcome["outsiders"]["epsilon"] and told["says"] == source.privacy
-    assert {"unit", "relation", "trust", "delta", "accountant"} <= set(told)
+    fields = words(finished.published)
+    assert fields["epsilon"] == outcome["outsiders"]["epsilon"] and fields["says"] == source.privacy
+    assert {"unit", "relation", "trust", "delta", "accountant"} <= set(fields)
 
 
 def test_sampling_writes_nothing_not_even_a_secret(copied) -> None:
@@ -86,7 +84,7 @@ def test_sampling_writes_nothing_not_even_a_secret(copied) -> None:
         finished.source(client).sample(LABELS, generator(0))
     assert sorted(copied.root.rglob("*")) == before
     secret.unlink()
-    assert refusal(open_finished, folder).startswith(f"{secret} is gone: ")
+    assert refusal(open_finished, folder).startswith(f"{secret} is gone, ")
     assert sorted(copied.root.rglob("*")) == [p for p in before if p != secret]
 
 
@@ -97,11 +95,8 @@ def test_a_client_model_that_is_gone_is_not_trained_again(copied, name: str) -> 
     says = refusal(finished.source, 0)
     assert says.startswith(f"the model of client 0 is gone from {copied.sweeps / name / 'cache'}: run the trial again")
     assert not (copied.sweeps / name / "cache").exists()
-
-
-def test_the_servers_model_needs_no_client_model(copied) -> None:
-    shutil.rmtree(copied.sweeps / "pfdm" / "cache")
-    assert open_finished(copied.folder("pfdm")).source(None).sample(LABELS, generator(0)).shape == (3, 1, 8, 8)
+    if name == "pfdm":
+        assert finished.source(None).sample(LABELS, generator(0)).shape == (3, 1, 8, 8)
 
 
 def test_data_that_have_changed(copied) -> None:
@@ -109,10 +104,7 @@ def test_data_that_have_changed(copied) -> None:
     experiment = replace(config.from_dict(read_json(folder / "config.json")), data_digest="other")
     (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
     moved = folder.rename(folder.with_name(experiment.digest))
-    says = (
-        f"the data set digits is no longer the one that {moved} was trained on, or {moved.parents[1]}/secret is damaged"
-    )
-    assert refusal(open_finished, moved) == says
+    assert f"the data set digits is no longer the one that {moved} was trained on" in refusal(open_finished, moved)
 
 
 def rename(folder: Path) -> Path:

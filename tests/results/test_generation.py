@@ -6,7 +6,6 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pandas as pd
@@ -59,12 +58,6 @@ def read(folder: Path) -> tuple[Tensor, Tensor]:
 # --- labels ---
 
 
-def test_labels_are_dealt_out_in_the_proportions_of_the_records() -> None:
-    labels = plan(source_of([[0], [0], [0], [1]]), Request(num=8))
-    assert labels.of(0, 8).flatten().bincount().tolist() == [6, 2] == labels.per_class(2)
-    assert labels.per_class(3) == [6, 2, 0]
-
-
 def test_so_many_of_each_class() -> None:
     own = [[0, 1]] * 5 + [[2, 0], [2, 3]]
     labels = plan(source_of(own), Request(num=4, per_class=True))
@@ -73,15 +66,19 @@ def test_so_many_of_each_class() -> None:
     assert sorted(rows) == [[0, 1]] * 4 + [[2, 0]] * 2 + [[2, 3]] * 2
 
 
-@pytest.mark.parametrize("request_", [Request(num=23), Request(num=5, per_class=True), Request(num=1)])
-def test_the_card_counts_what_is_dealt(request_: Request) -> None:
+@pytest.mark.parametrize(
+    ("request_", "counts"),
+    [(Request(num=14), [4, 6, 0, 4]), (Request(num=23), None), (Request(num=5, per_class=True), [5, 5, 0, 5])],
+)
+def test_labels_come_in_the_proportions_of_the_records(request_: Request, counts: list[int] | None) -> None:
     labels = plan(source_of([[0], [0], [3], [1], [1], [1], [3]]), request_)
     whole = labels.of(0, labels.rows)
     assert whole.flatten().bincount(minlength=4).tolist() == labels.per_class(4) and len(whole) == labels.rows
+    assert counts is None or labels.per_class(4) == counts
     assert torch.equal(torch.cat([labels.of(0, 1), labels.of(1, labels.rows)]) if labels.rows > 1 else whole, whole)
 
 
-@pytest.mark.parametrize(("field", "value"), [("num", 0), ("labels", "private")])
+@pytest.mark.parametrize(("field", "value"), [("num", 0), ("num", 10**15), ("labels", "private")])
 def test_requests_that_cannot_be(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be"):
         Request(**{field: value})
@@ -91,12 +88,10 @@ def test_labels_of_the_servers_samples_are_nobodys(finished: Finished) -> None:
     """Unless that is asked for: then there is no guarantee."""
     public = finished.dataset.splits["public"].labels
     assert plan(finished.source(None), Request(num=20)).per_class(10) == [2] * 10
-    drawn = finished.source(None, "public")
-    assert torch.equal(drawn.labels, public) and drawn.privacy == str(finished.published)
-    own = finished.source(None, "as-data")
-    held = torch.cat([finished.source(i).labels for i in (0, 1)])
-    assert torch.equal(own.labels, held) and own.privacy.startswith("epsilon inf (no guarantee: labels drawn")
-    assert finished.published.epsilon < 6
+    of_public, as_data = finished.source(None, "public"), finished.source(None, "as-data")
+    assert torch.equal(of_public.labels, public) and of_public.privacy == str(finished.published)
+    assert torch.equal(as_data.labels, torch.cat([finished.source(i).labels for i in (0, 1)]))
+    assert as_data.privacy.startswith("epsilon inf (no guarantee: labels drawn") and finished.published.epsilon < 6
     assert torch.equal(finished.source(1, "public").labels, public) and finished.source(1, "public").privacy == "none"
 
 
@@ -110,7 +105,7 @@ def test_of_several_label_columns_those_combinations_are_drawn_that_public_recor
         splits = {**finished.dataset.splits, "public": records}
         other = replace(finished, dataset=replace(finished.dataset, splits=splits, label_names=names))
         assert other.source(None).labels.tolist() == pool
-    with pytest.raises(ValueError, match=r"^labels must be uniform or as-data where there are no public records"):
+    with pytest.raises(ValueError, match=r"^labels must be uniform or as-data without public records"):
         other.source(None, "public")
 
 
@@ -119,18 +114,19 @@ def test_of_several_label_columns_those_combinations_are_drawn_that_public_recor
 
 @pytest.mark.usefixtures("small_parts")
 def test_the_files_hold_the_samples(finished: Finished, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    privacy = write(finished, 1, tmp_path / "out", Request(num=17, seed=3), code=CODE, say=lambda *x: seen.append(x))
-    assert privacy == "none" and seen == [(0, 17), (7, 17), (14, 17), (17, 17)]
+    progress: list[tuple[int, int]] = []
+    request = Request(num=17, seed=3)
+    assert write(finished, 1, tmp_path / "out", request, code=CODE, say=lambda *x: progress.append(x)) == "none"
+    assert progress == [(0, 17), (7, 17), (14, 17), (17, 17)]
     names = [f"train-0000{i}-of-00003.parquet" for i in range(3)]
     assert sorted(files(tmp_path / "out")) == ["card.json", *names]
     source = finished.source(1)
     images, labels = read(tmp_path / "out")
-    assert torch.equal(labels, plan(source, Request(num=17, seed=3)).of(0, 17))
+    assert torch.equal(labels, plan(source, request).of(0, 17))
     for part, (start, stop) in enumerate([(0, 7), (7, 14), (14, 17)]):
-        made = source.sample(labels[start:stop], generator(3, "generate", 1, part))
-        assert (images[start:stop] - made.clamp(-1, 1)).abs().max() <= 0.5 / 127.5 + 1e-6  # rounded to 8 bits
-        assert made.std() > 0.1
+        samples = source.sample(labels[start:stop], generator(3, "generate", 1, part))
+        assert (images[start:stop] - samples.clamp(-1, 1)).abs().max() <= 0.5 / 127.5 + 1e-6  # rounded to 8 bits
+        assert samples.std() > 0.1
 
 
 def test_a_part_says_what_it_is(finished: Finished, tmp_path: Path) -> None:
@@ -143,35 +139,31 @@ def test_a_part_says_what_it_is(finished: Finished, tmp_path: Path) -> None:
 
 
 def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_path: Path) -> None:
-    """The class becomes `label`, the other column keeps its name; what occurs comes in its proportions."""
+    """The class becomes `label`, the other column keeps its name; combinations come in their proportions."""
     rows = torch.tensor([[0, 1], [1, 0], [1, 2]]).repeat(100, 1)
     pixels = torch.randint(256, (300, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
     (tmp_path / "in").mkdir()
     names = {"shape": ("disc", "ring"), "hue": ("red", "blue", "green")}
     generate._write_part(tmp_path / "in" / "train.parquet", pixels, rows, names, source_of([[0, 0]]))
     data = Data(name=str(tmp_path / "in"), labels=("shape", "hue"), public=20, validation=0, calibration=0, test=0)
-    experiment = replace(tiny, data=data, partition=Iid(), evaluation=None)
-    made = open_finished(copied.finish("several", experiment))
-    write(made, 0, tmp_path / "out", Request(num=30, per_class=True), code=CODE)
+    finished = open_finished(copied.finish("several", replace(tiny, data=data, partition=Iid(), evaluation=None)))
+    write(finished, 0, tmp_path / "out", Request(num=30, per_class=True), code=CODE)
     again = load(replace(data, name=str(tmp_path / "out"), labels=("label", "hue")))
     assert again.label_names == tuple(names.values()) and again.label_columns == ("label", "hue")
-    combinations, counts = torch.cat([again.splits[s].labels for s in ("train", "public")]).unique(
-        dim=0, return_counts=True
-    )
+    labels = torch.cat([again.splits[s].labels for s in ("train", "public")])
+    combinations, counts = labels.unique(dim=0, return_counts=True)
     assert combinations.tolist() == [[0, 1], [1, 0], [1, 2]] and counts[0] == 30 == counts[1:].sum()
-    made.save_sampler(tmp_path / "sampler")
+    finished.save_sampler(tmp_path / "sampler")
     assert Sampler(tmp_path / "sampler").predict(pd.DataFrame({"label": [1], "hue": [2]})).shape == (1, 8, 8, 1)
 
 
-def test_what_was_made_can_be_trained_on(finished: Finished, tiny: Experiment, storage, copied) -> None:
+def test_what_was_made_can_be_trained_on(finished: Finished, tiny: Experiment, copied) -> None:
     """As `--data.name DIR` does."""
     out = copied.root / "out"
     write(finished, 0, out, Request(num=40, per_class=True), code=CODE)
     data = Data(name=str(out), train=100, public=80, validation=60, calibration=20, test=100)
-    folder = copied.finish("again", replace(tiny, data=data, evaluation=None))
-    outcome = json.loads((folder / "outcome.json").read_text())
-    assert outcome["outcome"] == "finished"
-    assert open_finished(folder).source(0).sample(torch.tensor([[1]]), generator(0)).isfinite().all()
+    again = open_finished(copied.finish("again", replace(tiny, data=data, evaluation=None)))
+    assert again.source(0).sample(torch.tensor([[1]]), generator(0)).isfinite().all()
 
 
 def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> None:
@@ -214,9 +206,7 @@ def test_the_card_says_from_how_many_trials_and_what_all_of_them_have_spent(fini
     next(other.glob("commit-*.json")).write_text("{")
     write(open_finished(folder), None, tmp_path / "more", Request(num=5), code=CODE)
     chosen = json.loads((tmp_path / "more" / "card.json").read_text())["chosen"]
-    assert chosen["from_trials"] == 4 and chosen["spent_together"][0].startswith(
-        "what all of them have spent is not known"
-    )
+    assert chosen["from_trials"] == 4 and "composed epsilon of all trials is unknown" in chosen["spent_together"][0]
 
 
 # --- resuming ---
@@ -252,10 +242,7 @@ def test_another_request_into_the_same_folder(finished: Finished, tmp_path: Path
     write(finished, 0, tmp_path, Request(num=5), code=CODE)
     (tmp_path / ".train-00001-of-00002.parquet.0a1b2c3d").write_bytes(b"somebody is writing this")
     before = files(tmp_path)
-    says = refusal(finished, 0, tmp_path, Request(num=6))
-    assert says == (
-        f"{tmp_path} holds other samples (classes, request, rows differ in its card.json): give another --out"
-    )
+    assert "(classes, request, rows differ in its card.json)" in refusal(finished, 0, tmp_path, Request(num=6))
     assert "request" in refusal(finished, 0, tmp_path, Request(num=5, seed=1))
     assert "request" in refusal(finished, 1, tmp_path, Request(num=5))
     assert "made_by" in refusal(finished, 0, tmp_path, Request(num=5), code={"raydiff": "0.2"})
@@ -266,16 +253,5 @@ def test_another_request_into_the_same_folder(finished: Finished, tmp_path: Path
 
 def test_a_folder_that_is_somebody_elses(finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    says = refusal(finished, 0, tmp_path, Request(num=5))
-    assert says == f"{tmp_path} is not empty and holds no card.json: give another --out"
+    assert "is not empty and holds no card.json" in refusal(finished, 0, tmp_path, Request(num=5))
     assert refusal(finished, 0, tmp_path / "thesis.tex", Request(num=5)).endswith("thesis.tex is not a folder")
-
-
-def test_more_than_the_disk_has_room_for(finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    out = tmp_path / "deep" / "out"
-    says = refusal(finished, 0, out, Request(num=10**15))
-    assert says.startswith(f"{10**15:,} samples may take 2.07e+08 GB, but there are ") and says.endswith(f"for {out}")
-    assert not out.parent.exists()
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=5 * 222))
-    write(finished, 0, out, Request(num=5), code=CODE)  # 64 pixels, 8 lines and PNG_BYTES a row
-    assert "6 samples may take" in refusal(finished, 0, tmp_path / "other", Request(num=6))

@@ -80,15 +80,6 @@ def finished(tables: Storage) -> Finished:
     return open_finished(tables.folder("fedavg"))
 
 
-@pytest.fixture
-def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(generate, "PART", 7)
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {p.name: p.read_bytes() for p in folder.iterdir() if p.is_file()}
-
-
 def rows_of(folder: Path) -> pd.DataFrame:
     return pd.read_csv(folder / "rows.csv", dtype=str, keep_default_na=False, na_values=[""])
 
@@ -96,24 +87,22 @@ def rows_of(folder: Path) -> pd.DataFrame:
 # --- files ---
 
 
-@pytest.mark.usefixtures("small_parts")
-@pytest.mark.parametrize("client", [1, None])
 def test_the_file_holds_the_samples_by_the_trials_own_mapping(
-    finished: Finished, tmp_path: Path, client: int | None
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[tuple[int, int]] = []
-    write(finished, client, tmp_path, Request(num=17, seed=3), code=CODE, say=lambda *x: seen.append(x))
-    assert seen == [(0, 17), (7, 17), (14, 17), (17, 17)]
-    assert sorted(files(tmp_path)) == ["card.json", "rows.csv"]
-    source, mapping = finished.source(client), finished.dataset.mapping
+    monkeypatch.setattr(generate, "PART", 7)
+    progress: list[tuple[int, int]] = []
+    write(finished, None, tmp_path, Request(num=17, seed=3), code=CODE, say=lambda *x: progress.append(x))
+    assert progress == [(0, 17), (7, 17), (14, 17), (17, 17)]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["card.json", "rows.csv"]
+    source, mapping = finished.source(None), finished.dataset.mapping
     labels = plan(source, Request(num=17, seed=3)).of(0, 17)
-    whose = "global" if client is None else client
-    made = [
-        source.sample(labels[start:stop], generator(3, "generate", whose, part))
+    parts = [
+        source.sample(labels[start:stop], generator(3, "generate", "global", part))
         for part, (start, stop) in enumerate([(0, 7), (7, 14), (14, 17)])
     ]
     assert mapping is not None
-    expected = mapping.decode(codes_of(torch.cat(made)).numpy(), labels[:, 0].numpy())
+    expected = mapping.decode(codes_of(torch.cat(parts)).numpy(), labels[:, 0].numpy())
     rows = rows_of(tmp_path)
     assert rows.columns.tolist() == COLUMNS and rows.equals(expected.astype(rows.dtypes))
     assert set(rows["age"].dropna()) <= set(mapping.columns[1].categories)
@@ -249,9 +238,6 @@ def test_a_trial_cut_short_in_its_first_round_has_spent_what_was_learned(tmp_pat
     opened = trial.open_trial(experiment_on(path, PRIVATE["dpsgd"], fitted_on="all"), tmp_path / "sweep")
     trial.cut_short(opened.folder, "killed")
     assert finite(opened.folder) == {"server": False, "outsiders": False}
-
-
-# --- resuming ---
 
 
 # --- the sampler ---

@@ -85,10 +85,9 @@ def test_rows_that_it_cannot_sample(saved: Path, says: str) -> None:
         Sampler(saved).predict(table(**BAD[says]))
 
 
-@pytest.mark.parametrize("name", ["pfdm", "fedavg"])
-def test_the_servers_model(storage, tmp_path: Path, name: str) -> None:
+def test_the_servers_model(storage, tmp_path: Path) -> None:
     """Nothing of a client is in its files; it may be published under the run's guarantee."""
-    finished = open_finished(storage.folder(name))
+    finished = open_finished(storage.folder("pfdm"))
     finished.save_sampler(tmp_path, shared=True)
     loaded = Sampler(tmp_path)
     assert not (tmp_path / "clients").exists() and loaded.card.clients == ()
@@ -130,9 +129,7 @@ def test_a_client_whose_state_is_gone_is_no_sample_of_the_servers(storage, tmp_p
 def test_too_many_weights(storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finished = open_finished(storage.folder("pfdm"))
     monkeypatch.setattr(sampler, "LARGEST", 100_000)  # a model of these has about 40 KB
-    with pytest.raises(
-        ValueError, match=r"^the models of 2 clients take \d+ MB, and .* may take 0 MB: choose one client$"
-    ):
+    with pytest.raises(ValueError, match=r"^the models of 2 clients take \d+ MB, .*: choose one client$"):
         finished.save_sampler(tmp_path / "all")
     assert not (tmp_path / "all").exists()
     finished.save_sampler(tmp_path / "one", 0)

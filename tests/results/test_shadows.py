@@ -10,7 +10,6 @@ import torch
 
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import lira
-from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.results import shadows
@@ -28,34 +27,25 @@ def numbers(records: Records) -> set[int]:
 
 
 def test_the_records_in_question(storage) -> None:
-    found = attacked(storage, "localonly", client=1)
+    result = attacked(storage, "localonly", client=1)
     finished = open_finished(storage.folder("localonly"))
     own, splits = finished.client(1).data, finished.dataset.splits
-    by_role = {role: found.records.select(found.role == i) for i, role in enumerate(ROLES)}
+    by_role = {role: result.records.select(result.role == i) for i, role in enumerate(ROLES)}
     assert numbers(by_role["members"]) | numbers(by_role["calibration_members"]) == numbers(own)
     assert abs(len(by_role["members"]) - len(by_role["calibration_members"])) <= 1
     assert numbers(by_role["nonmembers"]) <= numbers(splits["test"]) and len(by_role["nonmembers"]) >= 2
     assert numbers(by_role["calibration_nonmembers"]) <= numbers(splits["calibration"])
-    assert len(found.records) == len(numbers(found.records)) <= 2 * len(own)
-    assert set(found.records.labels[:, 0].tolist()) == set(own.labels[:, 0].tolist())
-    assert found.owner.tolist() == [1] * len(found.records)
-    assert found.inside.shape == (4, len(found.records))
-
-
-def test_a_mix_is_kept() -> None:
-    labels = torch.tensor([0] * 10 + [1] * 10 + [2] * 10)[:, None]
-    rows = Records(torch.zeros(30, 1, 2, 2), labels, torch.arange(30), base=labels[:, 0])
-    classes = torch.tensor([0] * 20 + [1] * 40 + [9] * 5)
-    assert in_proportion(rows, classes, most=99).labels[:, 0].tolist() == [0] * 5 + [1] * 10
-    assert in_proportion(rows, classes, most=6).labels[:, 0].tolist() == [0] * 2 + [1] * 4
-    assert len(in_proportion(rows, torch.tensor([9]), most=5)) == 0
+    assert len(result.records) == len(numbers(result.records)) <= 2 * len(own)
+    assert set(result.records.labels[:, 0].tolist()) == set(own.labels[:, 0].tolist())
+    assert result.owner.tolist() == [1] * len(result.records)
+    assert result.inside.shape == (4, len(result.records))
 
 
 def test_a_shadow_is_the_method_itself_on_its_half(copied, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the target's own functions: a client with these records, on the shadow's random numbers."""
-    found = attacked(copied, "localonly")
-    method = found.finished.trial.experiment.method
-    mine = found.records.select(found.inside[2])
+    result = attacked(copied, "localonly")
+    method = result.finished.trial.experiment.method
+    mine = result.records.select(result.inside[2])
     trained: list[Records] = []
 
     init = LocalOnly.init_client
@@ -65,19 +55,19 @@ def test_a_shadow_is_the_method_itself_on_its_half(copied, monkeypatch: pytest.M
         return init(self, state, data, *more)
 
     monkeypatch.setattr(LocalOnly, "init_client", watched)
-    state = found._train(2)
+    state = result._train(2)
     assert [r.numbers.tolist() for r in trained] == [mine.numbers.tolist()]
     params = {k.removeprefix("state/"): v for k, v in state.items()}
     expected = lira.statistics(
         method.model.denoiser(params),
-        found.records,
+        result.records,
         alphas_bar=method.model.abar,
-        timesteps=found.timesteps,
+        timesteps=result.timesteps,
         draws=1,
         rng=generator(0, "statistics"),
     )
-    assert torch.equal(found.losses(2), expected)
-    assert not torch.equal(found.losses(2), found.losses(3))
+    assert torch.equal(result.losses(2), expected)
+    assert not torch.equal(result.losses(2), result.losses(3))
 
 
 def test_it_is_trained_once(copied, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,25 +84,27 @@ def test_it_is_trained_once(copied, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "pfdm"])
 def test_of_the_shared_model_a_shadow_is_the_whole_protocol(copied, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    found = attacked(copied, name, source="global")
-    assert not found.alone and set(found.owner.tolist()) == {0, 1}
-    given: dict[int, Records] = {}
+    result = attacked(copied, name, source="global")
+    assert not result.alone and set(result.owner.tolist()) == {0, 1}
+    of_client: dict[int, Records] = {}
 
     def client(number: int, method: Any, data: Records, **more: Any) -> Any:
-        given[number] = data
+        of_client[number] = data
         return made(number, method, data, **more)
 
     made = shadows.Client
     monkeypatch.setattr(shadows, "Client", client)
-    losses = found.losses(1)
-    inside = found.records.select(found.inside[1])
-    assert numbers(given[0]) | numbers(given[1]) == numbers(inside) and not numbers(given[0]) & numbers(given[1])
-    assert losses.shape == (len(found.records), len(found.timesteps)) and losses.isfinite().all()
-    members = found.role < 2
+    losses = result.losses(1)
+    inside = result.records.select(result.inside[1])
+    assert numbers(of_client[0]) | numbers(of_client[1]) == numbers(inside) and not numbers(of_client[0]) & numbers(
+        of_client[1]
+    )
+    assert losses.shape == (len(result.records), len(result.timesteps)) and losses.isfinite().all()
+    members = result.role < 2
     for i in (0, 1):  # a member stays with its client, a non-member goes where its class is
-        own = found.finished.client(i).data
-        assert numbers(found.records.select(members & (found.owner == i))) == numbers(own)
-        dealt = found.records.select(~members & (found.owner == i)).labels[:, 0]
+        own = result.finished.client(i).data
+        assert numbers(result.records.select(members & (result.owner == i))) == numbers(own)
+        dealt = result.records.select(~members & (result.owner == i)).labels[:, 0]
         assert set(dealt.tolist()) <= set(own.labels[:, 0].tolist())
 
 
@@ -120,16 +112,16 @@ def test_of_a_fine_tuned_client_the_others_keep_their_records(copied, tiny, monk
     short = replace(tiny.method.local, steps=4)
     method = FedAvg(model=tiny.method.model, local=short, rounds=2, finetune=short)
     copied.finish("tuned", replace(tiny, method=method, evaluation=None))
-    found = attacked(copied, "tuned", client=1)
-    assert not found.alone
-    assert numbers(found._records_in(0, 0)) == numbers(found.finished.client(0).data)
-    assert numbers(found._records_in(0, 1)) == numbers(found.records.select(found.inside[0]))
-    assert found.losses(0).isfinite().all()
+    result = attacked(copied, "tuned", client=1)
+    assert not result.alone
+    assert numbers(result._records_in(0, 0)) == numbers(result.finished.client(0).data)
+    assert numbers(result._records_in(0, 1)) == numbers(result.records.select(result.inside[0]))
+    assert result.losses(0).isfinite().all()
 
 
 def test_pfdms_client_model_needs_no_protocol(copied) -> None:
-    found = attacked(copied, "pfdm")
-    assert found.alone and set(found._train(0)) == {f"state/{k}" for k in found.finished.client(0).state(3)}
+    result = attacked(copied, "pfdm")
+    assert result.alone and set(result._train(0)) == {f"state/{k}" for k in result.finished.client(0).state(3)}
 
 
 @pytest.mark.parametrize(
@@ -155,7 +147,7 @@ def test_too_few_records_to_calibrate_are_refused(copied, tiny) -> None:
 
 
 def test_a_training_that_fails_is_one_sentence(copied, tiny) -> None:
-    found = attacked(copied, "localonly")
-    object.__setattr__(found, "inside", torch.zeros_like(found.inside))
+    result = attacked(copied, "localonly")
+    object.__setattr__(result, "inside", torch.zeros_like(result.inside))
     with pytest.raises(ValueError, match=r"^shadow 3 could not be trained: there are no records to train on$"):
-        found.losses(3)
+        result.losses(3)

@@ -25,16 +25,6 @@ def describe(mapping: Mapping) -> dict[str, Any]:
     }
 
 
-def most_bytes(mapping: Mapping) -> int:
-    """Maximum size of a row: each field in quotes, and each of its characters doubled."""
-    return sum(2 * max(len(name.encode()) for name in (*c.categories, UNUSED)) + 3 for c in mapping.decoded)
-
-
-def header_bytes(mapping: Mapping) -> int:
-    """Maximum size of the header."""
-    return sum(2 * len(column.name.encode()) + 3 for column in mapping.decoded)
-
-
 def write_part(
     path: Path, codes: NDArray[np.int64], labels: NDArray[np.int64], mapping: Mapping, *, header: bool
 ) -> None:

@@ -7,9 +7,8 @@ The attacker has all synthetic rows, and nothing else:
 - `linkability`: of a record in two halves the nearest synthetic row to each half is the same row;
 - `inference`: a record's value in one column is guessed to be that of the synthetic row nearest in all others.
 
-What the rows tell about the population succeeds equally often with non-members. So the risk is the excess of members:
-(r_members - r_nonmembers) / (1 - r_nonmembers), 0 where nothing is memorised. An attack that finds no more members than
-random guesses do says nothing in either direction.
+What the rows tell about the population succeeds equally often with non-members, so the risk is the excess of members:
+(r_members - r_nonmembers) / (1 - r_nonmembers). It is averaged over records, and no guarantee.
 
 | Anonymeter | here |
 |---|---|
@@ -19,10 +18,6 @@ random guesses do says nothing in either direction.
 | nearest neighbour, the first of equals | a random one of equals |
 | a number is inferred if within 5 % | if its bin is |
 | risks and intervals are cut at 0 and 1 | not at 0: else none could lie around it |
-
-A risk near 0 is that of this attacker, averaged over records, and no guarantee: another attacker may find more, and
-single records may be exposed. Intervals treat attempts as independent, so for singling out they are slightly too
-narrow.
 
 Shapes: s synthetic rows, m members, m non-members, n columns.
 """
@@ -53,93 +48,74 @@ class Risk:
     nonmembers: float  # the same on records that nobody trained on: the control
     guesses: float  # the same of random guesses on members: the baseline
     attempts: int  # of each of the three
-    risk: float  # as above, from the centres of the rates' Wilson intervals as in Anonymeter: these never reach 1
-    risk_interval: Interval  # 95 %: both rates' Wilson intervals, propagated to first order as in Anonymeter
-
-    @property
-    def intervals(self) -> dict[str, Interval]:
-        """Wilson's at 95 % for each rate, by name."""
-        rates = ("members", "nonmembers", "guesses")
-        return {rate: wilson(round(getattr(self, rate) * self.attempts), self.attempts) for rate in rates}
+    intervals: dict[str, Interval]  # Wilson's at 95 % of the three rates, by name
+    risk: float  # as above, from the centres of these intervals as in Anonymeter: they never reach 1
+    risk_interval: Interval  # 95 %: both rates' intervals, propagated to first order as in Anonymeter
 
 
 def risk(members: Tensor, nonmembers: Tensor, guesses: Tensor) -> Risk:
     """Return the risk from successes of equally many attempts, (a,) bool each."""
-    a = len(members)
-    (inside, spread), (outside, spread_out) = (_centre(int(hits.sum()), a) for hits in (members, nonmembers))
+    successes = {"members": members, "nonmembers": nonmembers, "guesses": guesses}
+    intervals = {name: wilson(int(hits.sum()), len(hits)) for name, hits in successes.items()}
+    (inside, spread), (outside, spread_out) = (
+        ((low + high) / 2, (high - low) / 2) for low, high in (intervals["members"], intervals["nonmembers"])
+    )
     value = (inside - outside) / (1 - outside)
     half = math.hypot(spread / (1 - outside), (1 - inside) * spread_out / (1 - outside) ** 2)
-    rates = {"members": members, "nonmembers": nonmembers, "guesses": guesses}
-    shares = {name: float(hits.double().mean()) for name, hits in rates.items()}
-    return Risk(**shares, attempts=a, risk=value, risk_interval=(value - half, min(1.0, value + half)))
+    rates = {name: float(hits.double().mean()) for name, hits in successes.items()}
+    interval = (value - half, min(1.0, value + half))
+    return Risk(**rates, attempts=len(members), intervals=intervals, risk=value, risk_interval=interval)
 
 
-def singling_out(made: Tensor, *, members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> Risk | None:
+def singling_out(synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> Risk | None:
     """Attack tables of codes (m, n) by predicates that hold for one synthetic row: does one hold for one record only?
 
     Returns None without such a predicate. Needs as many non-members as members, since uniqueness depends on that.
     """
-    wanted = min(ATTEMPTS, len(made), len(members))
-    which = _columns(TRIES * wanted, made.shape[1], rng)
-    row = torch.randint(len(made), (len(which),), generator=rng)
-    drawn = torch.where(which, made[row], -1).unique(dim=0)  # -1: not in the predicate
+    (s, n), wanted = synthetic.shape, min(ATTEMPTS, len(synthetic), len(members))
+    size = torch.randint(1, n + 1, (TRIES * wanted, 1), generator=rng)  # columns of each predicate
+    which = torch.rand(len(size), n, generator=rng).argsort(1) < size
+    row = torch.randint(s, (len(which),), generator=rng)
+    drawn = torch.where(which, synthetic[row], -1).unique(dim=0)  # -1: not in the predicate
     drawn = drawn[torch.randperm(len(drawn), generator=rng)]
-    chosen = drawn[_matches(drawn, made) == 1][:wanted]
+    chosen = drawn[_matches(drawn, synthetic) == 1][:wanted]
     if not len(chosen):
         return None
-    row = torch.randint(len(made), chosen.shape, generator=rng)
-    guessed = torch.where(chosen >= 0, made.gather(0, row), -1)  # each value is that of some synthetic row
+    row = torch.randint(s, chosen.shape, generator=rng)
+    guessed = torch.where(chosen >= 0, synthetic.gather(0, row), -1)  # each value is that of some synthetic row
     attempts = ((chosen, members), (chosen, nonmembers), (guessed, members))
     return risk(*(_matches(predicates, records) == 1 for predicates, records in attempts))
 
 
 def linkability(
-    made: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
+    synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Risk:
-    """Attack random halves of each record's columns: is one synthetic row the nearest to both?
-
-    A random guess succeeds once in s. Needs two columns at least.
-    """
-    n = made.shape[1]
+    """Attack random halves of each record's columns, two at least: is one synthetic row the nearest to both?"""
+    n = synthetic.shape[1]
     members, nonmembers = _equally_many(members, nonmembers, rng)
     half = torch.rand(len(members), n, generator=rng).argsort(1) < n // 2
 
     def linked(records: Tensor) -> Tensor:
-        one, other = (nearest(distances(records, made, spans=spans, columns=c), rng) for c in (half, ~half))
+        one, other = (nearest(distances(records, synthetic, spans=spans, columns=c), rng) for c in (half, ~half))
         return one == other
 
-    guess, again = torch.randint(len(made), (2, len(members)), generator=rng)
+    guess, again = torch.randint(len(synthetic), (2, len(members)), generator=rng)
     return risk(linked(members), linked(nonmembers), guess == again)
 
 
 def inference(
-    made: Tensor, secret: int, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
+    synthetic: Tensor, secret: int, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Risk:
-    """Attack the code in column `secret`: is it that of the synthetic row nearest in the other columns?
-
-    A random guess is that of any synthetic row.
-    """
+    """Attack the code in column `secret`: is it that of the synthetic row nearest in the other columns?"""
     members, nonmembers = _equally_many(members, nonmembers, rng)
-    others = (torch.arange(made.shape[1]) != secret).expand_as(members)
+    others = (torch.arange(synthetic.shape[1]) != secret).expand_as(members)
 
     def inferred(records: Tensor) -> Tensor:
-        alike = nearest(distances(records, made, spans=spans, columns=others), rng)
-        return made[alike, secret] == records[:, secret]
+        alike = nearest(distances(records, synthetic, spans=spans, columns=others), rng)
+        return synthetic[alike, secret] == records[:, secret]
 
-    guess = made[torch.randint(len(made), (len(members),), generator=rng), secret]
+    guess = synthetic[torch.randint(len(synthetic), (len(members),), generator=rng), secret]
     return risk(inferred(members), inferred(nonmembers), guess == members[:, secret])
-
-
-def _centre(hits: int, n: int) -> tuple[float, float]:
-    """The centre and the half width of Wilson's interval."""
-    low, high = wilson(hits, n)
-    return (low + high) / 2, (high - low) / 2
-
-
-def _columns(count: int, n: int, rng: torch.Generator) -> Tensor:
-    """(count, n) bool: random columns, uniform in their number from 1 to n."""
-    size = torch.randint(1, n + 1, (count, 1), generator=rng)
-    return torch.rand(count, n, generator=rng).argsort(1) < size
 
 
 def _matches(predicates: Tensor, records: Tensor) -> Tensor:
@@ -153,6 +129,5 @@ def _matches(predicates: Tensor, records: Tensor) -> Tensor:
 
 
 def _equally_many(members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> list[Tensor]:
-    """Random samples of equal size, `ATTEMPTS` at most."""
     count = min(len(members), len(nonmembers), ATTEMPTS)
     return [records[torch.randperm(len(records), generator=rng)[:count]] for records in (members, nonmembers)]

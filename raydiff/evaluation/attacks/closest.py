@@ -5,12 +5,9 @@ against as many records that nobody trained on (Platzer & Reutterer 2021, arXiv 
 - `nndr`: the fraction whose ratio d1 / d2 of the distances to the two nearest members is below that of the two nearest
   non-members: a row close to one record and far from all others has a small one.
 
-Without memorisation members and non-members are exchangeable, and both fractions are 0.5 on average. The interval is
-the fraction give or take its spread when membership is permuted: exact without memorisation, else an approximation. An
-interval for independent rows would be too narrow, since many synthetic rows may be near the same record.
-
-A fraction above 0.5 shows memorisation; one of 0.5 shows nothing and is no guarantee: rows that a membership attack
-tells apart often pass (Yao et al. 2025, "The DCR Delusion", arXiv 2505.01524).
+Without memorisation both fractions are 0.5 on average. The interval is the fraction give or take its spread when
+membership is permuted, since many synthetic rows may be near the same record. A fraction of 0.5 is no guarantee: rows
+that a membership attack tells apart often pass (Yao et al. 2025, "The DCR Delusion", arXiv 2505.01524).
 
 Shapes: s synthetic rows, m members, m non-members, n columns.
 """
@@ -41,10 +38,15 @@ class Closest:
     nndr_interval: Interval  # as `dcr_interval`
 
 
-def attack(made: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator) -> Closest:
+def attack(
+    synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
+) -> Closest:
     """Measure codes (s, n) against as many members (m, n) as non-members, 2 at least, with `spans` of `gower`."""
-    m = len(members)
-    parts = [_distances(part, members, nonmembers, spans) for part in made.split(BATCH)]
+    m, parts = len(members), []
+    for part in synthetic.split(BATCH):
+        apart = distances(part, torch.cat([members, nonmembers]), spans=spans)
+        of_each = [side.topk(2, largest=False).values for side in apart.split(m, dim=1)]
+        parts.append((*of_each, *apart.topk(min(NEAREST, 2 * m), largest=False)))
     of_members, of_others, near, indices = (torch.cat(each) for each in zip(*parts, strict=True))
     fractions = _fractions(of_members, of_others)
     permuted = []
@@ -59,16 +61,8 @@ def attack(made: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence
     return Closest(dcr=fractions[0], dcr_interval=dcr, nndr=fractions[1], nndr_interval=nndr)
 
 
-def _distances(made: Tensor, members: Tensor, nonmembers: Tensor, spans: Sequence[int]) -> tuple[Tensor, ...]:
-    """From rows (b, n): distances to the two nearest members and non-members, (b, 2) each; to the nearest of both,
-    ascending, and their indices, (b, NEAREST) each."""
-    apart = distances(made, torch.cat([members, nonmembers]), spans=spans)
-    of_each = (kind.topk(2, largest=False).values for kind in apart.split(len(members), dim=1))
-    return *of_each, *apart.topk(min(NEAREST, apart.shape[1]), largest=False)
-
-
 def _fractions(of_members: Tensor, of_others: Tensor) -> tuple[float, float]:
-    """(dcr, nndr) from the distances (s, 2) to the two nearest of each kind."""
+    """(dcr, nndr) from the distances (s, 2) to the two nearest of each side."""
     ratios = (torch.where(d[:, 1] > 0, d[:, 0] / d[:, 1], 1.0).round(decimals=6) for d in (of_members, of_others))
     return _fraction_below(of_members[:, 0], of_others[:, 0]), _fraction_below(*ratios)
 

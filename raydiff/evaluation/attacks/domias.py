@@ -1,12 +1,12 @@
 """Membership from synthetic rows by a density ratio: DOMIAS, van Breugel et al., AISTATS 2023 (arXiv 2302.12580).
 
-A generator that overfits has a higher density near its training records than the population. The attacker has the
-synthetic rows and reference rows that nobody trained on, and calls a record x a member where p_made(x) /
-p_reference(x) is large. An AUC near 0.5 is that of this density estimate, averaged over records, and no guarantee.
+The attacker has the synthetic rows and reference rows that nobody trained on, and calls a record x a member where
+p_synthetic(x) / p_reference(x) is large: a generator that overfits has a higher density near its training records than
+the population. An AUC near 0.5 is that of this density estimate, averaged over records, and no guarantee.
 
-Deviations: kernels exp(-d / h) of Gower's distance d in place of Gaussian kernels or flows, since columns are
-categorical, and without normalisation, which cancels for text columns and nearly cancels for numbers. The bandwidth h
-is chosen on calibration records (`membership.attack`), where the paper takes Scott's rule.
+Deviations: kernels exp(-d / h) of Gower's distance d, since columns are categorical, without normalisation, which
+cancels for text columns and nearly cancels for numbers. The bandwidth h is chosen on calibration records
+(`membership.attack`), where the paper takes Scott's rule.
 
 Shapes: N records, s synthetic rows, r reference rows, n columns, S bandwidths.
 """
@@ -26,10 +26,7 @@ BATCH = 512
 
 
 def scores(records: Tensor, *, made: Tensor, reference: Tensor, spans: Sequence[int]) -> Tensor:
-    """Return log p_reference(x) - log p_made(x) for each bandwidth: (N, S) float64, low for members.
-
-    From codes (N, n), (s, n), (r, n) and `spans` of `gower.spans_of`.
-    """
+    """Return log p_reference(x) - log p_synthetic(x) of codes (N, n), (s, n), (r, n) for each bandwidth: (N, S)."""
     of_reference, of_made = (
         torch.cat([_log_densities(part, rows, spans) for part in records.split(BATCH)]) for rows in (reference, made)
     )

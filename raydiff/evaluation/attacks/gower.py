@@ -25,10 +25,7 @@ def spans_of(columns: Sequence[Column]) -> tuple[int, ...]:
 
 
 def distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: Tensor | None = None) -> Tensor:
-    """Return distances from rows (s, n) to records (N, n): (s, N) float64.
-
-    `columns` (s, n) bool selects the columns that count for each row.
-    """
+    """Return distances from rows (s, n) to records (N, n): (s, N) float64; `columns` (s, n) bool: those that count."""
     k = int(max(rows.max(), records.max())) + 1
     each = torch.stack([_between_codes(span, k) for span in spans])  # (n, k, k)
     from_codes = each[torch.arange(len(spans)), rows]  # (s, n, k): to each code of each column

@@ -1,18 +1,17 @@
 """LiRA: membership inference by likelihood ratios from shadow models (Carlini et al., IEEE S&P 2022, arXiv 2112.03570).
 
-Uses a diffusion loss in place of a classifier's confidence. Shadow models are trained like the attacked one, each on a
-random half of the candidate records. They estimate a record's loss when it was not trained on (and when it was), so
-that a record that is easy for every model is not taken for a member. Scores are low for members.
+A record's loss under shadow models, each trained on a random half of the candidate records, tells whether the record is
+easy for every model. Scores are low for members.
 
 | paper | here |
 |---|---|
-| phi(f(x), y), logit-scaled confidence | `statistics`: log of the loss at fixed timesteps over fixed draws |
+| phi(f(x), y), logit-scaled confidence | `statistics`: log of the diffusion loss at fixed timesteps over fixed draws |
 | Algorithm 1, online | `scores(..., online=True)`: log N(out) - log N(in) |
 | section VI, offline: 1 - Pr[N(mu_out, sigma_out^2) > conf] | `scores`: the standard normal quantile of that number |
 | one variance for all records where shadows are few | of the deviations from each record's mean, below `MANY` shadows |
 
-Deviations: shadows come as complementary pairs, so each has exactly half of the records and each record is in exactly
-half of the shadows. Timesteps are judged one by one and by their mean, not by a joint covariance.
+Deviations: shadows come as complementary pairs, so each record is in exactly half of them. Timesteps are judged one by
+one and by their mean, not by a joint covariance.
 
 Shapes: N records, M shadows, S timesteps.
 """
@@ -25,7 +24,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks.scores import check_asked, noised
+from raydiff.evaluation.attacks.scores import Query, in_batches, noised
 from raydiff.federated.method import Denoiser
 
 MANY = 64  # shadows from which on a variance per record is worth estimating (section VI)
@@ -49,7 +48,6 @@ def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
     return inside
 
 
-@torch.no_grad()
 def statistics(
     denoiser: Denoiser,
     records: Records,
@@ -61,36 +59,27 @@ def statistics(
 ) -> Tensor:
     """Return the log of the mean over `draws` of || eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t) ||^2 per pixel.
 
-    The same records, timesteps, draws and state of `rng` give every model the same eps.
-
-    Args:
-        alphas_bar: (T + 1,) with abar_0 = 1.
-
-    Returns: (N, S) float64. Raises ValueError for a timestep outside 1 .. T, and without a timestep, draw or record.
+    (N, S) float64. Equal arguments give every model the same eps. Raises ValueError as `scores.in_batches`.
     """
-    check_asked(records, alphas_bar, timesteps)
     if draws < 1:
         raise ValueError(f"draws must be at least 1, got {draws}")
-    rows = []
-    for x0, labels in zip(records.images.split(BATCH), records.labels.split(BATCH), strict=True):
-        columns = []
+
+    def columns(z: Query, x0: Tensor) -> list[Tensor]:
+        out = []
         for t in timesteps:
             losses = torch.zeros(len(x0), dtype=torch.float64)
             for _ in range(draws):
                 eps = torch.randn(x0.shape, generator=rng)
-                error = eps - denoiser(noised(x0, eps, alphas_bar, t), torch.full((len(x0),), t), labels)
+                error = eps - z(noised(x0, eps, alphas_bar, t), t)
                 losses += error.double().square().flatten(1).mean(1)
-            columns.append((losses / draws).clamp_min(TINY).log())
-        rows.append(torch.stack(columns, dim=1))
-    return torch.cat(rows)
+            out.append((losses / draws).clamp_min(TINY).log())
+        return out
+
+    return in_batches(columns, denoiser, records, alphas_bar=alphas_bar, timesteps=timesteps, batch=BATCH)
 
 
 def scores(target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = False) -> Tensor:
-    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1), low for members.
-
-    Offline: (target - mean) / deviation of the shadows without the record, whose normal probability is the paper's
-    one-sided likelihood. Online: the log likelihood of a model without the record minus that of one with it. The last
-    column is the mean of the others.
+    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1); the last column is the mean.
 
     Args:
         inside: (M, N), which records each shadow was trained on: each of at least 2 shadows, and not of 2.

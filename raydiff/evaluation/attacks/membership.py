@@ -1,10 +1,8 @@
 """Performance of a membership attack's scores, with everything chosen on a calibration split.
 
-Published numbers often choose the best timestep and threshold on the rows they report; here both come from other rows,
-so that an attack on a model without leak has an AUC of 0.5 on average.
-
-Intervals are at 95 % and analytic. A bootstrap covers too seldom on few rows and near an AUC of 1: at 20 members, 20
-non-members and an AUC of 0.98 its percentiles cover in 78 % of samples, DeLong's interval in 73 %, the one here in all.
+Timestep and threshold come from other rows than the reported ones. Intervals are at 95 % and analytic: on few rows and
+near an AUC of 1 a bootstrap covers too seldom (20 members, 20 non-members, AUC 0.98: its percentiles in 78 % of
+samples, DeLong's interval in 73 %, the one here in all).
 
 Scores are low for members. Shapes: S columns, one for each timestep, or timestep and attack, that was tried.
 """
@@ -12,7 +10,7 @@ Scores are low for members. Shapes: S columns, one for each timestep, or timeste
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +19,8 @@ from torch import Tensor
 Z95 = 1.959963984540054  # two-sided 95 % point of the standard normal law
 Interval = tuple[float, float]
 LOW_FPRS = (0.01, 0.001)  # false positive rates at which the true positive rate is reported
-ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")
-"""The arguments of `attack`, in their order."""
+ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")  # arguments of `attack`
+COMBINED, BEST = "combined", "best"  # attacks that are derived from the others
 ENOUGH = 20  # calibration rows of each side that combining scores takes
 FOLDS = 5
 PENALTY = 0.1  # scikit-learn's C of the combination: the inverse weight of the squared coefficients
@@ -39,9 +37,7 @@ class Rate:
 
     fpr: float  # target false positive rate, on the calibration non-members
     tpr: float  # fraction of the evaluation members called members at that threshold
-    interval: Interval
-    """For the true positive rate at exactly `fpr`: Wilson's for the fraction of members, combined (Newcombe 1998,
-    method 10) with that fraction at both ends of Wilson's interval of the threshold's false positive rate."""
+    interval: Interval  # of the true positive rate at exactly `fpr`, see `_rate`
     fpr_reached: float  # false positive rate on the evaluation non-members at that threshold
 
 
@@ -50,15 +46,12 @@ class Attack:
     """Performance on rows that took no part in setting the attack up."""
 
     timestep_index: int  # column of the score matrices that the calibration rows chose
-    threshold: float  # A record with a score at or below it is called a member; chosen on the calibration rows
+    threshold: float  # a record with a score at or below it is called a member; chosen on the calibration rows
     auc: float  # p(a member scores lower than a non-member), ties counting half
-    auc_interval: Interval
-    """The hull of Newcombe's (2006, method 5), for few rows and near 1, and DeLong's (1988), for unequal spreads."""
+    auc_interval: Interval  # hull of Newcombe's (2006, method 5), for few rows and near 1, and DeLong's (1988)
     balanced_accuracy: float  # (true positive rate + true negative rate) / 2 at `threshold`
-    balanced_accuracy_interval: Interval
-    """Newcombe 1998, method 10: that of the difference TPR - FPR, moved to (1 + TPR - FPR) / 2."""
-    low_fpr: tuple[Rate, ...]
-    """At each of `LOW_FPRS` for which calibration and evaluation have the `needed` non-members."""
+    balanced_accuracy_interval: Interval  # Newcombe 1998, method 10: of TPR - FPR, moved to (1 + TPR - FPR) / 2
+    low_fpr: tuple[Rate, ...]  # at each of `LOW_FPRS` for which both splits have the `needed` non-members
     n_members: int  # members among the evaluation rows
     n_nonmembers: int  # non-members among the evaluation rows
 
@@ -78,11 +71,9 @@ class Attack:
 def attack(
     *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
 ) -> Attack:
-    """Set the attack up on the calibration rows, then measure it on the others.
+    """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others.
 
-    Each argument is a matrix of scores (n, S), low for members. The calibration rows choose the column with the highest
-    AUC and the threshold with the best balanced accuracy. Raises ValueError for fewer than 2 rows, different columns,
-    or NaN scores.
+    Each argument is a matrix of scores (n, S). Raises ValueError for fewer than 2 rows, different columns, or NaN.
     """
     _check(calibration_members, calibration_nonmembers, members, nonmembers)
     column = best_column(calibration_members, calibration_nonmembers)
@@ -107,73 +98,50 @@ def attack(
     )
 
 
-def combined(
-    *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
-) -> dict[str, Tensor] | None:
-    """Return one column (n, 1) from many, by role: the log odds that a record is no member.
+def derived(scores: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+    """Return the attacks derived from all columns (n, S), by role: `combined`, one column (n, 1), and `best`.
 
-    A balanced logistic regression is fitted to the calibration rows, on normal quantiles of the scores' ranks. A
-    calibration row's log odds come from a fit to the other folds: from its own they would be too good, and set a bad
-    threshold. None with fewer than `ENOUGH` calibration rows of a side, or with one column. Raises as `attack` does.
+    combined: the log odds that a record is no member, by a balanced logistic regression on normal quantiles of the
+    calibration scores' ranks; those of a calibration row by a fit to the other folds. Left out with fewer than `ENOUGH`
+    calibration rows of a side, or one column. best: combined, or all columns where the best one, chosen on the other
+    folds, has a higher AUC. Raises as `attack` does.
     """
-    roles = (calibration_members, calibration_nonmembers, members, nonmembers)
-    _check(*roles)
-    n, m = len(calibration_members), len(calibration_nonmembers)
-    if min(n, m) < ENOUGH or members.shape[1] < 2:
-        return None
-    calibration = torch.cat(roles[:2]).double()
-    outside = torch.cat([torch.zeros(n), torch.ones(m)]).bool()
-    odds = torch.empty(n + m, dtype=torch.float64)
-    for held in _folds(n, m):
-        odds[held] = _log_odds(calibration[~held], outside[~held], calibration[held])
-    new = _log_odds(calibration, outside, torch.cat(roles[2:]).double())
-    columns = (*odds.split([n, m]), *new.split([len(members), len(nonmembers)]))
-    return {name: column[:, None] for name, column in zip(ROLES, columns, strict=True)}
-
-
-def combining_helps(members: Tensor, nonmembers: Tensor, combination: tuple[Tensor, Tensor]) -> bool:
-    """Whether `combined` has a higher AUC on the calibration rows, by cross-validation, than their best column.
-
-    The scores (n, S) and `combination`, the two columns of `combined`, are of the calibration rows. In each fold the
-    best column is chosen on the others.
-    """
-    gain, n = 0.0, len(members)
-    for held in _folds(n, len(nonmembers)):
-        inside, outside = held[:n], held[n:]
-        column = best_column(members[~inside], nonmembers[~outside])
-        single, together = (
-            _auc(a[inside].double(), b[outside].double())[0]
-            for a, b in ((members[:, column], nonmembers[:, column]), (combination[0][:, 0], combination[1][:, 0]))
-        )
+    _check(*scores.values())
+    roles = [scores[role] for role in ROLES]
+    sizes = [len(rows) for rows in roles]
+    if min(sizes[:2]) < ENOUGH or roles[0].shape[1] < 2:
+        return {BEST: {**scores}}
+    rows, outside = torch.cat(roles[:2]).double(), torch.cat([torch.zeros(sizes[0]), torch.ones(sizes[1])]).bool()
+    fold = torch.cat([torch.arange(n) for n in sizes[:2]]) % FOLDS
+    odds, gain = torch.empty(len(rows), dtype=torch.float64), 0.0
+    for held in (fold == k for k in range(FOLDS)):
+        odds[held] = _log_odds(rows[~held], outside[~held], rows[held])
+        column = best_column(rows[~held & ~outside], rows[~held & outside])
+        single, together = (_auc(s[held & ~outside], s[held & outside])[0] for s in (rows[:, column], odds))
         gain += together - single
-    return gain >= 0
-
-
-def _folds(members: int, nonmembers: int) -> Iterator[Tensor]:
-    """Masks (n + m,) of `FOLDS` stratified parts of the rows, members first."""
-    fold = torch.cat([torch.arange(members), torch.arange(nonmembers)]) % FOLDS
-    return (fold == k for k in range(FOLDS))
+    new = _log_odds(rows, outside, torch.cat(roles[2:]).double())
+    combined = dict(zip(ROLES, torch.cat([odds, new])[:, None].split(sizes), strict=True))
+    return {COMBINED: combined, BEST: combined if gain >= 0 else {**scores}}
 
 
 def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
     from sklearn.linear_model import LogisticRegression  # a second to import: only where it is used
 
-    ranked = [_normal_ranks(rows[:, s], rows[:, s]) for s in range(rows.shape[1])]
-    ranked_new = [_normal_ranks(new[:, s], rows[:, s]) for s in range(rows.shape[1])]
+    def normal_ranks(values: Tensor) -> Tensor:
+        """The normal quantile of each value's rank among the rows', column by column."""
+        below = [_fraction_below(column, others) for column, others in zip(values.T, rows.T, strict=True)]
+        quantiles: Tensor = torch.special.ndtri((torch.stack(below, dim=1) * len(rows) + 0.5) / (len(rows) + 1))
+        return quantiles
+
     model = LogisticRegression(C=PENALTY, class_weight="balanced", max_iter=1000)
-    model.fit(torch.stack(ranked, dim=1).numpy(), outside.numpy())
-    odds: Tensor = torch.from_numpy(model.decision_function(torch.stack(ranked_new, dim=1).numpy()))
+    model.fit(normal_ranks(rows).numpy(), outside.numpy())
+    odds: Tensor = torch.from_numpy(model.decision_function(normal_ranks(new).numpy()))
     return odds
 
 
-def _normal_ranks(values: Tensor, among: Tensor) -> Tensor:
-    """The normal quantile of each value's rank among others."""
-    n = len(among)
-    quantiles: Tensor = torch.special.ndtri((_fraction_below(values, among) * n + 0.5) / (n + 1))
-    return quantiles
-
-
 def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) -> Rate:
+    """The interval is Wilson's for the fraction of members, combined (Newcombe 1998, method 10) with that fraction at
+    both ends of Wilson's interval of the threshold's false positive rate."""
     ranked, allowed = calibration.sort().values, math.floor(fpr * len(calibration) + 1e-9)
     low, high = (len(ranked) * end for end in wilson(allowed, len(ranked)))
     at, least, most = (
@@ -203,8 +171,7 @@ def _best_threshold(members: Tensor, nonmembers: Tensor) -> float:
 
 def _auc(members: Tensor, nonmembers: Tensor) -> tuple[float, Interval]:
     """AUC and its interval, in O(n log n) by DeLong's placements."""
-    placed_members = 1 - _fraction_below(members, nonmembers)  # fraction of non-members above
-    placed_nonmembers = _fraction_below(nonmembers, members)  # fraction of members below
+    placed_members, placed_nonmembers = 1 - _fraction_below(members, nonmembers), _fraction_below(nonmembers, members)
     auc = float(placed_members.mean())
     variance = placed_members.var() / len(members) + placed_nonmembers.var() / len(nonmembers)
     half = Z95 * math.sqrt(float(variance))
@@ -217,19 +184,17 @@ def _newcombe(auc: float, m: int, n: int) -> Interval:
     those of exponential scores, of `auc`."""
     balanced = (m + n) / 2 - 1
 
-    def holds(theta: float) -> bool:
-        spread = 1 + balanced * ((1 - theta) / (2 - theta) + theta / (1 + theta))
-        return abs(auc - theta) <= Z95 * math.sqrt(theta * (1 - theta) * spread / (m * n))
+    def furthest(outside: float) -> float:
+        """By bisection between `auc`, which is inside the interval, and `outside`."""
+        inside = auc
+        for _ in range(50):
+            theta = (inside + outside) / 2
+            spread = 1 + balanced * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+            holds = abs(auc - theta) <= Z95 * math.sqrt(theta * (1 - theta) * spread / (m * n))
+            inside, outside = (theta, outside) if holds else (inside, theta)
+        return inside
 
-    return _furthest(holds, auc, 0.0), _furthest(holds, auc, 1.0)
-
-
-def _furthest(holds: Callable[[float], bool], inside: float, outside: float) -> float:
-    """Where `holds` ends between `inside`, where it is true, and `outside`, by bisection."""
-    for _ in range(50):
-        middle = (inside + outside) / 2
-        inside, outside = (middle, outside) if holds(middle) else (inside, middle)
-    return inside
+    return furthest(0.0), furthest(1.0)
 
 
 def _fraction_below(values: Tensor, others: Tensor) -> Tensor:

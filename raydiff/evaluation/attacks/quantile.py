@@ -1,18 +1,14 @@
 """Membership inference by quantile regression, without shadow models (Bertran et al., NeurIPS 2023, arXiv 2307.03694;
 for diffusion models Tang et al., arXiv 2312.05140).
 
-A regression on non-members predicts a low quantile q(x) of a record's loss, which minimises the mean pinball loss
+A regression on non-members predicts a low quantile q(x) of a record's loss s, which minimises the mean pinball loss:
+level (s - q(x)) where s >= q(x), else (1 - level) (q(x) - s). A record whose loss lies far below its q(x) is called a
+member.
 
-    level (s - q(x))          where s >= q(x)
-    (1 - level) (q(x) - s)    elsewhere
-
-A record whose loss s lies far below its q(x) is called a member.
-
-Deviations: the papers' regressors are networks. A client has hundreds of calibration records only, so this one is
-linear in as many principal components of the pictures as these determine (`PER_COEFFICIENT`) and in the log residual;
-with too few records it is a constant. One level is predicted, and thresholds for other false positive rates are
-parallel to it. s is the log loss over fixed draws (`lira.statistics`), not SecMI's error. There is no bootstrap. A
-fitted record is scored by a regression on other folds.
+Deviations: the papers' regressors are networks; this one, for hundreds of calibration records, is linear in as many
+principal components of the pictures as these determine and in the log residual. One level is predicted, and thresholds
+for other false positive rates are parallel to it. s is the log loss over fixed draws (`lira.statistics`), not SecMI's
+error. There is no bootstrap. A fitted record is scored by a regression on other folds.
 
 Shapes: N records, n of them to fit to, S timesteps, p coefficients.
 """

@@ -1,7 +1,7 @@
 """RMIA: membership by likelihood ratios against a population (Zarifzadeh et al., ICML 2024, arXiv 2312.03262).
 
-Uses LiRA's shadow models (`lira`). A record is a member if it gained more from the attacked model than population
-records z that nobody trained on.
+A record is a member if it gained more from the attacked model, over LiRA's shadow models, than population records z
+that nobody trained on.
 
 | paper | here |
 |---|---|
@@ -13,11 +13,10 @@ records z that nobody trained on.
 | score: Pr over z of LR(x, z) >= gamma | `scores`: the fraction of z with LR(x, z) < gamma, low for members |
 
 Deviations: the paper's likelihood is a classifier's confidence. exp(-L) is, up to a constant, the geometric mean over
-pixels of the normal density of the added noise around the predicted one, with variance 1/2; like a confidence it is 1
-for a model without error. Half of the shadows were trained on each population record, in place of none. A population
-record is compared with the others. gamma is 1, the smallest in the paper: a larger one only makes more records equal,
-since at one timestep the score orders records as Pr(x given theta) / Pr(x) does. z provides a scale on which timesteps
-can be averaged.
+pixels of the normal density of the added noise around the predicted one, with variance 1/2. Half of the shadows were
+trained on each population record, in place of none. A population record is compared with the others. gamma is 1, the
+smallest in the paper: at one timestep the score orders records as Pr(x given theta) / Pr(x) does, so a larger one only
+makes more records equal.
 
 Shapes: N records, M shadows, S timesteps.
 """
@@ -34,14 +33,7 @@ GRID = tuple(i / 10 for i in range(11))  # values of a
 
 
 def scores(target: Tensor, shadows: Tensor, inside: Tensor, population: Tensor, *, online: bool = False) -> Tensor:
-    """Return the scores of statistics (N, S) against the shadows' (M, N, S): (N, S + 1) in [0, 1], low for members.
-
-    The last column is the mean of the others.
-
-    Args:
-        inside: (M, N), as in `lira.scores`.
-        population: (N,) bool, known non-members of the target, at least 2.
-    """
+    """Return scores in [0, 1] as `lira.scores`; `population` (N,) bool: non-members of the target, at least 2."""
     likelihood = (-shadows.exp()).exp()
     without = lira.mean_of(likelihood, ~inside)
     a = interpolation(shadows, inside)

@@ -4,7 +4,6 @@
 |---|---|---|
 | loss | mean over draws of (eps - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) eps, t))^2 | Matsumoto et al., 2023 |
 | pia | (e0 - z(sqrt(abar_t) x0 + sqrt(1 - abar_t) e0, t))^4 | Kong et al., ICLR 2024 |
-| pian | the same with e0 scaled to mean absolute value sqrt(2 / pi), that of a standard normal law | the same |
 | secmi | (x_t - what DDIM makes of x_t one step further and back)^2, x_t from x0 by DDIM | Duan et al., ICML 2023 |
 | sima | z(x0, t)^4 | Rao et al., arXiv 2509.25003 |
 
@@ -28,8 +27,7 @@ from raydiff.data.records import Records
 from raydiff.federated.method import Denoiser
 
 DRAWS = 4  # noise draws per loss
-Query = Callable[[Tensor, int], Tensor]
-"""(x_t (n, C, H, W), t) -> predicted noise (n, C, H, W), the records' labels given."""
+Query = Callable[[Tensor, int], Tensor]  # (x_t (n, C, H, W), t) -> predicted noise, for the records' labels
 
 
 class Attack(Protocol):
@@ -46,14 +44,8 @@ def loss(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise:
 
 def pia(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
     """Return the loss with the model's prediction for the clean record as the noise (proximal initialisation)."""
-    return _proximal(z, x0, z(x0, 1), abar, timesteps)
-
-
-def pian(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
-    """Return PIA with the predicted noise normalised per record; 0 stays 0."""
     e0 = z(x0, 1)
-    size = e0.abs().mean(dim=(1, 2, 3), keepdim=True).clamp_min(torch.finfo(e0.dtype).tiny)
-    return _proximal(z, x0, e0 / size * math.sqrt(2 / math.pi), abar, timesteps)
+    return [_power(e0 - z(noised(x0, e0, abar, t), t), 4) for t in timesteps]
 
 
 def secmi(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise: Tensor) -> list[Tensor]:
@@ -80,10 +72,9 @@ def sima(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise:
     return [_power(z(x0, t), 4) for t in timesteps]
 
 
-ATTACKS: dict[str, Attack] = {"loss": loss, "pia": pia, "pian": pian, "secmi": secmi, "sima": sima}
+ATTACKS: dict[str, Attack] = {"loss": loss, "pia": pia, "secmi": secmi, "sima": sima}
 
 
-@torch.no_grad()
 def scores(
     attack: Attack,
     denoiser: Denoiser,
@@ -96,41 +87,49 @@ def scores(
 ) -> Tensor:
     """Return the scores of all records, (N, S) float64, low for members.
 
-    `alphas_bar` is (T + 1,) with abar_0 = 1. All records get the same noise from `rng`: comparable scores need equal
-    generators. Raises ValueError for a timestep outside 1 .. T and without records.
+    All records get the same noise from `rng`: comparable scores need equal generators. Raises as `in_batches`.
     """
-    check_asked(records, alphas_bar, timesteps)
     noise = torch.randn(DRAWS, *records.images.shape[1:], generator=rng)
-    rows = []
-    for x0, labels in zip(records.images.split(batch), records.labels.split(batch), strict=True):
-        columns = attack(_query(denoiser, labels), x0, abar=alphas_bar, timesteps=timesteps, noise=noise)
-        rows.append(torch.stack(columns, dim=1))
-    return torch.cat(rows)
+
+    def columns(z: Query, x0: Tensor) -> list[Tensor]:
+        return attack(z, x0, abar=alphas_bar, timesteps=timesteps, noise=noise)
+
+    return in_batches(columns, denoiser, records, alphas_bar=alphas_bar, timesteps=timesteps, batch=batch)
 
 
-def check_asked(records: Records, alphas_bar: Tensor, timesteps: Sequence[int]) -> None:
-    """Raise ValueError for a timestep outside 1 .. T, without a timestep and without records."""
+@torch.no_grad()
+def in_batches(
+    columns: Callable[[Query, Tensor], list[Tensor]],
+    denoiser: Denoiser,
+    records: Records,
+    *,
+    alphas_bar: Tensor,
+    timesteps: Sequence[int],
+    batch: int,
+) -> Tensor:
+    """Return the S columns of each batch of records, joined: (N, S).
+
+    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError for a timestep outside 1 .. T, and without a timestep
+    or record.
+    """
     steps = len(alphas_bar) - 1
     if not timesteps or any(not 1 <= t <= steps for t in timesteps):
         raise ValueError(f"timesteps must be one or more numbers in 1 .. {steps}, got {list(timesteps)}")
     if len(records) == 0:
         raise ValueError("records must hold at least one record to score")
+    rows = []
+    for x0, labels in zip(records.images.split(batch), records.labels.split(batch), strict=True):
+
+        def query(x: Tensor, t: int, labels: Tensor = labels) -> Tensor:
+            return denoiser(x, torch.full((len(x),), t, dtype=torch.int64), labels)
+
+        rows.append(torch.stack(columns(query, x0), dim=1))
+    return torch.cat(rows)
 
 
 def grid(timesteps: int) -> list[int]:
-    """Return the timesteps to try for a model with T = `timesteps`: 1, T/100, T/50, T/25, ..., 0.4 T, without repeats.
-
-    Densest next to the data, where attacks are strongest; at T = 1000 with PFDM's t = 200 and SecMI's t = 100.
-    """
+    """Return the timesteps to try for T = `timesteps`: 1, T/100, ..., 0.4 T, densest where attacks are strongest."""
     return sorted({1, *(max(1, round(timesteps * percent / 100)) for percent in (1, 2, 4, 6, 10, 14, 20, 28, 40))})
-
-
-def _query(denoiser: Denoiser, labels: Tensor) -> Query:
-    return lambda x, t: denoiser(x, torch.full((len(x),), t, dtype=torch.int64), labels)
-
-
-def _proximal(z: Query, x0: Tensor, e0: Tensor, abar: Tensor, timesteps: Sequence[int]) -> list[Tensor]:
-    return [_power(e0 - z(noised(x0, e0, abar, t), t), 4) for t in timesteps]
 
 
 def noised(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:

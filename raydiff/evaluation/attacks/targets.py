@@ -9,19 +9,16 @@
 | uploads | none: the distance to the nearest upload of the same class and client | the client's own records |
 
 The method defines its targets (`Deployed.targets`, `Deployed.uploads` where uploads are records). An AUC near 1 on
-`global_uploaded` tells the server only which uploads it has; what these tell about the records themselves is `uploads`,
-whose ceiling is the ledger's.
+`global_uploaded` tells the server only which uploads it has; what these tell about the records is `uploads`.
 
-Metrics are `attack/<target>/<attack>/<reading>`. Two attacks are derived from the others' scores: `combined`, a
-logistic regression (`membership.combined`), and `best`, which is `combined` or the best single attack and timestep,
-whichever has the higher AUC on the calibration rows by cross-validation.
+Metrics are `attack/<target>/<attack>/<reading>`. Two attacks are derived: `combined`, a logistic regression on all
+scores, and `best`, which is `combined` or the best attack and timestep by cross-validation on the calibration rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,19 +30,20 @@ from raydiff.evaluation.attacks import scores as attacks
 from raydiff.federated.method import Denoiser, Deployed, Metrics, Target, Uploads
 from raydiff.seeding import NoiseStream
 
-Roles = dict[str, Records]
-"""The arguments of `membership.attack`, as records."""
-Scores = dict[str, dict[str, dict[str, Tensor]]]
-"""By target, by attack, by role: (N, S)."""
+Roles = dict[str, Records]  # the arguments of `membership.attack`, as records
+Roled = dict[str, dict[str, Tensor]]  # scores (N, S) by attack, by role
+Scores = dict[str, Roled]  # by target
 SHARED = ("global", "global_uploaded", "pool")  # one model, trained on all clients' records
 OF_SENDERS = (*SHARED, "uploads")  # targets without records of a client that sent nothing
-COMBINED, BEST = "combined", "best"  # derived from the other attacks
 DISTANCE = "distance"  # the attack on uploads
 
 
 def check(names: Sequence[str]) -> None:
     """Raise ValueError for names that are no attack, or are those of derived ones."""
-    if taken := {COMBINED, BEST, DISTANCE} & lookup.entries("attacks", attacks.ATTACKS, names).keys():
+    if (
+        taken := {membership.COMBINED, membership.BEST, DISTANCE}
+        & lookup.entries("attacks", attacks.ATTACKS, names).keys()
+    ):
         raise ValueError(f"attacks must not be called {min(taken)}, the name of a derived attack")
 
 
@@ -62,75 +60,60 @@ def scores(
     """Return a client's scores by these attacks, for all targets of its method.
 
     Args:
-        client_records: the client's own; at most `members` of them are used, half for calibration.
-        calibration, test: non-members. For a target of one client they are sampled to its mix of classes: else the
-            attack would tell classes apart.
+        client_records: at most `members` of them are used, half for calibration.
+        calibration, test: non-members, for a target of one client sampled to its mix of classes.
         cache: non-members' scores on `SHARED` targets, which are equal for all clients of one server.
     """
     cache = {} if cache is None else cache
+    chosen = lookup.entries("attacks", attacks.ATTACKS, names)
     order = torch.randperm(len(client_records), generator=seeding.generator(0, "attacked members"))[:members]
     halves = {"calibration_members": order[: len(order) // 2], "members": order[len(order) // 2 :]}
     others = {"calibration_nonmembers": calibration, "nonmembers": test}
     inside = {role: client_records.select(rows) for role, rows in halves.items()}
     matched = inside | {role: in_proportion(records, client_records.labels[:, 0]) for role, records in others.items()}
-    chosen = lookup.entries("attacks", attacks.ATTACKS, names)
 
-    def query(target: Target, roles: Roles) -> dict[str, dict[str, Tensor]]:
-        if (encode := target.encode) is not None:
-            roles = {role: replace(records, images=encode(records.images)) for role, records in roles.items()}
-        return _least([{name: _scored(target, z, a, roles) for name, a in chosen.items()} for z in target.denoisers])
-
-    def of_shared(name: str, target: Target, members: Roles, nonmembers: Callable[[], Roles]) -> dict[str, Any]:
+    def of_shared(name: str, target: Target, members: Roles, nonmembers: Callable[[], Roles]) -> Roled:
         if name not in cache:
-            cache[name] = query(target, nonmembers())
-        return {attack: roles | cache[name][attack] for attack, roles in query(target, members).items()}
+            cache[name] = _scored(target, nonmembers(), chosen)
+        return {attack: roles | cache[name][attack] for attack, roles in _scored(target, members, chosen).items()}
 
     out = {
-        name: of_shared(name, target, inside, lambda: others) if name in SHARED else query(target, matched)
+        name: of_shared(name, target, inside, lambda: others) if name in SHARED else _scored(target, matched, chosen)
         for name, target in deployed.targets.items()
     }
     uploads = deployed.uploads
     if uploads is not None and uploads.sent is not None:
         out["uploads"] = {DISTANCE: {k: distances(uploads, records) for k, records in matched.items()}}
         if "global" in deployed.targets:
-            sent = {role: uploads.sent.select(rows) for role, rows in halves.items()}
             out["global_uploaded"] = of_shared(
                 "global_uploaded",
                 deployed.targets["global"],
-                sent,
+                {role: uploads.sent.select(rows) for role, rows in halves.items()},
                 lambda: {k: uploads.make(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()},
             )
     return out
 
 
-def _least(each: Sequence[dict[str, dict[str, Tensor]]]) -> dict[str, dict[str, Tensor]]:
-    """The elementwise minimum of several denoisers' scores."""
-    first = each[0]
-    return {
-        name: {role: torch.stack([of[name][role] for of in each]).amin(0) for role in roles}
-        for name, roles in first.items()
-    }
+def _scored(target: Target, roles: Roles, chosen: Mapping[str, attacks.Attack]) -> Roled:
+    """Scores by attack and role: of several denoisers the lowest."""
+    if (encode := target.encode) is not None:
+        roles = {role: replace(records, images=encode(records.images)) for role, records in roles.items()}
+    timesteps = attacks.grid(target.timesteps)
 
+    def by_one(attack: attacks.Attack, z: Denoiser, records: Records) -> Tensor:
+        rng = seeding.generator(0, "attack noise")  # the same noise for all roles and trials
+        return attacks.scores(attack, z, records, alphas_bar=target.alphas_bar, timesteps=timesteps, rng=rng)
 
-def _scored(target: Target, denoiser: Denoiser, attack: attacks.Attack, roles: Roles) -> dict[str, Tensor]:
-    return {
-        role: attacks.scores(
-            attack,
-            denoiser,
-            records,
-            alphas_bar=target.alphas_bar,
-            timesteps=attacks.grid(target.timesteps),
-            rng=seeding.generator(0, "attack noise"),  # the same noise for all roles and trials
-        )
-        for role, records in roles.items()
-    }
+    def least(attack: attacks.Attack, records: Records) -> Tensor:
+        return torch.stack([by_one(attack, z, records) for z in target.denoisers]).amin(0)
+
+    return {name: {role: least(attack, r) for role, r in roles.items()} for name, attack in chosen.items()}
 
 
 def distances(uploads: Uploads, records: Records) -> Tensor:
     """Return min_i ||x~_i - E[upload of the candidate]|| over the client's uploads of its class, (N, 1) float64.
 
-    The attack of an honest-but-curious server. For PFDM E is sqrt(abar_t0) CLIP(x). Infinite for a class of which the
-    client uploaded nothing.
+    For PFDM E is sqrt(abar_t0) CLIP(x). Infinite for a class of which the client uploaded nothing.
     """
     assert uploads.sent is not None
     expected, sent = uploads.make(records, None), uploads.sent
@@ -153,31 +136,17 @@ def summary(clients: Sequence[Scores]) -> Metrics:
         each = [client[target] for client in clients if target in client]
         if target in SHARED:
             each = [{name: _pooled([of[name] for of in each]) for name in each[0]}]
-        each = [_with_combined(of) for of in each]
+        every = [{k: torch.cat([roles[k] for roles in of.values()], dim=1) for k in membership.ROLES} for of in each]
+        each = [{**of, **membership.derived(columns)} for of, columns in zip(each, every, strict=True)]
         for name in (name for name in each[0] if all(name in of for of in each)):
-            out |= _mean([membership.attack(**of[name]).metrics(f"attack/{target}/{name}") for of in each])
+            values = [membership.attack(**of[name]).metrics(f"attack/{target}/{name}") for of in each]
+            out |= {k: sum(v[k] for v in values) / len(values) for k in values[0] if all(k in v for v in values)}
     return out
-
-
-def _with_combined(of: Mapping[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """Add the derived attacks: `best` has all columns side by side, unless their combination is better."""
-    every = {role: torch.cat([roles[role] for roles in of.values()], dim=1) for role in next(iter(of.values()))}
-    if (combined := membership.combined(**every)) is None:
-        return {**of, BEST: every}
-    inside, outside = membership.ROLES[:2]
-    helps = membership.combining_helps(every[inside], every[outside], (combined[inside], combined[outside]))
-    return {**of, COMBINED: combined, BEST: combined if helps else every}
-
-
-def _mean(each: Sequence[Metrics]) -> Metrics:
-    shared = [k for k in each[0] if all(k in metrics for metrics in each)]
-    return {k: sum(metrics[k] for metrics in each) / len(each) for k in shared}
 
 
 def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Members of all clients together; the non-members are the same rows for all."""
-    members = ("calibration_members", "members")
-    return {role: torch.cat([s[role] for s in each]) if role in members else rows for role, rows in each[0].items()}
+    return {k: rows if k.endswith("nonmembers") else torch.cat([s[k] for s in each]) for k, rows in each[0].items()}
 
 
 def in_proportion(records: Records, classes: Tensor, *, most: int | None = None) -> Records:

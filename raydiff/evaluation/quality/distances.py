@@ -1,12 +1,9 @@
 """Frechet and kernel distance of samples to real records in a feature space, with their noise floors.
 
-A distance between finite sets is biased upwards, depending on their sizes. So every distance compares sets of EQUAL
-counts per class, and comes with its noise floor (floor): real half against real half. A value at its floor means "as
-close as real data"; below it, smaller is not better.
-
 Frechet distance (Heusel et al., NeurIPS 2017) and unbiased kernel distance with k(x, y) = (x.y / dim + 1)^3 (Binkowski
-et al., ICLR 2018), as clean-fid computes them (Parmar et al., CVPR 2022). They are called FID and KID on Inception's
-features only; else their names carry the network's.
+et al., ICLR 2018), as clean-fid computes them (Parmar et al., CVPR 2022); called FID and KID on Inception's features.
+Their bias depends on the sizes of the sets. So every distance compares sets of EQUAL counts per class, and comes with
+its noise floor, real half against real half. Below its floor, smaller is not better.
 
 Shapes: features (N, dim), classes (N,) int64.
 """
@@ -26,52 +23,45 @@ SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 def frechet(a: Tensor, b: Tensor) -> float:
     """Return the Frechet distance of Gaussians fitted to a (N, dim) and b (M, dim), in squared feature units.
 
-    With covariances R^T R, the trace of the root of their product is the sum of the singular values of R_a R_b^T, also
-    where they are singular. Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
+    Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
     """
+    # the trace of the root of the product of covariances R^T R is the sum of the singular values of R_a R_b^T
     x, y = _checked(a, b)
     root, other = (np.linalg.qr((z - z.mean(0)).numpy()).R / math.sqrt(len(z) - 1) for z in (x, y))
-    shared = np.linalg.norm(root @ other.T, ord="nuc")
-    traces = np.square(root).sum() + np.square(other).sum() - 2 * shared
+    traces = np.square(root).sum() + np.square(other).sum() - 2 * np.linalg.norm(root @ other.T, ord="nuc")
     return float((x.mean(0) - y.mean(0)).square().sum()) + float(traces)
 
 
 def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
     """Return (estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim).
 
-    The estimate is unbiased, so it may be negative: the mean over 100 random subsets of min(N, M, 1000) rows. The
-    spread is their standard deviation; where both sets are the subset, the jackknife's standard error over pairs of
-    rows. Raises ValueError as `frechet`.
+    The mean over 100 random subsets of min(N, M, 1000) rows, and their standard deviation; where both sets are the
+    subset, the jackknife's standard error over pairs of rows. Raises ValueError as `frechet`.
     """
     x, y = _checked(a, b)
     if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
         return _discrepancy(x, y), _jackknife(x, y)
-    size = min(len(x), len(y), SUBSET)
-
-    def drawn(rows: Tensor) -> Tensor:
-        return rows[torch.randperm(len(rows), generator=rng)[:size]]
-
-    estimates = [_discrepancy(drawn(x), drawn(y)) for _ in range(100)]
+    size, estimates = min(len(x), len(y), SUBSET), []
+    for _ in range(100):
+        subsets = (rows[torch.randperm(len(rows), generator=rng)[:size]] for rows in (x, y))
+        estimates.append(_discrepancy(*subsets))
     return float(np.mean(estimates)), float(np.std(estimates, ddof=1))
 
 
 def half_counts(reference_classes: Tensor) -> dict[int, int]:
     """Return records per class in one half of the reference, without classes that have a single record."""
     values, counts = torch.unique(reference_classes, return_counts=True)
-    halves = {int(c): int(n) // 2 for c, n in zip(values, counts, strict=True)}
-    return {c: n for c, n in halves.items() if n > 0}
+    return {int(c): int(n) // 2 for c, n in zip(values, counts, strict=True) if n > 1}
 
 
 def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return positions of two disjoint halves of classes (N,), with `half_counts` records of each class."""
-    a, b = [], []
+    a = b = torch.empty(0, dtype=torch.int64)
     for c, n in half_counts(classes).items():
         rows = torch.nonzero(classes == c).flatten()
         rows = rows[torch.randperm(len(rows), generator=rng)]
-        a.append(rows[:n])
-        b.append(rows[n : 2 * n])
-    none = torch.empty(0, dtype=torch.int64)
-    return torch.cat([none, *a]), torch.cat([none, *b])
+        a, b = torch.cat([a, rows[:n]]), torch.cat([b, rows[n : 2 * n]])
+    return a, b
 
 
 def beside_halves(
@@ -103,18 +93,18 @@ def class_distances(
     rng: torch.Generator,
     gaussian: bool = True,
 ) -> dict[str, float]:
-    """Return distances of samples to real records for each group of classes, with their floors.
+    """Return distances of samples to real records for each group of classes that has a half, with their floors.
 
-    The reference is split at random into halves A and B, `half_counts` records of each class in both. For group g,
-    `fd_<features>/<g>` is the mean of the distances samples-A and samples-B, `fd_<features>/<g>_floor` the distance
-    A-B; `kd_...` the same for the kernel distance, with `kd_<features>/<g>_spread`; see `distance_names`. Without
-    `gaussian` there is no Frechet distance. The split depends on `rng` and the reference's classes only, so equal
-    generators give all methods the same floor. A group without a half is left out.
-
-    Raises ValueError unless the samples hold `half_counts` of each class, and where a half has fewer than 2 records.
+    The reference is split into halves A and B by `rng`. For group g, `fd_<features>/<g>` is the mean of the distances
+    samples-A and samples-B, `fd_<features>/<g>_floor` the distance A-B; `kd_...` the same for the kernel distance, with
+    `kd_<features>/<g>_spread`. Without `gaussian` there is no Frechet distance. Raises ValueError unless the samples
+    hold `half_counts` of each class, and where a half has fewer than 2 records.
     """
-    _check_counts(sample_classes, half_counts(reference_classes), set().union(*groups.values()))
-    out: dict[str, float] = {}
+    wanted, out = half_counts(reference_classes), dict[str, float]()
+    for c in sorted(set().union(*groups.values())):
+        count, need = int((sample_classes == c).sum()), wanted.get(c, 0)
+        if count != need:
+            raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {count}")
     every = (samples, sample_classes, reference, reference_classes)
     for name, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
         fd, kd = (f"{distance}/{name}" for distance in distance_names(features))
@@ -160,13 +150,6 @@ def _jackknife(x: Tensor, y: Tensor) -> float:
     crosses = across.sum() - across.sum(0) - across.sum(1) + across.diag()
     left_out = pairs / ((n - 1) * (n - 2)) - 2 * crosses / (n - 1) ** 2
     return float(((n - 1) / n * (left_out - left_out.mean()).square().sum()).sqrt())
-
-
-def _check_counts(sample_classes: Tensor, wanted: Mapping[int, int], classes: set[int]) -> None:
-    for c in sorted(classes):
-        count, need = int((sample_classes == c).sum()), wanted.get(c, 0)
-        if count != need:
-            raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {count}")
 
 
 def _checked(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:

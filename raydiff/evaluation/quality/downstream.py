@@ -1,11 +1,9 @@
 """Downstream accuracy: classifiers trained on synthetic records, tested on real ones.
 
-The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929): logistic regression, a perceptron with
-100 hidden units, three convolutions of 32, 64 and 128 channels with dropout 0.5, Adam at 3e-4; the ResNet-18 of PFDM
-(Patel et al., CVPR 2026) without batch normalisation; and LeNet, ten times cheaper than the convolutions.
-
-The epoch is the best one on held-out synthetic records. The real test records choose nothing: an epoch chosen on them
-overstates the accuracy (DPImageBench, arXiv 2503.14681).
+The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929), the ResNet-18 of PFDM (Patel et al.,
+CVPR 2026) without batch normalisation, and LeNet, ten times cheaper than the convolutions. The epoch is the best one on
+held-out synthetic records: one chosen on the real test records overstates the accuracy (DPImageBench, arXiv
+2503.14681).
 
 Shapes: images (N, C, H, W) on [-1, 1], classes (N,) int64.
 """
@@ -23,7 +21,7 @@ from torch.nn import functional as F
 from raydiff import seeding
 from raydiff.federated.method import Metrics
 from raydiff.models.classifier import CNN, Classifier, LeNet, Perceptron, ResNet18
-from raydiff.models.training import Training, fit
+from raydiff.models.training import Model, Training, fit
 from raydiff.tree import Params
 
 NETWORKS: Mapping[str, CNN | LeNet | Perceptron | ResNet18] = {
@@ -47,11 +45,11 @@ class TrainedClassifier:
 
     model: Classifier
     params: Params
-    epoch: int  # 1 .. EPOCHS.
+    epoch: int  # 1 .. EPOCHS
 
-    def accuracy(self, images: Tensor, classes: Tensor) -> float:
-        """Return the fraction of images with the right class."""
-        return float((self.model.classify(self.params)(images).argmax(1) == classes).double().mean())
+    def right(self, images: Tensor, classes: Tensor) -> Tensor:
+        """Return for which images (N,) bool it tells the right class."""
+        return self.model.classify(self.params)(images).argmax(1) == classes
 
 
 def readings(
@@ -65,35 +63,24 @@ def readings(
 ) -> Metrics:
     """Return accuracies on real test records; each argument is (images, classes).
 
-    `downstream/<name>/<group>` is that of the classifier trained on synthetic records, on the test records of the
-    group's classes; `downstream/<name>/real` is the ceiling: the same classifier trained on the client's own records,
-    if given. A group without a test record is left out. Raises ValueError for an unknown name, and for fewer than 2
-    records to train on.
+    `downstream/<name>/<group>` is that of the classifier trained on synthetic records, on test records of the group's
+    classes; `downstream/<name>/real` that of one trained on the client's own (`local`), the ceiling.
     """
     out: Metrics = {}
     images, labels = test
-    members = {k: torch.isin(labels, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
-
-    def trained(name: str, images: Tensor, labels: Tensor) -> TrainedClassifier:
-        rng = seeding.generator(0, "evaluation", "downstream", name)  # the same weights and batches for all clients
-        return train(name, images, labels, classes=classes, rng=rng)
-
+    masks = {k: torch.isin(labels, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
     for name in names:
-        classifier = trained(name, *synthetic)
-        for group, mask in members.items():
-            if mask.any():
-                out[f"downstream/{name}/{group}"] = classifier.accuracy(images[mask], labels[mask])
-        if local is not None:
-            out[f"downstream/{name}/real"] = trained(name, *local).accuracy(images, labels)
+        for records, tested in ((synthetic, masks), (local, {"real": torch.ones_like(labels).bool()})):
+            if records is None:
+                continue
+            rng = seeding.generator(0, "evaluation", "downstream", name)  # the same weights and batches for all clients
+            right = train(name, *records, classes=classes, rng=rng).right(images, labels).double()
+            out |= {f"downstream/{name}/{group}": float(right[m].mean()) for group, m in tested.items() if m.any()}
     return out
 
 
 def train(name: str, images: Tensor, labels: Tensor, *, classes: int, rng: torch.Generator) -> TrainedClassifier:
-    """Train the classifier of this name on four fifths of the records, up to the epoch with the least loss on the rest.
-
-    Raises ValueError for an unknown name, and for fewer than 2 records.
-    """
-    check([name])
+    """Train a classifier on four fifths of the records, 2 at least, up to the epoch with the least loss on the rest."""
     if len(images) < 2:
         raise ValueError(f"a classifier needs at least 2 records, one of them held out, got {len(images)}")
     channels, height, width = images.shape[1:]
@@ -104,7 +91,8 @@ def train(name: str, images: Tensor, labels: Tensor, *, classes: int, rng: torch
     training = Training(steps=EPOCHS * steps, batch=batch, learning_rate=RATE, decay="constant")
     params = model.init(rng)
     moments: Params = {}
-    student = _Dropping(model, DROPOUT.get(name, 0.0), params["head.weight"].shape[1])
+    width = params["head.weight"].shape[1]
+    student: Model = _Dropping(model, DROPOUT[name], width) if name in DROPOUT else model
     best = (math.inf, 0, params)
     for epoch in range(EPOCHS):
         params, moments, _ = fit(
@@ -130,10 +118,8 @@ def labels_per_class(labels: Tensor, count: int) -> Tensor:
 
 def check(names: Sequence[str]) -> None:
     """Raise ValueError unless these are classifiers, each named once."""
-    if unknown := [name for name in names if name not in NETWORKS]:
-        raise ValueError(f"downstream must name classifiers among {', '.join(NETWORKS)}, got {unknown[0]!r}")
-    if len(set(names)) < len(names):
-        raise ValueError(f"downstream must name each classifier once, got {' '.join(names)}")
+    if not {*names} <= NETWORKS.keys() or len({*names}) < len(names):
+        raise ValueError(f"downstream must name some of {', '.join(NETWORKS)}, each once, got {' '.join(names)}")
 
 
 def check_shape(names: Sequence[str], shape: tuple[int, int, int]) -> None:
@@ -152,28 +138,21 @@ class _Dropping:
 
     model: Classifier
     dropout: float  # probability, of the inputs of the last layer
-    width: int  # how much it sees
+    width: int  # number of these inputs
 
     def init(self, rng: torch.Generator) -> Params:
         return self.model.init(rng)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        if not self.dropout:
-            return {}
         return {"keep": (torch.rand(count, self.width, generator=rng) >= self.dropout).float() / (1 - self.dropout)}
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        if not self.dropout:
-            return self.model.loss(params, batch, draws, extras)
-        seen = self.model.features(params, batch, draws) * draws["keep"]
-        return F.cross_entropy(F.linear(seen, params["head.weight"], params["head.bias"]), batch[1][:, 0])
+        inputs = self.model.features(params, batch, draws) * draws["keep"]
+        return F.cross_entropy(F.linear(inputs, params["head.weight"], params["head.bias"]), batch[1][:, 0])
 
 
 def _cut(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Stratified rows to train on, and rows held out.
-
-    The i-th of the n rows of a class, in random order, is sorted to the relative place (i + 1/2) / n.
-    """
+    """Stratified rows to train on, and rows held out: the i-th of a class's n rows is at the place (i + 1/2) / n."""
     shuffled = torch.randperm(len(classes), generator=rng)  # also breaks ties between classes
     labels = classes[shuffled]
     rank = F.one_hot(labels).cumsum(0).gather(1, labels[:, None])[:, 0]

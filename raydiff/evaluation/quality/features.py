@@ -1,7 +1,7 @@
 """A small feature network, for images unlike Inception's and for runs without its weights.
 
-Distances in these features (`fd_cnn`, `kd_cnn`) are not FID or KID, and compare only under the same parameters. Train
-it on records that no client holds, or the distances favour members.
+Distances in its features (`fd_cnn`, `kd_cnn`) compare only under the same parameters. Train it on records that no
+client holds, or the distances favour members.
 
 Shapes: N images, C channels (1 or 3), H x W pixels (8 to 64 a side), K label columns.
 """
@@ -32,30 +32,29 @@ ROWS_PER_FEATURE = 5  # records per feature for a usable covariance
 def check_dim(dim: int, n: int) -> None:
     """Raise ValueError where the n records of the smallest compared group are too few for `dim` features."""
     if dim > n // ROWS_PER_FEATURE:
-        raise ValueError(
-            f"evaluation.dim must be at most n/5 = {n // ROWS_PER_FEATURE} for the smallest group that is compared, "
-            f"n = {n} records, got {dim}"
-        )
+        most = f"n/5 = {n // ROWS_PER_FEATURE} for the smallest group that is compared, n = {n} records"
+        raise ValueError(f"evaluation.dim must be at most {most}, got {dim}")
 
 
 def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps: int = 400) -> Params:
     """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters.
 
-    The `dim` features are standardised on `records`, so that distances do not depend on their scale. Augments with
-    small shifts and pixel noise. Raises ValueError for fewer than 2 records, and for images that are not 8 to 64 pixels
-    a side with 1 or 3 channels.
+    The `dim` features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that
+    are not 8 to 64 pixels a side with 1 or 3 channels.
     """
     images, labels = records.images, records.labels[:, 0]
-    _check(images)
+    n, channels, height, width = images.shape
+    if n < 2 or channels not in (1, 3) or min(height, width) < 8 or max(height, width) > 64:
+        wanted = "at least 2 images with 1 or 3 channels and 8 to 64 pixels a side"
+        raise ValueError(f"records must be {wanted}, got (N, C, H, W) = {tuple(images.shape)}")
     rng = generator(seed, "evaluation", "cnn")
     params = _init(images.shape, classes, dim, rng)
     leaves = [p.requires_grad_() for p in params.values()]
     means, squares = ([torch.zeros_like(p) for p in leaves] for _ in range(2))
     taken = [torch.zeros(()) for _ in leaves]
     for step in with_progress(range(steps)):
-        index = torch.randint(len(images), (BATCH,), generator=rng)
-        features = _trunk(params, _augment(images[index], rng))
-        loss = F.cross_entropy(_head(params, features), labels[index])
+        index = torch.randint(n, (BATCH,), generator=rng)
+        loss = F.cross_entropy(_head(params, _trunk(params, _augment(images[index], rng))), labels[index])
         gradients = list(torch.autograd.grad(loss, leaves))
         with torch.no_grad():
             ADAM(leaves, gradients, means, squares, [], taken, lr=LEARNING_RATE * (1 - step / steps))
@@ -131,12 +130,3 @@ def _standardised(params: Params, images: Tensor) -> Params:
 def _batched(function: Callable[[Tensor], Tensor], params: Params, images: Tensor) -> Tensor:
     device = params["head.weight"].device
     return torch.cat([function(x.to(device)) for x in with_progress(torch.split(images, 256))])
-
-
-def _check(images: Tensor) -> None:
-    _, channels, height, width = images.shape
-    if channels not in (1, 3) or not (min(height, width) >= 8 and max(height, width) <= 64):
-        shape = tuple(images.shape[1:])
-        raise ValueError(f"images must have 1 or 3 channels and 8 to 64 pixels a side, got (C, H, W) = {shape}")
-    if len(images) < 2:
-        raise ValueError(f"records must hold at least 2 images, got {len(images)}")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import os
-import socket
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,14 +21,14 @@ from raydiff.models.ddpm import device, with_progress
 
 FILE = "inception-2015-12-05.pt"
 USUAL = Path("/tmp")  # clean-fid's folder
-PATIENCE_S = 20.0  # timeout of the download
+URL = f"https://nvlabs-fi-cdn.nvidia.com/stylegan2-ada-pytorch/pretrained/metrics/{FILE}"
 BATCH = 64
 
 
 def weights(path: str | None) -> Path:
-    """Return the file of weights: `path` or in this folder, else in clean-fid's folder, downloaded if missing.
+    """Return the file of weights: `path` or in this folder, else in clean-fid's folder.
 
-    Raises ValueError where it cannot be downloaded, and where another user owns it: TorchScript is code.
+    Raises ValueError where it is missing, and where another user owns clean-fid's: TorchScript is code.
     """
     if path is not None:
         file = Path(path).expanduser()
@@ -37,21 +36,15 @@ def weights(path: str | None) -> Path:
         if not file.is_file():
             raise ValueError(f"evaluation.weights must be the file {FILE} or its folder, got {path}")
         return file
-    if not (USUAL / FILE).is_file():
-        try:
-            _download()
-        except OSError as e:
-            reason = getattr(e, "reason", None) or e
-            raise ValueError(
-                f"evaluation.features = inception needs the weights {FILE}, which are not in {USUAL} and could not be "
-                f"downloaded ({reason}): give evaluation.weights"
-            ) from None
-    if (USUAL / FILE).stat().st_uid not in (0, os.getuid()):
+    file = USUAL / FILE
+    if not file.is_file():
+        raise ValueError(f"evaluation.features = inception needs {file}: download {URL}, or give evaluation.weights")
+    if file.stat().st_uid not in (0, os.getuid()):
         raise ValueError(
-            f"{USUAL / FILE} belongs to another user of this machine, and holds code that would run here: remove it, "
+            f"{file} belongs to another user of this machine, and holds code that would run here: remove it, "
             "or give evaluation.weights"
         )
-    return USUAL / FILE
+    return file
 
 
 def check(path: str | None) -> None:
@@ -76,8 +69,8 @@ def _load(path: Path) -> Callable[[Tensor], Tensor]:
         three = images.expand(-1, 3, -1, -1) if images.shape[1] == 1 else images
         batches = []
         for pixels in with_progress(to_bytes(three).split(BATCH)):
-            large = np.stack([resize(picture.numpy()) for picture in pixels])
-            batches.append(network(torch.from_numpy(large).movedim(3, 1).to(where)).cpu())
+            large = torch.from_numpy(np.stack([resize(picture.numpy()) for picture in pixels])).movedim(3, 1).to(where)
+            batches.append(network(large).cpu())
         return torch.cat(batches)
 
     return features
@@ -95,16 +88,3 @@ def _opened(path: Path) -> torch.nn.Module:
         except (RuntimeError, AttributeError) as e:  # no TorchScript, or another network
             raise ValueError(f"{path} does not hold clean-fid's Inception ({type(e).__name__})") from None
     return network
-
-
-def _download() -> None:
-    """Download atomically, unlike clean-fid. Raises OSError."""
-    from cleanfid.downloads_helper import check_download_inception
-
-    before = socket.getdefaulttimeout()
-    socket.setdefaulttimeout(PATIENCE_S)
-    try:
-        with tempfile.TemporaryDirectory(dir=USUAL) as folder:
-            os.replace(check_download_inception(folder), USUAL / FILE)
-    finally:
-        socket.setdefaulttimeout(before)

@@ -22,42 +22,40 @@ HIDDEN = (64,)  # the paper (Wei et al., appendix H.2.2) gives no width
 MOST_ITERATIONS = 60
 
 
-def quality(
-    made: Tensor,
-    made_labels: Tensor,
-    *,
-    own: Tensor,
-    own_labels: Tensor,
-    real: Tensor,
-    real_labels: Tensor,
-    classes: int,
-) -> Metrics:
-    """Measure synthetic rows (s, n) with labels (s,), and the client's own, against real rows that nobody trained on.
+Rows = tuple[Tensor, Tensor]
+"""Codes (N, n) int64 and labels (N,) int64."""
 
-    `tv_columns` and `tv_pairs` are means over columns and over pairs, including the label; `_floor` is that of the own
-    rows. `accuracy` is that of a classifier trained on the synthetic rows and tested on the real ones, `accuracy/real`
-    of one trained on the own rows, `accuracy/majority` that of the own rows' majority class.
+
+def quality(samples: Rows, local: Rows, real: Rows, *, classes: int) -> Metrics:
+    """Measure synthetic rows, and the client's own (`local`), against real rows that nobody trained on.
+
+    `tv_columns` and `tv_pairs` are means over columns and pairs, including the label, with `_floor` of the local rows.
+    `accuracy` is a classifier's, trained on the synthetic rows and tested on the real ones, `accuracy/real` of one
+    trained on the local rows, `accuracy/majority` that of their majority class.
     """
-    reference = torch.cat([real, real_labels[:, None]], dim=1)
     metrics: Metrics = {}
-    for suffix, rows, labels in (("", made, made_labels), ("_floor", own, own_labels)):
-        columns, pairs = total_variation(torch.cat([rows, labels[:, None]], dim=1), reference)
+    whole = [torch.cat([codes, labels[:, None]], dim=1) for codes, labels in (samples, local, real)]
+    for suffix, rows in (("", whole[0]), ("_floor", whole[1])):
+        columns, pairs = total_variation(rows, whole[2])
         metrics |= {f"tv_columns{suffix}": float(columns.mean()), f"tv_pairs{suffix}": float(pairs.mean())}
-    right = downstream_accuracy(made, made_labels, real, real_labels)
-    metrics |= {"accuracy": right, "utility_loss": 1 - right}
-    metrics["accuracy/real"] = downstream_accuracy(own, own_labels, real, real_labels)
-    first = own_labels.bincount(minlength=classes).argmax()
-    metrics["accuracy/majority"] = float((real_labels == first).double().mean())
+    right = downstream_accuracy(*samples, *real)
+    metrics |= {"accuracy": right, "utility_loss": 1 - right, "accuracy/real": downstream_accuracy(*local, *real)}
+    first = local[1].bincount(minlength=classes).argmax()
+    metrics["accuracy/majority"] = float((real[1] == first).double().mean())
     return metrics
 
 
 def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Return total variation of (s, n) and (s', n): per column (n,), and per pair i < j (n (n - 1) / 2,), float64."""
-    k = int(max(rows.max(), others.max())) + 1
-    n = rows.shape[1]
-    columns = torch.stack([_distance(rows[:, i], others[:, i], k) for i in range(n)])
+    k, n = int(max(rows.max(), others.max())) + 1, rows.shape[1]
+
+    def distance(codes: Tensor, other_codes: Tensor, size: int) -> Tensor:
+        one, other = (c.bincount(minlength=size).double() / len(c) for c in (codes, other_codes))
+        return (one - other).abs().sum() / 2
+
+    columns = torch.stack([distance(rows[:, i], others[:, i], k) for i in range(n)])
     pairs = [
-        _distance(rows[:, i] * k + rows[:, j], others[:, i] * k + others[:, j], k * k)
+        distance(rows[:, i] * k + rows[:, j], others[:, i] * k + others[:, j], k * k)
         for i, j in itertools.combinations(range(n), 2)
     ]
     return columns, torch.stack(pairs) if pairs else torch.zeros(0, dtype=torch.float64)
@@ -83,11 +81,6 @@ def classifier_of(rows: Tensor, labels: Tensor, k: int, *, seed: int, **options:
         warnings.simplefilter("ignore", ConvergenceWarning)  # MOST_ITERATIONS are enough
         network.fit(one_hot(rows, k), labels.numpy())
     return network
-
-
-def _distance(codes: Tensor, others: Tensor, size: int) -> Tensor:
-    one, other = (c.bincount(minlength=size).double() / len(c) for c in (codes, others))
-    return (one - other).abs().sum() / 2
 
 
 def one_hot(rows: Tensor, k: int) -> np.ndarray[tuple[int, ...], np.dtype[np.float32]]:

@@ -1,9 +1,8 @@
-"""Improved precision and recall (Kynkaanniemi et al., NeurIPS 2019, arXiv 1904.06991), density and coverage (Naeem et
-al., ICML 2020, arXiv 2002.09797).
+"""Measures by nearest neighbours: precision and recall (Kynkaanniemi et al., NeurIPS 2019, arXiv 1904.06991), density
+and coverage (Naeem et al., ICML 2020, arXiv 2002.09797), memorised pictures (Yoon et al. 2023).
 
-The closed ball of a record reaches to its k-th nearest neighbour in its own set. All four numbers depend on the number
-of records and on the features, so compare at equal counts in the same features only. Computed in blocks of rows: memory
-is O(block * N) for N records.
+The closed ball of a record reaches to its k-th nearest neighbour in its own set. The first four compare only at equal
+counts in the same features. Computed in blocks of rows: memory is O(block * N) for N records.
 
 Shapes: features (N, dim).
 """
@@ -17,6 +16,8 @@ from torch import Tensor
 
 BLOCK = 256
 NEIGHBOURS = 5  # Naeem et al.; Kynkaanniemi et al. have 3
+RATIO = 1 / 3  # below which a sample is memorised (Yoon et al.)
+FED_BACK = 256  # training images of the sanity check
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +61,23 @@ def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, blo
     )
 
 
+def memorized_fraction(samples: Tensor, training: Tensor, *, block: int = 64) -> float:
+    """Return the fraction of samples (N, C, H, W) that are memorised training images (M, C, H, W).
+
+    A sample is memorised if it is three times closer in l2 to its nearest training image than to the next. Repeated
+    training images count once: the copy of a doubled image has ratio 1. Raises ValueError for fewer than 2 distinct
+    training images.
+    """
+    distinct = torch.unique(training.flatten(1), dim=0)
+    if len(distinct) < 2:
+        raise ValueError(f"training must hold at least 2 distinct images for the ratio test, got {len(distinct)}")
+    copies = 0
+    for rows in torch.split(samples.flatten(1), block):
+        nearest = _distances(rows, distinct).topk(2, dim=1, largest=False).values
+        copies += int((nearest[:, 0] < RATIO * nearest[:, 1]).sum())
+    return copies / len(samples)
+
+
 def _radii(x: Tensor, neighbours: int, block: int) -> Tensor:
     """Distance from each row to its k-th nearest other row, (N,)."""
     # each row is its own nearest neighbour, at 0
@@ -67,5 +85,5 @@ def _radii(x: Tensor, neighbours: int, block: int) -> Tensor:
 
 
 def _distances(a: Tensor, b: Tensor) -> Tensor:
-    """(N, M), from differences: a matrix product would make equal distances unequal."""
+    """(N, M), from differences: a matrix product rounds equal distances apart and hides those near 0."""
     return torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist")
