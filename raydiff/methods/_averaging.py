@@ -184,7 +184,6 @@ class Averaged(Method):
 
     @property
     def trained_model(self) -> AnyModel:
-        """The model."""
         return self.model
 
     @property
@@ -212,24 +211,20 @@ class Averaged(Method):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Gradient steps from the server's weights on the client's records; send the difference."""
-        return self.fit_and_send(server, state, data, rnd)[0]
+        return self.send(server, *self.fit_round(server, data, rnd), state, rnd)
 
-    def fit_and_send(
-        self,
-        server: Params,
-        state: Params,
-        data: Records,
-        rnd: Round,
-        *,
-        objective: Objective | None = None,
-        extras: Params | None = None,
-    ) -> tuple[LocalResult, Params]:
-        """(the result that sends the update and keeps `state`, the client's weights) of this round's steps of `local`
-        from the server's weights; `objective` and its constants `extras` as in `training.fit`."""
+    def send(self, server: Params, w: Params, loss: float, state: Params, rnd: Round) -> LocalResult:
+        """The result that sends how far the weights w are from the server's, and keeps `state`."""
+        sent = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
+        return LocalResult(state, sent, {"train/loss": loss})
+
+    def fit_round(
+        self, w: Params, data: Records, rnd: Round, *, objective: Objective | None = None, extras: Params | None = None
+    ) -> tuple[Params, float]:
+        """(weights, mean loss) after this round's steps of `local` from w; `objective` and `extras` as in `fit`."""
         more: dict[str, Any] = {"steps": self.steps(rnd.number, len(data)), "objective": objective, "extras": extras}
-        w, _, loss = fit(self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, **more)
-        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, {"train/loss": loss}), w
+        w, _, loss = fit(self.model, w, data.images, data.labels, training=self.local, rng=rnd.rng, **more)
+        return w, loss
 
     def upload_event(self, records: int, number: int) -> Event:
         """The event of every update."""

@@ -59,7 +59,6 @@ class LocalOnly(Method):
 
     @property
     def init_parts(self) -> int:
-        """Parts of the training."""
         return self.local_parts
 
     @property
@@ -87,11 +86,9 @@ class LocalOnly(Method):
         return LocalResult(state, nothing())
 
     def upload_event(self, records: int, number: int) -> Event:
-        """Nothing is sent."""
         return Nothing()
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """Nothing is sent."""
         return UploadSpec()
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:

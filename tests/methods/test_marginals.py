@@ -86,7 +86,7 @@ def test_every_pair_of_records_is_as_near_as_the_sensitivity_says() -> None:
     whole = torch.cartesian_prod(*(torch.arange(k) for k in COUNTS))
     zero = torch.zeros(1, dtype=torch.int64)
     each = torch.stack([sent(method, table(row[None], zero)).flatten() for row in whole])
-    assert float(torch.cdist(each, each).max()) == pytest.approx(method._sum.sensitivity, rel=1e-6)
+    assert float(torch.cdist(each, each).max()) == pytest.approx(method.sensitivity, rel=1e-6)
 
 
 def noise_of(factor: float) -> Tensor:
@@ -97,7 +97,7 @@ def noise_of(factor: float) -> Tensor:
         drawn.append(sent(method, nothing, Weakened(b"0123456789abcdef", (i,), factor)).flatten())
     event = method.upload_event(40, 0)
     assert isinstance(event, Gaussian)
-    return torch.cat(drawn) / (event.std_over_sensitivity * method._sum.sensitivity)
+    return torch.cat(drawn) / (event.std_over_sensitivity * method.sensitivity)
 
 
 @pytest.mark.parametrize(("factor", "found"), [(1.0, False), (0.5, True), (2.0, True)])

@@ -110,13 +110,12 @@ def faults(mechanism: Mechanism, method: Summed) -> list[str]:
     sent = mechanism(method, many, stream())
     told = method.upload_event(len(many), 0)
     assert isinstance(told, Gaussian)
-    sensitivity = 2 * method.radius if isinstance(method, DPMERF) else method.sensitivity
-    std = told.std_over_sensitivity * sensitivity
+    std = told.std_over_sensitivity * method.sensitivity
     z = (leaves(sent.value) - leaves(mechanism(bare, many, stream()).value)) / std
     checks = {"noise scale": kstest(z.numpy(), "norm").pvalue > IMPROBABLE, "event": sent.event == told}
     small = narrow(method)
     apart = moved(mechanism, small, *worst(small))
-    checks["sensitivity"] = sensitivity * (1 - 1e-4) < apart <= sensitivity * (1 + 1e-6)
+    checks["sensitivity"] = 1 - 1e-4 < apart / method.sensitivity <= 1 + 1e-6
     return [name for name, passed in checks.items() if not passed]
 
 
@@ -140,13 +139,13 @@ def test_a_forgotten_clip_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_record_that_votes_twice_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """As one that votes for several candidates with a whole vote each."""
-    once = Evolution._votes
+    once = Evolution.add_up
 
-    def twice(self: Evolution, pictures: Tensor, data: Records) -> tuple[Tensor, Tensor, float]:
-        votes, counts, distance = once(self, pictures, data)
-        return 2 * votes, counts, distance
+    def twice(self: Evolution, server: Params, data: Records) -> tuple[Params, Any]:
+        sums, metrics = once(self, server, data)
+        return tree.scale(sums, 2), metrics
 
-    monkeypatch.setattr(Evolution, "_votes", twice)
+    monkeypatch.setattr(Evolution, "add_up", twice)
     assert faults(mechanism, SUMMED["evolution"]) == ["sensitivity"]
 
 
@@ -216,7 +215,7 @@ def test_without_a_budget_sums_go_as_they_are_and_the_ledger_says_so(name: str) 
     method = replace(SUMMED[name], epsilon=None)
     ledger = run(method, [records(0)])[-1].ledger
     events = [e.event for e in ledger.entries]
-    assert events == [NonPrivate(method._sum.what)] * method.participating_rounds
+    assert events == [NonPrivate(method.what)] * method.participating_rounds
     assert ledger.epsilon(1e-5, "exact") == math.inf
 
 
