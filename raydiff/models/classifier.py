@@ -5,6 +5,7 @@ No network has batch statistics, so that its parameters can be averaged and nois
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydiff.models.ddpm import frozen
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 
 
@@ -146,15 +147,15 @@ class Classifier:
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Cross-entropy, mean over the batch: images (B, C, H, W), labels (B, K). Needs no extras."""
-        return F.cross_entropy(stateless(self)(params, batch[0]), batch[1][:, 0])
+        return F.cross_entropy(call(self, params, batch[0]), batch[1][:, 0])
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """What the last layer sees, (B, dim), for methods that compare models by it (MOON)."""
-        return stateless(self)(params, batch[0], True)
+        return call(self, params, batch[0], True)
 
     def classify(self, params: Params) -> Callable[[Tensor], Tensor]:
         """Images (N, C, H, W) -> logits (N, classes), without gradients, on the accelerator where there is one."""
-        return frozen(stateless(self), params)
+        return frozen(functools.partial(call, self), params)
 
 
 def _dense(layers: list[nn.Module], units: int, hidden: tuple[int, ...], classes: int) -> nn.Module:

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from raydiff import lookup
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid, abar
 from raydiff.models.ddpm import frozen
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 
 Objective = Literal["cross_entropy", "variational"]
@@ -162,7 +162,7 @@ class DiscreteDiffusion:
         return lambda labels, rng: images_of(self.sample(predict, labels, rng))
 
     def _call(self, params: Params, noised: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
-        return stateless(self)(params, noised, t, labels[:, : len(self.labels)], features)
+        return call(self, params, noised, t, labels[:, : len(self.labels)], features)
 
 
 def codes_of(images: Tensor) -> Tensor:

@@ -33,8 +33,7 @@ class Linear:
 
     def alpha(self, steps: int) -> Tensor:
         """alpha_0 .. alpha_T, (T + 1,) float64."""
-        _check(steps)
-        return _tensor([1 - self.rate * t / steps for t in range(steps + 1)])
+        return _tensor([1 - self.rate * t / steps for t in _times(steps)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,9 +49,8 @@ class Sigmoid:
 
     def alpha(self, steps: int) -> Tensor:
         """alpha_0 .. alpha_T, (T + 1,) float64."""
-        _check(steps)
         last = _sigmoid(3 * self.rate)
-        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in range(steps)]
+        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in _times(steps)[:-1]]
         return _tensor([*(x / (last - 0.5) for x in rest), 0.0])  # 0 at T, on either side of which floats may fall
 
 
@@ -69,8 +67,7 @@ class Cosine:
 
     def alpha(self, steps: int) -> Tensor:
         """alpha_0 .. alpha_T, (T + 1,) float64."""
-        _check(steps)
-        turns = [(t / steps + self.offset) / (1 + self.offset) for t in range(steps)]
+        turns = [(t / steps + self.offset) / (1 + self.offset) for t in _times(steps)[:-1]]
         f = [math.cos(turn * math.pi / 2) ** 2 for turn in turns] + [0.0]  # cos(pi / 2), which floats miss
         return _tensor([1.0] + [after / before for before, after in itertools.pairwise(f)])
 
@@ -79,7 +76,7 @@ Schedule = Linear | Sigmoid | Cosine
 
 
 def abar(schedule: Schedule, steps: int) -> Tensor:
-    """abar_0 .. abar_T, (T + 1,) float64. Raises ValueError for fewer than one step."""
+    """abar_0 .. abar_T, (T + 1,) float64."""
     return torch.cumprod(schedule.alpha(steps), dim=0)
 
 
@@ -93,14 +90,16 @@ def schedule_named(name: str, rate: float = 1.0) -> Schedule:
     return Linear(rate=rate) if name == "linear" else Sigmoid(rate=rate)
 
 
+def _times(steps: int) -> range:
+    """0 .. T."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    return range(steps + 1)
+
+
 def _tensor(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
-
-
-def _check(steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")

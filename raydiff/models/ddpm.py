@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import lookup
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh, module_of
 from raydiff.models.networks import MLP, UNet
 from raydiff.tree import Params
 
@@ -34,8 +34,6 @@ MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
 Precision = Literal["float32", "tf32", "bfloat16"]
 Prediction = Literal["epsilon", "v", "x0", "edm"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
-Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
-"""(parameters, x_t, t, labels, features?) -> the prediction, or with `features` the features."""
 
 ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default=None)
 """Callback that reports progress during long work without training steps (`federated.heartbeat`)."""
@@ -173,25 +171,22 @@ class DDPM:
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """Features of the noised images, (B, dim): the last hidden layer (MLP) or the middle block (UNet), for MOON."""
         x_t = noised(batch[0], draws["z"], self.abar, draws["t"])
-        return self._call(stateless(self), params, x_t, draws["t"], batch[1], features=True)
+        return self._output(params, x_t, draws["t"], batch[1], features=True)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
         """`predict` with bound parameters, without gradients, on the accelerator if there is one. `fixed` are values of
         label columns, equal for all records, appended to the caller's."""
         predict = frozen(self.predict, params)
 
-        def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        def with_fixed(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
             extra = torch.tensor(fixed, dtype=torch.long).expand(len(labels), -1)
             return predict(x_t, t, torch.cat([labels, extra], dim=1))
 
-        return call
+        return with_fixed
 
-    def _output(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        return self._call(_compiled(self) if self.compile else stateless(self), params, x_t, t, labels)
-
-    def _call(
-        self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False
-    ) -> Tensor:
+    def _output(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
+        """The network's output; with `features` its features."""
+        network = _compiled(self) if self.compile and not features else functools.partial(call, self)
         if self.prediction == "edm":
             x_t = x_t / self._std(*_signal_and_noise(x_t, self.abar, t))
         if not self.conditional:  # Columns that a method appends to the data's labels stay.
@@ -253,11 +248,11 @@ class Sampling:
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(model: DDPM) -> Network:
-    module = stateless(model).module  # torch.compile supports functional_call.
+def _compiled(model: DDPM) -> Callable[..., Tensor]:
+    module = module_of(model)
 
-    def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor, features: bool) -> Tensor:
-        out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, features))
+    def predict(params: Params, *inputs: Any) -> Tensor:
+        out: Tensor = torch.func.functional_call(module, params, inputs)
         return out
 
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
@@ -265,11 +260,8 @@ def _compiled(model: DDPM) -> Network:
 
 
 def device() -> torch.device:
-    """Where tensors are computed: the one accelerator that the process was given, else the CPU.
-
-    An empty CUDA_VISIBLE_DEVICES counts at any time: torch itself reads the variable once, so that it comes too late
-    where something has asked for GPUs already.
-    """
+    """The process's accelerator, else the CPU. An empty CUDA_VISIBLE_DEVICES counts at any time, while torch reads the
+    variable once."""
     kept_off = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     return torch.device("cuda" if not kept_off and torch.cuda.is_available() else "cpu")
 
@@ -332,13 +324,9 @@ def _signal_and_noise(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tenso
     return a.sqrt(), (1 - a).sqrt()
 
 
+@functools.lru_cache(maxsize=64)
 def placed(schedule: Tensor, where: torch.device) -> Tensor:
     """abar on that device; cached, so that no step waits for a copy."""
-    return schedule if where.type == "cpu" else _placed(schedule, where)
-
-
-@functools.lru_cache(maxsize=64)
-def _placed(schedule: Tensor, where: torch.device) -> Tensor:
     return schedule.to(where)
 
 
@@ -369,9 +357,8 @@ def denoise(
 
     `ancestral` is Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by
     beta = 1 - abar_t / abar_s; no noise in the step that reaches 0. `ddim` is Song et al., Eq. 12 with eta = 0.
-    `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order.
-    `bound` clamps the predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 (the cosine schedule at
-    T) errors of the network are divided by sqrt(abar_t), and the chain diverges without it.
+    `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order. `bound` clamps the
+    predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 the chain diverges without it.
     """
     times = chain(start, stop, steps)
     last: tuple[Tensor, float] | None = None  # the previous step's predicted x_0 and length

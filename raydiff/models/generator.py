@@ -16,7 +16,7 @@ from raydiff import seeding
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
 from raydiff.models.ddpm import Denoiser, frozen
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 
 POINTS = 500  # pictures of each row of labels over which `denoiser` is computed
@@ -49,8 +49,7 @@ class Generator(ByRow):
 
     def pictures(self, params: Params, z: Tensor, rows: Tensor) -> Tensor:
         """Pictures (B, C, H, W) of noise z (B, code) and rows of labels (B,); differentiable in params."""
-        out: Tensor = stateless(self)(params, z, rows)
-        return out
+        return call(self, params, z, rows)
 
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
         """Pictures for labels (N, K), (N, C, H, W)."""

@@ -1,12 +1,10 @@
 """Clients of one process that train in lock-step: one step of all is a `torch.func.vmap` over their stacked parameters.
 
 A client's round runs until it calls `training.fit`, and waits there until every other client waits too or has ended.
-Similar tasks are then trained as lanes of one batch, the others one by one, and every client continues with its result.
-Each client draws from its generator in the order of a training by itself, so results differ only by the order in which
-floats are added.
+Similar tasks are then trained as lanes of one batch, the others one by one. Each client draws from its generator in the
+order of a training by itself, so results differ only by the order in which floats are added.
 
-Each client has a thread, of which only one runs at any time and hands over explicitly: no races (torch's global
-generator included), no deadlocks.
+Each client has a thread, of which only one runs at any time and hands over explicitly: no races, no deadlocks.
 
 Shapes: M lanes; a stacked leaf is (M, ...).
 """
@@ -115,8 +113,8 @@ def train_all(tasks: Sequence[Task]) -> list[Outcome]:
 
 
 def _try_batched(tasks: Sequence[Task]) -> list[Outcome]:
-    """Similar tasks together; one by one, with a warning, if their loss is not batchable, or if one diverges, which
-    each then reports by itself. Any other error is the outcome of all: a second try would hide it."""
+    """Similar tasks together; one by one if their loss is not batchable, or if one diverges, which it then reports by
+    itself. Any other error is the outcome of all: a second try would hide it."""
     streams = [task.rng.get_state() for task in tasks]
     try:
         return [(fitted, len(tasks)) for fitted in train_batched(tasks)]
@@ -164,8 +162,7 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
 
 
 def _warm_up(task: Task) -> None:
-    """Evaluate the loss of one client, which builds and caches its modules: within vmap their weights cannot be drawn,
-    so that the first cohort of a process would fail."""
+    """Evaluate the loss of one client, which builds and caches its modules: within vmap weights cannot be drawn."""
     theta = {k: v.detach().to(device()).requires_grad_() for k, v in task.params.items()}
     task.loss(theta, *next(replace(task, rng=torch.Generator().manual_seed(0)).batches()), task.extras)
 

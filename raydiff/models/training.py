@@ -156,8 +156,7 @@ class Task:
     def batches(self) -> Iterator[tuple[tuple[Tensor, Tensor], Params]]:
         """Endless (batch, draws) of each step, on the records' device.
 
-        Each copy makes an accelerator wait, so the draws of several steps are copied together; never more than the
-        task takes, so that the generator ends in the same state.
+        Draws of several steps are copied to an accelerator together, but never more than the task takes.
         """
         where, left, rows = self.images.device, len(self.steps), self._rows()
         while True:
@@ -227,21 +226,17 @@ def fit(
     objective: Objective | None = None,
     extras: Params | None = None,
 ) -> Fitted:
-    """Train a model on one data set.
+    """Train a model on images (N, C, H, W) and labels (N, K).
 
     Args:
-        images, labels: (N, C, H, W) and (N, K).
-        steps: steps of `training.of(N)`; None: all.
-        moments: the optimiser's state, {} at first; passing the returned one continues the optimisation (without
+        steps: Steps of `training.of(N)`; None: all.
+        moments: The optimiser's state, {} at first; passing the returned one continues the optimisation (without
             replacement in a new pass). None: a new optimisation, whose state is dropped.
-        objective: by default the model's loss; `extras` are its constants.
-
-    Returns:
-        (params, moments, mean loss).
+        objective: By default the model's loss; `extras` are its constants.
 
     Raises:
-        Diverged: the loss is no longer finite.
-        ValueError: there are no records.
+        Diverged: The loss is no longer finite.
+        ValueError: There are no records.
     """
     training = training.of(len(images))
     steps = training.part(0, 1) if steps is None else steps
@@ -249,9 +244,9 @@ def fit(
         return params, moments or {}, 0.0
     if not len(images):
         raise ValueError("there are no records to train on")
-    more: dict[str, Any] = {"moments": moments, "objective": objective, "extras": extras or {}}
+    data: dict[str, Any] = {"images": images, "labels": labels, "rng": rng, "extras": extras or {}}
     task = Task(
-        model=model, params=params, images=images, labels=labels, training=training, rng=rng, steps=steps, **more
+        model=model, params=params, training=training, steps=steps, moments=moments, objective=objective, **data
     )
     return (TRAINER_OVERRIDE.get() or Task.alone)(task)
 

@@ -108,7 +108,7 @@ def test_together_equals_one_after_the_other(name: str) -> None:
 
 def fresh() -> None:
     """As a process is that has not used a network yet."""
-    functional.stateless.cache_clear()
+    functional.module_of.cache_clear()
 
 
 FIRST = {**METHODS, "classifier": FedAvg(model=Classifier(), rounds=1, local=ADAMW)}
