@@ -75,7 +75,7 @@ def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
     try:
         parts = partition(data, clients, how=how, rng=generator(seed))
     except ValueError as error:
-        assert str(error).startswith(("client", "a MajorityMinority partition needs"))
+        assert str(error).startswith(("client", "a minority client", "a MajorityMinority partition needs"))
         with pytest.raises(ValueError):
             partition(data, clients, how=how, rng=generator(seed))
         return
@@ -214,10 +214,10 @@ def test_clusters_are_the_papers_for_ten_classes_and_halves_for_others() -> None
         (
             11,
             MajorityMinority(ratio=0.5),
-            "client 1 would get no record of class 0 .* use fewer clients or more records",
+            "a minority client would get 0 records of class 0 .* use fewer clients or more records",
         ),
-        (2, MajorityMinority(minority=6), "client 0 would get fewer .* class 0 .* lower partition.minority"),
-        (4, Dirichlet(alpha=0.001), "client . would get no record: raise partition.alpha"),
+        (2, MajorityMinority(minority=6), "a minority client would get 6 .* class 0 .* lower partition.minority"),
+        (4, Dirichlet(alpha=0.001), "client . would get no record .*: raise partition.alpha"),
     ],
 )
 def test_refusals_say_who_and_what_to_do(clients: int, how: Partition, text: str) -> None:
@@ -258,11 +258,11 @@ def test_newcomers_with_classes_of_their_own_share_them_with_nobody() -> None:
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ({"classes": 4}, "newcomers.classes must be at most 3, there are 3"),
+        ({"classes": 4}, "newcomers.classes: 4 classes are needed, there are 3"),
         ({"classes": 1, "records": 9}, "few training records for the newcomers (8 records of class "),
         (
             {"clients": 3, "classes": 1, "records": 4, "own_classes": True},
-            "newcomers need 4 classes (one at least is for the others), there are 3",
+            "newcomers.classes: 4 classes are needed (one at least is for the others), there are 3",
         ),
     ],
 )
