@@ -1,7 +1,4 @@
-"""Source: all rows of a data set before the splits, with labels in memory and pictures on demand.
-
-Shapes: N rows, K label columns.
-"""
+"""Source: all N rows of a data set before the splits, with K label columns in memory and pictures on demand."""
 
 from __future__ import annotations
 
@@ -61,7 +58,6 @@ class Source:
         if not labels:
             return self
         index = [self.columns.index(name) for name in labels]
-        names = tuple(self.names[i] for i in index)
-        undeclared = tuple(name for name in labels if name in self.found)
-        chosen = self.labels[:, index]
-        return dataclasses.replace(self, labels=chosen, columns=tuple(labels), names=names, found=undeclared)
+        kept = {"columns": tuple(labels), "names": tuple(self.names[i] for i in index)}
+        found = tuple(name for name in labels if name in self.found)
+        return dataclasses.replace(self, labels=self.labels[:, index], found=found, **kept)

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.source import Source
+from raydiff.data.sources import table_rows
 from raydiff.data.tables import cells, rows_file
-from raydiff.data.tables.as_source import source
 from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import Table, read
 from raydiff.data.unseen_client import Choice, newcomer
@@ -151,7 +151,7 @@ def written(folder: Path, columns: Sequence[Column]) -> Path:
 def outcome(path: Path) -> Source | str:
     """The table, of which ten rows are public, or why there is none."""
     try:
-        return source(str(path), path, ("y",), bins=4, public=PUBLIC, seed=SEED)
+        return table_rows(str(path), path, ("y",), bins=4, public=PUBLIC, seed=SEED)
     except ValueError as error:
         return str(error)
 
@@ -263,7 +263,7 @@ def test_a_new_client_has_rows_in_the_codes_of_the_run(tmp_path: Path, odd: dict
     """Of no split, then of the validation split; none that somebody trained on."""
     data = table_of(tmp_path / "t.csv", **odd)
     dataset = load(data)
-    whole = source(data.name, Path(data.name), data.labels, bins=None, public=20)
+    whole = table_rows(data.name, Path(data.name), data.labels, bins=None, public=20)
     assert whole.codes is not None
     joins = newcomer(Choice(records=10), data, dataset, usual=10).records
     assert not set(joins.numbers.tolist()) & set(dataset.splits["train"].numbers.tolist())
