@@ -13,8 +13,7 @@ from raydiff.data.tables.encode import Mapping
 
 Picture = tuple[str, Image.Image]
 """(location, stored picture)."""
-MOST_VALUES = 65_536
-"""Labels must be below this, since models have a row of weights for each value."""
+MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
 
 
 @dataclass(frozen=True)

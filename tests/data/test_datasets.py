@@ -197,7 +197,7 @@ def test_splits_larger_than_the_data(tmp_path: Path) -> None:
 def test_empty_folder_and_empty_file(tmp_path: Path) -> None:
     (tmp_path / "set").mkdir()
     config = Data(name="set", root=str(tmp_path), **FEW)
-    assert message(config) == f"there are no parquet files and no folders of pictures in {tmp_path}/set"
+    assert message(config) == f"{tmp_path}/set holds no parquet files and no folders of pictures"
     table = pa.table({"image": pa.array([], pa.binary()), "label": pa.array([], pa.int64())})
     pq.write_table(table, tmp_path / "set" / "x.parquet")
     assert message(config) == f"{tmp_path}/set/x.parquet holds no rows"

@@ -170,7 +170,7 @@ def assert_same_but_for(row: int, one: Source, other: Source) -> None:
     assert len(one.codes) == len(other.codes) == ROWS
     assert torch.equal(one.codes[rest], other.codes[rest]) and torch.equal(one.labels[rest], other.labels[rest])
     assert torch.equal(one.public, other.public) and row not in one.public
-    assert one.mapping.to_json() == other.mapping.to_json()
+    assert one.mapping == other.mapping
     assert rows_file.describe(one.mapping) == rows_file.describe(other.mapping)
     said = [(s.says, s.notes, s.names, s.columns, s.found, s.own_test) for s in (one, other)]
     assert said[0] == said[1]

@@ -54,7 +54,7 @@ def test_rows_that_no_split_took_come_first_then_the_validation_split() -> None:
     says = refusal(data, records=UNUSED + 61)
     assert says == (
         f"there are {UNUSED + 60} records of its classes that no client trained on in digits "
-        f"(rows of no split, then the validation split), and a new client is to have {UNUSED + 61}"
+        f"(rows of no split, then the validation split), and a new client needs {UNUSED + 61}"
     )
 
 
@@ -114,7 +114,7 @@ def test_of_another_set_half_is_held_out(tmp_path: Path) -> None:
     assert len(joins(data, data=other, records=5).records) == 5
     assert refusal(data, data=other, records=13) == (
         f"there are 12 records of its classes beside those held out (half of them) in 1 parquet file in {other}, "
-        "and a new client is to have 13"
+        "and a new client needs 13"
     )
 
 
