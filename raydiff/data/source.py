@@ -57,6 +57,6 @@ class Source:
         if not labels:
             return self
         index = [self.columns.index(name) for name in labels]
-        kept = {"columns": tuple(labels), "names": tuple(self.names[i] for i in index)}
+        names = tuple(self.names[i] for i in index)
         found = tuple(name for name in labels if name in self.found)
-        return dataclasses.replace(self, labels=self.labels[:, index], found=found, **kept)
+        return dataclasses.replace(self, labels=self.labels[:, index], columns=tuple(labels), names=names, found=found)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from typing import Any, Protocol
 
 import torch
@@ -12,7 +13,7 @@ from raydiff import seeding
 from raydiff.tree import Params
 
 
-class Buildable(Protocol):
+class Buildable(Hashable, Protocol):
     """A description of a network: frozen, so that equal ones share a module."""
 
     def build(self) -> nn.Module:
