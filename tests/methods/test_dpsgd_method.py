@@ -156,9 +156,6 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(tiny: Experiment, 
         trial.resolve(replace(tiny, method=too_many))
 
 
-# --- what is sent again ------------------------------------------------------------------------------------
-
-
 # --- the moving average ------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, records, run
+from toys import KEYS, records
 
 from raydiff.data.records import Records
 from raydiff.federated.client import Client
@@ -18,7 +18,7 @@ from raydiff.federated.method import Mean, Round
 from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.evolution import Evolution, drawn, onto_counts
 from raydiff.models.by_row import Population
-from raydiff.privacy import accountants, gaussian
+from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -76,20 +76,6 @@ def test_no_replaced_record_moves_the_votes_by_more_than_the_root_of_two_and_som
         found += [apart(method, server, a, b) for a, b in itertools.combinations(both, 2)]
     assert max(found) == pytest.approx(method.sensitivity) == pytest.approx(math.sqrt(2))
     assert {round(x, 6) for x in found} == {0.0, round(math.sqrt(2), 6)}
-
-
-@pytest.mark.usefixtures("real_gaussians")
-def test_all_rounds_together_keep_to_the_budget() -> None:
-    """Each is a Gaussian mechanism of the same mu; nobody spends more, however many records and clients there are."""
-    method = small(epsilon=2.0, delta=1e-6, rounds=5)
-    whole = accountants.mu_for(2.0, 1e-6)
-    for p in run(method, [records(0, 3), records(1, 40)]):
-        mu = whole * math.sqrt((p.number + 1) / 5)
-        assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(gaussian.epsilon_for(mu, 1e-6), rel=1e-6)
-        kinds = {(e.event.unit, e.event.relation, e.event.trust, e.event.declared) for e in p.ledger.entries}  # type: ignore[union-attr]
-        assert kinds == {("example", "replace_one", "local", ("labels",))} and len(p.ledger.entries) == 2 * p.number + 2
-    assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(2.0, rel=1e-6)
-    assert p.ledger.epsilon(1e-6, "exact") <= 2.0 * (1 + 1e-8)
 
 
 def test_the_threshold_leaves_as_many_votes_as_there_are_records() -> None:

@@ -20,7 +20,7 @@ from raydiff.models.d3pm import codes_of, images_of
 from raydiff.models.forest import Forest
 from raydiff.privacy import accountants
 from raydiff.privacy.canaries import Weakened
-from raydiff.privacy.release import Gaussian, NonPrivate
+from raydiff.privacy.release import Gaussian
 from raydiff.seeding import NoiseStream, generator
 
 pytestmark = pytest.mark.usefixtures("fine_grid")
@@ -105,12 +105,6 @@ def test_the_noise_is_what_the_ledger_says(factor: float, found: bool) -> None:
     assert (kstest(noise_of(factor).numpy(), "norm").pvalue < 1e-9) == found
 
 
-def test_the_ledger_says_what_was_asked_for() -> None:
-    progress = run(replace(METHOD, epsilon=2.0), [rows(0), rows(1)])[-1]
-    assert progress.ledger.epsilon(1e-5, "exact") == pytest.approx(2.0, rel=1e-6)
-    assert isinstance(replace(METHOD, epsilon=None).upload_event(40, 0), NonPrivate)
-
-
 def test_without_noise_rows_have_the_records_pairs_along_the_tree() -> None:
     data = [chained(0, 6000), chained(1, 4000)]
     server = run(replace(METHOD, epsilon=None), data)[-1].server
@@ -147,10 +141,3 @@ def test_noise_alone_joins_no_columns() -> None:
         server = run(client.method, [client.data], keys=keys)[-1].server
         joined += int((server["forest/parent"] >= 0).any())
     assert joined <= 3
-
-
-def test_a_client_and_the_server_sample_the_same() -> None:
-    """From releases alone, so that the run's epsilon covers rows of the client too."""
-    last, labels = run(METHOD, [rows(0)])[-1], torch.arange(2).repeat(10)[:, None]
-    drawn = Client(0, METHOD, rows(0), keys=KEYS).deploy(last.sent, 0).sample(labels, generator(1))
-    assert torch.equal(drawn, METHOD.deploy(last.sent).sample(labels, generator(1)))

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, PASSES, QUADRATIC, Quadratic, records, run
+from toys import KEYS, QUADRATIC, Quadratic, records
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalExecutor, rounds
-from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.moon import Moon
-from raydiff.models.training import Training, fit
+from raydiff.models.training import fit
 from raydiff.seeding import generator
 from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
@@ -28,22 +27,6 @@ from raydiff.tree import Params
 @pytest.fixture(scope="module")
 def method(tiny: Experiment) -> Moon:
     return Moon(model=tiny.method.model, local=tiny.method.local, rounds=3)
-
-
-def fedavg(method: Moon) -> FedAvg:
-    return FedAvg(model=method.model, local=method.local, rounds=method.rounds)
-
-
-# --- identities ---
-
-
-@pytest.mark.parametrize("local", [None, PASSES])
-def test_without_the_term_it_is_fedavg(method: Moon, local: Training | None) -> None:
-    method = replace(method, local=local or method.local)
-    data = [records(0), records(1, 9)]
-    plain, without = run(fedavg(method), data)[-1], run(replace(method, mu=0.0), data)[-1]
-    assert tree.digest(without.server) == tree.digest(plain.server)
-    assert without.metrics == plain.metrics and without.ledger == plain.ledger
 
 
 # --- the term ---

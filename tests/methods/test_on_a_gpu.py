@@ -11,16 +11,12 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import FakeGpu, attached
-from test_contract import experiment, method, records, run, summary
+from toys import records, run
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
-from raydiff.federated.method import Method
 from raydiff.methods.dpsgd import DPSGD
-from raydiff.methods.evolution import Evolution
-from raydiff.methods.marginals import Marginals
-from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM, device
 from raydiff.models.lockstep import train_all
 from raydiff.models.networks import MLP, UNet
@@ -29,11 +25,8 @@ from raydiff.privacy import private_gradient
 from raydiff.results.finished import open_finished
 from raydiff.seeding import generator
 
-__all__ = ["experiment", "method"]
-
 SMALL = UNet(widths=(8, 8))
 CHANGES: dict[str, dict[str, Any]] = {
-    "plain": {},
     "lock-step": {"runtime.vectorize": True},
     "bfloat16": {"method.model.precision": "bfloat16"},
     "unet": {"method.model.network": SMALL},
@@ -67,20 +60,12 @@ def test_the_fake_is_strict(gpu: FakeGpu) -> None:
     assert leaf.grad is not None and leaf.grad.device.type == "cpu" and gpu.counts["up"] > 0
 
 
-def test_a_method_has_the_bits_of_the_cpu(method: Method) -> None:
-    """Rounds, deployment, samples."""
-    expected = summary(method, run(method)[-1])
-    with attached() as gpu:
-        assert summary(method, run(method)[-1]) == expected
-    assert gpu.counts["ops"] > 0 or isinstance(method, Sketch | Evolution | Marginals)  # which train nothing
-
-
 @pytest.mark.parametrize(
     "changes",
     [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CHANGES.items()],
 )
 def test_a_trial_has_the_numbers_of_the_cpu(tmp_path: Path, tiny: Experiment, changes: dict[str, Any]) -> None:
-    """Rounds, evaluation, attacks; then samples of what it has left."""
+    """Rounds, evaluation, attacks; then samples of what it has left. Training by itself: `test_contract`."""
     found = []
     for name, where in (("cpu", contextlib.nullcontext()), ("gpu", attached())):
         this = trial.open_trial(override(tiny, {"runtime.noise_secret": "ab" * 16, **changes}), tmp_path / name, None)
@@ -136,14 +121,8 @@ def test_little_travels_in_a_step(network: Any, together: int) -> None:
         for client in range(together):
             own, rng = records(client), generator(client)
             training = Training(steps=steps, batch=8)
-            given = {
-                "images": own.images,
-                "labels": own.labels,
-                "training": training,
-                "steps": range(steps),
-                "rng": rng,
-            }
-            tasks.append(Task(model=model, params=model.init(generator(client, "init")), **given))
+            data: dict[str, Any] = {"images": own.images, "labels": own.labels, "rng": rng, "steps": range(steps)}
+            tasks.append(Task(model=model, params=model.init(generator(client, "init")), training=training, **data))
         with attached() as gpu:
             assert all(not isinstance(fitted, BaseException) for fitted, _ in train_all(tasks))
         return gpu.counts["up"]

@@ -120,6 +120,3 @@ def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFed
     labels = torch.arange(4)[:, None]
     shared = method.deploy(server).sample(labels, generator(2))
     assert not torch.equal(shared, adapted.sample(labels, generator(2)))
-
-
-# --- what is refused ---

@@ -154,6 +154,3 @@ def test_clients_sample_the_shared_model_or_make_it_their_own(method: Scaffold) 
     assert torch.equal(method.deploy(server).sample(labels, generator(2)), plain.sample(labels, generator(2)))
     tuned = deployed_of(replace(method, finetune=method.joining), server, records(7), state=state)
     assert torch.equal(asked(tuned, "client"), asked(deployed, "client"))
-
-
-# --- what is refused ---
