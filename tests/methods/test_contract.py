@@ -6,7 +6,6 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,6 @@ from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.marginals import Marginals
-from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.sketch import Sketch
@@ -46,7 +44,7 @@ from raydiff.papers.feddistr.method import FedDistr
 from raydiff.privacy import bits, grid
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import covers
-from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, Nothing
+from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
 from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
@@ -68,11 +66,7 @@ OTHER: dict[str, Any] = {
     "precision": "bfloat16",
     "compile": True,
     "channels_last": True,
-    "accountant": "rdp",
-    "relation": "replace_one",
-    "rounds": 2,
     "server_rounds": 2,
-    "finetune": Training(steps=1),
     "network": UNet(widths=(8, 8)),
     "width": 16,
     "depth": 2,
@@ -83,15 +77,6 @@ OTHER: dict[str, Any] = {
     "batch": 4,
     "learning_rate": 1e-2,
     "weight_decay": 0.5,
-    "embedding_std": 0.5,
-    "embeddings": 3,
-    "train_embedding": False,
-    "private": ("enter.",),
-    "mu": 0.5,
-    "temperature": 0.2,
-    "order": "second",
-    "inner_rate": 0.5,
-    "adapt_steps": 2,
     "optimizer": "sgd",
     "epochs": 2,
     "momentum": 0.5,
@@ -100,14 +85,6 @@ OTHER: dict[str, Any] = {
     "decay": "constant",
     "conditional": False,
     "embedding": True,
-    "weights": "uniform",
-    "update": "momentum",
-    "rate": 0.5,
-    "beta1": 0.5,
-    "beta2": 0.5,
-    "tau": 0.1,
-    "privacy": ClientPrivacy(),
-    "max_update_norm": 0.5,
     "sampler": "ddim",
     "model": Classifier(),
     "upload": "latents",
@@ -120,7 +97,7 @@ OTHER: dict[str, Any] = {
     "widths": (8,),
     "hidden": 8,
 }
-"""Another valid value for every field that a method may have, by the field's name."""
+"""Another valid value for every field of the methods with first states, by the field's name."""
 ALSO: dict[str, dict[str, Any]] = {
     "center": {"clip": 2.0},
     "model": {"clip": None},
@@ -134,8 +111,6 @@ REFUSED = ("inversion.epochs", "inversion.replacement")
 
 
 AVERAGED = [name for name in METHODS if issubclass(METHODS[name], Averaged)]
-PRIVATE = [name for name in AVERAGED if name not in ("scaffold", "dpsgd")]
-"""Those with client-level privacy."""
 NOISED = [name for name in METHODS if name not in AVERAGED and hasattr(METHODS[name], "epsilon")]
 SUMMED = ["sketch", "dpmerf", "evolution", "marginals"]
 SENDERS = ["fedavg", "dpsgd", *NOISED]
@@ -366,22 +341,6 @@ def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, 
             assert told == entry.event
 
 
-@only(PRIVATE)
-def test_where_the_server_sees_the_sum_alone_it_is_the_same_mean_but_for_the_noise(experiment: Experiment) -> None:
-    method, path = experiment.method, "averaging.privacy"
-    method = overrides.override(method, {"averaging.weights": "uniform"})
-    plain = overrides.override(method, {path: ClientPrivacy(trust="central", epsilon=math.inf)})
-    privacy = ClientPrivacy(trust="aggregate", epsilon=1e6, shares=2)
-    hidden = overrides.override(method, {path: privacy})
-    p, q = whole(plain)[0], whole(hidden)[0]
-    assert all(leaf.dtype == q.server[k].dtype for k, leaf in p.server.items())
-    size = sum(leaf.numel() for k, leaf in p.server.items() if not leaf.equal(q.server[k]))  # A private middle stays.
-    noise = privacy.std(method.rounds) / 2 * math.sqrt(size)  # Of the mean of two, which have all of it.
-    assert size > 500 and 0.9 < tree.norm(tree.sub(p.server, q.server)) / noise < 1.1
-    assert whole(hidden)[-1].rejected == {}
-    assert all(isinstance(e.event, DiscreteGaussian) for e in whole(hidden)[-1].ledger.entries)
-
-
 @only(SENDERS)
 @pytest.mark.parametrize("drawn", ["on the grid", "in float32"])
 def test_the_bytes_of_an_upload_rule_no_record_out(
@@ -532,35 +491,6 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
             same.append(path)
     assert {"sampling.steps", "steps"} & set(same)  # sampling comes later
-
-
-@only(AVERAGED)
-def test_a_moving_average_of_the_weights_is_of_whole_trainings_alone(experiment: Experiment) -> None:
-    with pytest.raises(ValueError, match=r"^--method: local\.ema must be 0 where the server averages .*, got 0\.5$"):
-        overrides.override(experiment, {"method.local.ema": 0.5})
-
-
-def test_epochs_passes_and_momentum_have_the_same_bits_resumed(experiment: Experiment, tmp_path: Path) -> None:
-    """Two clients of 12 and of 7 records, so that they take different numbers of steps; or it says that it has none."""
-    sgd = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 1e-3, "epochs": 4, "batch": 5, "replacement": False}
-    paths = [p for p in ("method.local", "method.server") if overrides.has_path(experiment, p)]
-    try:
-        method = overrides.override(experiment, {f"{p}.{k}": v for p in paths for k, v in sgd.items()}).method
-    except ValueError as e:
-        assert isinstance(experiment.method, DPSGD | PerFedAvg) and "replacement" in str(e)
-        return
-    data = [records(0), records(1).select(torch.arange(7))]
-
-    def run_on(store: Store | None) -> Iterator[Progress]:
-        clients = [Client(i, method, own, keys=KEYS, store=store) for i, own in enumerate(data)]
-        return rounds(method, LocalExecutor(clients), keys=KEYS, store=store)
-
-    store = Store(tmp_path / "trial")
-    *_, whole = run_on(None)
-    for _ in itertools.islice(run_on(store), max(1, method.rounds // 2)):
-        pass
-    *_, resumed = run_on(store)
-    assert tree.digest(resumed.server) == tree.digest(whole.server) and resumed.ledger == whole.ledger
 
 
 @only(FIRST_STATES)

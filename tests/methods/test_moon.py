@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, QUADRATIC, Quadratic, records
+from toys import KEYS, Quadratic, records
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -95,14 +95,3 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
             seen[client.number] |= {tree.digest(state)} if state else set()
     assert {i: len(digests) for i, digests in seen.items()} == took_part
     assert sum(took_part.values()) == 3
-
-
-def test_the_last_model_is_the_servers_and_the_update(method: Moon) -> None:
-    server = method.init_server(None, generator(0))
-    result = method.local_update(server, {}, records(0), Round(0, generator(1)))
-    torch.testing.assert_close(tree.under("scratch/previous", result.state), tree.add(server, result.release.value))
-
-
-def test_a_model_without_features_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^MOON compares models by their features, and Quadratic has none$"):
-        Moon(model=QUADRATIC)

@@ -110,23 +110,9 @@ def test_a_rejected_upload_was_sent_all_the_same() -> None:
     noised = run(Betrayed(sends=KINDS["noised nan"][0]), 2.0, BAD)[-1].ledger
     assert [(e.round, e.client, e.bytes) for e in noised.entries] == [(n, c, 4) for n in range(2) for c in range(2)]
     assert [e.event for e in noised.entries if e.client == 1] == [SENT] * 2
-
-
-@pytest.mark.parametrize("kind", ["raw tensors", "forged event"])
-def test_what_is_no_release_has_no_guarantee(kind: str) -> None:
-    def noised(update: Params) -> Any:
-        return already_private(update, SENT)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Noised(Betrayed):
-        def local_update(self, server: Params, state: Params, data: Any, rnd: Round) -> LocalResult:
-            result = super().local_update(server, state, data, rnd)
-            return result if float(data.images[0, 0]) == BAD else replace(result, release=noised(server))
-
-    honest = run(Noised(), 2.0, 4.0)[-1].ledger
-    ledger = run(Noised(sends=KINDS[kind][0]), 2.0, BAD)[-1].ledger
-    assert [e.event for e in ledger.entries if e.client == 1] == [UNACCOUNTED] * 2
-    assert honest.epsilon(1e-5, "exact") < ledger.epsilon(1e-5, "exact") == math.inf
+    for kind in ("raw tensors", "forged event"):
+        ledger = run(Betrayed(sends=KINDS[kind][0]), 2.0, BAD)[-1].ledger
+        assert [e.event for e in ledger.entries if e.client == 1] == [UNACCOUNTED] * 2
 
 
 def test_a_pool_cannot_bring_in_what_is_no_release() -> None:
