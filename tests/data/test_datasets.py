@@ -16,7 +16,7 @@ from PIL import Image
 from sets import FEW, assert_cut, grey_set, message, pictures, png, write
 
 from raydiff.data import pictures as pictures_in
-from raydiff.data.datasets import SPLITS, Data, Records, load
+from raydiff.data.datasets import SPLITS, Data, load
 
 DIGITS = "0fe42d79a86fd82ce17acffc59998121a24224d25ac3bdb5bf151c85400a7394"
 
@@ -38,13 +38,6 @@ def test_train_cap_is_a_prefix_and_moves_no_other_split() -> None:
     for split in SPLITS:
         kept = 100 if split == "train" else len(whole.splits[split])
         assert torch.equal(capped.splits[split].numbers, whole.splits[split].numbers[:kept])
-
-
-def test_select_takes_positions_and_masks() -> None:
-    records = Records(torch.arange(4.0).view(4, 1, 1, 1), torch.arange(4).view(4, 1), torch.arange(10, 14))
-    assert records.select(torch.tensor([3, 1])).numbers.tolist() == [13, 11]
-    masked = records.select(records.labels[:, 0] >= 2)
-    assert (len(masked), masked.images.flatten().tolist(), masked.labels.tolist()) == (2, [2, 3], [[2], [3]])
 
 
 # --- parquet folders ---
@@ -208,34 +201,6 @@ def test_truncated_file(tmp_path: Path, keep: int) -> None:
     path = grey_set(tmp_path / "set") / "train-00001-of-00002.parquet"
     path.write_bytes(path.read_bytes()[:keep])
     assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} cannot be read as parquet")
-
-
-@pytest.mark.parametrize(
-    ("columns", "missing"),
-    [
-        ({"image": "jpg"}, "'image' or 'img'; its columns are jpg, label"),
-        ({"label": "y"}, "'label' or 'fine_label'"),
-    ],
-)
-def test_missing_column(tmp_path: Path, columns: dict[str, str], missing: str) -> None:
-    path = write(tmp_path / "set" / "x.parquet", [png(p) for p in pictures(30)], [0] * 30, **columns)
-    assert message(Data(name=str(tmp_path / "set"), **FEW)).startswith(f"{path} has no column {missing}")
-
-
-@pytest.mark.parametrize(
-    ("labels", "found"),
-    [
-        (["a"] * 30, "must hold integers, got string"),
-        ([0.5] * 30, "must hold integers, got double"),
-        ([0] * 29 + [None], "must hold integers, got 1 nulls"),
-        ([0] * 29 + [-1], "row 29 of"),
-        ([0] * 29 + [3], "names 2 classes, but there is a label 3"),
-    ],
-)
-def test_bad_labels(tmp_path: Path, labels: list[Any], found: str) -> None:
-    path = write(tmp_path / "set" / "x.parquet", [png(p) for p in pictures(30)], labels, names=["a", "b"])
-    text = message(Data(name=str(tmp_path / "set"), **FEW))
-    assert found in text and str(path) in text
 
 
 @pytest.mark.parametrize(

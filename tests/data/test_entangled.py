@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raydiff.data.datasets import Records
 from raydiff.data.entangled import coefficients, measured, mixing
@@ -69,37 +67,3 @@ def test_twenty_bases_are_dealt_as_asked_for(clients: int, xi: float) -> None:
     assert found["partition/theorem2"] == (xi < 1 / (clients - 1) ** 2)  # 1/16, 1/81, 1/361
     totals = table.sum(1)
     assert int(totals.max() - totals.min()) <= 2 and int(totals.sum()) == 10_000
-
-
-@given(
-    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=24),
-    clients=st.integers(1, 12),
-    xi=st.floats(0, 0.999),
-    seed=st.integers(0, 1000),
-)
-def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
-    sizes: list[int], clients: int, xi: float, seed: int
-) -> None:
-    data = records(sizes)
-    try:
-        parts = partition(data, clients, how=Entangled(xi=xi), rng=generator(seed))
-    except ValueError as error:
-        assert str(error).startswith(("client", "an Entangled partition needs"))
-        return
-    assert len(parts) == clients and all(len(part) for part in parts)
-    assert torch.cat(parts).sort().values.tolist() == list(range(sum(sizes)))
-    again = partition(data, clients, how=Entangled(xi=xi), rng=generator(seed))
-    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
-
-
-# --- errors ---
-
-
-@pytest.mark.parametrize("clients", [1, 3, 40])
-def test_clients_must_divide_the_bases(clients: int) -> None:
-    with pytest.raises(ValueError) as error:
-        partition(records([30] * 20), clients, how=Entangled(), rng=generator(0))
-    assert str(error.value) == (
-        "an Entangled partition needs at least 2 clients, in a number that divides that of the base distributions, "
-        f"got {clients} clients and 20 base distributions"
-    )

@@ -118,15 +118,6 @@ def test_of_another_set_half_is_held_out(tmp_path: Path) -> None:
     )
 
 
-def test_other_pictures_are_refused(tmp_path: Path) -> None:
-    data = Data(name=animals(tmp_path / "own"), **SMALL)
-    other = animals(tmp_path / "other", first=60, shape=(6, 6, 3))
-    assert refusal(data, data=other) == (
-        f"the pictures of 1 parquet file in {other} are 6 x 6 RGB, but those of 1 parquet file in {data.name} are "
-        "4 x 4 L: set data.size and data.colour to make them alike"
-    )
-
-
 def test_other_labels_are_refused_unless_left_out(tmp_path: Path) -> None:
     data = Data(name=animals(tmp_path / "own"), **SMALL)
     other = animals(tmp_path / "other", first=60, names=["ant", "dog"], n=40)
@@ -136,12 +127,3 @@ def test_other_labels_are_refused_unless_left_out(tmp_path: Path) -> None:
     )
     assert joins(data, data=other, classes=("ant",)).records.labels.unique().tolist() == [0]
     assert refusal(data, data=other, classes=("cat",)) == f"there are no records of cat in 1 parquet file in {other}"
-
-
-def test_a_record_of_the_run_is_refused(tmp_path: Path) -> None:
-    data = Data(name=animals(tmp_path / "own"), **SMALL)
-    other = animals(tmp_path / "copy")
-    says = refusal(data, data=other)
-    assert says.startswith(
-        "a new client's records must hold no record of the run, but 39 of 45 pictures are, such as row "
-    )
