@@ -13,7 +13,7 @@ import torch
 
 from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
 from raydiff.data.tables.encode import MISSING, OTHER, Mapping
-from raydiff.data.tables.read import Encoded, Table, read, read_again
+from raydiff.data.tables.read import Encoded, Table, locate, read, read_again
 
 on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
 
