@@ -209,17 +209,8 @@ def test_skipped_ancestral_steps_keep_a_unit_gaussian(steps: int | None) -> None
         return (1 - abar[t]).sqrt().view(-1, 1, 1, 1) * x
 
     def run(x: Tensor) -> Tensor:
-        return denoise(
-            exact,
-            x,
-            labels=labels,
-            abar=abar,
-            start=70,
-            stop=30,
-            steps=steps,
-            sampler="ancestral",
-            rng=generator(0),
-        )
+        part: dict[str, Any] = {"start": 70, "stop": 30, "steps": steps, "sampler": "ancestral"}
+        return denoise(exact, x, labels=labels, abar=abar, rng=generator(0), **part)
 
     x = torch.zeros(10_000, 1, 1, 1, dtype=torch.float64)
     noise, weight = run(x), math.sqrt(float(abar[70] / abar[30]))
@@ -228,15 +219,14 @@ def test_skipped_ancestral_steps_keep_a_unit_gaussian(steps: int | None) -> None
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
-@pytest.mark.parametrize("at", [1, 7, 19])
-def test_a_chain_in_two_parts_is_the_whole_chain(sampler: Any, at: int) -> None:
+def test_a_chain_in_two_parts_is_the_whole_chain(sampler: Any) -> None:
     (x, labels), abar = start(), alphas_bar("linear", 20)
 
     def part(x: Tensor, rng: torch.Generator, first: int, stop: int) -> Tensor:
         return denoise(odd, x, labels=labels, abar=abar, start=first, stop=stop, sampler=sampler, rng=rng)
 
     whole, rng = part(x, generator(4), 20, 0), generator(4)
-    assert torch.equal(part(part(x, rng, 20, at), rng, at, 0), whole)
+    assert torch.equal(part(part(x, rng, 20, 7), rng, 7, 0), whole)
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpmsolver"])

@@ -1,4 +1,4 @@
-"""The training loop, and its golden losses: `python tests/diffusion/test_local.py` writes them anew."""
+"""The training loop, and its golden losses: `python tests/models/test_training.py` writes them anew."""
 
 from __future__ import annotations
 
@@ -187,16 +187,6 @@ def test_training_on_nothing_is_refused() -> None:
     images, labels = torch.empty(0, *MODEL.shape), torch.empty(0, 1, dtype=torch.long)
     with pytest.raises(ValueError, match=r"^there are no records to train on$"):
         fit(MODEL, MODEL.init(generator(0)), images, labels, training=Training(steps=1), rng=generator(0))
-
-
-def test_an_objective_has_the_clients_constants() -> None:
-    def pull(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        assert batch[0].shape == draws["z"].shape == (7, 1, 4, 4)
-        return torch.stack([(v - extras["target"]).square().mean() for v in params.values()]).sum()
-
-    training = Training(steps=400, batch=7, learning_rate=0.1)
-    params, _, _ = train(training, objective=pull, extras={"target": torch.tensor(0.25)})
-    assert all(float((v - 0.25).abs().max()) < 1e-2 for v in params.values())
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
