@@ -1,7 +1,4 @@
-"""Averaging over rounds: what FedAvg and the methods that descend from it have in common.
-
-`Averaging` is the server's step along the clients' mean update; `Averaged` is the base class of the methods.
-"""
+"""`Averaging`, the server's step along the clients' mean update, and `Averaged`, the base of FedAvg's family."""
 
 from __future__ import annotations
 
@@ -96,7 +93,6 @@ class Averaging:
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 
     def upload_event(self, *, rounds: int) -> Event:
-        """The event of any update's release."""
         return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
 
     def upload_spec(self, before: Tensors) -> UploadSpec:
@@ -197,11 +193,9 @@ class Averaged(Method):
         return server
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """All of the shared model."""
         return self.shared(server), {}
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The shared model's first weights."""
         return self.model.init(rng)
 
     @property
@@ -227,7 +221,6 @@ class Averaged(Method):
         return w, loss
 
     def upload_event(self, records: int, number: int) -> Event:
-        """The event of every update."""
         return self.averaging.upload_event(rounds=self.rounds)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
@@ -235,7 +228,6 @@ class Averaged(Method):
         return self.averaging.upload_spec(tree.without(SERVER_ONLY, server))
 
     def mean_spec(self, server: Params) -> MeanSpec:
-        """Updates are averaged."""
         return self.averaging.mean_spec(server, rounds=self.rounds)
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:

@@ -86,13 +86,11 @@ class NoisedSums(Method):
         return LocalResult(state, sent, metrics)
 
     def upload_event(self, records: int, number: int) -> Event:
-        """The same in every round, whatever the records."""
         if self.epsilon is None:
             return NonPrivate(self.what)
         return Gaussian(self.std / self.sensitivity, "example", "replace_one", "local", declared=("labels",))
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """The sum's leaves, and counts."""
         leaves = {name: TensorSpec(shape, torch.float32) for name, shape in self.shapes.items()}
         return UploadSpec({**leaves, COUNTS: TensorSpec((self.model.rows,), torch.float64, (range(RECORDS + 1),))})
 

@@ -97,12 +97,10 @@ class DPMERF(NoisedSums):
 
     @property
     def sensitivity(self) -> float:
-        """2 r."""
         return 2 * self.radius
 
     @property
     def largest(self) -> float:
-        """r."""
         return self.radius
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:

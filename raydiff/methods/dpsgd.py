@@ -141,7 +141,6 @@ class DPSGD(Averaged):
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """An update of the model, in a round that has steps."""
         return (
             super().upload_spec(tree.without(EMA, server), examples, number) if self.steps(number, 0) else UploadSpec()
         )
@@ -157,7 +156,6 @@ class DPSGD(Averaged):
         return after, metrics, events
 
     def shared(self, server: Params) -> Params:
-        """The shared model, or its moving average."""
         return tree.under(EMA, server) or server
 
     def _mechanism(self, sigma: float) -> Mechanism:

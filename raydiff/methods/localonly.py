@@ -67,11 +67,9 @@ class LocalOnly(Method):
         return (self.model, self.local, self.local_parts, self.clip, self.center)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """There is nothing to share."""
         return {}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
-        """The whole training."""
         model, images, labels = self.model, data.images, data.labels
         if self.clip is not None:
             center = public_mean(public) if self.center else None
@@ -82,7 +80,6 @@ class LocalOnly(Method):
         return fit_part(model, state, images, labels, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Send nothing."""
         return LocalResult(state, nothing())
 
     def upload_event(self, records: int, number: int) -> Event:
@@ -92,7 +89,6 @@ class LocalOnly(Method):
         return UploadSpec()
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """Nothing was sent."""
         for _ in uploads:
             pass
         return server, {}, []

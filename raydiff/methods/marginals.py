@@ -57,11 +57,9 @@ class Marginals(NoisedSums):
 
     @property
     def sensitivity(self) -> float:
-        """sqrt(2) n."""
         return math.sqrt(2) * len(self.model.counts)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The empty state."""
         return {}
 
     @property

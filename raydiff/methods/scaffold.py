@@ -60,7 +60,6 @@ class Scaffold(FineTuned):
         return {**tree.prefixed(MODEL, model), **tree.prefixed(CONTROL, tree.scale(model, 0.0))}
 
     def shared(self, server: Params) -> Params:
-        """x: the control variates are for training alone."""
         return tree.under(MODEL, server)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:

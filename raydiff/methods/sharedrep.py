@@ -65,7 +65,6 @@ class SharedRep(Averaged):
         return self.send(shared, after, loss, private, rnd)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """An update of the shared part."""
         return super().upload_spec(tree.without(START, server), examples, number)
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:

@@ -93,13 +93,12 @@ class Sketch(NoisedSums):
 
     @property
     def sensitivity(self) -> float:
-        """Largest L2 distance by which replacing a record by one of its label moves sums and second moment together."""
         square = self.moment**2
         return self.clip * math.sqrt(4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square))
 
     @property
     def largest(self) -> float:
-        """An entry of u is at most C, one of w u u^T off the diagonal, times sqrt(2), at most sqrt(2) w C^2."""
+        # Of u at most C, of w u u^T, times sqrt(2) off the diagonal, at most sqrt(2) w C^2.
         return self.clip * max(1.0, math.sqrt(2) * self.moment)
 
     @property

@@ -1,6 +1,5 @@
-"""Models that sample pictures for a row of labels in one step, and a denoiser for attacks on them.
-
-Attacks query a denoiser, which these models lack. Over a finite set of pictures it has a closed form, `posterior`.
+"""Models that sample pictures for a row of labels in one step. Attacks query a denoiser, which they lack: over a finite
+set of pictures it has a closed form, `posterior`.
 
 Shapes: R rows of labels; P pictures for each; d = C H W.
 """

@@ -1,4 +1,4 @@
-"""Classifiers of pictures, x (B, C, H, W) to logits (B, K), for the averaging methods and FedDistr.
+"""Classifiers of pictures, x (B, C, H, W) to logits (B, K). `build` makes a module from the global generator.
 
 No network has batch statistics, so that its parameters can be averaged and noised like a denoiser's.
 """
@@ -33,7 +33,6 @@ class CNN:
             raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator."""
         layers: list[nn.Module] = []
         channels, height, width = shape
         for i, out in enumerate(self.widths):
@@ -58,7 +57,7 @@ class LeNet:
             raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator. Raises ValueError where a picture is too small."""
+        """Raises ValueError where a picture is too small."""
         layers: list[nn.Module] = [_FromZero()]
         channels, height, width = shape
         for out in self.widths:
@@ -82,7 +81,6 @@ class Perceptron:
             raise ValueError(f"widths must be positive, got {self.widths}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _dense([], math.prod(shape), self.widths, classes)
 
 
@@ -99,7 +97,6 @@ class ResNet18:
             raise ValueError(f"width must be a positive multiple of 8, got {self.width}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator."""
         stem = nn.Conv2d(shape[0], self.width, 3, padding=1, bias=False)
         layers: list[nn.Module] = [stem, nn.GroupNorm(8, self.width), nn.ReLU()]
         channels = self.width
@@ -138,7 +135,6 @@ class Classifier:
         return fresh(self, rng)
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return self.network.build(self.shape, self.labels[0])
 
     def draws(self, count: int, rng: torch.Generator) -> Params:

@@ -77,7 +77,7 @@ class DiscreteDiffusion:
 
     @property
     def k(self) -> int:
-        """Categories of every column: the largest of `counts`."""
+        """The largest of `counts`."""
         return max(self.counts)
 
     @property
@@ -94,11 +94,9 @@ class DiscreteDiffusion:
         raise ValueError("discrete diffusion is for tables: data.name must be adult, german, loan or a table's file")
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _Denoiser(self)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:

@@ -49,9 +49,8 @@ it is trained. At dynamo's default of 8 the third model of a process runs eagerl
 def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     """abar_0 .. abar_T, (T + 1,) float64.
 
-    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T,
-    so that abar covers the same range. cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an
-    unknown schedule or T < 1.
+    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T.
+    cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an unknown schedule or T < 1.
     """
     lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
     if timesteps < 1:
@@ -123,7 +122,6 @@ class DDPM:
         return replace(self, shape=shape, labels=labels if self.conditional else ())
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
@@ -185,7 +183,6 @@ class DDPM:
         return with_fixed
 
     def _output(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
-        """The network's output; with `features` its features."""
         network = _compiled(self) if self.compile and not features else functools.partial(call, self)
         if self.prediction == "edm":
             x_t = x_t / self._std(*_signal_and_noise(x_t, self.abar, t))
@@ -197,7 +194,6 @@ class DDPM:
             return network(params, x_t, t, labels, features).float()
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return self.network.build(self.shape, self.labels, self.timesteps, client=self.embedding)
 
 

@@ -1,7 +1,4 @@
-"""A generator: noise and a label to a picture, in one step. DP-MERF trains it.
-
-Shapes: z (B, code), labels (B, K), R rows of labels; pictures (B, C, H, W) in (-1, 1).
-"""
+"""A generator: noise z (B, code) and a label to a picture (B, C, H, W) in (-1, 1), in one step. DP-MERF trains it."""
 
 from __future__ import annotations
 
@@ -40,11 +37,9 @@ class Generator(ByRow):
             raise ValueError(f"code, hidden and channels must be positive, got {sizes}")
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _Network(self)
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def pictures(self, params: Params, z: Tensor, rows: Tensor) -> Tensor:

@@ -37,10 +37,8 @@ class Abandoned(BaseException):
 
 
 def run_in_lockstep(calls: Sequence[Callable[[], T]]) -> Iterator[tuple[T, list[int]]]:
-    """The results of all calls, in order, each with the number of lanes of each of its `fit`s.
-
-    All calls end before the first result is yielded. An exception in a call is raised in place of its result.
-    """
+    """The results of all calls, in order, each with the number of lanes of each of its `fit`s. All calls end before the
+    first result is yielded. An exception in a call is raised in place of its result."""
     lanes = [_Lane(call) for call in calls]
     try:
         for lane in lanes:
@@ -100,7 +98,7 @@ class _Lane(Generic[T]):
 
 
 class NotBatchable(RuntimeError):
-    """`torch.func.vmap` cannot evaluate this loss; says why."""
+    """`torch.func.vmap` cannot evaluate this loss."""
 
 
 def train_all(tasks: Sequence[Task]) -> list[Outcome]:
@@ -176,13 +174,14 @@ def _alone(task: Task) -> Outcome:
 
 def _similar(tasks: Sequence[Task]) -> list[list[int]]:
     """Positions of the tasks in groups that can be trained together."""
-    groups: list[tuple[Any, list[int]]] = []
-    for i, task in enumerate(tasks):
-        signature = _signature(task)
-        if (members := next((members for other, members in groups if other == signature), None)) is None:
-            groups.append((signature, members := []))
-        members.append(i)
-    return [members for _, members in groups]
+    groups: list[list[int]] = []
+    signatures = [_signature(task) for task in tasks]
+    for i, signature in enumerate(signatures):
+        if signature in signatures[:i]:
+            next(group for group in groups if signatures[group[0]] == signature).append(i)
+        else:
+            groups.append([i])
+    return groups
 
 
 def _signature(task: Task) -> Any:

@@ -90,14 +90,8 @@ def estimated(
     sums: Tensor, second: Tensor, counts: Tensor, *, std: float, second_std: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(means (R, d), vectors (d, d), scales (d,)) from sums (R, d), second (d, d) and counts (R,), float64, with noise
-    of standard deviations `std` and `second_std`. A row without records gets the mean of all records.
-
-    Raises:
-        ValueError: there are no records.
-    """
+    of standard deviations `std` and `second_std`. A row without records gets the mean of all records."""
     n = float(counts.sum())
-    if not n > 0:
-        raise ValueError("there are no records to fit Gaussians to")
     values, vectors = without_noise(second / n, second_std / n)
     present, weights = counts > 0, counts / n
     noise = (std / counts[present, None]).square()

@@ -46,7 +46,7 @@ class Model(Protocol):
 
 
 class Diverged(RuntimeError):
-    """The loss became NaN or infinite. The federation adds the client's name."""
+    """The loss became NaN or infinite."""
 
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(step, loss)
@@ -135,7 +135,7 @@ Fitted = tuple[Params, Params, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The arguments of `fit`, with at least one step and one record; `rng` draws batches and the model's draws."""
+    """The arguments of `fit`, with at least one step and one record."""
 
     model: Model
     params: Params
@@ -201,16 +201,13 @@ class Task:
 
 
 Train = Callable[[Task], Fitted]
-
 TRAINER_OVERRIDE: ContextVar[Train | None] = ContextVar("train", default=None)
 """Trains the tasks of `fit` in place of `Task.alone`: several clients together (`lockstep`), or over several processes
-(`runtime.data_parallel`). Methods need not know of either."""
+(`runtime.data_parallel`)."""
 
-Watch = Callable[[int, int, Tensor], None]
-"""Callback after each step: (steps done, steps in all, losses so far, with an entry for each step in all)."""
-
-ON_STEP: ContextVar[Watch | None] = ContextVar("watch", default=None)
-"""Callback of `optimize` in this process (`federated.heartbeat`)."""
+ON_STEP: ContextVar[Callable[[int, int, Tensor], None] | None] = ContextVar("watch", default=None)
+"""Callback of `optimize` after each step (`federated.heartbeat`): steps done, steps in all, losses so far, with an
+entry for each step in all."""
 
 
 def fit(
@@ -323,10 +320,8 @@ def fit_part(
     part: int,
     parts: int,
 ) -> Params:
-    """Part 0 .. parts - 1 of the training of a new model; `state` is the previous part's result, {} at first.
-
-    The last part returns the parameters, earlier parts also the optimiser's state.
-    """
+    """Part 0 .. parts - 1 of the training of a new model; `state` is the previous part's result, {} at first. The last
+    part returns the parameters, earlier parts also the optimiser's state."""
     params = tree.under("model", state) if part else model.init(rng)
     moments, steps = tree.under("moments", state), training.of(len(images)).part(part, parts)
     params, moments, _ = fit(model, params, images, labels, training=training, rng=rng, steps=steps, moments=moments)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, Quadratic, records
+from toys import KEYS, records
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -30,34 +28,6 @@ def method(tiny: Experiment) -> Moon:
 
 
 # --- the term ---
-
-
-@dataclass(frozen=True)
-class Fixed(Quadratic):
-    """Its parameters are the features; the loss is 0."""
-
-    def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
-        return params["z"]
-
-    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        return 0 * params["z"].sum()
-
-
-def test_the_term_by_hand() -> None:
-    """Cosines 1 and 0 to the global and the previous model, then 0 and 1, then 3/5 and 4/5; temperature 1/2."""
-    z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [3.0, 4.0]], requires_grad=True)
-    z_glob = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 0.0]])
-    z_prev = torch.tensor([[0.0, 3.0], [4.0, 0.0], [0.0, 1.0]])
-    model: Any = Fixed()
-    method = Moon(model=model, mu=3.0, temperature=0.5)
-    batch, extras = (torch.zeros(3, 1), torch.zeros(3, 1)), {"global/z": z_glob, "previous/z": z_prev}
-    term = method._contrastive({"z": z}, batch, {}, extras)
-    terms = [-math.log(math.exp(2 * g) / (math.exp(2 * g) + math.exp(2 * p))) for g, p in ((1, 0), (0, 1), (0.6, 0.8))]
-    assert term.item() == pytest.approx(3 * sum(terms) / 3, rel=1e-6)
-    term.backward()
-    # row 0: log(1 + e^(2 (cos_p - cos_g))) at z = (1, 0): cos_g is at its height, cos_p rises along (0, 1) by 1
-    pull = math.exp(-2) / (1 + math.exp(-2)) * 2
-    assert z.grad is not None and z.grad[0].tolist() == pytest.approx([0, 3 / 3 * pull], abs=1e-6)
 
 
 def test_the_objective_compares_with_the_servers_model_and_the_clients_last(method: Moon) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import QUADRATIC, asked, deployed_of, joined, records, run, values
+from toys import QUADRATIC, asked, deployed_of, joined, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -60,15 +60,6 @@ def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
     loss = method._adapted({"w": w}, batch, {"t": torch.zeros(2)}, {})
     loss.backward()
     assert loss.item() == (0.5 - 3) ** 2 and w.grad is not None and w.grad.tolist() == [gradient]
-
-
-@pytest.mark.parametrize(("order", "after"), [("first", 0.375), ("second", 0.28125)])
-def test_a_round_by_hand(order: Order, after: float) -> None:
-    """Target 1 alone, from 0: adapted 1/4, gradient -3/4, times 3/4 at second order; rate 1/2."""
-    training = Training(steps=1, batch=2, learning_rate=0.5, optimizer="sgd")
-    method = PerFedAvg(model=QUADRATIC, rounds=1, local=training, order=order, inner_rate=0.25)
-    (only,) = run(method, [values(1.0)])
-    assert only.server["w"].tolist() == [after]
 
 
 def in_float64(order: Order) -> tuple[Any, Params]:

@@ -99,12 +99,6 @@ def test_control_variates_follow_the_share_of_clients_that_took_part() -> None:
     assert events == [] and after.keys() == server.keys()
 
 
-def test_clients_that_sit_out_count() -> None:
-    """One of two clients in each round: after the first, c is half of its c_i, which is its gradients' mean."""
-    first = run(Scaffold(model=QUADRATIC, local=HALVES, rounds=2), [values(1.0), values(1.0)], participation=0.5)[0]
-    assert first.server["model/w"].item() == 0.75 and first.server["control/w"].item() == -0.75 / 2
-
-
 def test_the_servers_optimiser_moves_the_model_alone() -> None:
     method = Scaffold(model=QUADRATIC, local=HALVES, rounds=2, averaging=Averaging(update="momentum"))
     last = run(method, [values(1.0), values(3.0)])[-1]
