@@ -103,8 +103,7 @@ class Newcomers:
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.classes < 1 or self.records < self.classes:
-            got = f"{self.clients}, {self.classes} and {self.records}"
-            raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {got}")
+            raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self}")
 
 
 Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority | Entangled

@@ -119,8 +119,7 @@ def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
     names = dataset.label_names[0]
     for name in classes:
         if name not in names and not (name.isdecimal() and int(name) < len(names)):
-            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise ValueError(f"the run's data have no class {name!r}; they have {shown}")
+            raise ValueError(f"the run's data have no class {name!r}; they have {', '.join(names)}")
     return sorted({names.index(c) if c in names else int(c) for c in classes})
 
 

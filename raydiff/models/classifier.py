@@ -131,15 +131,13 @@ class Classifier:
         return replace(self, shape=shape, labels=labels)
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def build(self) -> nn.Module:
         return self.network.build(self.shape, self.labels[0])
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        """Nothing in a training step is random but the batch."""
-        return {}
+        return {}  # Nothing but the batch is random.
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Cross-entropy, mean over the batch: images (B, C, H, W), labels (B, K). Needs no extras."""

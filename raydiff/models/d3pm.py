@@ -1,7 +1,7 @@
 """Discrete diffusion of category vectors: D3PM (Austin et al. 2021, arXiv 2107.03006) with the uniform kernel, in the
 form of Wei et al. (TMLR 2024, arXiv 2310.15524).
 
-Each of the n columns is noised by itself; the network predicts each column of the clean row from the whole noised row.
+The n columns are noised independently; the network predicts each column of the clean row from the whole noised row.
 Generation draws the columns of a step independently (Wei et al., Eq. 3):
 
     p(v_{t-1}^i | v_t) = sum_l q(v_{t-1}^i | v_t, v_0^i = l) p(v_0^i = l | v_t).
@@ -90,7 +90,6 @@ class DiscreteDiffusion:
         return replace(self, counts=counts, labels=labels if self.conditional else ())
 
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DiscreteDiffusion:
-        """Raises ValueError: pictures have no categories."""
         raise ValueError("discrete diffusion is for tables: data.name must be adult, german, loan or a table's file")
 
     def init(self, rng: torch.Generator) -> Params:

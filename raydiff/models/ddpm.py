@@ -90,13 +90,12 @@ class DDPM:
     """Add a client's embedding, the parameter `networks.CLIENT`; SPIRE sets it."""
     prediction: Prediction = "epsilon"
     """The network's output: the noise z (epsilon), the picture x_0, sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans &
-    Ho 2022, arXiv 2202.00512), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1, with uniform t).
-    `predict` and the denoiser return the noise in each case."""
+    Ho 2022, arXiv 2202.00512), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1, with uniform t)."""
     sigma_data: float = 0.5
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
     precision: Precision = "float32"
-    """Arithmetic of the network; parameters, losses and chains are float32. tf32 rounds the inputs of products and
-    convolutions on a GPU to 10 bits, in the whole process (`compute_with`)."""
+    """Arithmetic of the network; parameters, losses and chains are float32. tf32 rounds inputs of products on a GPU to
+    10 bits."""
     compile: bool = False
     """Compile the network with `torch.compile`: a minute at the start, faster steps on a GPU."""
 
@@ -172,8 +171,7 @@ class DDPM:
         return self._output(params, x_t, draws["t"], batch[1], features=True)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
-        """`predict` with bound parameters, without gradients, on the accelerator if there is one. `fixed` are values of
-        label columns, equal for all records, appended to the caller's."""
+        """`predict` with bound parameters, as `frozen`; `fixed`: values of further label columns, for all records."""
         predict = frozen(self.predict, params)
 
         def with_fixed(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -263,14 +261,13 @@ def device() -> torch.device:
 
 
 def compute_with(threads: int, precision: Precision) -> None:
-    """Set threads and float32 precision of this process. torch's default on a GPU is TF32 in convolutions, but not in
-    products."""
+    """Set threads and float32 precision of this process. torch's default on a GPU is TF32 in convolutions only."""
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the accelerator had no memory left, which passes: also for the workspace of a library (cuBLAS, cuDNN)."""
+    """Whether the accelerator had no memory left, also for the workspace of a library (cuBLAS, cuDNN)."""
     says = str(error)
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in says or "STATUS_ALLOC_FAILED" in says)
@@ -326,10 +323,6 @@ def placed(schedule: Tensor, where: torch.device) -> Tensor:
     return schedule.to(where)
 
 
-def _half_log_snr(abar: float) -> float:
-    return 0.5 * math.log(abar / (1 - abar))
-
-
 def chain(start: int, stop: int, steps: int | None) -> list[int]:
     """The timesteps start = t_0 > ... > t_n = stop of a reverse chain, evenly spaced; steps None: all."""
     n = start - stop if steps is None else min(steps, start - stop)
@@ -366,7 +359,7 @@ def denoise(
             x0 = x0.clamp(-bound, bound)
             z = (x - math.sqrt(a_t) * x0) / math.sqrt(1 - a_t)
         if sampler == "dpmsolver" and s > 0:
-            length = _half_log_snr(a_s) - _half_log_snr(a_t)
+            length = 0.5 * math.log(a_s / (1 - a_s)) - 0.5 * math.log(a_t / (1 - a_t))
             ahead = x0 if last is None else x0 + (x0 - last[0]) * (length / (2 * last[1]))
             x = math.sqrt((1 - a_s) / (1 - a_t)) * x - math.sqrt(a_s) * math.expm1(-length) * ahead
             last = x0, length

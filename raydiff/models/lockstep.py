@@ -160,7 +160,7 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
 
 
 def _warm_up(task: Task) -> None:
-    """Evaluate the loss of one client, which builds and caches its modules: within vmap weights cannot be drawn."""
+    """Evaluate one client's loss, which builds and caches its modules: within vmap weights cannot be drawn."""
     theta = {k: v.detach().to(device()).requires_grad_() for k, v in task.params.items()}
     task.loss(theta, *next(replace(task, rng=torch.Generator().manual_seed(0)).batches()), task.extras)
 

@@ -12,16 +12,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from PIL import Image
 from sets import FEW, assert_cut, grey_set, message, pictures, png, write
 
-from raydiff.data import pictures as pictures_in
 from raydiff.data.datasets import SPLITS, Data, load
 
 DIGITS = "0fe42d79a86fd82ce17acffc59998121a24224d25ac3bdb5bf151c85400a7394"
-
-
-# --- digits ---
 
 
 def test_digits_are_what_they_were() -> None:
@@ -31,16 +26,10 @@ def test_digits_are_what_they_were() -> None:
     assert {split: len(r) for split, r in data.splits.items()} == {
         "train": 847, "public": 250, "validation": 200, "calibration": 100, "test": 400,
     }  # fmt: skip
-
-
-def test_train_cap_is_a_prefix_and_moves_no_other_split() -> None:
-    whole, capped = load(Data()), load(Data(train=100))
+    capped = load(Data(train=100))  # A prefix; no other split moves.
     for split in SPLITS:
-        kept = 100 if split == "train" else len(whole.splits[split])
-        assert torch.equal(capped.splits[split].numbers, whole.splits[split].numbers[:kept])
-
-
-# --- parquet folders ---
+        kept = 100 if split == "train" else len(data.splits[split])
+        assert torch.equal(capped.splits[split].numbers, data.splits[split].numbers[:kept])
 
 
 def test_rows_come_with_their_own_pixels_and_labels(tmp_path: Path) -> None:
@@ -105,19 +94,6 @@ def test_colour_raw_bytes_and_other_column_names(tmp_path: Path) -> None:
     torch.testing.assert_close(train.images, expected, rtol=0, atol=1e-6)
 
 
-def test_only_the_rows_of_the_splits_are_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    decoded: list[str] = []
-    decode = pictures_in.decode
-
-    def spy(data: bytes | None, where: str) -> Image.Image:
-        decoded.append(where)
-        return decode(data, where)
-
-    monkeypatch.setattr(pictures_in, "decode", spy)
-    load(Data(name=str(grey_set(tmp_path / "set")), train=5, **FEW))
-    assert len(decoded) == len(set(decoded)) == 5 + 6 + 6 + 3 + 9
-
-
 def test_digest_depends_on_pixels_labels_and_cut(tmp_path: Path) -> None:
     encoded, labels = [png(p) for p in pictures(30)], [0, 1, 2] * 10
     other_pixels = [png(255 - pictures(1)[0]), *encoded[1:]]
@@ -151,9 +127,6 @@ def test_real_sets(name: str, shape: tuple[int, int, int], classes: int, first: 
     images = data.splits["train"].images
     assert images.min() >= -1 and images.max() <= 1 and images.std() > 0.2
     assert len(data.splits["train"].labels.unique()) > 0.7 * classes  # 160 rows at random hold 0.8 of 100 classes
-
-
-# --- errors ---
 
 
 def test_unknown_name_offers_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,6 @@ def records(sizes: list[int]) -> Records:
     return Records(torch.zeros(n, 1, 1, 1), base.unsqueeze(1) // 2, torch.arange(n), base)
 
 
-# --- the closed form ---
-
-
 @pytest.mark.parametrize("xi", [0.0, *XIS, 0.9])
 @pytest.mark.parametrize("clients", [2, *CLIENTS])
 def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
@@ -37,9 +34,6 @@ def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
     assert pairs.tolist() == pytest.approx([xi] * len(pairs), abs=1e-12)
 
 
-# --- the coefficients ---
-
-
 def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_applies() -> None:
     found = measured(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]]))
     assert found == pytest.approx(
@@ -50,9 +44,6 @@ def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_appl
         table = torch.tensor([[large, 1, 0], [0, 1, 0], [0, 0, 1]])
         assert measured(table)["partition/theorem2"] == holds
     assert measured(torch.tensor([[3, 4]])) == {}
-
-
-# --- the records ---
 
 
 @pytest.mark.parametrize("xi", XIS)

@@ -31,8 +31,6 @@ Column = tuple[list[Any], tuple[pa.DataType, pa.DataType | None] | None]
 """The cells of a column; None where they are texts of a CSV file, else their type, and the one by which a parquet file
 stores them (None: pandas writes them as CSV)."""
 
-# --- what a cell may hold ---
-
 ODD = ["", " ", "?", "NA", "nan", "-nan", "inf", "-INF", "Infinity", "1e400", "1e-999999999", "9" * 25, "9" * 5000]
 ODD += ["1_000", "1,000", "0x10", "\N{ARABIC-INDIC DIGIT ONE}", "+-5", "(other)", "(missing)", "(none)", "pregnant"]
 ODD += ['say "a"', "a\nb", "2021-05-01 14:30", "-0", "0" * 5000 + "1", "<NA>", "None", "TRUE", "yes", "0.5", "1.", ".5"]
@@ -67,11 +65,9 @@ TYPED: dict[str, tuple[st.SearchStrategy[Any], list[pa.DataType]]] = {
     ),
     "large ones": (st.integers(2**53, 2**53 + 9), [pa.int64(), pa.decimal128(38, 0), pa.decimal256(60, 7)]),
     "numbers": (st.floats(), [pa.float64()]),
-    "half numbers": (st.floats(width=16), [pa.float16(), pa.float64()]),
     "decimals": (exact, [pa.decimal128(20, 2), pa.decimal128(38, 9), pa.decimal256(60, 20)]),
     "truths": (st.booleans(), [pa.bool_(), pa.dictionary(pa.int8(), pa.bool_())]),
     "texts": (texts, [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]),
-    "bytes": (st.binary(max_size=3), [pa.binary(), pa.large_binary()]),
     "days": (days, [pa.date32(), pa.date64(), *map(pa.timestamp, UNITS)]),
     "instants": (instants, [*map(pa.timestamp, UNITS)]),
     "instants of a zone": (
@@ -233,9 +229,6 @@ def test_the_text_of_a_cell(tmp_path: Path, array: pa.Array, texts: list[str | N
     pq.write_table(pa.table({"x": array, "row": range(len(array))}), tmp_path / "t.parquet")
     read_back = cells.frame(tmp_path / "t.parquet")["x"]
     assert [None if pd.isna(text) else text for text in read_back] == texts
-
-
-# --- whatever else reads the table of a run ---
 
 
 def test_a_new_client_has_rows_in_the_codes_of_the_run_and_brings_no_other_table(tmp_path: Path) -> None:

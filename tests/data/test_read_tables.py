@@ -48,9 +48,6 @@ def categories(table: Encoded) -> tuple[tuple[str, ...], ...]:
     return tuple(column.categories for column in table.mapping.columns)
 
 
-# --- columns ---
-
-
 def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
     table = read(Table(source=csv, label="pays", bins=4))
     assert table.columns == ("age", "sex")
@@ -117,9 +114,6 @@ def test_parquet_reads_as_csv_does(tmp_path: Path, csv: str) -> None:
     assert torch.equal(twin.codes, other.codes) and torch.equal(twin.rows, other.rows) and twin.mapping == other.mapping
 
 
-# --- public rows ---
-
-
 def crowd(**change: Any) -> pd.DataFrame:
     """60 rows, of which row 7 is a private one, and has these values."""
     own = {"age": [20 + i % 37 for i in range(60)], "sex": ["f", "m", "m"] * 20, "rooms": [1, 2, 3, 1] * 15}
@@ -143,13 +137,6 @@ def test_what_no_public_row_has_goes_to_the_end_bin_or_to_one_category(tmp_path:
     assert (int(table.labels[7]), table.found) == (2, ("age", "sex", "rooms", "pays"))
 
 
-def test_a_row_without_a_label_moves_no_public_row(tmp_path: Path) -> None:
-    whole = read(Table(source=written(tmp_path / "t.csv", crowd()), label="pays"), public=20)
-    less = read(Table(source=written(tmp_path / "u.csv", crowd(pays=None)), label="pays"), public=20)
-    assert whole.public is not None and less.public is not None
-    assert torch.equal(whole.rows[whole.public], less.rows[less.public]) and less.mapping == whole.mapping
-
-
 def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
     config = Table(source=written(tmp_path / "t.csv", crowd()), label="pays")
     for public, says in (
@@ -162,9 +149,6 @@ def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
         read(Table(source=config.source, label="pays", bins=2), public=20)
     with pytest.raises(ValueError, match="label 'pays' has one value only in its public rows"):
         read(config, public=1)
-
-
-# --- the mapping ---
 
 
 def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
@@ -201,9 +185,6 @@ def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> N
         Mapping.load(strange)
 
 
-# --- bad input ---
-
-
 @pytest.mark.parametrize(
     ("frame", "fields", "says"),
     [
@@ -230,9 +211,6 @@ def test_bad_tables_are_refused(tmp_path: Path, frame: pd.DataFrame, fields: dic
 def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     assert f"{name} cannot be read as a table" in refusal(source=str(tmp_path / name))
-
-
-# --- the paper's tables ---
 
 
 @pytest.mark.parametrize("name", CODE_BOOKS)

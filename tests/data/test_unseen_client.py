@@ -41,9 +41,6 @@ def animals(path: Path, *, first: int = 0, names: list[str] = NAMES, shape: Any 
     return str(path)
 
 
-# --- of the run's own data set ---
-
-
 def test_rows_that_no_split_took_come_first_then_the_validation_split() -> None:
     data = Data(**CAPPED)
     dataset = load(data)
@@ -93,9 +90,6 @@ def test_no_test_records_of_a_class(tmp_path: Path) -> None:
     held_out = int((load(Data(name=data.name, **SMALL)).splits["test"].labels == 0).sum())
     few = refusal(Data(name=data.name, **SMALL), classes=("ant",))
     assert 2 <= held_out < 6 and few.startswith(f"there are {held_out} held-out")
-
-
-# --- of another data set ---
 
 
 def test_of_another_set_half_is_held_out(tmp_path: Path) -> None:

@@ -73,13 +73,6 @@ def private(method: FedAvg, **privacy: float | str) -> FedAvg:
     return replace(method, averaging=replace(method.averaging, privacy=ClientPrivacy(**privacy)))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("update", ["momentum", "adam"])
-def test_the_servers_moments_stay_with_it(fedavg: FedAvg, update: str) -> None:
-    last = run(replace(fedavg, averaging=Averaging(update=update)))[-1]  # type: ignore[arg-type]
-    assert any(k.startswith("server_only/averaging/first/") for k in last.server)
-    assert last.sent.keys() == fedavg.init_server(None, generator(0)).keys()
-
-
 @pytest.mark.parametrize("trust", ["local", "central"])
 def test_without_noise_and_with_a_wide_clip_it_is_fedavg(fedavg: FedAvg, trust: str) -> None:
     room = fedavg.mean_spec(fedavg.init_server(None, generator(KEYS.seed, "server", "init"))).largest

@@ -35,9 +35,6 @@ def method(tiny: Experiment) -> DPSGD:
     return DPSGD(model=tiny.method.model, local=tiny.method.local, rounds=3)  # 8 steps of 8 records
 
 
-# --- the training ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("optimizer", ["adamw", "sgd"])
 def test_without_noise_and_clip_it_is_fedavg(method: DPSGD, optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of clients with one record each: the one case in which both draw the same batches."""
@@ -81,9 +78,6 @@ def test_a_training_that_diverges_says_so(method: DPSGD) -> None:
     wild = replace(method, local=replace(method.local, learning_rate=1e30))
     with pytest.raises(Failed, match=r"^client 0, in round \d: the loss became"):
         run(wild, [records(0)])
-
-
-# --- the budget --------------------------------------------------------------------------------------------
 
 
 def test_every_client_keeps_to_the_budget_and_uses_it(method: DPSGD) -> None:
@@ -140,9 +134,6 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(tiny: Experiment, 
     assert trial.resolve(replace(tiny, method=fits)).method.local.batch == 10
     with pytest.raises(ValueError, match=r"^batch must be in 1\.\.\d+ \(the client's number of records\), got 61$"):
         trial.resolve(replace(tiny, method=too_many))
-
-
-# --- the moving average ------------------------------------------------------------------------------------
 
 
 def moved_by(method: DPSGD, server: Params, number: int, update: float) -> Params:

@@ -27,9 +27,6 @@ def method(tiny: Experiment) -> Moon:
     return Moon(model=tiny.method.model, local=tiny.method.local, rounds=3)
 
 
-# --- the term ---
-
-
 def test_the_objective_compares_with_the_servers_model_and_the_clients_last(method: Moon) -> None:
     """A round is `fit` of the two terms, written out; the three models see the same noised batch."""
     server, last, data = (method.model.init(generator(i)) for i in (0, 1)), None, records(0)
@@ -46,9 +43,6 @@ def test_the_objective_compares_with_the_servers_model_and_the_clients_last(meth
     result = method.local_update(server, state, data, Round(1, generator(2)))
     assert result.metrics["train/loss"] == pytest.approx(loss, rel=1e-5)
     torch.testing.assert_close(tree.under("scratch/previous", result.state), by_hand, rtol=1e-4, atol=1e-5)
-
-
-# --- the last model ---
 
 
 def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method: Moon, tmp_path: Path) -> None:

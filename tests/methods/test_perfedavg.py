@@ -28,9 +28,6 @@ def method(tiny: Experiment) -> PerFedAvg:
     return PerFedAvg(model=tiny.method.model, local=tiny.method.local, rounds=2, inner_rate=0.1)
 
 
-# --- the identity ---
-
-
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order: Order) -> None:
     """A round is FedAvg's on rows 2, 3 and 4 of each batch of 5, with the same draws."""
@@ -45,9 +42,6 @@ def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order
     result = method.local_update(server, {}, data, Round(1, generator(1)))
     assert tree.digest(result.release.value) == tree.digest(tree.sub(by_hand, server))
     assert result.metrics["train/loss"] == loss
-
-
-# --- the gradient ---
 
 
 @pytest.mark.parametrize(("order", "gradient"), [("first", -5.0), ("second", -2.5)])
@@ -91,9 +85,6 @@ def test_second_order_is_the_gradient_of_the_real_unet() -> None:
     first(same).backward()
     along_first = sum(float((v.grad * direction[k]).sum()) for k, v in same.items() if v.grad is not None)
     assert along_first != pytest.approx(along, rel=1e-3)
-
-
-# --- adaptation ---
 
 
 def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFedAvg) -> None:

@@ -29,9 +29,6 @@ def method(tiny: Experiment) -> Scaffold:
     return Scaffold(model=tiny.method.model, local=training, rounds=2)
 
 
-# --- the identity ---
-
-
 @pytest.mark.parametrize("local", [None, PASSES])
 def test_the_first_round_is_fedavgs_by_sgd(method: Scaffold, local: Training | None) -> None:
     method = replace(method, local=local or method.local)
@@ -42,9 +39,6 @@ def test_the_first_round_is_fedavgs_by_sgd(method: Scaffold, local: Training | N
     assert tree.digest(models[0]) == tree.digest(plain[0].server)
     assert tree.digest(models[1]) != tree.digest(plain[1].server)
     assert corrected[0].metrics["train/loss"] == plain[0].metrics["train/loss"]
-
-
-# --- by hand: targets 1 and 3, two steps of rate 1/2 in a round ---
 
 
 def test_two_rounds_by_hand() -> None:
@@ -85,9 +79,6 @@ def test_each_client_divides_by_its_own_steps() -> None:
     assert only.server["control/w"].item() == pytest.approx(-sum(means) / 2)
 
 
-# --- the server ---
-
-
 def test_control_variates_follow_the_share_of_clients_that_took_part() -> None:
     """2 of N = 8 clients: x moves by the mean, c by a quarter of it."""
     method = Scaffold(averaging=Averaging(rate=0.5))
@@ -115,9 +106,6 @@ def test_it_finds_the_optimum_that_fedavg_misses() -> None:
     drifted = run(FedAvg(model=QUADRATIC, local=training, rounds=40), clients)[-1].server["w"]
     assert corrected.item() == pytest.approx(0.4 / 1.1, abs=1e-4)
     assert drifted.item() - 0.4 / 1.1 > 0.3
-
-
-# --- what leaves, and what is deployed ---
 
 
 def test_a_message_is_twice_fedavgs_and_the_ledger_says_what_it_is(method: Scaffold) -> None:

@@ -86,9 +86,6 @@ def test_however_clients_are_dealt_the_bits_are_the_same(name: str, workers: int
         assert a.metrics == b.metrics
 
 
-# --- what does not fit ---
-
-
 @dataclass(frozen=True, kw_only=True)
 class Huge(FedAvg):
     """Its client with a record of 100 sends something of this size."""

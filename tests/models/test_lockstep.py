@@ -14,7 +14,6 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated import client
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import LocalResult
 from raydiff.federated.rounds import LocalExecutor, rounds
@@ -187,14 +186,6 @@ def test_what_is_no_matter_of_the_loss_is_not_tried_again_one_by_one(
     with pytest.raises(type(error), match=str(error)[:10].replace("[", r"\[")):
         within(lambda: whole(method, clients(method)))
     assert not alone and not [w for w in recwarn if "one by one" in str(w.message)]
-
-
-def test_cohorts_have_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "COHORT", 2)
-    method = METHODS["fedavg"]
-    server = method.init_server(None, torch.Generator().manual_seed(0))
-    found = within(lambda: list(LocalExecutor(clients(method, count=3)).run((0, 1, 2), server, 0)))
-    assert [(upload.client, metrics["cohort/size"]) for upload, metrics in found] == [(0, 2), (1, 2), (2, 1)]
 
 
 def test_a_client_that_diverges_is_named_and_the_others_end() -> None:

@@ -81,15 +81,6 @@ def test_time_and_every_label_column_matter(model: DDPM) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet grey"])
-def test_time_is_relative_to_the_number_of_timesteps(name: str) -> None:
-    model = MODELS[name]
-    params, (x, _, labels) = model.init(generator(0)), arguments(model)
-    longer = DDPM(network=model.network, timesteps=200, shape=model.shape, labels=model.labels)
-    t = torch.tensor([1, 5, 13, 20])
-    torch.testing.assert_close(longer.predict(params, x, 10 * t, labels), model.predict(params, x, t, labels))
-
-
-@pytest.mark.parametrize("name", ["mlp", "unet grey"])
 def test_a_missing_label_column_is_refused(name: str) -> None:
     model = MODELS[name]
     x, t, labels = arguments(model)

@@ -61,9 +61,6 @@ def test_losses_of_ten_steps_are_the_golden_ones(name: str) -> None:
     assert losses(GOLDEN_MODELS[name], 10) == pytest.approx(golden[name], rel=1e-5)
 
 
-# --- the steps ---
-
-
 def test_fit_is_adamw_on_the_models_loss_along_a_cosine() -> None:
     training = Training(steps=6, batch=5, learning_rate=1e-2, weight_decay=0.1)
     fitted, _, mean = train(training)
@@ -217,9 +214,6 @@ def test_parts_of_a_training_are_the_whole(steps: int, parts: int) -> None:
     assert [step for part in cut for step in part] == list(range(steps))
     counts = [len(part) for part in cut]
     assert max(counts) - min(counts) <= 1
-
-
-# --- what comes of a training ---
 
 
 def test_the_mixture_is_the_images_and_their_clipped_copies() -> None:
