@@ -66,6 +66,7 @@ OTHER: dict[str, Any] = {
     "precision": "bfloat16",
     "compile": True,
     "channels_last": True,
+    "accountant": "rdp",
     "server_rounds": 2,
     "network": UNet(widths=(8, 8)),
     "width": 16,
