@@ -23,7 +23,7 @@ from raydiff.federated.method import Deployed, LocalResult, Mean, MeanSpec, Meth
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.methods._averaging import DEVIATIONS
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, disclose, gaussian_sum
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, disclose, gaussian_sum
 from raydiff.tree import Params
 
 COUNTS = "counts"
@@ -86,6 +86,8 @@ class NoisedSums(Method):
         return LocalResult(state, sent, metrics)
 
     def upload_event(self, records: int, number: int) -> Event:
+        if number >= self.participating_rounds:
+            return Nothing()
         if self.epsilon is None:
             return NonPrivate(self.what)
         return Gaussian(self.std / self.sensitivity, "example", "replace_one", "local", declared=("labels",))

@@ -137,5 +137,5 @@ def test_little_travels_in_a_step(network: Any, together: int, monkeypatch: pyte
             assert all(not isinstance(fitted, BaseException) for fitted, _ in train_all(tasks))
         return gpu.counts["up"]
 
-    monkeypatch.setattr(training, "AHEAD", 8)
-    assert 0 < copies(16) - copies(8) <= 8 * together / 5
+    monkeypatch.setattr(training, "AHEAD", 16)
+    assert 0 < copies(32) - copies(16) <= 16 * together / 5
