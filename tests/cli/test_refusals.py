@@ -44,7 +44,7 @@ REFUSED = {
     "init": "DATA is missing",
     "init digit": r"unknown data set 'digit'.*; did you mean digits\?",
     "init digits --method.clp 3": r"unknown field --method\.clp; did you mean method\.clip",
-    "init digits --clients 900": r"client \d+ would get",
+    "init digits --clients 900": r"a minority client would get",
     "preview digit": r"unknown data set 'digit'.*; did you mean digits\?",
     "preview digits --data.public-from digits": "public records must hold no record of the run",
     "theory digitz": "digitz",
