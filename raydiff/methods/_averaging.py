@@ -200,7 +200,6 @@ class Averaged(Method):
 
     @property
     def accountant(self) -> str:
-        """The tightest one that has a theorem."""
         return "exact" if self.averaging.privacy is None else self.averaging.privacy.accountant
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:

@@ -92,7 +92,6 @@ class DPMERF(NoisedSums):
 
     @property
     def rounds(self) -> int:
-        """One upload, then the server alone."""
         return 1 + self.server_rounds
 
     @property
@@ -188,7 +187,6 @@ class DPMERF(NoisedSums):
         return gradient
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The generator."""
         about = "images of a generator fitted to noised random features"
         return self.sampled("generator", tree.under("model", server), about)
 

@@ -99,7 +99,7 @@ class DPSGD(Averaged):
             raise ValueError("model.network.channels_last must be false: torch.func has one layout of pictures only")
 
     def check_records(self, records: Records) -> None:
-        """Raises ValueError for a client with fewer records than its batch, or a given sigma that breaks the budget."""
+        """Raises ValueError for a client with fewer records than its batch, or a sigma that breaks the budget."""
         self.mechanism(len(records))
 
     def mechanism(self, records: int) -> Mechanism:

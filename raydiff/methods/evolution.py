@@ -111,7 +111,6 @@ class Evolution(NoisedSums):
         return {**server, PICTURES: chosen}, {"server/parents": float((~copies).sum(1).double().mean())}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The candidates."""
         about = "public pictures, as they are or mixed, that noised votes have chosen"
         return self.sampled("population", tree.under("model", server), about)
 

@@ -63,7 +63,6 @@ class LocalOnly(Method):
 
     @property
     def init_key(self) -> Hashable:
-        """Equal to PFDM's where the client models are equal."""
         return (self.model, self.local, self.local_parts, self.clip, self.center)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:

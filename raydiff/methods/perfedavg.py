@@ -79,7 +79,6 @@ class PerFedAvg(Averaged):
         return self.send(server, *self.fit_round(server, data, rnd, objective=self._adapted), state, rnd)
 
     def _adapted(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """F_i(w) on the two halves of the batch."""
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"
         inner, outer = slice(half), slice(half, None)
         # Fused attention's backward pass cannot itself be differentiated.

@@ -103,7 +103,6 @@ class Sketch(NoisedSums):
 
     @property
     def init_key(self) -> Hashable:
-        """Equal to PFDM's where the client models are equal."""
         return (self._personal, self.local, 1, self.clip, self.center) if self.refine else None
 
     @property

@@ -71,7 +71,7 @@ class LeNet:
 
 @dataclass(frozen=True, kw_only=True)
 class Perceptron:
-    """Fully connected layers: the simplest classifiers, for judging synthetic pictures."""
+    """Fully connected layers."""
 
     widths: tuple[int, ...] = (100,)
     """Units of each hidden layer; none: logistic regression."""
@@ -140,7 +140,7 @@ class Classifier:
         return {}  # Nothing but the batch is random.
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """Cross-entropy, mean over the batch: images (B, C, H, W), labels (B, K). Needs no extras."""
+        """Cross-entropy, mean over images (B, C, H, W) with labels (B, K). Needs no extras."""
         return F.cross_entropy(call(self, params, batch[0]), batch[1][:, 0])
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
@@ -172,8 +172,6 @@ class _Classifier(nn.Module):
 
 
 class _FromZero(nn.Module):
-    """[-1, 1] -> [0, 1]."""
-
     def forward(self, x: Tensor) -> Tensor:
         return (x + 1) / 2
 

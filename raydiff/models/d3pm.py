@@ -77,7 +77,6 @@ class DiscreteDiffusion:
 
     @property
     def k(self) -> int:
-        """The largest of `counts`."""
         return max(self.counts)
 
     @property

@@ -113,7 +113,6 @@ class DDPM:
 
     @property
     def abar(self) -> Tensor:
-        """abar_0 .. abar_T, (T + 1,) float64."""
         return alphas_bar(self.schedule, self.timesteps)
 
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DDPM:
@@ -162,7 +161,6 @@ class DDPM:
         return (noise * x / self.sigma_data - self.sigma_data * signal * z) / self._std(signal, noise)
 
     def _std(self, signal: Tensor, noise: Tensor) -> Tensor:
-        """Standard deviation of x_t's pixels."""
         return ((self.sigma_data * signal).square() + noise.square()).sqrt()
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:

@@ -7,7 +7,7 @@ The dependence of two columns is their table less the product of their counts. A
 squares exceeds that of independent columns (`_by_chance`) by more than TRUSTED deviations, the largest first. A child's
 table given its parent is shrunk towards independence by the fraction that chance explains (James & Stein 1961).
 
-Shapes: n columns, of k values at most; m one-hot entries of all columns; R rows of labels; N records.
+Shapes: n columns, of k values at most; m (`width`) one-hot entries of all columns; R (`rows`) rows of labels.
 """
 
 from __future__ import annotations
@@ -47,12 +47,10 @@ class Forest:
 
     @property
     def rows(self) -> int:
-        """R."""
         return math.prod(self.labels)
 
     @property
     def width(self) -> int:
-        """m."""
         return sum(self.counts)
 
     def for_table(self, counts: tuple[int, ...], labels: tuple[int, ...]) -> Forest:

@@ -47,7 +47,6 @@ class Generator(ByRow):
         return call(self, params, z, rows)
 
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Pictures for labels (N, K), (N, C, H, W)."""
         return self._drawn(params, label_rows(labels, self.labels), rng)
 
     def denoiser(self, params: Params) -> Denoiser:

@@ -200,5 +200,4 @@ def _stacked(trees: Sequence[Params]) -> Params:
 
 
 def _lane(stacked: Params, i: int) -> Params:
-    """A copy of lane i."""
     return {k: v.clone() if k.startswith(COUNT) else v[i].clone() for k, v in stacked.items()}

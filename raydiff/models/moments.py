@@ -36,7 +36,6 @@ class Gaussians(ByRow):
     """
 
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Pictures for labels (N, K), (N, C, H, W), clamped to [-1, 1]."""
         z = torch.randn(len(labels), self.pixels, generator=rng) * params["scales"]
         mean = params["mean"][label_rows(labels, self.labels)]
         return (mean + (z @ params["vectors"].T).view_as(mean)).clamp(-1, 1)

@@ -158,7 +158,7 @@ def _channels_last(conv: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 
 def _sinusoids(t: Tensor) -> Tensor:
-    """Transformer position code of t (B,) -> (B, 64)."""
+    """Transformer position code of t (B,), (B, 64)."""
     half = 32
     frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10_000) / half))
     angle = t.float()[:, None] * frequency

@@ -125,14 +125,8 @@ def test_little_travels_in_a_step(network: Any, together: int, monkeypatch: pyte
         for client in range(together):
             own, rng = records(client), generator(client)
             data: dict[str, Any] = {"images": own.images, "labels": own.labels, "rng": rng, "steps": range(steps)}
-            tasks.append(
-                Task(
-                    model=model,
-                    params=model.init(generator(client, "init")),
-                    training=Training(steps=steps, batch=8),
-                    **data,
-                )
-            )
+            params, training_ = model.init(generator(client, "init")), Training(steps=steps, batch=8)
+            tasks.append(Task(model=model, params=params, training=training_, **data))
         with attached() as gpu:
             assert all(not isinstance(fitted, BaseException) for fitted, _ in train_all(tasks))
         return gpu.counts["up"]

@@ -43,7 +43,6 @@ def write_part(
 
 
 def join(parts: Sequence[Path], path: Path) -> None:
-    """Concatenates the parts."""
     with path.open("wb") as whole:
         for part in parts:
             with part.open("rb") as f:
