@@ -2,8 +2,6 @@
 
 Clients hold `train`; parameters of mechanisms may be taken from `public`; `validation` chooses checkpoints;
 `calibration` sets attack thresholds; `test` gives the final numbers. Names of data sets: see `sources`.
-
-Shapes: N records, C channels, H x W pixels, K label columns.
 """
 
 from __future__ import annotations
@@ -28,6 +26,11 @@ from raydiff.data.tables.encode import Mapping
 from raydiff.lookup import check_one_of
 
 FittedOn = Literal["public", "all"]
+LEARNED = {
+    True: "the classes, taken from all records",
+    False: "types, bins, names of categories and classes, taken from all records",
+}
+"""By whether the records are pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,12 +135,8 @@ class Dataset:
 
 
 def load(config: Data) -> Dataset:
-    """The data set that `config` describes, cached in the process.
-
-    Raises:
-        ValueError: an unknown name, a missing or malformed file, an undecodable or unfitting picture, a single class,
-            or splits larger than the data.
-    """
+    """The data set that `config` describes, cached in the process. Raises ValueError for an unknown name, a missing or
+    malformed file, an undecodable or unfitting picture, a single class, or splits larger than the data."""
     other = None if config.public_from is None else names.folder_of(config.public_from, config.root)
     return _load(config, names.folder_of(config.name, config.root), other)
 
@@ -148,12 +147,12 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     sizes = {split: getattr(config, split) for split in SPLITS}
     if config.public_from is not None:
         sizes["public"] = 0
-    how: dict[str, Any] = {"sizes": sizes, "seed": config.split_seed, "name": repr(config.name)}
-    rows = cut(source.labels, source.own_test, public=source.public, **how)
+    name, seed = repr(config.name), config.split_seed
+    rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
     splits, notes = pictures.read(source, rows, size=config.size, colour=config.colour)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
-        raise ValueError(f"{config.name!r} has one class only, {only!r}: there is nothing to condition on")
+        raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
     notes = (*source.notes, *notes)
     if config.public_from is not None:
         other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
@@ -176,7 +175,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         hidden_names=source.base_names,
         mapping=source.mapping,
         found=source.found,
-        learned=_learned(source) if config.fitted_on == "all" else "",
+        learned=LEARNED[source.codes is None] if config.fitted_on == "all" and source.found else "",
     )
 
 
@@ -198,10 +197,3 @@ def _check_classes(source: Source, public: Records) -> None:
                 f"none of the {len(public)} public records has the {column} {value!r} of {source.says}: raise "
                 "data.public, declare classes (ClassLabel), or set data.fitted_on to all (epsilon is then inf)"
             )
-
-
-def _learned(source: Source) -> str:
-    if not source.found:
-        return ""
-    what = "the classes" if source.codes is None else "types, bins, names of categories and classes"
-    return f"{what}, taken from all records"

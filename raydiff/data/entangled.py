@@ -1,10 +1,5 @@
-"""The entangled coefficient of FedDistr (arXiv 2410.12530, Definition 1, Eq. 7), and partitions that attain it.
-
-The coefficient of two clients is the cosine between their weights on the base distributions; the paper names its
-experiments by the average over all pairs (appendix A.1).
-
-Shapes: m base distributions, K clients.
-"""
+"""FedDistr's entangled coefficient (arXiv 2410.12530, Definition 1, Eq. 7), the cosine between two clients' weights on
+the base distributions, and partitions that attain it. Shapes: m base distributions, K clients."""
 
 from __future__ import annotations
 
@@ -31,10 +26,8 @@ def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> T
     """
     m = len(sizes)
     if clients < 2 or m % clients:
-        raise ValueError(
-            "an Entangled partition needs at least 2 clients, in a number that divides that of the base distributions, "
-            f"got {clients} clients and {m} base distributions"
-        )
+        wanted = "at least 2 clients, in a number that divides that of the base distributions"
+        raise ValueError(f"an Entangled partition needs {wanted}, got {clients} clients and {m} base distributions")
     owners = torch.arange(m) // (m // clients)  # of the bases in the order of `dealt`
     dealt = torch.randperm(m, generator=rng)
     away = mixing(xi, clients) * (clients - 1) / clients
@@ -63,16 +56,13 @@ def coefficients(counts: Tensor) -> Tensor:
 
 
 def measured(counts: Tensor) -> dict[str, float]:
-    """Metrics of a partition with counts (K, m): average coefficient over pairs (appendix A.1), largest coefficient,
-    and Theorem 2's condition, that all are below 1 / (K - 1)^2, as 1 or 0. Empty for one client."""
+    """Metrics of a partition with counts (K, m): average coefficient over pairs, by which the paper names experiments
+    (appendix A.1), the largest, and Theorem 2's condition, that all are below 1 / (K - 1)^2. Empty for one client."""
     clients = len(counts)
     if clients < 2:
         return {}
     rows, columns = torch.triu_indices(clients, clients, offset=1)
     pairs = coefficients(counts)[rows, columns]
-    largest = float(pairs.max())
-    return {
-        "partition/entanglement_mean": float(pairs.mean()),
-        "partition/entanglement_max": largest,
-        "partition/theorem2": float(largest < 1 / (clients - 1) ** 2),
-    }
+    of = {"entanglement_mean": pairs.mean(), "entanglement_max": pairs.max()}
+    of["theorem2"] = pairs.max() < 1 / (clients - 1) ** 2
+    return {f"partition/{name}": float(value) for name, value in of.items()}

@@ -18,15 +18,14 @@ from raydiff.data.source import Picture, Source
 
 
 def source(folder: Path) -> Source:
-    """All pictures, with the name of their folder as the label `class`.
-
-    They are ordered by file name, then by class, so that a picture's class moves no other picture. Raises ValueError if
-    there are no pictures, or not in folders of classes.
-    """
+    """All pictures, with the name of their folder as the label `class`, ordered by file name, so that a picture's class
+    moves no other picture. Raises ValueError if there are no pictures, or not in folders of classes."""
     splits = [_of_classes(part) for part in _split_folders(folder)]
     files = [path for split in splits for path in split]
     if not files:
-        raise ValueError(_no_classes(folder))
+        loose = len(_picture_files(folder))
+        what = f"holds {loose} pictures but no folders of pictures: put each class in a folder"
+        raise ValueError(f"{folder} {what if loose else 'holds no parquet files and no folders of pictures'}")
     names = sorted({path.parent.name for path in files}, key=_in_order)
     values = {name: value for value, name in enumerate(names)}
     return Source(
@@ -80,24 +79,14 @@ def _in_order(name: str) -> tuple[int, str]:
     return (int(name), name) if name.isdecimal() else (1 << 62, name)
 
 
-def _no_classes(folder: Path) -> str:
-    if loose := _picture_files(folder):
-        return f"{folder} holds {len(loose)} pictures but no folders of pictures: put each class in a folder"
-    return f"there are no parquet files and no folders of pictures in {folder}"
-
-
 def _unread(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
     """Notes on unread files, except hidden ones, and on folders without pictures."""
     taken = set(files)
-    rest = (path for path in sorted(folder.rglob("*")) if path.is_file() and path not in taken)
-    others = [path for path in rest if not any(part.startswith(".") for part in path.relative_to(folder).parts)]
-    empty = [path for part in _split_folders(folder) for path in _folders(part) if not _picture_files(path)]
-    notes = []
-    if others:
-        notes.append(f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}")
-    if empty:
-        notes.append(f"folders without pictures: {', '.join(path.name for path in empty)}")
-    return tuple(notes)
+    rest = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file() and path not in taken]
+    others = [path for path in rest if not any(part.startswith(".") for part in path.parts)]
+    empty = [path.name for part in _split_folders(folder) for path in _folders(part) if not _picture_files(path)]
+    notes = [f"files left unread: {len(others)}, such as {others[0]}"] if others else []
+    return (*notes, f"folders without pictures: {', '.join(empty)}") if empty else tuple(notes)
 
 
 def _pictures(files: Sequence[Path], rows: Tensor) -> Iterator[Picture]:

@@ -23,10 +23,8 @@ WHAT = {"dataset": "data set", "model": "model"}
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The local folder of this data set's parquet files, downloaded into the hub's cache.
-
-    Raises ValueError if the hub does not answer or does not have it, or parquet files lie in no or several folders.
-    """
+    """The local folder of this data set's parquet files, downloaded into the hub's cache. Raises ValueError as
+    `snapshot_of` does, and if parquet files lie in no or several folders."""
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
@@ -50,8 +48,7 @@ def repository(name: str) -> str:
 
 
 def upload(folder: Path, repository: str, *, public: bool) -> str:
-    """Upload the folder's files as the data set owner/name, created if needed; its address. Raises ValueError if the
-    hub refuses it."""
+    """Upload the folder's files as the data set owner/name, and return its address. Raises ValueError if refused."""
     from huggingface_hub import HfApi
 
     api = HfApi()
@@ -65,9 +62,7 @@ def upload(folder: Path, repository: str, *, public: bool) -> str:
 
 def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns: Sequence[str], says: str) -> Path:
     """The folder with the matching files of owner/name, up to date, or from the local cache if the hub does not answer.
-
-    `says` is the user's name for it. Raises ValueError if the hub does not have it, or neither answers nor is cached.
-    """
+    `says` is the user's name for it. Raises ValueError if the hub lacks it, or neither answers nor is cached."""
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
@@ -79,8 +74,9 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
         raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.
         offline, reason = True, _first_sentence(error)
-    files = getattr(info, "siblings", None) or ()
-    matching = [file for file in files if any(fnmatch.fnmatch(file.rfilename, pattern) for pattern in patterns)]
+    matching = [
+        f for f in getattr(info, "siblings", None) or () if any(fnmatch.fnmatch(f.rfilename, p) for p in patterns)
+    ]
     if (size := sum(file.size or 0 for file in matching)) > sizes.MOST_DOWNLOADED:
         most = sizes.shown(sizes.MOST_DOWNLOADED)
         raise ValueError(f"{says!r} takes {sizes.shown(size)}, more than the {most} that are downloaded: name a folder")

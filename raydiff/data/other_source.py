@@ -1,6 +1,6 @@
 """Records of another data set, labelled by the names of the first, of the same shape, without its pictures.
 
-Copies are found by a hash of the pixels after conversion and resizing: in any file, but not if cropped or recompressed.
+Equal pixels after conversion and resizing are refused, cropped or recompressed copies are not.
 """
 
 from __future__ import annotations
@@ -28,11 +28,8 @@ def read(
     colour: Colour,
     role: str = "public records",
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records at these rows of `other`, by name, labelled as in `source`, and notes on them.
-
-    Their numbers continue those of `source`. Raises ValueError, naming their `role`, if labels or shapes do not fit, or
-    a picture is also a record of `splits`.
-    """
+    """The records at these rows of `other`, by name, labelled as in `source`, and notes on them. Their numbers continue
+    those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a record of `splits`."""
     relabelled = {name: _relabelled(other.labels[numbers], other, source, role) for name, numbers in rows.items()}
     read, notes = pictures.read(other, rows, size=size, colour=colour)
     shape, ours = next(iter(read.values())).images.shape[1:], splits["train"].images.shape[1:]
@@ -57,7 +54,7 @@ def public_records(
     """`read` of `count` random rows of `other`. Raises ValueError also if there are fewer."""
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
-    rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))[:count].clone()
+    rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))[:count]
     records, notes = read(other, {"public": rows}, source, splits, size=size, colour=colour)
     return records["public"], (f"from {other.says}", *notes)
 
@@ -80,15 +77,16 @@ def _relabelled(labels: Tensor, other: Source, source: Source, role: str) -> Ten
 def _refuse_overlap(
     new: Sequence[Records], splits: Mapping[str, Records], other: Source, source: Source, role: str
 ) -> None:
-    held = {key: (split, number) for split, records in splits.items() for key, number in _hashed(records)}
+    places = {key: (split, row) for split, records in splits.items() for key, row in _hashed(records)}
     hashed = [pair for records in new for pair in _hashed(records)]
-    shared = [(number, held[key]) for key, number in hashed if key in held]
-    if not shared:
-        return
-    theirs, (split, number) = shared[0]
-    places = f"{_where(other, theirs - len(source.labels))}, which is {_where(source, number)} (split {split})"
-    count = f"{len(shared)} of {len(hashed)} pictures"
-    raise ValueError(f"{role} must hold no record of the run, but {count} are, such as {places}")
+    copies = [(row, places[key]) for key, row in hashed if key in places]
+    if copies:
+        theirs, (split, row) = copies[0]
+        one, another = _where(other, theirs - len(source.labels)), _where(source, row)
+        count = f"{len(copies)} of {len(hashed)} pictures are"
+        raise ValueError(
+            f"{role} must hold no record of the run, but {count}, such as {one}, which is {another} (split {split})"
+        )
 
 
 def _hashed(records: Records) -> list[tuple[str, int]]:

@@ -1,7 +1,4 @@
-"""Norms and pictures of the public split: what clip norms and the like may be chosen from.
-
-Shapes: N pictures, C channels, H x W pixels.
-"""
+"""Norms and pictures of the public split, from which clip norms may be chosen. Shapes: N pictures (C, H, W)."""
 
 from __future__ import annotations
 
@@ -31,22 +28,17 @@ class Norms:
     """Whether clips are around that mean."""
 
     @property
-    def clipped_ones(self) -> Tensor:
-        """The norms that a clip applies to."""
-        return self.centred if self.center else self.plain
-
-    @property
     def suggested_clip(self) -> float:
         """The median: half of the public pictures are clipped."""
-        return float(self.clipped_ones.quantile(0.5))
+        return float((self.centred if self.center else self.plain).quantile(0.5))
 
     def clipped(self, clip: float) -> float:
         """The fraction of pictures with a norm above `clip`."""
-        return float((self.clipped_ones > clip).double().mean())
+        return float(((self.centred if self.center else self.plain) > clip).double().mean())
 
 
 def norms(public: Records, *, center: bool = False) -> Norms:
-    """The norms of the public records, of which there must be at least one."""
+    """The norms of at least one public record."""
     flat = public.images.flatten(1)
     return Norms(flat.norm(dim=1).sort().values, (flat - flat.mean(0)).norm(dim=1).sort().values, center)
 

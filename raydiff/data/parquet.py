@@ -38,10 +38,8 @@ class _File:
 
 
 def source(folder: Path, labels: Sequence[str]) -> Source:
-    """The rows of train*.parquet, then of test*.parquet; without train files, of all files as one split.
-
-    `labels` names the label columns, the class first; empty: `label`, or else `fine_label`.
-    """
+    """The rows of train*.parquet, then of test*.parquet; without train files, of all files as one split. `labels` names
+    the label columns, the class first; empty: `label`, or else `fine_label`."""
     every = sorted(folder.glob("*.parquet"))
     train, test = (sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test"))
     if not train:
@@ -49,7 +47,7 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
     files = [_open(path, labels) for path in train + test]
     columns = tuple(labels) or tuple(files[0].labels)
     coded = [_coded(files, place) for place in range(len(columns))]
-    own_test = sum(_rows(file) for file in files[len(train) :])
+    own_test = sum(len(next(iter(file.labels.values()))) for file in files[len(train) :])
     deeper = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
     unread = [path.name for path in (*every, *deeper) if path not in train + test]
     return Source(
@@ -104,10 +102,9 @@ def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
     if text:
         return column.cast(pa.string())
     values = column.to_numpy()
-    for row, value in ((int(values.argmin()), int(values.min())), (int(values.argmax()), int(values.max()))):
-        if not 0 <= value < MOST_VALUES:
-            wrong = "below 0" if value < 0 else f"but labels must be below {MOST_VALUES}"
-            raise ValueError(f"row {row} of {path} has the label {value}, {wrong}")
+    for row in (int(values.argmin()), int(values.argmax())):
+        if not 0 <= values[row] < MOST_VALUES:
+            raise ValueError(f"row {row} of {path} has the label {values[row]}, but labels are 0 to {MOST_VALUES - 1}")
     return column
 
 
@@ -125,10 +122,6 @@ def _longest(column: Any) -> int:
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
         return 0
     return max((pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in column.chunks), default=0)
-
-
-def _rows(file: _File) -> int:
-    return len(next(iter(file.labels.values())))
 
 
 def _column(path: Path, columns: Sequence[str], names: Sequence[str]) -> str:
@@ -170,12 +163,11 @@ def _names(files: Sequence[_File], place: int, values: int) -> tuple[str, ...]:
     columns = [(file, list(file.labels)[place]) for file in files]
     named = {file.names[column]: file.path for file, column in columns if column in file.names}
     if len(named) > 1:
-        raise ValueError(f"{' and '.join(str(path) for path in named.values())} name their classes differently")
-    for names, path in named.items():
-        if values > len(names):
-            raise ValueError(f"{path} names {len(names)} classes, but there is a label {values - 1}")
-        return names
-    return tuple(str(value) for value in range(values))
+        raise ValueError(f"{' and '.join(map(str, named.values()))} name their classes differently")
+    names = next(iter(named), tuple(map(str, range(values))))
+    if values > len(names):
+        raise ValueError(f"{named[names]} names {len(names)} classes, but there is a label {values - 1}")
+    return names
 
 
 @contextlib.contextmanager

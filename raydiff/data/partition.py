@@ -1,12 +1,10 @@
 """Partitions of the training records over the clients.
 
-A partition is a list of index tensors, one per client: disjoint, covering all records, none empty, deterministic given
-the generator's state. "Class" is label column 0 (only `Entangled` uses hidden classes); classes without records do not
-count.
+A partition is a list of index tensors, one per client: disjoint, covering all records, none empty. "Class" is label
+column 0 (only `Entangled` uses hidden classes); classes without records do not count.
 
-Under Pooled, Iid and Dirichlet a record's client depends on its label, its place and public values only: another label
-of one record moves no other record. Other partitions count records by class: under them labels are public by
-declaration (`publishes_labels`).
+Under Pooled, Iid and Dirichlet another label of one record moves no other record. Other partitions count records by
+class: under them labels are public by declaration (`publishes_labels`).
 
 Shapes: N records, M clients, K classes.
 """
@@ -60,11 +58,9 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class MajorityMinority:
-    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952).
-
-    Even clients have the first of `clusters` as majority, odd clients the second. PFDM does not state its clients'
-    sizes; the default ratio is that of its attacker's set, 1000 to 100.
-    """
+    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952), which does
+    not state sizes: the default ratio is that of its attacker's set. Even clients have the first of `clusters` as
+    majority, odd clients the second."""
 
     ratio: float = 0.1
     """Records of a class at each minority client over those at each majority client; at least one record."""
@@ -80,11 +76,9 @@ class MajorityMinority:
 
 @dataclass(frozen=True, kw_only=True)
 class Entangled:
-    """Each client owns base distributions, and has equally many records of the others' (see `raydiff.data.entangled`).
-
-    After FedDistr (arXiv 2410.12530), with xi = 0, 0.003, 0.057 and 0.385 and 5, 10 and 20 clients. The number of
-    clients must divide that of the base distributions: hidden classes with `data.superclasses`, else classes.
-    """
+    """Each client has base distributions, and equally many records of the others' (see `raydiff.data.entangled`), as in
+    FedDistr (arXiv 2410.12530). The number of clients must divide that of the base distributions: hidden classes with
+    `data.superclasses`, else classes."""
 
     xi: float = 0.0
     """Entangled coefficient of every pair, in [0, 1)."""
@@ -109,8 +103,7 @@ class Newcomers:
 
     def __post_init__(self) -> None:
         if self.clients < 1 or self.classes < 1 or self.records < self.classes:
-            got = f"{self.clients}, {self.classes} and {self.records}"
-            raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {got}")
+            raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self}")
 
 
 Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority | Entangled
@@ -119,24 +112,25 @@ Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority | Entangled
 def partition(records: Records, clients: int, *, how: Partition, rng: torch.Generator) -> list[Tensor]:
     """Positions within `records`, ascending int64, for each of M = `clients` clients. Raises ValueError if a client
     would get no record (under MajorityMinority: no record of some class)."""
-    if clients < 1:
-        raise ValueError(f"clients must be at least 1, got {clients}")
-    if isinstance(how, Pooled) and clients != 1:
-        raise ValueError(f"clients must be 1 for a Pooled partition, got {clients}")
-    if len(records) < clients:
-        few = f"{len(records)} records for {clients} clients"
-        raise ValueError(f"client {len(records)} would get no record ({few}): use fewer clients or more records")
+    if clients < 1 or (isinstance(how, Pooled) and clients != 1):
+        raise ValueError(
+            f"clients must be {'1 for a Pooled partition' if clients > 1 else 'at least 1'}, got {clients}"
+        )
+    if not len(records):
+        raise ValueError("clients would get no record: there are none")
     order = torch.randperm(len(records), generator=rng)
     if isinstance(how, Pooled | Iid):
         parts = list(order.tensor_split(clients))
     elif isinstance(how, Dirichlet):
         parts = _dirichlet(records.labels[:, 0], order, clients, how, rng)
     else:
-        kinds = records.bases if isinstance(how, Entangled) else records.labels[:, 0]
-        parts = _deal(kinds, order, _shares(kinds, clients, how, rng))
+        labels = records.bases if isinstance(how, Entangled) else records.labels[:, 0]
+        parts = _deal(labels, order, _sizes(labels, clients, how, rng))
     for client, part in enumerate(parts):
         if not len(part):
-            raise ValueError(f"client {client} would get no record: {_remedy(how)}")
+            remedy = f"raise partition.alpha ({how.alpha}), " if isinstance(how, Dirichlet) else ""
+            few = f"{len(records)} records for {clients} clients"
+            raise ValueError(f"client {client} would get no record ({few}): {remedy}use fewer clients or more records")
     return [part.sort().values for part in parts]
 
 
@@ -151,9 +145,8 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
     present, parts = _classes(records.labels[:, 0])[0], []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
-        few = f"newcomers need {wanted} classes (one at least is for the others)" if how.own_classes else ""
-        few = few or f"newcomers.classes must be at most {len(present)}"
-        raise ValueError(f"{few}, there are {len(present)}")
+        one = " (one at least is for the others)" if how.own_classes else ""
+        raise ValueError(f"newcomers.classes: {wanted} classes are needed{one}, there are {len(present)}")
     order = torch.randperm(len(records), generator=rng)
     left = {int(c): order[records.labels[order, 0] == c] for c in present}
     shuffled = present[torch.randperm(len(present), generator=rng)]
@@ -174,12 +167,6 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
     return parts, torch.cat([rows for c, rows in left.items() if c not in taken]).sort().values
 
 
-def _remedy(how: Partition) -> str:
-    if isinstance(how, Dirichlet):
-        return f"raise partition.alpha ({how.alpha}), use fewer clients, more records or another seed"
-    return "use fewer clients or more records"
-
-
 def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
     """The classes with records, ascending (K,), and their numbers of records (K,)."""
     sizes = labels.bincount()
@@ -187,39 +174,33 @@ def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
     return classes, sizes[classes]
 
 
-def _shares(labels: Tensor, clients: int, how: ByClass | MajorityMinority | Entangled, rng: torch.Generator) -> Tensor:
+def _sizes(labels: Tensor, clients: int, how: ByClass | MajorityMinority | Entangled, rng: torch.Generator) -> Tensor:
     """(K, M) int64: records of each class for each client."""
     classes, sizes = _classes(labels)
-    match how:
-        case ByClass():
-            return _by_class(sizes, clients)
-        case MajorityMinority():
-            return _majority_minority(classes.tolist(), sizes, clients, how)
-        case Entangled():
-            return entangled.shares(sizes, clients, how.xi, rng=rng)
+    if isinstance(how, Entangled):
+        return entangled.shares(sizes, clients, how.xi, rng=rng)
+    if isinstance(how, MajorityMinority):
+        return _majority_minority(classes.tolist(), sizes, clients, how)
+    return _by_class(sizes, clients)
 
 
-def _deal(labels: Tensor, order: Tensor, shares: Tensor) -> list[Tensor]:
-    """Cut the rows of each class of `labels` (N,), in the order of `order` (N,), by its row of `shares` (K, M)."""
-    hands: list[list[Tensor]] = [[order[:0]] for _ in range(shares.shape[1])]
+def _deal(labels: Tensor, order: Tensor, sizes: Tensor) -> list[Tensor]:
+    """Cut the rows of each class of `labels` (N,), in the order of `order` (N,), by its row of `sizes` (K, M)."""
     shuffled = labels[order]
-    for c, share in zip(_classes(labels)[0], shares, strict=True):
-        for hand, rows in zip(hands, torch.split_with_sizes(order[shuffled == c], share.tolist()), strict=True):
-            hand.append(rows)
-    return [torch.cat(hand) for hand in hands]
+    cut = [order[shuffled == c].split(row.tolist()) for c, row in zip(_classes(labels)[0], sizes, strict=True)]
+    return [torch.cat([pieces[client] for pieces in cut]) for client in range(sizes.shape[1])]
 
 
 def _by_class(sizes: Tensor, clients: int) -> Tensor:
-    shares = torch.zeros(len(sizes), clients, dtype=torch.int64)
+    out = torch.zeros(len(sizes), clients, dtype=torch.int64)
     for k, n in enumerate(sizes.tolist()):
-        sharing = range(k % clients, clients, len(sizes))
-        shares[k, sharing] = _evenly(n, len(sharing))
-    return shares
+        owners = range(k % clients, clients, len(sizes))
+        out[k, owners] = _evenly(n, len(owners))
+    return out
 
 
 def _dirichlet(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
-    """Each record, at its place order (N,), by the proportions of its class, whose draws do not depend on numbers of
-    records."""
+    """Each record, at its place order (N,), by its class's proportions, which are drawn alike for any numbers."""
     place, owners = (order.double() + 0.5) / len(order), torch.zeros_like(order)
     ones, held = torch.ones(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.int64)
     with seeding.forked(rng):
@@ -242,23 +223,22 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
         got = f"{clients} clients and {len(classes)} classes"
         raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {got}")
     first, _ = clusters(classes)
-    shares = torch.empty(len(classes), clients, dtype=torch.int64)
+    out = torch.empty(len(classes), clients, dtype=torch.int64)
     for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
         start = 0 if c in first else 1
         majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
         # At least one record, and never more than n // clients: rounding must not make the minority the larger part.
         few = min(max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority)))), n // clients)
-        of_class = f"of class {c} ({n} records, {clients} clients)"
-        if how.minority is not None:
-            few = how.minority
-            if few > n // clients:
-                worse = f"client {majority[0]} would get fewer records than a minority client {of_class}"
-                raise ValueError(f"{worse}: lower partition.minority ({few}) or use fewer clients")
-        if few < 1:
-            raise ValueError(f"client {minority[0]} would get no record {of_class}: {_remedy(how)}")
-        shares[k, minority] = few
-        shares[k, majority] = _evenly(n - few * len(minority), len(majority))
-    return shares
+        few = how.minority or few
+        if not 1 <= few <= n // clients:
+            of_class = f"of class {c} ({n} records, {clients} clients)"
+            raise ValueError(
+                f"a minority client would get {few} records {of_class}, which must be at least 1 and no more than a "
+                "majority client's: lower partition.minority, use fewer clients or more records"
+            )
+        out[k, minority] = few
+        out[k, majority] = _evenly(n - few * len(minority), len(majority))
+    return out
 
 
 def _evenly(n: int, parts: int) -> Tensor:

@@ -1,7 +1,4 @@
-"""Decoding, conversion and resizing of pictures to one tensor.
-
-Shapes: n pictures, C channels, H x W pixels.
-"""
+"""Decoding, conversion and resizing of n pictures to one tensor, of C channels and H x W pixels."""
 
 from __future__ import annotations
 
@@ -30,8 +27,8 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 def read(
     source: Source, rows: dict[str, Tensor], *, size: int | None, colour: Colour
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records at the row numbers of each split, pictures or codes of a table, and notes on conversions. Raises
-    ValueError for a table with a size or colour."""
+    """The records at the row numbers of each split, and notes on conversions. Raises ValueError for a table with a size
+    or colour, and as `stack` does."""
     if source.codes is not None:
         if size is not None or colour != "stored":
             raise ValueError(f"{source.says} are no pictures: data.size must be none and data.colour stored")
@@ -131,13 +128,11 @@ def _pixels(image: Image.Image, where: str, *, size: int | None, colour: Colour)
 
 
 def _misfit(where: str, shape: Sequence[int], first: str, other: Sequence[int]) -> str:
-    remedies = []
-    if shape[1:] != other[1:]:
-        remedies.append("data.size to crop and resize them")
-    if shape[0] != other[0]:
-        remedies.append("data.colour to grey or rgb to convert them")
+    size = "data.size to crop and resize them" if shape[1:] != other[1:] else ""
+    mode = "data.colour to grey or rgb to convert them" if shape[0] != other[0] else ""
+    remedies = " and ".join(filter(None, (size, mode)))
     says = f"{where} is {form(shape)}, but {first} is {form(other)}"
-    return f"pictures must have one size and mode: {says} (set {' and '.join(remedies)})"
+    return f"pictures must have one size and mode: {says} (set {remedies})"
 
 
 def form(shape: Sequence[int]) -> str:
@@ -147,6 +142,6 @@ def form(shape: Sequence[int]) -> str:
 
 def _notes(size: int | None, colour: Colour) -> tuple[str, ...]:
     """Conversions by the settings, not by the (private) pictures that need them."""
-    converted = [] if colour == "stored" else [f"converted to {MODES[colour]}, transparency dropped"]
-    resized = f"cropped to the central square and resized to {size} x {size} by area averaging"
-    return (*converted, resized) if size else tuple(converted)
+    converted = "" if colour == "stored" else f"converted to {MODES[colour]}, transparency dropped"
+    cropped = f"cropped to the central square and resized to {size} x {size} by area averaging" if size else ""
+    return tuple(filter(None, (converted, cropped)))

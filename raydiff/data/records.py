@@ -1,7 +1,4 @@
-"""Records: rows of a data set as tensors, for clients, splits and methods.
-
-Shapes: N records, C channels, H x W pixels, K label columns.
-"""
+"""Records: rows of a data set as tensors. Shapes: N records, C channels, H x W pixels, K label columns."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""Size limits, checked before data are read: a small file may claim, or unpack to, more than any machine has. A file
-that lies about its size can still exhaust the memory of its process."""
+"""Size limits, checked before data are read: a small file may claim, or unpack to, more than any machine has."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Source: all rows of a data set before the splits, with labels in memory and pictures on demand.
-
-Shapes: N rows, K label columns.
-"""
+"""Source: all N rows of a data set before the splits, with K label columns in memory and pictures on demand."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from raydiff.data.tables.encode import Mapping
 
 Picture = tuple[str, Image.Image]
 """(location, stored picture)."""
-MOST_VALUES = 65_536
-"""Labels must be below this, since models have a row of weights for each value."""
+MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
 
 
 @dataclass(frozen=True)
@@ -62,6 +58,5 @@ class Source:
             return self
         index = [self.columns.index(name) for name in labels]
         names = tuple(self.names[i] for i in index)
-        undeclared = tuple(name for name in labels if name in self.found)
-        chosen = self.labels[:, index]
-        return dataclasses.replace(self, labels=chosen, columns=tuple(labels), names=names, found=undeclared)
+        found = tuple(name for name in labels if name in self.found)
+        return dataclasses.replace(self, labels=self.labels[:, index], columns=tuple(labels), names=names, found=found)

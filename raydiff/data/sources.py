@@ -18,10 +18,11 @@ from torch import Tensor
 from raydiff import lookup
 from raydiff.data import folders, hub, parquet, superclasses
 from raydiff.data.source import Picture, Source
-from raydiff.data.tables import as_source as tables
 from raydiff.data.tables import read
 from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.lookup import imported, is_outside, nearest
+
+WANTED = "a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
 
 
 def source(
@@ -45,13 +46,12 @@ def source(
         if table is not None:
             raise ValueError(f"data set {name!r} is a table: data.superclasses must be none")
         assert folder is not None
-        return tables.source(name, folder, labels, bins=bins, public=public, seed=seed)
+        return table_rows(name, folder, labels, bins=bins, public=public, seed=seed)
     if bins is not None:
         raise ValueError(f"data set {name!r} is no table: data.bins must be none")
-    make = _outside(name) if is_outside(name) else SOURCES.get(name, files)
-    out = make(folder, labels) if callable(make) else None
+    out = (_outside(name) if is_outside(name) else SOURCES.get(name, files))(folder, labels)
     if not isinstance(out, Source):
-        raise ValueError(f"{name} must be a function of (folder, labels) that gives a raydiff.data.source.Source")
+        raise ValueError(f"{name} must be {WANTED}")
     out = out.select(labels)
     if name in SOURCES:  # their classes are public
         out = dataclasses.replace(out, found=())
@@ -63,9 +63,8 @@ def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
     function of this machine."""
     make: Callable[[Path | None, Sequence[str]], Source] = imported(name)
     module = sys.modules.get(getattr(make, "__module__", None) or "")
-    if not any(value is Source for value in vars(module or object).values()):
-        wanted = "a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
-        raise ValueError(f"{name} must be {wanted}")
+    if not callable(make) or not any(value is Source for value in vars(module or object).values()):
+        raise ValueError(f"{name} must be {WANTED}")
     return make
 
 
@@ -78,10 +77,7 @@ def is_known(name: str, labels: Sequence[str]) -> bool:
 
 def folder_of(name: str, root: str | None) -> Path | None:
     """Path of the folder, or of a table's file; None: embedded. A `module:name` gets the folder of data sets itself.
-
-    Raises:
-        ValueError: The path does not exist.
-    """
+    Raises ValueError if the path does not exist."""
     if name in SOURCES and name not in FOLDERS:
         return None
     if read.is_table(name):
@@ -94,9 +90,8 @@ def folder_of(name: str, root: str | None) -> Path | None:
     if is_path(name):
         if not (path := Path(name).expanduser()).is_dir():
             hint = f" (a data set of the hub is hub:{name})" if hub.NAME.fullmatch(f"hub:{name}") else ""
-            raise ValueError(
-                f"data set {name!r} has a /, so it is a path, but there is no folder {path.absolute()}{hint}"
-            )
+            where = f"so it is a path, but there is no folder {path.absolute()}{hint}"
+            raise ValueError(f"data set {name!r} has a /, {where}")
         return path.resolve()
     return _below_root(name, root).resolve()
 
@@ -126,14 +121,14 @@ def _below_root(name: str, root: str | None) -> Path:
     where = f"no folder {folder} (data.root, else RAYDIFF_DATA, is {root})"
     if name in FOLDERS:
         raise ValueError(f"data set {name!r} is missing: {where}")
-    there = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))
-    raise ValueError(f"unknown data set {name!r}: {where}{_hint(name, there)}")
+    folders_below = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))
+    raise ValueError(f"unknown data set {name!r}: {where}{_hint(name, folders_below)}")
 
 
-def _hint(name: str, known: Iterable[str]) -> str:
+def _hint(name: str, more: Iterable[str]) -> str:
     if Path(name).is_dir():
         return f"; the folder here is ./{name}"
-    names = dict.fromkeys([*SOURCES, *known, *CODE_BOOKS])
+    names = dict.fromkeys([*SOURCES, *more, *CODE_BOOKS])
     return nearest(name, names) or f"; known: {', '.join(names)}"
 
 
@@ -141,6 +136,40 @@ def files(folder: Path | None, labels: Sequence[str]) -> Source:
     """A folder of parquet files, else of pictures."""
     assert folder is not None
     return parquet.source(folder, labels) if any(folder.glob("*.parquet")) else folders.source(folder)
+
+
+def table_rows(
+    name: str, file: Path, labels: Sequence[str], *, bins: int | None, public: int | None = None, seed: int = 0
+) -> Source:
+    """The rows of a table, their codes in place of pictures; test rows of a preset last, encoded by the mapping of the
+    others. Raises ValueError as `read.read`, and if there is no label."""
+    if len(labels) > 1:
+        raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
+    preset = name if name in CODE_BOOKS else None
+    config = read.Table(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
+    parts = [first := read.read(config, public=public, seed=seed)]
+    if preset is not None and len(CODE_BOOKS[preset].files) > 1:
+        parts.append(read.read_again(config, read.locate(preset, str(file.parents[1]), part=1), first.mapping))
+    if (label := first.mapping.label) is None:
+        raise ValueError(f"{file.name} needs a label: give data.labels one of {', '.join(first.columns)}")
+    rows = sum(len(part.codes) for part in parts)
+    return Source(
+        labels=torch.cat([part.labels for part in parts if part.labels is not None])[:, None],
+        columns=(label.name,),
+        names=(label.categories,),
+        own_test=rows - len(first.codes),
+        pictures=_no_pictures,
+        says=f"{rows} rows of {len(first.columns)} columns from {' and '.join(part.says for part in parts)}",
+        notes=tuple(note for part in parts for note in part.notes),
+        codes=torch.cat([part.codes for part in parts]),
+        mapping=first.mapping,
+        found=first.found,
+        public=first.public,
+    )
+
+
+def _no_pictures(rows: Tensor) -> Iterator[Picture]:
+    raise ValueError("a table has rows, no pictures")
 
 
 def digits(folder: Path | None, labels: Sequence[str]) -> Source:

@@ -1,7 +1,4 @@
-"""Disjoint splits of a source's rows, by place and seed, never by content.
-
-So another label of a record moves no record, as guarantees that cover labels require; numbers by class are random.
-"""
+"""Disjoint splits of a source's rows, by place and seed: another label of a record moves no record."""
 
 from __future__ import annotations
 
@@ -24,11 +21,9 @@ def cut(
     name: str,
     public: Tensor | None = None,
 ) -> dict[str, Tensor]:
-    """Row numbers of each split, in random order, of N records, of which the last `own_test` are test rows.
-
-    `sizes` has a number for each of `SPLITS` (None: all remaining rows); `public` are public rows drawn before. Raises
-    ValueError if sizes are too large.
-    """
+    """Row numbers of each split, in random order, of N records, of which the last `own_test` are test rows. `sizes` has
+    a number for each of `SPLITS` (None: all remaining rows); `public` are public rows drawn before. Raises ValueError
+    if sizes are too large."""
     count = len(records) - own_test
     if count < 1:
         raise ValueError(f"{name} has test rows only")
@@ -37,10 +32,9 @@ def cut(
     test = {"test": sizes["test"]}
     # Train comes last, so that its size moves no other split.
     others = {split: sizes[split] for split in ("public", "validation", "calibration", "train")}
-    beside = name
     if public is not None:
         del others["public"]
-        beside = f"{name} beside the {len(public)} public ones"
+    beside = name if public is None else f"{name} beside the {len(public)} public ones"
     if own_test:
         test_order = count + torch.randperm(own_test, generator=generator(seed, "splits", "test"))
         rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {beside}")

@@ -1,9 +1,4 @@
-"""Superclasses: clients see a record's superclass; its class is a hidden base distribution.
-
-Source: FedDistr, arXiv 2410.12530, appendix A.1.
-
-Shapes: N rows, n of them kept.
-"""
+"""Superclasses: clients see a record's superclass; its class is a hidden base distribution."""
 
 from __future__ import annotations
 
@@ -14,39 +9,16 @@ import torch
 from torch import Tensor
 
 from raydiff.data.source import Picture, Source
-from raydiff.lookup import nearest
+from raydiff.lookup import Table, nearest
 
-CIFAR100: dict[str, tuple[str, ...]] = {
-    "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
-    "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),
-    "flowers": ("orchid", "poppy", "rose", "sunflower", "tulip"),
-    "food_containers": ("bottle", "bowl", "can", "cup", "plate"),
-    "fruit_and_vegetables": ("apple", "mushroom", "orange", "pear", "sweet_pepper"),
-    "household_electrical_devices": ("clock", "keyboard", "lamp", "telephone", "television"),
-    "household_furniture": ("bed", "chair", "couch", "table", "wardrobe"),
-    "insects": ("bee", "beetle", "butterfly", "caterpillar", "cockroach"),
-    "large_carnivores": ("bear", "leopard", "lion", "tiger", "wolf"),
-    "large_man-made_outdoor_things": ("bridge", "castle", "house", "road", "skyscraper"),
-    "large_natural_outdoor_scenes": ("cloud", "forest", "mountain", "plain", "sea"),
-    "large_omnivores_and_herbivores": ("camel", "cattle", "chimpanzee", "elephant", "kangaroo"),
-    "medium_mammals": ("fox", "porcupine", "possum", "raccoon", "skunk"),
-    "non-insect_invertebrates": ("crab", "lobster", "snail", "spider", "worm"),
-    "people": ("baby", "boy", "girl", "man", "woman"),
-    "reptiles": ("crocodile", "dinosaur", "lizard", "snake", "turtle"),
-    "small_mammals": ("hamster", "mouse", "rabbit", "shrew", "squirrel"),
-    "trees": ("maple_tree", "oak_tree", "palm_tree", "pine_tree", "willow_tree"),
-    "vehicles_1": ("bicycle", "bus", "motorcycle", "pickup_truck", "train"),
-    "vehicles_2": ("lawn_mower", "rocket", "streetcar", "tank", "tractor"),
-}
-"""The coarse classes of CIFAR-100 (Krizhevsky 2009), each with its five fine classes, both in alphabetical order."""
-
-TABLES: dict[str, dict[str, tuple[str, ...]]] = {
-    "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
-    "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
-    "cifar100": CIFAR100,
-    # FedDistr takes 10 of 20 superclasses and 2 of 5 subclasses, without saying which
-    "cifar100-10x2": {name: CIFAR100[name][:2] for name in sorted(CIFAR100)[:10]},
-}
+TABLES: Table[dict[str, tuple[str, ...]]] = Table(
+    {
+        "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
+        "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
+        "cifar100": "raydiff.papers.feddistr.superclasses:CIFAR100",
+        "cifar100-10x2": "raydiff.papers.feddistr.superclasses:CIFAR100_10X2",
+    }
+)
 """Name -> {superclass: its classes}."""
 
 
@@ -58,22 +30,16 @@ def check(name: str) -> None:
 
 
 def applied(source: Source, name: str) -> Source:
-    """`source` with superclasses as classes, and the classes as hidden base distributions.
-
-    Rows of classes in no superclass are left out, and the others numbered anew.
-
-    Raises:
-        ValueError: The table names a class that the source lacks.
-    """
-    table = TABLES[name]
+    """`source` with superclasses as classes, and the classes as hidden base distributions. Rows of classes in no
+    superclass are left out. Raises ValueError if the table names a class that the source lacks."""
+    table, classes = TABLES[name], source.names[0]
     parents = {fine: parent for parent, of in table.items() for fine in of}
-    if missing := [fine for fine in parents if fine not in source.names[0]]:
-        raise ValueError(
-            f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not "
-            f"(its {source.columns[0]} is one of {_few(source.names[0])})"
-        )
-    bases = tuple(fine for fine in source.names[0] if fine in parents)
-    base_of = torch.tensor([bases.index(fine) if fine in parents else -1 for fine in source.names[0]])
+    if missing := [fine for fine in parents if fine not in classes]:
+        few = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
+        what = f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not"
+        raise ValueError(f"{what} (its {source.columns[0]} is one of {few})")
+    bases = tuple(fine for fine in classes if fine in parents)
+    base_of = torch.tensor([bases.index(fine) if fine in parents else -1 for fine in classes])
     parent_of = torch.tensor([list(table).index(parents[fine]) for fine in bases])
     base = base_of[source.labels[:, 0]]
     kept = (base >= 0).nonzero()[:, 0]
@@ -97,7 +63,3 @@ def applied(source: Source, name: str) -> Source:
         base_names=bases,
         found=tuple(column for column in source.columns[1:] if column in source.found),
     )
-
-
-def _few(names: tuple[str, ...]) -> str:
-    return ", ".join(names[:6]) + (", ..." if len(names) > 6 else "")

@@ -1,4 +1,4 @@
-"""Records of a client that joins a finished run: rows that no client trained on, or another data set.
+"""Records of a client that joins a finished run.
 
 Of the run's data set: first rows outside all splits, then the validation split; the test split's records of the same
 classes are held out. Of another data set its test rows are held out, or else half of its rows.
@@ -54,11 +54,8 @@ class Choice:
 
 
 def newcomer(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> Newcomer:
-    """An unseen client of a run on `dataset` (`config`, loaded), whose clients have `usual` records.
-
-    Raises:
-        ValueError: Classes or shapes differ from the run's, pictures are records of the run, or there are too few.
-    """
+    """An unseen client of a run on `dataset` (`config`, loaded), whose clients have `usual` records. Raises ValueError
+    if classes or shapes differ from the run's, pictures are records of the run, or there are too few."""
     classes = _values(choice.classes, dataset)
     same = choice.data is None or _is_same(choice.data, config)
     client = _of_run(choice, config, dataset, classes, usual) if same else _of_other(choice, config, dataset, classes)
@@ -74,7 +71,8 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rng = generator(choice.seed, "newcomer", "rows")
     labels = source.labels[:, 0]
     pools = [untouched.nonzero()[:, 0], splits["validation"].numbers]
-    rows = torch.cat([_dealt(pool, labels, classes, rng) for pool in pools])
+    rows = torch.cat([pool[torch.randperm(len(pool), generator=rng)] for pool in pools])  # independent of labels
+    rows = rows[torch.isin(labels[rows], torch.tensor(classes))] if classes else rows
     where = f"that no client trained on in {config.name} (rows of no split, then the validation split)"
     rows = _first(rows, choice.records, where, usual=usual)
     records = pictures.read(source, {"new": rows}, size=config.size, colour=config.colour)[0]["new"].without_base()
@@ -121,21 +119,13 @@ def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
     names = dataset.label_names[0]
     for name in classes:
         if name not in names and not (name.isdecimal() and int(name) < len(names)):
-            shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
-            raise ValueError(f"the run's data have no class {name!r}; they have {shown}")
+            raise ValueError(f"the run's data have no class {name!r}; they have {', '.join(names)}")
     return sorted({names.index(c) if c in names else int(c) for c in classes})
 
 
-def _dealt(rows: Tensor, labels: Tensor, classes: Sequence[int], rng: torch.Generator) -> Tensor:
-    """The rows of these classes (all: []), in an order that is independent of labels."""
-    rows = rows[torch.randperm(len(rows), generator=rng)]
-    return rows[torch.isin(labels[rows], torch.tensor(classes))] if classes else rows
-
-
 def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) -> Tensor:
-    if not len(rows) or (count is not None and count > len(rows)):
-        wanted = "a new client needs at least 1" if count is None else f"a new client is to have {count}"
-        raise ValueError(f"there are {len(rows)} records of its classes {where}, and {wanted}")
+    if len(rows) < (count or 1):
+        raise ValueError(f"there are {len(rows)} records of its classes {where}, and a new client needs {count or 1}")
     return rows[: usual if count is None else count]
 
 

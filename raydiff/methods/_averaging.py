@@ -1,7 +1,4 @@
-"""Averaging over rounds: what FedAvg and the methods that descend from it have in common.
-
-`Averaging` is the server's step along the clients' mean update; `Averaged` is the base class of the methods.
-"""
+"""`Averaging`, the server's step along the clients' mean update, and `Averaged`, the base of FedAvg's family."""
 
 from __future__ import annotations
 
@@ -96,7 +93,6 @@ class Averaging:
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 
     def upload_event(self, *, rounds: int) -> Event:
-        """The event of any update's release."""
         return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
 
     def upload_spec(self, before: Tensors) -> UploadSpec:
@@ -184,7 +180,6 @@ class Averaged(Method):
 
     @property
     def trained_model(self) -> AnyModel:
-        """The model."""
         return self.model
 
     @property
@@ -198,41 +193,33 @@ class Averaged(Method):
         return server
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """All of the shared model."""
         return self.shared(server), {}
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The shared model's first weights."""
         return self.model.init(rng)
 
     @property
     def accountant(self) -> str:
-        """The tightest one that has a theorem."""
         return "exact" if self.averaging.privacy is None else self.averaging.privacy.accountant
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Gradient steps from the server's weights on the client's records; send the difference."""
-        return self.fit_and_send(server, state, data, rnd)[0]
+        return self.send(server, *self.fit_round(server, data, rnd), state, rnd)
 
-    def fit_and_send(
-        self,
-        server: Params,
-        state: Params,
-        data: Records,
-        rnd: Round,
-        *,
-        objective: Objective | None = None,
-        extras: Params | None = None,
-    ) -> tuple[LocalResult, Params]:
-        """(the result that sends the update and keeps `state`, the client's weights) of this round's steps of `local`
-        from the server's weights; `objective` and its constants `extras` as in `training.fit`."""
+    def send(self, server: Params, w: Params, loss: float, state: Params, rnd: Round) -> LocalResult:
+        """The result that sends how far the weights w are from the server's, and keeps `state`."""
+        sent = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
+        return LocalResult(state, sent, {"train/loss": loss})
+
+    def fit_round(
+        self, w: Params, data: Records, rnd: Round, *, objective: Objective | None = None, extras: Params | None = None
+    ) -> tuple[Params, float]:
+        """(weights, mean loss) after this round's steps of `local` from w; `objective` and `extras` as in `fit`."""
         more: dict[str, Any] = {"steps": self.steps(rnd.number, len(data)), "objective": objective, "extras": extras}
-        w, _, loss = fit(self.model, server, data.images, data.labels, training=self.local, rng=rnd.rng, **more)
-        release = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
-        return LocalResult(state, release, {"train/loss": loss}), w
+        w, _, loss = fit(self.model, w, data.images, data.labels, training=self.local, rng=rnd.rng, **more)
+        return w, loss
 
     def upload_event(self, records: int, number: int) -> Event:
-        """The event of every update."""
         return self.averaging.upload_event(rounds=self.rounds)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
@@ -240,7 +227,6 @@ class Averaged(Method):
         return self.averaging.upload_spec(tree.without(SERVER_ONLY, server))
 
     def mean_spec(self, server: Params) -> MeanSpec:
-        """Updates are averaged."""
         return self.averaging.mean_spec(server, rounds=self.rounds)
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:

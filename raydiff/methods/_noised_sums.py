@@ -1,4 +1,4 @@
-"""A noised sum over a client's records.
+"""A noised sum over a client's records: one Gaussian event of each record, all leaves together.
 
 Replacing one record by another with the same label moves the sum by at most `sensitivity` (L2, over all leaves), which
 the method derives. Labels are public by declaration, and so are the counts (R,) of the R rows of labels, which travel
@@ -9,82 +9,26 @@ the noise of one and the signal of all records.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.federated.method import Mean, MeanSpec, Method
+from raydiff.data.records import Records, label_rows
+from raydiff.federated.method import Deployed, LocalResult, Mean, MeanSpec, Method, Metrics, Round, Target
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.methods._averaging import DEVIATIONS
 from raydiff.privacy import accountants
-from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Release, disclose, gaussian_sum
-from raydiff.seeding import NoiseStream
+from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, disclose, gaussian_sum
 from raydiff.tree import Params
 
 COUNTS = "counts"
 """The leaf with the number of records of each row of labels."""
 RECORDS = 2**24  # records of a client at most: the public range of the exact sum fits no more
-
-
-@dataclass(frozen=True)
-class NoisedSum:
-    """One Gaussian event of each record, all leaves together."""
-
-    what: str
-    """Description for the ledger of sums without noise."""
-    sensitivity: float
-    """Largest L2 distance of the sums of neighbours."""
-    largest: float
-    """Largest absolute entry of one record's summand."""
-    epsilon: float | None
-    """Budget; None: no noise."""
-    delta: float
-    """The delta that goes with it."""
-    releases: int = 1
-    """How often a client sends such a sum; all together keep to the budget."""
-
-    @property
-    def std(self) -> float:
-        """Standard deviation of the noise on each entry."""
-        if self.epsilon is None or self.epsilon == math.inf:
-            return 0.0
-        return self.sensitivity * math.sqrt(self.releases) / accountants.mu_for(self.epsilon, self.delta)
-
-    @property
-    def event(self) -> Event:
-        """What a record reveals by one release."""
-        if self.epsilon is None:
-            return NonPrivate(self.what)
-        return Gaussian(self.std / self.sensitivity, "example", "replace_one", "local", declared=("labels",))
-
-    def release(self, sums: Params, counts: Tensor, noise: NoiseStream | None) -> Release:
-        """The sums, noised, and counts (R,). Raises ValueError without noise, and where a sum is not finite."""
-        public = {COUNTS: counts.double()}
-        if self.epsilon is None:
-            return disclose({**{k: v.float() for k, v in sums.items()}, **public}, self.what)
-        if noise is None:
-            raise ValueError("a noised sum needs the round's noise stream")
-        return gaussian_sum(
-            sums, sensitivity=self.sensitivity, std=self.std, noise=noise, public=public, declared=("labels",)
-        )
-
-    def upload_spec(self, shapes: dict[str, tuple[int, ...]], rows: int) -> UploadSpec:
-        """Leaves of these shapes, and counts."""
-        leaves = {name: TensorSpec(shape, torch.float32) for name, shape in shapes.items()}
-        return UploadSpec({**leaves, COUNTS: TensorSpec((rows,), torch.float64, (range(RECORDS + 1),))})
-
-    @property
-    def mean_spec(self) -> MeanSpec:
-        """The sum over clients. Every noised sum fits its range, so that rejections never depend on private data."""
-        return MeanSpec("uniform", RECORDS * max(1.0, self.largest) + DEVIATIONS * self.std)
-
-    def total(self, mean: Mean) -> tuple[Params, Tensor, float]:
-        """(the sums over all clients, counts (R,), standard deviation of the noise in each entry)."""
-        sums = tree.scale({k: v.double() for k, v in mean.value.items()}, mean.count)
-        return sums, sums.pop(COUNTS).round(), self.std * math.sqrt(mean.count)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,21 +40,80 @@ class NoisedSums(Method):
     delta: float = 1e-5
     """The delta that goes with it."""
 
+    what: ClassVar[str]
+    """Description for the ledger of sums without noise."""
+
     def __post_init__(self) -> None:
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
 
-    @cached_property
-    def _sum(self) -> NoisedSum:
-        """The sum of one round; a subclass derives its sensitivity."""
+    @property
+    def sensitivity(self) -> float:
+        """Largest L2 distance of the sums of neighbours."""
         raise NotImplementedError
 
+    @property
+    def largest(self) -> float:
+        """Largest absolute entry of one record's summand."""
+        return 1.0
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the sum's leaves."""
+        raise NotImplementedError
+
+    def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
+        """The sum over these records, float64, and metrics."""
+        raise NotImplementedError
+
+    @cached_property
+    def std(self) -> float:
+        """Standard deviation of the noise on each entry, with which all uploads together keep to the budget."""
+        if self.epsilon is None or self.epsilon == math.inf:
+            return 0.0
+        return self.sensitivity * math.sqrt(self.participating_rounds) / accountants.mu_for(self.epsilon, self.delta)
+
+    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
+        """Add up, add noise, once. Raises ValueError without a noise stream, and where a sum is not finite."""
+        sums, metrics = self.add_up(server, data)
+        public = {COUNTS: self.rows_of(data).bincount(minlength=self.model.rows).double()}
+        if self.epsilon is None:
+            sent = disclose({**{k: v.float() for k, v in sums.items()}, **public}, self.what)
+        elif rnd.noise is None:
+            raise ValueError("a noised sum needs the round's noise stream")
+        else:
+            scale = {"sensitivity": self.sensitivity, "std": self.std}
+            sent = gaussian_sum(sums, **scale, noise=rnd.noise, public=public, declared=("labels",))
+        return LocalResult(state, sent, metrics)
+
     def upload_event(self, records: int, number: int) -> Event:
-        """The same in every round, whatever the records."""
-        return self._sum.event if number < self.participating_rounds else Nothing()
+        if number >= self.participating_rounds:
+            return Nothing()
+        if self.epsilon is None:
+            return NonPrivate(self.what)
+        return Gaussian(self.std / self.sensitivity, "example", "replace_one", "local", declared=("labels",))
+
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+        leaves = {name: TensorSpec(shape, torch.float32) for name, shape in self.shapes.items()}
+        return UploadSpec({**leaves, COUNTS: TensorSpec((self.model.rows,), torch.float64, (range(RECORDS + 1),))})
 
     def mean_spec(self, server: Params) -> MeanSpec:
-        """The sum over clients is all that the server needs."""
-        return self._sum.mean_spec
+        """The sum over clients. Every noised sum fits its range, so that rejections never depend on private data."""
+        return MeanSpec("uniform", RECORDS * max(1.0, self.largest) + DEVIATIONS * self.std)
+
+    def total(self, mean: Mean) -> tuple[Params, Tensor, float]:
+        """(the sums over all clients, counts (R,), standard deviation of the noise in each entry)."""
+        sums = tree.scale({k: v.double() for k, v in mean.value.items()}, mean.count)
+        return sums, sums.pop(COUNTS).round(), self.std * math.sqrt(mean.count)
+
+    def rows_of(self, data: Records) -> Tensor:
+        """(N,): the row of labels of each record."""
+        return label_rows(data.labels, self.model.labels)
+
+    def sampled(self, name: str, params: Params, about: str) -> Deployed:
+        """The model, the same for all clients and the server."""
+        draw: Callable[[Tensor, torch.Generator], Tensor] = partial(self.model.draw, params)
+        target = Target((self.model.denoiser(params),), self.model.abar)
+        return Deployed({name: draw}, about=about, targets={"global": target})
 
 
 def by_row(values: Tensor, rows: Tensor, count: int) -> Tensor:

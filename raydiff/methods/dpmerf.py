@@ -1,8 +1,8 @@
 """DP-MERF: differentially private mean embeddings with random features (Harder, Adamczewski & Park, AISTATS 2021, arXiv
 2002.11603), here of many clients.
 
-Each client adds up the random Fourier features of its pictures for each label, and sends the sums once, noised. The
-server adds over clients, and trains a generator whose pictures have the same mean features.
+Each client sends the noised sums of its pictures' random Fourier features for each label, once. The server adds over
+clients, and trains a generator whose pictures have the same mean features.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
 Covered: the upload and every sample. Not covered: labels and numbers of records, which are public by declaration, so
@@ -25,33 +25,29 @@ adds it to its label's row, and one of the same label in its place moves that ro
 so by 2 at most, where every cosine is -1. With `center` the public records' mean feature of the same label is taken off
 first and what is left is clipped to `radius` r, which bounds the move by 2 r; it is put back after the noise.
 
-Deviations: counts of labels are public by declaration; the paper adds noise to them where classes are unbalanced. Rows
-of labels weigh in the loss as the square of their records, as in the paper's joint embedding. The squared mean feature
-of a batch is unbiased (U-statistic), so that small batches do not favour pictures that are all alike. The median
-distance is within labels. Layer normalisation in the generator, and a rate of 3e-3: at 1e-2 pictures of 28x28 on black
-may become all black. The noise of M clients is sqrt(M) times that of one. `center` is not in the paper.
+Deviations: counts of labels are public by declaration; the paper adds noise to them where classes are unbalanced. The
+squared mean feature of a batch is unbiased (U-statistic), so that small batches do not favour pictures that are all
+alike. The median distance is within labels. Layer normalisation in the generator, and a rate of 3e-3: at 1e-2 pictures
+of 28x28 on black may become all black. `center` is not in the paper.
 """
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Metrics, Round, Target
-from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum, NoisedSums, by_row
+from raydiff.data.records import Records
+from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
+from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models.ddpm import device
 from raydiff.models.generator import Generator
 from raydiff.models.training import Gradient, Training, optimize
-from raydiff.privacy.release import ROUNDING, Event, nothing
+from raydiff.privacy.release import ROUNDING, Event
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -79,6 +75,7 @@ class DPMERF(NoisedSums):
     server_rounds: int = 4
     """Rounds into which it is cut."""
 
+    what: ClassVar[str] = "sums of random features"
     participating_rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -95,59 +92,70 @@ class DPMERF(NoisedSums):
 
     @property
     def rounds(self) -> int:
-        """One upload, then the server alone."""
         return 1 + self.server_rounds
 
-    @cached_property
-    def _sum(self) -> NoisedSum:
-        return NoisedSum("sums of random features", 2 * self.radius, self.radius, self.epsilon, self.delta)
+    @property
+    def sensitivity(self) -> float:
+        return 2 * self.radius
+
+    @property
+    def largest(self) -> float:
+        return self.radius
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """A fresh generator, the kernel, and the centers where there are some."""
-        length = self.length or _median_distance(public, self._rows(public), rng)
+        length = self.length or self._median_distance(public, rng)
         kernel = {"seed": torch.randint(2**62, (), generator=rng), "length": torch.tensor(length, dtype=torch.float64)}
         server = {**tree.prefixed("model", self.model.init(rng)), **tree.prefixed(KERNEL, kernel)}
         if not self.center:
             return server
         if public is None or not len(public):
             raise ValueError("a center needs public records: data.public is 0")
-        sums, counts = self._sums(server, public, math.inf)
+        sums, counts = (
+            self._embedding(server, public, math.inf),
+            self.rows_of(public).bincount(minlength=self.model.rows),
+        )
         mean = sums / counts[:, None].clamp_min(1)
         mean[counts == 0] = sums.sum(0) / len(public)
         return {**server, "center": mean.float()}
 
-    def _rows(self, data: Records | None) -> Tensor:
-        return torch.arange(0) if data is None else label_rows(data.labels, self.model.labels)
-
     def _frequencies(self, server: Params) -> Tensor:
         seed, length = (server[f"{KERNEL}/{name}"].item() for name in ("seed", "length"))
-        return _waves(int(seed), length, (self.features // 2, self.model.pixels))
+        return (
+            torch.randn(self.features // 2, self.model.pixels, generator=generator(int(seed), "frequencies")) / length
+        )
 
-    def _sums(self, server: Params, data: Records, radius: float) -> tuple[Tensor, Tensor]:
-        """((R, D) float64: the sum of each row's features around the center, clipped to `radius`; counts (R,))."""
-        rows, count, w = self._rows(data), self.model.rows, self._frequencies(server)
+    def _median_distance(self, public: Records | None, rng: torch.Generator) -> float:
+        """Median distance of public records of one label, in float64."""
+        if public is None or not len(public):
+            raise ValueError("length must be given where there are no public records: data.public is 0")
+        some = torch.randperm(len(public), generator=rng)[:HEURISTIC]
+        x, row = public.images[some].flatten(1), self.rows_of(public)[some]
+        apart = torch.cat([torch.pdist(x[row == k]) for k in row.unique()])
+        if not len(apart):
+            raise ValueError("length must be given where no two public records have the same labels")
+        return float(apart.median())
+
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {EMBEDDING: (self.model.rows, self.features)}
+
+    def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
+        return {EMBEDDING: self._embedding(server, data, self.radius * (1 - ROUNDING))}, {}
+
+    def _embedding(self, server: Params, data: Records, radius: float) -> Tensor:
+        """(R, D) float64: the sum of each row's features around the center, clipped to `radius`."""
+        rows, count, w = self.rows_of(data), self.model.rows, self._frequencies(server)
         sums = torch.zeros(count, self.features, dtype=torch.float64)
         for x, row in zip(data.images.split(CHUNK), rows.split(CHUNK), strict=True):
             offsets = phi(x, w) - (server["center"][row] if "center" in server else 0.0)
             sums += by_row(tree.clip_records(offsets, radius), row, count)
-        return sums, rows.bincount(minlength=count)
-
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Add up the features of each row of labels, and add noise, once."""
-        if rnd.number > 0:
-            return LocalResult(state, nothing())
-        sums, counts = self._sums(server, data, self.radius * (1 - ROUNDING))
-        return LocalResult(state, self._sum.release({EMBEDDING: sums}, counts, rnd.noise))
-
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """A sum of features for each row of labels, and counts."""
-        rows = self.model.rows
-        return self._sum.upload_spec({EMBEDDING: (rows, self.features)}, rows) if number == 0 else UploadSpec()
+        return sums
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: the mean features of each row of labels. Later: the generator is trained to have the same."""
         if rnd.number == 0:
-            total, counts, _ = self._sum.total(uploads)
+            total, counts, _ = self.total(uploads)
             mean = total[EMBEDDING] / counts[:, None].clamp_min(1) + server.get("center", 0.0)
             target = {"mean": mean.float(), "counts": counts}
             return {**server, **tree.prefixed(TARGET, target)}, {}, []
@@ -159,8 +167,7 @@ class DPMERF(NoisedSums):
         return {**server, **tree.prefixed("model", theta), **tree.prefixed(prefix, moments)}, {"server/loss": loss}, []
 
     def _gradient(self, server: Params, rng: torch.Generator) -> Gradient:
-        """Of the squared distance between the mean features that were sent and those of generated pictures, as many of
-        each row of labels, without bias and up to a constant."""
+        """Gradient of the squared distance between target and generated mean features, unbiased, up to a constant."""
         target, counts = (server[f"{TARGET}/{name}"] for name in ("mean", "counts"))
         present = counts.nonzero()[:, 0]
         each = max(2, math.ceil(self.training.batch / len(present)))
@@ -180,31 +187,11 @@ class DPMERF(NoisedSums):
         return gradient
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The generator, the same for all clients and the server."""
-        params, model = tree.under("model", server), self.model
-        target = Target((model.denoiser(params),), model.abar)
         about = "images of a generator fitted to noised random features"
-        return Deployed({"generator": partial(model.draw, params)}, about=about, targets={"global": target})
-
-
-@functools.lru_cache(maxsize=4)
-def _waves(seed: int, length: float, shape: tuple[int, int]) -> Tensor:
-    return torch.randn(shape, generator=generator(seed, "frequencies")) / length
+        return self.sampled("generator", tree.under("model", server), about)
 
 
 def phi(x: Tensor, w: Tensor) -> Tensor:
     """(N, D): the random features of pictures x (N, C, H, W) at frequencies w (D / 2, d); differentiable in x."""
     angles = x.flatten(1) @ w.T
     return torch.cat([angles.cos(), angles.sin()], dim=1) / math.sqrt(len(w))
-
-
-def _median_distance(public: Records | None, rows: Tensor, rng: torch.Generator) -> float:
-    """Of public records of the same one of rows (N,), in float64."""
-    if public is None or not len(public):
-        raise ValueError("length must be given where there are no public records: data.public is 0")
-    some = torch.randperm(len(public), generator=rng)[:HEURISTIC]
-    x, row = public.images[some].flatten(1), rows[some]
-    apart = torch.cat([torch.pdist(x[row == k]) for k in row.unique()])
-    if not len(apart):
-        raise ValueError("length must be given where no two public records have the same labels")
-    return float(apart.median())

@@ -15,10 +15,9 @@ a training diverged, which ends the trial.
 | B, expected batch | `local.batch`: each record is drawn with probability B / n; elsewhere B are, with replacement |
 | EMA | `ema` |
 
-Deviations: each client adds its own noise, so the mean update of M clients is noisier than DPDM's training on all
-records. The moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those
-of the other methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout. A client
-that participates in fewer rounds spends less than the budget.
+Deviations: each client adds noise, so the mean update of M clients is noisier than DPDM's training on all records. The
+moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those of the other
+methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout.
 """
 
 from __future__ import annotations
@@ -100,7 +99,7 @@ class DPSGD(Averaged):
             raise ValueError("model.network.channels_last must be false: torch.func has one layout of pictures only")
 
     def check_records(self, records: Records) -> None:
-        """Raises ValueError for a client with fewer records than its batch, or a given sigma that breaks the budget."""
+        """Raises ValueError for a client with fewer records than its batch, or a sigma that breaks the budget."""
         self.mechanism(len(records))
 
     def mechanism(self, records: int) -> Mechanism:
@@ -114,7 +113,7 @@ class DPSGD(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
         assert rnd.noise is not None  # A client's round always has a noise stream.
-        if not (steps := self._steps(rnd.number)):
+        if not (steps := self.steps(rnd.number, 0)):
             return LocalResult(state, nothing())
         weights, mechanism = tree.without(EMA, server), self.mechanism(len(data))
         gradient = PrivateGradient(
@@ -136,19 +135,20 @@ class DPSGD(Averaged):
 
     def upload_event(self, records: int, number: int) -> Event:
         """The round's steps, each on a Poisson sample of the client's records."""
-        if not (steps := len(self._steps(number))):
+        if not (steps := len(self.steps(number, 0))):
             return Nothing()
         sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """An update of the model, in a round that has steps."""
-        return super().upload_spec(tree.without(EMA, server), examples, number) if self._steps(number) else UploadSpec()
+        return (
+            super().upload_spec(tree.without(EMA, server), examples, number) if self.steps(number, 0) else UploadSpec()
+        )
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
         after, metrics, events = super().aggregate(server, uploads, rnd)
-        if self.ema and (steps := self._steps(rnd.number)):
+        if self.ema and (steps := self.steps(rnd.number, 0)):
             share = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)
             now = tree.without(EMA, tree.without(SERVER_ONLY, after))
             moved = {k: v + share * (now[k] - v) for k, v in (tree.under(EMA, after) or now).items()}
@@ -156,11 +156,7 @@ class DPSGD(Averaged):
         return after, metrics, events
 
     def shared(self, server: Params) -> Params:
-        """The shared model, or its moving average."""
         return tree.under(EMA, server) or server
-
-    def _steps(self, number: int) -> range:
-        return self.local.part(number, self.rounds)
 
     def _mechanism(self, sigma: float) -> Mechanism:
         return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)

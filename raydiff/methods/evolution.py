@@ -2,9 +2,8 @@
 2305.15560), here of many clients.
 
 The server keeps candidate pictures for each label. In every round each record votes for the nearest candidate of its
-label, each client sends its noised counts of votes, and the server adds over clients. It draws the next candidates in
-proportion to their votes, and varies all copies of one but the first. Nothing is trained. A sample is one of the last
-candidates, drawn at random.
+label, and each client sends noised counts of votes. The server draws the next candidates in proportion to their sum,
+and varies all copies of one but the first. A sample is one of the last candidates, drawn at random.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
 Covered: the uploads of all rounds together, and every sample. Not covered: labels and numbers of records, which are
@@ -20,34 +19,30 @@ public by declaration, so that a replaced record keeps its label; and the public
 | sigma | sqrt(2 T) / mu(`epsilon`, `delta`), by the exact accountant |
 | H, the threshold | `onto_counts` |
 
-**Sensitivity.** A record has one vote in a round. Replaced by another of its label, it moves one vote within a row, a
-distance of sqrt(2), or 0 if both vote alike. Candidates depend on earlier rounds; Gaussian mechanisms of one mu compose
-adaptively as if they were fixed (Dong, Roth & Su 2019, arXiv 1905.02383), so T rounds cost mu = sqrt(2 T) / sigma. The
-paper's sigma is for an added or removed record, which moves one vote by 1.
+**Sensitivity.** Replaced by another of its label, a record moves its vote within a row, a distance of sqrt(2) at most.
+Candidates depend on earlier rounds; Gaussian mechanisms of one mu compose adaptively as if they were fixed (Dong, Roth
+& Su 2019, arXiv 1905.02383), so T rounds cost mu = sqrt(2 T) / sigma. The paper's sigma is for an added record.
 
 Deviations: public records take the place of a model trained on public data, so candidates stay among mixtures of these;
-without public records candidates start as noise. Votes go by distances of pixels, not of Inception features, without
-lookahead. H is, for each row of labels, what leaves as many votes as there are records (a public number). Draws are
-systematic, and a first copy is not varied, so that no candidate with votes is lost. Each client adds all its noise, so
-M clients have sqrt(M) times that of one. In DPSDA-FL (arXiv 2407.05174) every client runs its own evolution; here all
-vote for the same candidates. `rounds`, `candidates` and `variation` were chosen on validation records of digits.
+without public records they start as noise. Votes go by distances of pixels, not of Inception features, without
+lookahead. H leaves as many votes for each row of labels as there are records. Draws are systematic, and a first copy is
+not varied, so that no candidate with votes is lost. In DPSDA-FL (arXiv 2407.05174) every client runs its own evolution;
+here all vote for the same candidates. `rounds`, `candidates` and `variation` were chosen on digits' validation records.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Mean, Metrics, Round, Target
-from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum, NoisedSums
+from raydiff.data.records import Records
+from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
+from raydiff.methods._noised_sums import NoisedSums
 from raydiff.models.by_row import Population
 from raydiff.privacy.release import Event
 from raydiff.tree import Params
@@ -69,8 +64,8 @@ class Evolution(NoisedSums):
     variation: float = 0.7
     """Fraction of the way to a public picture nearby that a copy moves in round 0; it falls to 1 / T of it."""
 
+    what: ClassVar[str] = "votes for candidates"
     sensitivity: ClassVar[float] = math.sqrt(2)
-    """How far replacing a record by one of the same label moves the votes of a round, at most."""
 
     def __post_init__(self) -> None:
         for field, least in (("rounds", 1), ("candidates", 2)):
@@ -79,10 +74,6 @@ class Evolution(NoisedSums):
         if not 0 <= self.variation <= 1:
             raise ValueError(f"variation must be in [0, 1], got {self.variation}")
         super().__post_init__()
-
-    @cached_property
-    def _sum(self) -> NoisedSum:
-        return NoisedSum("votes for candidates", self.sensitivity, 1.0, self.epsilon, self.delta, self.rounds)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """All public pictures (or noise), and for each row of labels the first N of them in random order."""
@@ -94,28 +85,24 @@ class Evolution(NoisedSums):
         orders = [torch.randperm(len(pool), generator=rng).repeat(turns) for _ in range(self.model.rows)]
         return {PICTURES: pool[torch.stack(orders)[:, : self.candidates]], POOL: pool}
 
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Vote, count, add noise. The metric is the mean distance from a record to its candidate."""
-        votes, counts, apart = self._votes(server[PICTURES], data)
-        return LocalResult(state, self._sum.release({VOTES: votes}, counts, rnd.noise), {"vote/distance": apart})
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {VOTES: (self.model.rows, self.candidates)}
 
-    def _votes(self, pictures: Tensor, data: Records) -> tuple[Tensor, Tensor, float]:
-        """(votes (R, N) float64, counts (R,), mean distance) of records and candidates (R, N, C, H, W)."""
-        rows, (count, n) = label_rows(data.labels, self.model.labels), pictures.shape[:2]
+    def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
+        """Votes (R, N). The metric is the mean distance from a record to its candidate."""
+        pictures, rows = server[PICTURES], self.rows_of(data)
+        count, n = pictures.shape[:2]
         nearest, apart = torch.zeros_like(rows), torch.zeros(len(rows))
         for k in rows.unique():
             distances = torch.cdist(data.images[rows == k].flatten(1), pictures[k].flatten(1))
             apart[rows == k], nearest[rows == k] = distances.min(1)
         votes = (rows * n + nearest).bincount(minlength=count * n).view(count, n)
-        return votes.double(), votes.sum(1), float(apart.mean())
-
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """Votes for each candidate, and counts."""
-        return self._sum.upload_spec({VOTES: (self.model.rows, self.candidates)}, self.model.rows)
+        return {VOTES: votes.double()}, {"vote/distance": float(apart.mean())}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The next candidates. The metric is the mean number of distinct parents per row of labels."""
-        total, counts, _ = self._sum.total(uploads)
+        total, counts, _ = self.total(uploads)
         parents = drawn(onto_counts(total[VOTES], counts), rnd.rng)
         chosen = server[PICTURES][torch.arange(len(parents))[:, None], parents]
         copies = parents.diff(dim=1, prepend=torch.full((len(parents), 1), -1)) == 0
@@ -124,11 +111,8 @@ class Evolution(NoisedSums):
         return {**server, PICTURES: chosen}, {"server/parents": float((~copies).sum(1).double().mean())}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The candidates, the same for every client and for the server alone."""
-        params, model = tree.under("model", server), self.model
-        target = Target((model.denoiser(params),), model.abar)
         about = "public pictures, as they are or mixed, that noised votes have chosen"
-        return Deployed({"population": partial(model.draw, params)}, about=about, targets={"global": target})
+        return self.sampled("population", tree.under("model", server), about)
 
 
 def onto_counts(votes: Tensor, counts: Tensor) -> Tensor:

@@ -11,9 +11,8 @@ Adversary and unit of privacy: FedAvg's.
 | gamma-inexact minimiser of h_k | part of `local` in each round |
 | K devices, drawn with probability p_k, averaged alike | drawn uniformly, weighted by `averaging.weights` |
 
-Deviations: all clients take the same number of steps, or of epochs, so there are no stragglers whose partial work is
-kept; the term goes through the client's optimiser with the rest of the gradient, AdamW by default, and through its
-momentum where it has one; the optimiser starts anew in each round; the learning rate decays over all rounds together.
+Deviations: all clients take the same number of steps, or of epochs; the term goes through the client's optimiser
+(AdamW by default) and its momentum; the optimiser starts anew in each round; the learning rate decays over all rounds.
 """
 
 from __future__ import annotations
@@ -44,7 +43,9 @@ class FedProx(FineTuned):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Minimise h_k from the server's weights; send the difference."""
-        return self.fit_and_send(server, state, data, rnd, objective=self._proximal, extras=server)[0]
+        return self.send(
+            server, *self.fit_round(server, data, rnd, objective=self._proximal, extras=server), state, rnd
+        )
 
     def _proximal(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """h_k(w; w^t); `extras` is w^t."""

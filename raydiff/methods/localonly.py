@@ -59,20 +59,16 @@ class LocalOnly(Method):
 
     @property
     def init_parts(self) -> int:
-        """Parts of the training."""
         return self.local_parts
 
     @property
     def init_key(self) -> Hashable:
-        """Equal to PFDM's where the client models are equal."""
         return (self.model, self.local, self.local_parts, self.clip, self.center)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """There is nothing to share."""
         return {}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
-        """The whole training."""
         model, images, labels = self.model, data.images, data.labels
         if self.clip is not None:
             center = public_mean(public) if self.center else None
@@ -83,19 +79,15 @@ class LocalOnly(Method):
         return fit_part(model, state, images, labels, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Send nothing."""
         return LocalResult(state, nothing())
 
     def upload_event(self, records: int, number: int) -> Event:
-        """Nothing is sent."""
         return Nothing()
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """Nothing is sent."""
         return UploadSpec()
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """Nothing was sent."""
         for _ in uploads:
             pass
         return server, {}, []

@@ -1,9 +1,8 @@
 """Marginals: noised counts of pairs of values of two columns, and a tree of columns fitted to them.
 
-For each label, each client counts how often each value of a column and each pair of values of two columns occurs, and
-sends all counts once, noised. The server adds over clients and fits a tree of columns (`models.forest`). It is MST
-(McKenna, Miklau & Sheldon 2021, arXiv 2108.04978) without its selection step: MST spends part of the budget on choosing
-pairs; here all pairs are counted, since clients send once, and the tree is read off the noised counts.
+For each label, each client counts values of each column and pairs of values of two columns, and sends all counts once,
+noised. The server adds over clients and fits a tree of columns (`models.forest`). It is MST (McKenna, Miklau & Sheldon
+2021, arXiv 2108.04978) without spending budget on choosing pairs: all are counted, since clients send once.
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
 Covered: the upload and every row sampled from it. Not covered: labels and numbers of records, which are public by
@@ -20,23 +19,22 @@ declaration, so that a replaced record keeps its label; and bins of columns fitt
 
     ||u u^T - v v^T||^2 = |u|^4 + |v|^4 - 2 <u, v>^2 = 2 n^2 - 2 (columns that agree)^2 <= 2 n^2
 
-so by sqrt(2) n at most. Clients' noises add up: of M clients it is sqrt(M) times that of one.
+so by sqrt(2) n at most.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import torch
 
 from raydiff import tree
-from raydiff.data.records import Records, label_rows
-from raydiff.federated.method import Deployed, LocalResult, Mean, Metrics, Round
-from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum, NoisedSums
+from raydiff.data.records import Records
+from raydiff.federated.method import Deployed, Mean, Metrics, Round
+from raydiff.methods._noised_sums import NoisedSums
 from raydiff.models import moments
 from raydiff.models.forest import Forest
 from raydiff.privacy.release import Event
@@ -54,30 +52,27 @@ class Marginals(NoisedSums):
 
     rounds: ClassVar[int] = 1
 
-    @cached_property
-    def _sum(self) -> NoisedSum:
-        sensitivity = math.sqrt(2) * len(self.model.counts)
-        return NoisedSum("counts of pairs of values", sensitivity, math.sqrt(2), self.epsilon, self.delta)
+    what: ClassVar[str] = "counts of pairs of values"
+    largest: ClassVar[float] = math.sqrt(2)
+
+    @property
+    def sensitivity(self) -> float:
+        return math.sqrt(2) * len(self.model.counts)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The empty state."""
         return {}
 
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Count, add noise, once."""
-        rows, u = label_rows(data.labels, self.model.labels), self.model.one_hot(data.images)
-        pairs = torch.stack([moments.packed(u[rows == row]) for row in range(self.model.rows)])
-        counts = rows.bincount(minlength=self.model.rows)
-        return LocalResult(state, self._sum.release({PAIRS: pairs}, counts, rnd.noise))
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {PAIRS: (self.model.rows, self.model.width * (self.model.width + 1) // 2)}
 
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """Pairs for each row of labels, and counts."""
-        rows, m = self.model.rows, self.model.width
-        return self._sum.upload_spec({PAIRS: (rows, m * (m + 1) // 2)}, rows)
+    def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
+        rows, u = self.rows_of(data), self.model.one_hot(data.images)
+        return {PAIRS: torch.stack([moments.packed(u[rows == row]) for row in range(self.model.rows)])}, {}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The tree from the sums over all clients, which have M clients' noise."""
-        total, counts, std = self._sum.total(uploads)
+        total, counts, std = self.total(uploads)
         fitted = self.model.fitted(total[PAIRS], counts, std=std)
         edges = float((fitted["parent"] >= 0).sum())
         return tree.prefixed("forest", fitted), {"server/edges": edges}, []

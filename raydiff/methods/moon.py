@@ -12,16 +12,15 @@ Adversary and unit of privacy: FedAvg's.
 | l_con = -log(e^(sim(z, z_glob) / tau) / (e^(sim(z, z_glob) / tau) + e^(sim(z, z_prev) / tau))) | `_contrastive` |
 | mu, tau | `mu`, `temperature` |
 
-Deviations: the features are the denoiser's own (last hidden layer, or middle block), without the paper's projection
-head. In the first round that a client takes part in it has no last model, and the server's takes its place: then
-z_prev = z_glob, l_con is log 2 whatever z is, and its gradient is 0, as if there were no term. The client's optimiser,
-its momentum among it, starts anew in each round; the learning rate decays over all rounds together.
+Deviations: the features are the denoiser's (last hidden layer, or middle block), without the paper's projection head.
+In a client's first round the server's model takes the place of its last one: then z_prev = z_glob, and the term has no
+gradient. The client's optimiser starts anew in each round; the learning rate decays over all rounds together.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
@@ -56,8 +55,8 @@ class Moon(FineTuned):
         """Train from the server's weights on both terms; send the difference, and keep the model for the next round."""
         previous = tree.under(PREVIOUS, state) or server
         extras = {**tree.prefixed("global", server), **tree.prefixed("previous", previous)}
-        result, w = self.fit_and_send(server, state, data, rnd, objective=self._contrastive, extras=extras)
-        return replace(result, state=tree.prefixed(PREVIOUS, w))
+        w, loss = self.fit_round(server, data, rnd, objective=self._contrastive, extras=extras)
+        return self.send(server, w, loss, tree.prefixed(PREVIOUS, w), rnd)
 
     def _contrastive(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """l_sup + mu l_con; `extras` are the global and the previous model."""

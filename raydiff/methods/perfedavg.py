@@ -13,9 +13,8 @@ Adversary and unit of privacy: FedAvg's. The adapted models are not covered.
 | w - alpha grad f_i(w), after training | `personalize`, also by an unseen client: `adapt_steps` SGD steps |
 
 Deviations: the paper draws a third batch for the Hessian; here it is that of D, so that a step follows the gradient of
-one number, the loss on D' after a step on D. Of an odd batch the second half gets the rest. The outer step is the
-client's optimiser, AdamW by default, started anew in each round; the learning rate decays over all rounds together. The
-paper's Hessian-free variant is not here. Adaptation draws whole batches of `local.batch`.
+one number, the loss on D' after a step on D. The outer step is the client's optimiser, AdamW by default, started anew
+in each round; the learning rate decays over all rounds. The paper's Hessian-free variant is not here.
 """
 
 from __future__ import annotations
@@ -77,10 +76,9 @@ class PerFedAvg(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train the loss after adaptation from the server's weights; send the difference."""
-        return self.fit_and_send(server, state, data, rnd, objective=self._adapted)[0]
+        return self.send(server, *self.fit_round(server, data, rnd, objective=self._adapted), state, rnd)
 
     def _adapted(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """F_i(w) on the two halves of the batch."""
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"
         inner, outer = slice(half), slice(half, None)
         # Fused attention's backward pass cannot itself be differentiated.

@@ -15,11 +15,10 @@ refused: it has no guarantee for the control variates. A message is twice as lon
 | c <- c + S / N mean of (c_i+ - c_i) | the same mean, over the S clients of the round, of the N of the federation |
 
 Deviations: the learning rate may decay over all rounds, and sgd may have momentum. So K eta_l becomes the distance that
-the same K steps go along a constant gradient of 1 (the sum of the rates; with momentum up to 1 / (1 - momentum) times
-that), and (x - y) over it is still a mean of the corrected gradients, weight decay included. NIID-Bench (arXiv
-2102.02079) divides by K eta_l with momentum too, and corrects y after each step, past the momentum; here the gradient
-is corrected, as in the paper. Each client divides by its own number of steps. The paper's means are uniform; here both
-are weighted by `averaging.weights`, so that the corrections of all clients cancel in the model's mean.
+the client's K steps go along a constant gradient of 1, and (x - y) over it is still a mean of the corrected gradients,
+weight decay included. NIID-Bench (arXiv 2102.02079) divides by K eta_l with momentum too, and corrects y past the
+momentum; here the gradient is corrected, as in the paper. The paper's means are uniform; here both are weighted by
+`averaging.weights`, so that the corrections of all clients cancel in the model's mean.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, SERVER_ONLY, LocalResult, Mean, Metrics, Round
 from raydiff.methods._averaging import FineTuned
-from raydiff.models.training import Training, fit
+from raydiff.models.training import Training
 from raydiff.privacy.release import Event, NonPrivate, disclose
 from raydiff.tree import Params
 
@@ -61,33 +60,21 @@ class Scaffold(FineTuned):
         return {**tree.prefixed(MODEL, model), **tree.prefixed(CONTROL, tree.scale(model, 0.0))}
 
     def shared(self, server: Params) -> Params:
-        """x: the control variates are for training alone."""
         return tree.under(MODEL, server)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """K corrected steps from x; send y - x and c_i+ - c_i."""
         x, c = tree.under(MODEL, server), tree.under(CONTROL, server)
-        none, steps = tree.scale(c, 0.0), self.steps(rnd.number, len(data))
+        none = tree.scale(c, 0.0)
         c_i = tree.under(f"{SCRATCH}/{CONTROL}", state) or none
-        y, _, loss = fit(
-            self.model,
-            x,
-            data.images,
-            data.labels,
-            training=self.local,
-            rng=rnd.rng,
-            steps=steps,
-            objective=self._corrected,
-            extras=tree.sub(c, c_i),
-        )
-        far = _carried(self.local.of(len(data)), steps)
+        y, loss = self.fit_round(x, data, rnd, objective=self._corrected, extras=tree.sub(c, c_i))
+        far = _carried(self.local.of(len(data)), self.steps(rnd.number, len(data)))
         change = tree.sub(tree.scale(tree.sub(x, y), 1 / far), c) if far else none  # No steps, no gradient.
         sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
         release = disclose(sent, AS_THEY_ARE)
         return LocalResult(tree.prefixed(f"{SCRATCH}/{CONTROL}", tree.add(c_i, change)), release, {"train/loss": loss})
 
     def upload_event(self, records: int, number: int) -> Event:
-        """Nothing is protected."""
         return NonPrivate(AS_THEY_ARE)
 
     def _corrected(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:

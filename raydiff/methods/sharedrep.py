@@ -9,9 +9,8 @@ a client. The middle block is never sent, and is not covered.
 | down and up paths | the server's state |
 | U-Net mid block | the client's state; `private` names it |
 
-Deviations and choices where the papers are silent: all parts are trained together (Collins et al. alternate between
-head and representation); every client's middle starts from the same weights, which the server made; a client that joins
-later trains the middle alone, from those weights; an MLP's middle is its middle block.
+Deviations and choices where the papers are silent: all parts are trained together (Collins et al. alternate); every
+client's middle starts from the server's first weights, from which an unseen client trains the middle alone.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from raydiff.federated.method import Deployed, LocalResult, Round
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._averaging import Averaged, deployed
 from raydiff.models.ddpm import DDPM
-from raydiff.models.training import Training, fit
+from raydiff.models.training import Training
 from raydiff.tree import Params
 
 START = "start"
@@ -61,14 +60,11 @@ class SharedRep(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""
         shared, before = tree.without(START, server), state or tree.under(START, server)
-        steps, whole = self.steps(rnd.number, len(data)), {**shared, **before}
-        w, _, loss = fit(self.model, whole, data.images, data.labels, training=self.local, rng=rnd.rng, steps=steps)
+        w, loss = self.fit_round({**shared, **before}, data, rnd)
         private, after = self._split(w)
-        release = self.averaging.release(tree.sub(after, shared), rnd, rounds=self.rounds)
-        return LocalResult(private, release, {"train/loss": loss})
+        return self.send(shared, after, loss, private, rnd)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """An update of the shared part."""
         return super().upload_spec(tree.without(START, server), examples, number)
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:

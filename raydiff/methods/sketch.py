@@ -1,9 +1,9 @@
 """Sketch: sums of pictures in place of pictures. Two moments of all clients' records, noised once; Gaussians from them.
 
-Each client clips its pictures around a public center, adds them up for each row of labels, adds up their outer
-products, and sends both once, noised. The server adds over clients and fits a Gaussian for each row of labels with one
-covariance (`models.moments`). It is the Gaussian mechanism on sufficient statistics (for second moments Dwork et al.
-2014, "Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
+Each client clips its pictures around a public center and sends their noised sums for each row of labels and the noised
+sum of their outer products, once. The server fits a Gaussian for each row of labels with one covariance
+(`models.moments`). It is the Gaussian mechanism on sufficient statistics (for second moments Dwork et al. 2014,
+"Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
 
 Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
 Covered: the upload and every sample, except samples that a client's personal denoiser refines (`refine`). Not covered:
@@ -37,17 +37,16 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.records import Records, label_rows, public_mean
-from raydiff.federated.method import Deployed, LocalResult, Mean, Metrics, Round, Target
-from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._noised_sums import NoisedSum, NoisedSums, by_row
+from raydiff.data.records import Records, public_mean
+from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
+from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
 from raydiff.models.moments import Gaussians
@@ -81,6 +80,7 @@ class Sketch(NoisedSums):
     client_sampling: Sampling = Sampling()
     """The client's chain."""
 
+    what: ClassVar[str] = "sums of images and of their products"
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
@@ -93,18 +93,16 @@ class Sketch(NoisedSums):
 
     @property
     def sensitivity(self) -> float:
-        """Largest L2 distance by which replacing a record by one of its label moves sums and second moment together."""
         square = self.moment**2
         return self.clip * math.sqrt(4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square))
 
-    @cached_property
-    def _sum(self) -> NoisedSum:
-        largest = self.clip * max(1.0, math.sqrt(2) * self.moment)
-        return NoisedSum("sums of images and of their products", self.sensitivity, largest, self.epsilon, self.delta)
+    @property
+    def largest(self) -> float:
+        # Of u at most C, of w u u^T, times sqrt(2) off the diagonal, at most sqrt(2) w C^2.
+        return self.clip * max(1.0, math.sqrt(2) * self.moment)
 
     @property
     def init_key(self) -> Hashable:
-        """Equal to PFDM's where the client models are equal."""
         return (self._personal, self.local, 1, self.clip, self.center) if self.refine else None
 
     @property
@@ -124,28 +122,22 @@ class Sketch(NoisedSums):
         flagged = with_clipped_flag(self._personal)
         return fit_part(flagged, {}, images, labels, training=self.local, rng=rnd.rng, part=0, parts=1)
 
-    def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
-        """Clip, add up, add noise, once."""
-        center = server.get("center", torch.zeros(self.model.shape))
-        norms = tree.norms(data.images - center)
-        metrics = {"upload/clipped_fraction": float((norms > self.clip).double().mean())}
-        return LocalResult(state, self._sum.release(*self._sums(data, center), rnd.noise), metrics)
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        d = self.model.pixels
+        return {SUMS: (self.model.rows, d), SECOND: (d * (d + 1) // 2,)}
 
-    def _sums(self, data: Records, center: Tensor) -> tuple[Params, Tensor]:
-        """(sums (R, d) and weighted second moment, packed, float64; counts (R,))."""
-        u = tree.clip_records(data.images - center, self.clip * (1 - ROUNDING)).flatten(1)
-        rows, count = label_rows(data.labels, self.model.labels), self.model.rows
-        sums = {SUMS: by_row(u, rows, count), SECOND: self.moment / self.clip * moments.packed(u)}
-        return sums, rows.bincount(minlength=count)
-
-    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        """A sum for each row of labels, the second moment, and counts."""
-        d, rows = self.model.pixels, self.model.rows
-        return self._sum.upload_spec({SUMS: (rows, d), SECOND: (d * (d + 1) // 2,)}, rows)
+    def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
+        """Sums (R, d) and the weighted second moment, packed."""
+        offsets = data.images - server.get("center", torch.zeros(self.model.shape))
+        clipped = float((tree.norms(offsets) > self.clip).double().mean())
+        u = tree.clip_records(offsets, self.clip * (1 - ROUNDING)).flatten(1)
+        sums = by_row(u, self.rows_of(data), self.model.rows)
+        return {SUMS: sums, SECOND: self.moment / self.clip * moments.packed(u)}, {"upload/clipped_fraction": clipped}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Gaussians from the sums over all clients, which have M clients' noise."""
-        total, counts, std = self._sum.total(uploads)
+        total, counts, std = self.total(uploads)
         weight, d = self.moment / self.clip, self.model.pixels
         second = moments.unpacked(total[SECOND] / weight, d)
         means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
@@ -154,19 +146,18 @@ class Sketch(NoisedSums):
         return {**server, **tree.prefixed("gaussians", fitted)}, {}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """The Gaussians, the same for all clients and the server; refined by the client's personal denoiser, if any."""
-        params, model = tree.under("gaussians", server), self.model
-        draw, targets = partial(model.draw, params), {"global": Target((model.denoiser(params),), model.abar)}
+        """The Gaussians; refined by the client's personal denoiser, if any."""
+        about = "images of a Gaussian for each class, fitted to noised sums"
+        shared = self.sampled("gaussian", tree.under("gaussians", server), about)
         if not state:
-            about = "images of a Gaussian for each class, fitted to noised sums"
-            return Deployed({"gaussian": draw}, about=about, targets=targets)
+            return shared
         personal, z_m = self._personal, with_clipped_flag(self._personal).denoiser(state, fixed=(0,))
         depth = max(1, round(self.refine * personal.timesteps))
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
-            x = draw(labels, rng)
+            x = shared.samplers["gaussian"](labels, rng)
             x = noised(x, torch.randn(x.shape, generator=rng), personal.abar, torch.full((len(x),), depth))
             return chain.run(personal, z_m, x, labels=labels, start=depth, bound=1.0, rng=rng)
 
         samplers = {name: partial(sample, chain) for name, chain in self.client_sampling.variants().items()}
-        return Deployed(samplers, targets={**targets, "client": Target((z_m,), personal.abar)})
+        return Deployed(samplers, targets={**shared.targets, "client": Target((z_m,), personal.abar)})

@@ -1,8 +1,7 @@
-"""Models that sample pictures for a row of labels in one step, and a denoiser for attacks on them.
+"""Models that sample pictures for a row of labels in one step. Attacks query a denoiser, which they lack: over a finite
+set of pictures it has a closed form, `posterior`.
 
-Attacks query a denoiser, which these models lack. Over a finite set of pictures it has a closed form, `posterior`.
-
-Shapes: R rows of labels; P pictures for each; d = C H W.
+Shapes: R (`rows`) rows of labels; P pictures for each; d = C H W (`pixels`).
 """
 
 from __future__ import annotations
@@ -40,12 +39,10 @@ class ByRow:
 
     @property
     def pixels(self) -> int:
-        """d."""
         return math.prod(self.shape)
 
     @property
     def rows(self) -> int:
-        """R."""
         return math.prod(self.labels)
 
     @property
@@ -82,5 +79,4 @@ class Population(ByRow):
         return pictures[label_rows(labels, self.labels), which]
 
     def denoiser(self, params: Params) -> Denoiser:
-        """The `posterior` of the pictures, for attacks on denoisers."""
         return self.posterior(params["pictures"].flatten(2))

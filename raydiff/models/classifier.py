@@ -1,10 +1,11 @@
-"""Classifiers of pictures, x (B, C, H, W) to logits (B, K), for the averaging methods and FedDistr.
+"""Classifiers of pictures, x (B, C, H, W) to logits (B, K). `build` makes a module from the global generator.
 
 No network has batch statistics, so that its parameters can be averaged and noised like a denoiser's.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydiff.models.ddpm import frozen
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 
 
@@ -32,7 +33,6 @@ class CNN:
             raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator."""
         layers: list[nn.Module] = []
         channels, height, width = shape
         for i, out in enumerate(self.widths):
@@ -57,7 +57,7 @@ class LeNet:
             raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator. Raises ValueError where a picture is too small."""
+        """Raises ValueError where a picture is too small."""
         layers: list[nn.Module] = [_FromZero()]
         channels, height, width = shape
         for out in self.widths:
@@ -71,7 +71,7 @@ class LeNet:
 
 @dataclass(frozen=True, kw_only=True)
 class Perceptron:
-    """Fully connected layers: the simplest classifiers, for judging synthetic pictures."""
+    """Fully connected layers."""
 
     widths: tuple[int, ...] = (100,)
     """Units of each hidden layer; none: logistic regression."""
@@ -81,7 +81,6 @@ class Perceptron:
             raise ValueError(f"widths must be positive, got {self.widths}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _dense([], math.prod(shape), self.widths, classes)
 
 
@@ -98,7 +97,6 @@ class ResNet18:
             raise ValueError(f"width must be a positive multiple of 8, got {self.width}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
-        """The module, initialised from the global generator."""
         stem = nn.Conv2d(shape[0], self.width, 3, padding=1, bias=False)
         layers: list[nn.Module] = [stem, nn.GroupNorm(8, self.width), nn.ReLU()]
         channels = self.width
@@ -133,28 +131,25 @@ class Classifier:
         return replace(self, shape=shape, labels=labels)
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return self.network.build(self.shape, self.labels[0])
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        """Nothing in a training step is random but the batch."""
-        return {}
+        return {}  # Nothing but the batch is random.
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """Cross-entropy, mean over the batch: images (B, C, H, W), labels (B, K). Needs no extras."""
-        return F.cross_entropy(stateless(self)(params, batch[0]), batch[1][:, 0])
+        """Cross-entropy, mean over images (B, C, H, W) with labels (B, K). Needs no extras."""
+        return F.cross_entropy(call(self, params, batch[0]), batch[1][:, 0])
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """What the last layer sees, (B, dim), for methods that compare models by it (MOON)."""
-        return stateless(self)(params, batch[0], True)
+        return call(self, params, batch[0], True)
 
     def classify(self, params: Params) -> Callable[[Tensor], Tensor]:
         """Images (N, C, H, W) -> logits (N, classes), without gradients, on the accelerator where there is one."""
-        return frozen(stateless(self), params)
+        return frozen(functools.partial(call, self), params)
 
 
 def _dense(layers: list[nn.Module], units: int, hidden: tuple[int, ...], classes: int) -> nn.Module:
@@ -177,8 +172,6 @@ class _Classifier(nn.Module):
 
 
 class _FromZero(nn.Module):
-    """[-1, 1] -> [0, 1]."""
-
     def forward(self, x: Tensor) -> Tensor:
         return (x + 1) / 2
 

@@ -1,7 +1,7 @@
 """Discrete diffusion of category vectors: D3PM (Austin et al. 2021, arXiv 2107.03006) with the uniform kernel, in the
 form of Wei et al. (TMLR 2024, arXiv 2310.15524).
 
-Each of the n columns is noised by itself; the network predicts each column of the clean row from the whole noised row.
+The n columns are noised independently; the network predicts each column of the clean row from the whole noised row.
 Generation draws the columns of a step independently (Wei et al., Eq. 3):
 
     p(v_{t-1}^i | v_t) = sum_l q(v_{t-1}^i | v_t, v_0^i = l) p(v_0^i = l | v_t).
@@ -30,7 +30,7 @@ from torch.nn import functional as F
 from raydiff import lookup
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid, abar
 from raydiff.models.ddpm import frozen
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 
 Objective = Literal["cross_entropy", "variational"]
@@ -77,7 +77,6 @@ class DiscreteDiffusion:
 
     @property
     def k(self) -> int:
-        """Categories of every column: the largest of `counts`."""
         return max(self.counts)
 
     @property
@@ -90,15 +89,12 @@ class DiscreteDiffusion:
         return replace(self, counts=counts, labels=labels if self.conditional else ())
 
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DiscreteDiffusion:
-        """Raises ValueError: pictures have no categories."""
         raise ValueError("discrete diffusion is for tables: data.name must be adult, german, loan or a table's file")
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _Denoiser(self)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
@@ -162,7 +158,7 @@ class DiscreteDiffusion:
         return lambda labels, rng: images_of(self.sample(predict, labels, rng))
 
     def _call(self, params: Params, noised: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
-        return stateless(self)(params, noised, t, labels[:, : len(self.labels)], features)
+        return call(self, params, noised, t, labels[:, : len(self.labels)], features)
 
 
 def codes_of(images: Tensor) -> Tensor:

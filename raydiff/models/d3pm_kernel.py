@@ -1,10 +1,9 @@
-"""Schedules of uniform noise on categories (D3PM, Austin et al. 2021, arXiv 2107.03006).
+"""Schedules of uniform noise on categories (D3PM, Austin et al. 2021, arXiv 2107.03006; Wei et al., TMLR 2024, arXiv
+2310.15524, section 4.1 and Figure 5).
 
 Step t keeps a value with probability alpha_t and otherwise draws it anew, uniformly from the k categories:
 Q_t = alpha_t I + (1 - alpha_t) 11^T / k. After t steps the same holds with abar_t = alpha_1 .. alpha_t.
-All tensors here are (T + 1,) float64 with the entry 0 = 1, so that alpha[t] is the paper's alpha_t.
-
-Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.1 and Figure 5.
+`alpha` and `abar` are (T + 1,) float64 with the entry 0 = 1, so that alpha[t] is the paper's alpha_t.
 """
 
 from __future__ import annotations
@@ -32,9 +31,7 @@ class Linear:
             raise ValueError(f"rate of the linear schedule must be in (0, 1], got {self.rate}")
 
     def alpha(self, steps: int) -> Tensor:
-        """alpha_0 .. alpha_T, (T + 1,) float64."""
-        _check(steps)
-        return _tensor([1 - self.rate * t / steps for t in range(steps + 1)])
+        return _tensor([1 - self.rate * t / steps for t in _times(steps)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,10 +46,8 @@ class Sigmoid:
             raise ValueError(f"rate of the sigmoid schedule must be a positive number, got {self.rate}")
 
     def alpha(self, steps: int) -> Tensor:
-        """alpha_0 .. alpha_T, (T + 1,) float64."""
-        _check(steps)
         last = _sigmoid(3 * self.rate)
-        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in range(steps)]
+        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in _times(steps)[:-1]]
         return _tensor([*(x / (last - 0.5) for x in rest), 0.0])  # 0 at T, on either side of which floats may fall
 
 
@@ -68,9 +63,7 @@ class Cosine:
             raise ValueError(f"offset of the cosine schedule must be 0 or more, got {self.offset}")
 
     def alpha(self, steps: int) -> Tensor:
-        """alpha_0 .. alpha_T, (T + 1,) float64."""
-        _check(steps)
-        turns = [(t / steps + self.offset) / (1 + self.offset) for t in range(steps)]
+        turns = [(t / steps + self.offset) / (1 + self.offset) for t in _times(steps)[:-1]]
         f = [math.cos(turn * math.pi / 2) ** 2 for turn in turns] + [0.0]  # cos(pi / 2), which floats miss
         return _tensor([1.0] + [after / before for before, after in itertools.pairwise(f)])
 
@@ -79,7 +72,7 @@ Schedule = Linear | Sigmoid | Cosine
 
 
 def abar(schedule: Schedule, steps: int) -> Tensor:
-    """abar_0 .. abar_T, (T + 1,) float64. Raises ValueError for fewer than one step."""
+    """abar_0 .. abar_T, (T + 1,) float64."""
     return torch.cumprod(schedule.alpha(steps), dim=0)
 
 
@@ -93,14 +86,16 @@ def schedule_named(name: str, rate: float = 1.0) -> Schedule:
     return Linear(rate=rate) if name == "linear" else Sigmoid(rate=rate)
 
 
+def _times(steps: int) -> range:
+    """0 .. T."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    return range(steps + 1)
+
+
 def _tensor(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
 def _sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
-
-
-def _check(steps: int) -> None:
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")

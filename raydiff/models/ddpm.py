@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import lookup
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh, module_of
 from raydiff.models.networks import MLP, UNet
 from raydiff.tree import Params
 
@@ -34,8 +34,6 @@ MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
 Precision = Literal["float32", "tf32", "bfloat16"]
 Prediction = Literal["epsilon", "v", "x0", "edm"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
-Network = Callable[[Params, Tensor, Tensor, Tensor, bool], Tensor]
-"""(parameters, x_t, t, labels, features?) -> the prediction, or with `features` the features."""
 
 ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default=None)
 """Callback that reports progress during long work without training steps (`federated.heartbeat`)."""
@@ -51,9 +49,8 @@ it is trained. At dynamo's default of 8 the third model of a process runs eagerl
 def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     """abar_0 .. abar_T, (T + 1,) float64.
 
-    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T,
-    so that abar covers the same range. cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an
-    unknown schedule or T < 1.
+    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T.
+    cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an unknown schedule or T < 1.
     """
     lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
     if timesteps < 1:
@@ -93,13 +90,12 @@ class DDPM:
     """Add a client's embedding, the parameter `networks.CLIENT`; SPIRE sets it."""
     prediction: Prediction = "epsilon"
     """The network's output: the noise z (epsilon), the picture x_0, sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans &
-    Ho 2022, arXiv 2202.00512), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1, with uniform t).
-    `predict` and the denoiser return the noise in each case."""
+    Ho 2022, arXiv 2202.00512), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1, with uniform t)."""
     sigma_data: float = 0.5
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
     precision: Precision = "float32"
-    """Arithmetic of the network; parameters, losses and chains are float32. tf32 rounds the inputs of products and
-    convolutions on a GPU to 10 bits, in the whole process (`compute_with`)."""
+    """Arithmetic of the network; parameters, losses and chains are float32. tf32 rounds inputs of products on a GPU to
+    10 bits."""
     compile: bool = False
     """Compile the network with `torch.compile`: a minute at the start, faster steps on a GPU."""
 
@@ -117,7 +113,6 @@ class DDPM:
 
     @property
     def abar(self) -> Tensor:
-        """abar_0 .. abar_T, (T + 1,) float64."""
         return alphas_bar(self.schedule, self.timesteps)
 
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DDPM:
@@ -125,7 +120,6 @@ class DDPM:
         return replace(self, shape=shape, labels=labels if self.conditional else ())
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
@@ -167,31 +161,25 @@ class DDPM:
         return (noise * x / self.sigma_data - self.sigma_data * signal * z) / self._std(signal, noise)
 
     def _std(self, signal: Tensor, noise: Tensor) -> Tensor:
-        """Standard deviation of x_t's pixels."""
         return ((self.sigma_data * signal).square() + noise.square()).sqrt()
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """Features of the noised images, (B, dim): the last hidden layer (MLP) or the middle block (UNet), for MOON."""
         x_t = noised(batch[0], draws["z"], self.abar, draws["t"])
-        return self._call(stateless(self), params, x_t, draws["t"], batch[1], features=True)
+        return self._output(params, x_t, draws["t"], batch[1], features=True)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
-        """`predict` with bound parameters, without gradients, on the accelerator if there is one. `fixed` are values of
-        label columns, equal for all records, appended to the caller's."""
+        """`predict` with bound parameters, as `frozen`; `fixed`: values of further label columns, for all records."""
         predict = frozen(self.predict, params)
 
-        def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        def with_fixed(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
             extra = torch.tensor(fixed, dtype=torch.long).expand(len(labels), -1)
             return predict(x_t, t, torch.cat([labels, extra], dim=1))
 
-        return call
+        return with_fixed
 
-    def _output(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        return self._call(_compiled(self) if self.compile else stateless(self), params, x_t, t, labels)
-
-    def _call(
-        self, network: Network, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False
-    ) -> Tensor:
+    def _output(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
+        network = _compiled(self) if self.compile and not features else functools.partial(call, self)
         if self.prediction == "edm":
             x_t = x_t / self._std(*_signal_and_noise(x_t, self.abar, t))
         if not self.conditional:  # Columns that a method appends to the data's labels stay.
@@ -202,7 +190,6 @@ class DDPM:
             return network(params, x_t, t, labels, features).float()
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return self.network.build(self.shape, self.labels, self.timesteps, client=self.embedding)
 
 
@@ -253,11 +240,11 @@ class Sampling:
 
 
 @functools.lru_cache(maxsize=16)
-def _compiled(model: DDPM) -> Network:
-    module = stateless(model).module  # torch.compile supports functional_call.
+def _compiled(model: DDPM) -> Callable[..., Tensor]:
+    module = module_of(model)
 
-    def predict(params: Params, x_t: Tensor, t: Tensor, labels: Tensor, features: bool) -> Tensor:
-        out: Tensor = torch.func.functional_call(module, params, (x_t, t, labels, features))
+    def predict(params: Params, *inputs: Any) -> Tensor:
+        out: Tensor = torch.func.functional_call(module, params, inputs)
         return out
 
     torch._dynamo.config.recompile_limit = RECOMPILE_LIMIT
@@ -265,24 +252,20 @@ def _compiled(model: DDPM) -> Network:
 
 
 def device() -> torch.device:
-    """Where tensors are computed: the one accelerator that the process was given, else the CPU.
-
-    An empty CUDA_VISIBLE_DEVICES counts at any time: torch itself reads the variable once, so that it comes too late
-    where something has asked for GPUs already.
-    """
+    """The process's accelerator, else the CPU. An empty CUDA_VISIBLE_DEVICES counts at any time, while torch reads the
+    variable once."""
     kept_off = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     return torch.device("cuda" if not kept_off and torch.cuda.is_available() else "cpu")
 
 
 def compute_with(threads: int, precision: Precision) -> None:
-    """Set threads and float32 precision of this process. torch's default on a GPU is TF32 in convolutions, but not in
-    products."""
+    """Set threads and float32 precision of this process. torch's default on a GPU is TF32 in convolutions only."""
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether the accelerator had no memory left, which passes: also for the workspace of a library (cuBLAS, cuDNN)."""
+    """Whether the accelerator had no memory left, also for the workspace of a library (cuBLAS, cuDNN)."""
     says = str(error)
     return isinstance(error, torch.OutOfMemoryError) or (
         isinstance(error, RuntimeError) and ("out of memory" in says or "STATUS_ALLOC_FAILED" in says)
@@ -332,18 +315,10 @@ def _signal_and_noise(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tenso
     return a.sqrt(), (1 - a).sqrt()
 
 
+@functools.lru_cache(maxsize=64)
 def placed(schedule: Tensor, where: torch.device) -> Tensor:
     """abar on that device; cached, so that no step waits for a copy."""
-    return schedule if where.type == "cpu" else _placed(schedule, where)
-
-
-@functools.lru_cache(maxsize=64)
-def _placed(schedule: Tensor, where: torch.device) -> Tensor:
     return schedule.to(where)
-
-
-def _half_log_snr(abar: float) -> float:
-    return 0.5 * math.log(abar / (1 - abar))
 
 
 def chain(start: int, stop: int, steps: int | None) -> list[int]:
@@ -369,9 +344,8 @@ def denoise(
 
     `ancestral` is Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by
     beta = 1 - abar_t / abar_s; no noise in the step that reaches 0. `ddim` is Song et al., Eq. 12 with eta = 0.
-    `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order.
-    `bound` clamps the predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 (the cosine schedule at
-    T) errors of the network are divided by sqrt(abar_t), and the chain diverges without it.
+    `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order. `bound` clamps the
+    predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 the chain diverges without it.
     """
     times = chain(start, stop, steps)
     last: tuple[Tensor, float] | None = None  # the previous step's predicted x_0 and length
@@ -383,7 +357,7 @@ def denoise(
             x0 = x0.clamp(-bound, bound)
             z = (x - math.sqrt(a_t) * x0) / math.sqrt(1 - a_t)
         if sampler == "dpmsolver" and s > 0:
-            length = _half_log_snr(a_s) - _half_log_snr(a_t)
+            length = 0.5 * math.log(a_s / (1 - a_s)) - 0.5 * math.log(a_t / (1 - a_t))
             ahead = x0 if last is None else x0 + (x0 - last[0]) * (length / (2 * last[1]))
             x = math.sqrt((1 - a_s) / (1 - a_t)) * x - math.sqrt(a_s) * math.expm1(-length) * ahead
             last = x0, length

@@ -3,12 +3,11 @@
 For one-hot rows u of all columns, M_r = sum of u u^T over the records with row r of labels holds counts of values on
 its diagonal and counts of pairs of values off it, with noise of a given scale.
 
-The dependence of two columns is their table less the product of their counts. Independent columns have a positive sum
-of squares too, by noise and by sampling (`_by_chance`): an edge joins two columns whose sum exceeds that by more than
-TRUSTED deviations, the largest first. A child's table given its parent is shrunk towards independence by the fraction
-that chance explains (James & Stein 1961).
+The dependence of two columns is their table less the product of their counts. An edge joins two columns whose sum of
+squares exceeds that of independent columns (`_by_chance`) by more than TRUSTED deviations, the largest first. A child's
+table given its parent is shrunk towards independence by the fraction that chance explains (James & Stein 1961).
 
-Shapes: n columns, of k values at most; m one-hot entries of all columns; R rows of labels; N records.
+Shapes: n columns, of k values at most; m (`width`) one-hot entries of all columns; R (`rows`) rows of labels.
 """
 
 from __future__ import annotations
@@ -48,12 +47,10 @@ class Forest:
 
     @property
     def rows(self) -> int:
-        """R."""
         return math.prod(self.labels)
 
     @property
     def width(self) -> int:
-        """m."""
         return sum(self.counts)
 
     def for_table(self, counts: tuple[int, ...], labels: tuple[int, ...]) -> Forest:
@@ -61,8 +58,7 @@ class Forest:
         return replace(self, counts=counts, labels=labels)
 
     def init(self, rng: torch.Generator) -> Params:
-        """No parameters: they are estimated, not trained."""
-        return {}
+        return {}  # Parameters are estimated, not trained.
 
     def one_hot(self, images: Tensor) -> Tensor:
         """(N, m) float64 one-hot rows of codes (N, 1, 1, n)."""
@@ -119,8 +115,7 @@ class Forest:
         return mean * totals[:, None] / (mean @ column @ column.T)
 
     def _by_chance(self, single: Tensor, totals: Tensor, *, std: float) -> Tensor:
-        """(R, n, n): the expected sum of squares of the dependence of two independent columns with these counts, by
-        noise and by sampling of the records."""
+        """(R, n, n): the expected sum of squares of two independent columns' dependence, by noise and by sampling."""
         spread = 1 - (single / totals[:, None]).square() @ self._column
         by_draw = totals[:, None, None] * spread[:, :, None] * spread[:, None, :]
         sizes = torch.tensor(self.counts, dtype=torch.float64)

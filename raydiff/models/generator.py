@@ -1,7 +1,4 @@
-"""A generator: noise and a label to a picture, in one step. DP-MERF trains it.
-
-Shapes: z (B, code), labels (B, K), R rows of labels; pictures (B, C, H, W) in (-1, 1).
-"""
+"""A generator: noise z (B, code) and a label to a picture (B, C, H, W) in (-1, 1), in one step. DP-MERF trains it."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from raydiff import seeding
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
 from raydiff.models.ddpm import Denoiser, frozen
-from raydiff.models.functional import fresh, stateless
+from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 
 POINTS = 500  # pictures of each row of labels over which `denoiser` is computed
@@ -40,20 +37,16 @@ class Generator(ByRow):
             raise ValueError(f"code, hidden and channels must be positive, got {sizes}")
 
     def build(self) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _Network(self)
 
     def init(self, rng: torch.Generator) -> Params:
-        """Fresh parameters."""
         return fresh(self, rng)
 
     def pictures(self, params: Params, z: Tensor, rows: Tensor) -> Tensor:
         """Pictures (B, C, H, W) of noise z (B, code) and rows of labels (B,); differentiable in params."""
-        out: Tensor = stateless(self)(params, z, rows)
-        return out
+        return call(self, params, z, rows)
 
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Pictures for labels (N, K), (N, C, H, W)."""
         return self._drawn(params, label_rows(labels, self.labels), rng)
 
     def denoiser(self, params: Params) -> Denoiser:

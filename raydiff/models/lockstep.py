@@ -1,12 +1,10 @@
 """Clients of one process that train in lock-step: one step of all is a `torch.func.vmap` over their stacked parameters.
 
 A client's round runs until it calls `training.fit`, and waits there until every other client waits too or has ended.
-Similar tasks are then trained as lanes of one batch, the others one by one, and every client continues with its result.
-Each client draws from its generator in the order of a training by itself, so results differ only by the order in which
-floats are added.
+Similar tasks are then trained as lanes of one batch, the others one by one. Each client draws from its generator in the
+order of a training by itself, so results differ only by the order in which floats are added.
 
-Each client has a thread, of which only one runs at any time and hands over explicitly: no races (torch's global
-generator included), no deadlocks.
+Each client has a thread, of which only one runs at any time and hands over explicitly: no races, no deadlocks.
 
 Shapes: M lanes; a stacked leaf is (M, ...).
 """
@@ -39,10 +37,8 @@ class Abandoned(BaseException):
 
 
 def run_in_lockstep(calls: Sequence[Callable[[], T]]) -> Iterator[tuple[T, list[int]]]:
-    """The results of all calls, in order, each with the number of lanes of each of its `fit`s.
-
-    All calls end before the first result is yielded. An exception in a call is raised in place of its result.
-    """
+    """The results of all calls, in order, each with the number of lanes of each of its `fit`s. All calls end before the
+    first result is yielded. An exception in a call is raised in place of its result."""
     lanes = [_Lane(call) for call in calls]
     try:
         for lane in lanes:
@@ -102,7 +98,7 @@ class _Lane(Generic[T]):
 
 
 class NotBatchable(RuntimeError):
-    """`torch.func.vmap` cannot evaluate this loss; says why."""
+    """`torch.func.vmap` cannot evaluate this loss."""
 
 
 def train_all(tasks: Sequence[Task]) -> list[Outcome]:
@@ -115,8 +111,8 @@ def train_all(tasks: Sequence[Task]) -> list[Outcome]:
 
 
 def _try_batched(tasks: Sequence[Task]) -> list[Outcome]:
-    """Similar tasks together; one by one, with a warning, if their loss is not batchable, or if one diverges, which
-    each then reports by itself. Any other error is the outcome of all: a second try would hide it."""
+    """Similar tasks together; one by one if their loss is not batchable, or if one diverges, which it then reports by
+    itself. Any other error is the outcome of all: a second try would hide it."""
     streams = [task.rng.get_state() for task in tasks]
     try:
         return [(fitted, len(tasks)) for fitted in train_batched(tasks)]
@@ -164,8 +160,7 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
 
 
 def _warm_up(task: Task) -> None:
-    """Evaluate the loss of one client, which builds and caches its modules: within vmap their weights cannot be drawn,
-    so that the first cohort of a process would fail."""
+    """Evaluate one client's loss, which builds and caches its modules: within vmap weights cannot be drawn."""
     theta = {k: v.detach().to(device()).requires_grad_() for k, v in task.params.items()}
     task.loss(theta, *next(replace(task, rng=torch.Generator().manual_seed(0)).batches()), task.extras)
 
@@ -179,13 +174,14 @@ def _alone(task: Task) -> Outcome:
 
 def _similar(tasks: Sequence[Task]) -> list[list[int]]:
     """Positions of the tasks in groups that can be trained together."""
-    groups: list[tuple[Any, list[int]]] = []
-    for i, task in enumerate(tasks):
-        signature = _signature(task)
-        if (members := next((members for other, members in groups if other == signature), None)) is None:
-            groups.append((signature, members := []))
-        members.append(i)
-    return [members for _, members in groups]
+    groups: list[list[int]] = []
+    signatures = [_signature(task) for task in tasks]
+    for i, signature in enumerate(signatures):
+        if signature in signatures[:i]:
+            next(group for group in groups if signatures[group[0]] == signature).append(i)
+        else:
+            groups.append([i])
+    return groups
 
 
 def _signature(task: Task) -> Any:
@@ -204,5 +200,4 @@ def _stacked(trees: Sequence[Params]) -> Params:
 
 
 def _lane(stacked: Params, i: int) -> Params:
-    """A copy of lane i."""
     return {k: v.clone() if k.startswith(COUNT) else v[i].clone() for k, v in stacked.items()}

@@ -36,7 +36,6 @@ class Gaussians(ByRow):
     """
 
     def draw(self, params: Params, labels: Tensor, rng: torch.Generator) -> Tensor:
-        """Pictures for labels (N, K), (N, C, H, W), clamped to [-1, 1]."""
         z = torch.randn(len(labels), self.pixels, generator=rng) * params["scales"]
         mean = params["mean"][label_rows(labels, self.labels)]
         return (mean + (z @ params["vectors"].T).view_as(mean)).clamp(-1, 1)
@@ -90,14 +89,8 @@ def estimated(
     sums: Tensor, second: Tensor, counts: Tensor, *, std: float, second_std: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(means (R, d), vectors (d, d), scales (d,)) from sums (R, d), second (d, d) and counts (R,), float64, with noise
-    of standard deviations `std` and `second_std`. A row without records gets the mean of all records.
-
-    Raises:
-        ValueError: there are no records.
-    """
+    of standard deviations `std` and `second_std`. A row without records gets the mean of all records."""
     n = float(counts.sum())
-    if not n > 0:
-        raise ValueError("there are no records to fit Gaussians to")
     values, vectors = without_noise(second / n, second_std / n)
     present, weights = counts > 0, counts / n
     noise = (std / counts[present, None]).square()

@@ -3,8 +3,9 @@
 Both map x (B, C, H, W), t (B,) in 1..T and labels (B, K) to a prediction (B, C, H, W). Each of the K conditions has an
 embedding, added to the time embedding (PFDM, appendix D); so is a client's embedding, the parameter CLIENT (SPIRE).
 
-With `features` the module returns (B, dim) features, by which methods compare models. `middle` are the prefixes of the
-parameters in the middle of the network.
+With `features` the module returns (B, dim) features, by which methods compare models. Of a network `embedding_width` is
+the width of its time embedding, `middle` the prefixes of the parameters in its middle; `build` makes the module from
+the global generator.
 """
 
 from __future__ import annotations
@@ -48,16 +49,13 @@ class MLP:
 
     @property
     def embedding_width(self) -> int:
-        """Width of the time embedding."""
         return self.width
 
     @property
     def middle(self) -> tuple[str, ...]:
-        """The middle block's parameters."""
         return (f"blocks.{self.depth // 2}.",)
 
     def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _MLP(self, shape, labels, timesteps, client)
 
 
@@ -86,21 +84,18 @@ class UNet:
         """Raises ValueError when the image cannot be halved often enough."""
         factor = 2 ** (len(self.widths) - 1)
         if shape[1] % factor or shape[2] % factor:
-            scales, size = len(self.widths), f"{shape[1]}x{shape[2]}"
-            raise ValueError(f"network.widths has {scales} scales, so images must be divisible by {factor}, got {size}")
+            wanted = f"{len(self.widths)} scales, so images must be divisible by {factor}"
+            raise ValueError(f"network.widths has {wanted}, got {shape[1]}x{shape[2]}")
 
     @property
     def embedding_width(self) -> int:
-        """Width of the time embedding."""
         return 4 * self.widths[0]
 
     @property
     def middle(self) -> tuple[str, ...]:
-        """The middle block's parameters."""
         return ("unet.mid_block.",)
 
     def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
-        """The module, initialised from the global generator."""
         return _UNet(self, shape, labels, timesteps, client)
 
 
@@ -163,7 +158,7 @@ def _channels_last(conv: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
 
 
 def _sinusoids(t: Tensor) -> Tensor:
-    """Transformer position code of t (B,) -> (B, 64)."""
+    """Transformer position code of t (B,), (B, 64)."""
     half = 32
     frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10_000) / half))
     angle = t.float()[:, None] * frequency

@@ -19,10 +19,8 @@ _SGD = functools.partial(sgd, dampening=0.0, nesterov=False, maximize=False, fus
 
 @torch.no_grad()
 def adamw_step(theta: Params, gradients: Params, state: Params, *, rate: float, decay: float) -> None:
-    """A step of AdamW (Loshchilov & Hutter, ICLR 2019), in place, of the leaves that have a gradient.
-
-    `state` gets, with a leaf's first step, `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`, torch's names.
-    """
+    """A step of AdamW (Loshchilov & Hutter, ICLR 2019), in place, of the leaves that have a gradient; `state` gets,
+    with a leaf's first step, `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`."""
     for name in gradients:
         if f"step/{name}" not in state:
             state[f"step/{name}"] = torch.zeros((), device=theta[name].device)
@@ -34,8 +32,7 @@ def adamw_step(theta: Params, gradients: Params, state: Params, *, rate: float, 
 
 @torch.no_grad()
 def sgd_step(theta: Params, gradients: Params, state: Params, *, rate: float, decay: float, momentum: float) -> None:
-    """A step of gradient descent, in place, of the leaves that have a gradient. With momentum `state` gets
-    `momentum_buffer/NAME`, torch's name."""
+    """A step of SGD, in place, of the leaves with a gradient; with momentum `state` gets `momentum_buffer/NAME`."""
     buffers: list[Tensor | None] = [state.get(f"momentum_buffer/{name}") for name in gradients]
     leaves = [theta[name] for name in gradients]
     _SGD(leaves, list(gradients.values()), buffers, lr=rate, weight_decay=decay, momentum=momentum)

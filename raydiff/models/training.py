@@ -46,7 +46,7 @@ class Model(Protocol):
 
 
 class Diverged(RuntimeError):
-    """The loss became NaN or infinite. The federation adds the client's name."""
+    """The loss became NaN or infinite."""
 
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(step, loss)
@@ -135,7 +135,7 @@ Fitted = tuple[Params, Params, float]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """The arguments of `fit`, with at least one step and one record; `rng` draws batches and the model's draws."""
+    """The arguments of `fit`, with at least one step and one record."""
 
     model: Model
     params: Params
@@ -156,8 +156,7 @@ class Task:
     def batches(self) -> Iterator[tuple[tuple[Tensor, Tensor], Params]]:
         """Endless (batch, draws) of each step, on the records' device.
 
-        Each copy makes an accelerator wait, so the draws of several steps are copied together; never more than the
-        task takes, so that the generator ends in the same state.
+        Draws of several steps are copied to an accelerator together, but never more than the task takes.
         """
         where, left, rows = self.images.device, len(self.steps), self._rows()
         while True:
@@ -202,16 +201,13 @@ class Task:
 
 
 Train = Callable[[Task], Fitted]
-
 TRAINER_OVERRIDE: ContextVar[Train | None] = ContextVar("train", default=None)
 """Trains the tasks of `fit` in place of `Task.alone`: several clients together (`lockstep`), or over several processes
-(`runtime.data_parallel`). Methods need not know of either."""
+(`runtime.data_parallel`)."""
 
-Watch = Callable[[int, int, Tensor], None]
-"""Callback after each step: (steps done, steps in all, losses so far, with an entry for each step in all)."""
-
-ON_STEP: ContextVar[Watch | None] = ContextVar("watch", default=None)
-"""Callback of `optimize` in this process (`federated.heartbeat`)."""
+ON_STEP: ContextVar[Callable[[int, int, Tensor], None] | None] = ContextVar("watch", default=None)
+"""Callback of `optimize` after each step (`federated.heartbeat`): steps done, steps in all, losses so far, with an
+entry for each step in all."""
 
 
 def fit(
@@ -227,21 +223,17 @@ def fit(
     objective: Objective | None = None,
     extras: Params | None = None,
 ) -> Fitted:
-    """Train a model on one data set.
+    """Train a model on images (N, C, H, W) and labels (N, K).
 
     Args:
-        images, labels: (N, C, H, W) and (N, K).
-        steps: steps of `training.of(N)`; None: all.
-        moments: the optimiser's state, {} at first; passing the returned one continues the optimisation (without
+        steps: Steps of `training.of(N)`; None: all.
+        moments: The optimiser's state, {} at first; passing the returned one continues the optimisation (without
             replacement in a new pass). None: a new optimisation, whose state is dropped.
-        objective: by default the model's loss; `extras` are its constants.
-
-    Returns:
-        (params, moments, mean loss).
+        objective: By default the model's loss; `extras` are its constants.
 
     Raises:
-        Diverged: the loss is no longer finite.
-        ValueError: there are no records.
+        Diverged: The loss is no longer finite.
+        ValueError: There are no records.
     """
     training = training.of(len(images))
     steps = training.part(0, 1) if steps is None else steps
@@ -249,9 +241,9 @@ def fit(
         return params, moments or {}, 0.0
     if not len(images):
         raise ValueError("there are no records to train on")
-    more: dict[str, Any] = {"moments": moments, "objective": objective, "extras": extras or {}}
+    data: dict[str, Any] = {"images": images, "labels": labels, "rng": rng, "extras": extras or {}}
     task = Task(
-        model=model, params=params, images=images, labels=labels, training=training, rng=rng, steps=steps, **more
+        model=model, params=params, training=training, steps=steps, moments=moments, objective=objective, **data
     )
     return (TRAINER_OVERRIDE.get() or Task.alone)(task)
 
@@ -328,10 +320,8 @@ def fit_part(
     part: int,
     parts: int,
 ) -> Params:
-    """Part 0 .. parts - 1 of the training of a new model; `state` is the previous part's result, {} at first.
-
-    The last part returns the parameters, earlier parts also the optimiser's state.
-    """
+    """Part 0 .. parts - 1 of the training of a new model; `state` is the previous part's result, {} at first. The last
+    part returns the parameters, earlier parts also the optimiser's state."""
     params = tree.under("model", state) if part else model.init(rng)
     moments, steps = tree.under("moments", state), training.of(len(images)).part(part, parts)
     params, moments, _ = fit(model, params, images, labels, training=training, rng=rng, steps=steps, moments=moments)

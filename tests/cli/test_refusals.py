@@ -39,7 +39,7 @@ REFUSED = {
     "reconstruct pfdm --public-steps 0": "--public-steps must be at least 1",
     "init": "DATA is missing",
     "init digits --method.clp 3": r"unknown field --method\.clp; did you mean method\.clip",
-    "init digits --clients 900": r"client \d+ would get",
+    "init digits --clients 900": r"a minority client would get",
     "preview digit": r"unknown data set 'digit'.*; did you mean digits\?",
     "preview --clients 120": r"client \d+ would get",
     "preview digits --data.public-from digits": "public records must hold no record of the run",

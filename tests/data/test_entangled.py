@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from raydiff.data.datasets import Records
 from raydiff.data.entangled import coefficients, measured, mixing
@@ -24,9 +22,6 @@ def records(sizes: list[int]) -> Records:
     return Records(torch.zeros(n, 1, 1, 1), base.unsqueeze(1) // 2, torch.arange(n), base)
 
 
-# --- the closed form ---
-
-
 @pytest.mark.parametrize("xi", [0.0, *XIS, 0.9])
 @pytest.mark.parametrize("clients", [2, *CLIENTS])
 def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
@@ -37,9 +32,6 @@ def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
     torch.testing.assert_close(pi.sum(0), torch.full((m,), clients / m, dtype=torch.float64))  # bases stay equal
     pairs = coefficients(pi)[~torch.eye(clients, dtype=torch.bool)]
     assert pairs.tolist() == pytest.approx([xi] * len(pairs), abs=1e-12)
-
-
-# --- the coefficients ---
 
 
 def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_applies() -> None:
@@ -54,9 +46,6 @@ def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_appl
     assert measured(torch.tensor([[3, 4]])) == {}
 
 
-# --- the records ---
-
-
 @pytest.mark.parametrize("xi", XIS)
 @pytest.mark.parametrize("clients", CLIENTS)
 def test_twenty_bases_are_dealt_as_asked_for(clients: int, xi: float) -> None:
@@ -69,37 +58,3 @@ def test_twenty_bases_are_dealt_as_asked_for(clients: int, xi: float) -> None:
     assert found["partition/theorem2"] == (xi < 1 / (clients - 1) ** 2)  # 1/16, 1/81, 1/361
     totals = table.sum(1)
     assert int(totals.max() - totals.min()) <= 2 and int(totals.sum()) == 10_000
-
-
-@given(
-    sizes=st.lists(st.integers(0, 40), min_size=1, max_size=24),
-    clients=st.integers(1, 12),
-    xi=st.floats(0, 0.999),
-    seed=st.integers(0, 1000),
-)
-def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
-    sizes: list[int], clients: int, xi: float, seed: int
-) -> None:
-    data = records(sizes)
-    try:
-        parts = partition(data, clients, how=Entangled(xi=xi), rng=generator(seed))
-    except ValueError as error:
-        assert str(error).startswith(("client", "an Entangled partition needs"))
-        return
-    assert len(parts) == clients and all(len(part) for part in parts)
-    assert torch.cat(parts).sort().values.tolist() == list(range(sum(sizes)))
-    again = partition(data, clients, how=Entangled(xi=xi), rng=generator(seed))
-    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
-
-
-# --- errors ---
-
-
-@pytest.mark.parametrize("clients", [1, 3, 40])
-def test_clients_must_divide_the_bases(clients: int) -> None:
-    with pytest.raises(ValueError) as error:
-        partition(records([30] * 20), clients, how=Entangled(), rng=generator(0))
-    assert str(error.value) == (
-        "an Entangled partition needs at least 2 clients, in a number that divides that of the base distributions, "
-        f"got {clients} clients and 20 base distributions"
-    )

@@ -65,8 +65,3 @@ def test_offline_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     said = message(Data(name="hub:some/birds"))
     assert said.startswith("'hub:some/birds' is not in the local cache, and the hub does not answer: Cannot reach")
     assert "offline mode is enabled" in said and time.monotonic() - began < 5
-
-
-@pytest.mark.parametrize("name", ["hub:birds", "hub:", "hub:/x", "hub:a b/c"])
-def test_a_name_without_owner(name: str) -> None:
-    assert message(Data(name=name)) == f"a data set of the hub is hub:owner/name, got {name!r}"

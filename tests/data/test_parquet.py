@@ -66,12 +66,8 @@ def test_files_left_unread_are_told(tmp_path: Path) -> None:
     [
         (("hue",), {"shape": SHAPES, "size": SHAPES}, "has no label column 'hue'; its other columns are shape, size"),
         (("image",), {"shape": SHAPES}, "has no label column 'image'; its other columns are shape"),
-        ((), {"label": [0, -3] * 15}, "row 1 of {path} has the label -3, below 0"),
-        (
-            (),
-            {"label": [0, 10**12] * 15},
-            "row 1 of {path} has the label 1000000000000, but labels must be below 65536",
-        ),
+        ((), {"label": [0, -3] * 15}, "row 1 of {path} has the label -3, but labels are 0 to 65535"),
+        ((), {"label": [0, 10**12] * 15}, "row 1 of {path} has the label 1000000000000, but labels are 0 to 65535"),
         ((), {"label": np.array([2**64 - 1] * 30)}, "has the label 18446744073709551615, but"),
         ((), {"label": [1.5, 2] * 15}, "column 'label' of {path} must hold integers, text or booleans, got double"),
         (
@@ -79,9 +75,24 @@ def test_files_left_unread_are_told(tmp_path: Path) -> None:
             {"label": ["a", None] * 15},
             "column 'label' of {path} must hold integers, text or booleans, got 15 nulls",
         ),
+        ((), {"y": SHAPES}, "{path} has no column 'label' or 'fine_label'; its columns are image, y"),
         ((), {"label": [3] * 30}, "has one class only, '3': there is nothing to condition on"),
     ],
 )
 def test_bad_label_columns(tmp_path: Path, labels: tuple[str, ...], columns: dict[str, Any], says: str) -> None:
     path = table(tmp_path / "set" / "x.parquet", **columns)
     assert says.format(path=path) in message(Data(name=str(path.parent), labels=labels, **FEW))
+
+
+@pytest.mark.parametrize(
+    ("labels", "says"),
+    [
+        (["a"] * 30, "must hold integers, got string"),
+        ([0] * 29 + [None], "must hold integers, got 1 nulls"),
+        ([0] * 29 + [3], "names 2 classes, but there is a label 3"),
+    ],
+)
+def test_labels_that_a_file_does_not_name(tmp_path: Path, labels: list[Any], says: str) -> None:
+    path = table(tmp_path / "set" / "x.parquet", {"label": ["ant", "bee"]}, label=labels)
+    text = message(Data(name=str(path.parent), **FEW))
+    assert says in text and str(path) in text

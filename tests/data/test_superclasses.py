@@ -9,7 +9,6 @@ import torch
 from sets import message, pictures, png, write
 from sklearn.datasets import load_digits
 
-from raydiff import tree
 from raydiff.data.datasets import SPLITS, Data, load
 from raydiff.data.superclasses import TABLES
 from raydiff.data.unseen_client import Choice, newcomer
@@ -18,18 +17,12 @@ TARGET = torch.from_numpy(load_digits().target)
 REST: dict[str, Any] = {"public": 6, "validation": 6, "calibration": 3, "test": 9}
 
 
-# --- the tables ---
-
-
 def test_cifar100_10x2_is_the_first_two_of_the_first_ten() -> None:
     table = TABLES["cifar100-10x2"]
     assert len(table) == 10 and {len(of) for of in table.values()} == {2}
     assert table["aquatic_mammals"] == ("beaver", "dolphin")
     assert table["large_man-made_outdoor_things"] == ("bridge", "castle")
     assert "large_natural_outdoor_scenes" not in table
-
-
-# --- digits ---
 
 
 def test_digits_in_pairs_keep_their_rows_and_pixels() -> None:
@@ -44,17 +37,6 @@ def test_digits_in_pairs_keep_their_rows_and_pixels() -> None:
         assert theirs.base is None and torch.equal(theirs.bases, theirs.labels[:, 0])
         if split != "public":
             assert torch.equal(ours.bases, TARGET[ours.numbers])
-
-
-def test_the_digest_covers_the_hidden_class() -> None:
-    data = load(Data(superclasses="parity"))
-    everything = {f"{split}/{k}": v for split, records in data.splits.items() for k, v in records.leaves.items()}
-    assert tree.digest(everything) == data.digest
-    del everything["train/base"]
-    assert tree.digest(everything) != data.digest
-
-
-# --- rows that are left out ---
 
 
 def test_rows_of_other_classes_are_left_out(tmp_path: Path) -> None:
@@ -74,9 +56,6 @@ def test_rows_of_other_classes_are_left_out(tmp_path: Path) -> None:
     assert len(data.splits["train"]) == 40 - 6 - 6 - 3
 
 
-# --- who sees it ---
-
-
 def test_public_and_a_new_clients_records_do_not_have_it() -> None:
     config = Data(superclasses="pairs", train=100)
     data = load(config)
@@ -84,9 +63,6 @@ def test_public_and_a_new_clients_records_do_not_have_it() -> None:
     found = newcomer(Choice(classes=("2/3",)), config, data, usual=20)
     assert found.records.base is None and found.held_out.base is None
     assert found.records.labels.unique().tolist() == [1] and len(found.records) == 20
-
-
-# --- errors ---
 
 
 def test_a_table_that_does_not_fit_the_data_is_one_sentence() -> None:

@@ -6,13 +6,13 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fake_gpu import attached
 from reference import bits_attack as bits
 from toys import aggregated
 
@@ -25,12 +25,13 @@ from raydiff.federated.method import SCRATCH, SERVER_ONLY, Deployed, Method, Rou
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.federated.sums import UploadValidator
 from raydiff.methods import METHODS
+from raydiff.methods._averaging import Averaged
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.evolution import Evolution
+from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.marginals import Marginals
-from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.sketch import Sketch
@@ -44,7 +45,7 @@ from raydiff.papers.feddistr.method import FedDistr
 from raydiff.privacy import grid
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import covers
-from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, Nothing
+from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
 from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
@@ -67,10 +68,7 @@ OTHER: dict[str, Any] = {
     "compile": True,
     "channels_last": True,
     "accountant": "rdp",
-    "relation": "replace_one",
-    "rounds": 2,
     "server_rounds": 2,
-    "finetune": Training(steps=1),
     "network": UNet(widths=(8, 8)),
     "width": 16,
     "depth": 2,
@@ -81,15 +79,6 @@ OTHER: dict[str, Any] = {
     "batch": 4,
     "learning_rate": 1e-2,
     "weight_decay": 0.5,
-    "embedding_std": 0.5,
-    "embeddings": 3,
-    "train_embedding": False,
-    "private": ("enter.",),
-    "mu": 0.5,
-    "temperature": 0.2,
-    "order": "second",
-    "inner_rate": 0.5,
-    "adapt_steps": 2,
     "optimizer": "sgd",
     "epochs": 2,
     "momentum": 0.5,
@@ -98,14 +87,6 @@ OTHER: dict[str, Any] = {
     "decay": "constant",
     "conditional": False,
     "embedding": True,
-    "weights": "uniform",
-    "update": "momentum",
-    "rate": 0.5,
-    "beta1": 0.5,
-    "beta2": 0.5,
-    "tau": 0.1,
-    "privacy": ClientPrivacy(),
-    "max_update_norm": 0.5,
     "sampler": "ddim",
     "model": Classifier(),
     "upload": "latents",
@@ -117,7 +98,7 @@ OTHER: dict[str, Any] = {
     "widths": (8,),
     "hidden": 8,
 }
-"""Another valid value for every field that a method may have, by the field's name."""
+"""Another valid value for every field of the methods with first states, by the field's name."""
 ALSO: dict[str, dict[str, Any]] = {
     "center": {"clip": 2.0},
     "model": {"clip": None},
@@ -127,6 +108,19 @@ ALSO: dict[str, dict[str, Any]] = {
 """What else these fields need, by their path or name."""
 REFUSED = ("inversion.epochs", "inversion.replacement")
 """Fields that the method they are in refuses: it draws its own batches."""
+
+
+AVERAGED = [name for name in METHODS if issubclass(METHODS[name], Averaged)]
+NOISED = [name for name in METHODS if name not in AVERAGED and hasattr(METHODS[name], "epsilon")]
+SUMMED = ["sketch", "dpmerf", "evolution", "marginals"]
+SENDERS = ["fedavg", "dpsgd", *NOISED]
+"""One method for each mechanism: the other averaging methods release their updates as fedavg does."""
+FIRST_STATES = ["pfdm", "localonly", "feddistr"]
+"""Methods whose first states a sweep shares by `init_key`."""
+
+
+def only(names: list[str]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("experiment", names, indirect=True)
 
 
 @pytest.fixture(params=METHODS)
@@ -177,8 +171,8 @@ def whole(method: Method) -> list[Progress]:
     return run(method)
 
 
-def made(method: Method) -> tuple[int, int, int]:
-    """The shape of what it makes."""
+def shape(method: Method) -> tuple[int, int, int]:
+    """Of a sample."""
     return (1, 1, 64) if isinstance(method, Marginals) else (1, 8, 8)
 
 
@@ -192,13 +186,18 @@ def summary(method: Method, progress: Progress, keys: Keys = KEYS) -> tuple[Any,
 
 
 def test_the_same_seed_gives_the_same_bits(method: Method) -> None:
-    first, again = (summary(method, run(copy.deepcopy(method))[-1]) for _ in range(2))
-    assert first == again
-
-
-def test_another_seed_gives_others(method: Method) -> None:
+    first = summary(method, whole(method)[-1])
+    assert first == summary(method, run(copy.deepcopy(method))[-1])
     other = replace(KEYS, seed=1)
-    assert summary(method, whole(method)[-1])[3] != summary(method, run(method, other)[-1], other)[3]
+    assert first[3] != summary(method, run(method, other)[-1], other)[3]
+
+
+def test_a_gpu_has_the_bits_of_the_cpu(method: Method) -> None:
+    """Rounds, deployment, samples, on an accelerator that is none."""
+    expected = summary(method, whole(method)[-1])
+    with attached() as gpu:
+        assert summary(method, run(method)[-1]) == expected
+    assert gpu.counts["ops"] > 0 or isinstance(method, Sketch | Evolution | Marginals)  # which train nothing
 
 
 def test_the_number_of_rounds_is_what_it_says(method: Method) -> None:
@@ -208,11 +207,11 @@ def test_the_number_of_rounds_is_what_it_says(method: Method) -> None:
     assert took_part == set(range(method.participating_rounds))
 
 
+@only([*AVERAGED, *SUMMED])
 def test_an_exact_mean_is_that_of_floats_to_rounding(method: Method) -> None:
     server = tree.without(SERVER_ONLY, method.init_server(None, generator(0)))
     validator = UploadValidator(method, server, 0, 5)
-    if validator.mean_spec is None:
-        pytest.skip("its uploads are not averaged")
+    assert validator.mean_spec is not None
     uploads = [Client(i, method, records(i), keys=KEYS).run(server, 0)[0] for i in range(5)]
     weights = [validator.mean_spec.weight(upload.examples) for upload in uploads]
     summands = [tree.scale(u.release.value, weight) for u, weight in zip(uploads, weights, strict=True)]
@@ -270,7 +269,7 @@ def test_state_is_detached_and_on_the_cpu(method: Method) -> None:
 
 def test_a_killed_run_continues_bit_for_bit(method: Method, tmp_path: Path) -> None:
     uninterrupted = [summary(method, p) for p in whole(method)]
-    for done in range(1, method.rounds + 1):
+    for done in {max(1, method.rounds // 2), method.rounds}:
         store = Store(tmp_path / str(done), tmp_path / "cache")
         running = rounds(method, pool(method, store=store), keys=KEYS, store=store)
         first = list(itertools.islice(running, done))
@@ -282,6 +281,9 @@ def test_a_killed_run_continues_bit_for_bit(method: Method, tmp_path: Path) -> N
 
 
 def test_every_event_is_accounted_for(method: Method) -> None:
+    """LocalOnly alone sends nothing."""
+    silent = all(isinstance(entry.event, Nothing) for entry in whole(method)[-1].ledger.entries)
+    assert silent == (whole(method)[-1].ledger.epsilon(1e-5, method.accountant) == 0) == isinstance(method, LocalOnly)
     for entry in whole(method)[-1].ledger.entries:
         if isinstance(entry.event, Gaussian):
             assert 0 < entry.event.std_over_sensitivity < math.inf
@@ -289,6 +291,30 @@ def test_every_event_is_accounted_for(method: Method) -> None:
             assert entry.event.what
         else:
             assert isinstance(entry.event, Nothing) and entry.bytes == 0
+
+
+@only(SUMMED)
+@pytest.mark.parametrize("epsilon", [0.5, 50.0, None])
+@pytest.mark.usefixtures("real_gaussians")
+def test_noised_sums_of_all_rounds_keep_to_the_budget_and_use_it(experiment: Experiment, epsilon: float | None) -> None:
+    method = overrides.override(experiment, {"method.epsilon": epsilon}).method
+    ledger = whole(method)[-1].ledger
+    spent = ledger.epsilon(method.delta, "exact")
+    assert spent == pytest.approx(epsilon or math.inf, rel=1e-6) and spent <= (epsilon or math.inf) * (1 + 1e-8)
+    expected = NonPrivate(method.what) if epsilon is None else method.upload_event(12, 0)
+    assert [e.event for e in ledger.entries] == [expected] * 2 * method.participating_rounds
+    for event in {expected} if isinstance(expected, Gaussian) else ():
+        assert (event.unit, event.relation, event.trust) == ("example", "replace_one", "local")
+        assert event.declared == ("labels",)
+
+
+@only(SUMMED)
+def test_clients_sample_from_noised_sums_what_the_server_samples(method: Method) -> None:
+    """From releases alone, so that the run's epsilon covers samples of the client too."""
+    last = whole(method)[-1]
+    drawn = deployed(method, last).sample(LABELS, generator(1))
+    assert torch.equal(drawn, method.deploy(last.sent).sample(LABELS, generator(1)))
+    assert Client(1, method, records(1), keys=KEYS).personalized(last.sent, last.number) == {}
 
 
 @pytest.mark.parametrize("private", [True, False])
@@ -315,23 +341,7 @@ def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, 
             assert told == entry.event
 
 
-def test_where_the_server_sees_the_sum_alone_it_is_the_same_mean_but_for_the_noise(experiment: Experiment) -> None:
-    method, path = experiment.method, "averaging.privacy"
-    if not overrides.has_path(experiment, f"method.{path}") or isinstance(method, Scaffold | DPSGD):
-        pytest.skip("it has no client-level privacy")
-    method = overrides.override(method, {"averaging.weights": "uniform"})
-    plain = overrides.override(method, {path: ClientPrivacy(trust="central", epsilon=math.inf)})
-    privacy = ClientPrivacy(trust="aggregate", epsilon=1e6, shares=2)
-    hidden = overrides.override(method, {path: privacy})
-    p, q = whole(plain)[0], whole(hidden)[0]
-    assert all(leaf.dtype == q.server[k].dtype for k, leaf in p.server.items())
-    size = sum(leaf.numel() for k, leaf in p.server.items() if not leaf.equal(q.server[k]))  # A private middle stays.
-    noise = privacy.std(method.rounds) / 2 * math.sqrt(size)  # Of the mean of two, which have all of it.
-    assert size > 500 and 0.9 < tree.norm(tree.sub(p.server, q.server)) / noise < 1.1
-    assert whole(hidden)[-1].rejected == {}
-    assert all(isinstance(e.event, DiscreteGaussian) for e in whole(hidden)[-1].ledger.entries)
-
-
+@only(SENDERS)
 @pytest.mark.parametrize("drawn", ["on the grid", "in float32"])
 def test_the_bytes_of_an_upload_rule_no_record_out(
     experiment: Experiment, drawn: str, monkeypatch: pytest.MonkeyPatch
@@ -339,11 +349,10 @@ def test_the_bytes_of_an_upload_rule_no_record_out(
     """Whichever of two neighbouring data sets a client has: with noise as it is, and with float32 noise, which is found
     wherever what leaves is signal plus noise."""
     method = experiment.method
-    if overrides.has_path(experiment, "method.averaging.privacy") and not isinstance(method, Scaffold | DPSGD):
+    if isinstance(method, FedAvg):
         method = overrides.override(method, {"averaging.privacy": ClientPrivacy(epsilon=1.0)})
     event = method.upload_event(12, 0)
-    if not isinstance(event, Gaussian):
-        pytest.skip("it adds no noise to what clients send")
+    assert isinstance(event, Gaussian)
     if drawn == "in float32":
         monkeypatch.setattr(grid, "noised", lambda signal, z, *, std: (signal.float() + std * z.float()).double())
     both = [records(0), replace(records(0), images=torch.cat([records(1).images[:1], records(0).images[1:]]))]
@@ -384,10 +393,8 @@ def test_what_a_method_sends_is_all_that_it_accepts(method: Method) -> None:
             assert form.mismatch(other), list(other)
 
 
+@only(["dpsgd", *NOISED])
 def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) -> None:
-    if not overrides.has_path(experiment, "method.epsilon"):
-        pytest.skip("a method without epsilon adds no noise")
-
     def sent_at(epsilon: float | None) -> torch.Tensor:
         """What is sent for blank images."""
         trial = overrides.override(experiment, {"method.epsilon": epsilon})
@@ -412,8 +419,7 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
     assert abs(correlation(client_0, client_1)) < 5 / math.sqrt(len(client_0))
 
 
-@pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize(("sampler", "schedule"), [("ancestral", "linear"), ("ddim", "cosine")])
 def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str) -> None:
     chains = [p for p in ("method.sampling", "method.client_sampling") if overrides.has_path(experiment, p)]
     changes: dict[str, Any] = {p: Sampling(sampler=sampler, steps=7) for p in chains}  # type: ignore[arg-type]
@@ -422,15 +428,14 @@ def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str
     method = overrides.override(experiment, changes).method
     model = deployed(method, whole(method)[-1])
     images = model.sample(LABELS, generator(0))
-    assert images.shape == (10, *made(method)) and images.dtype == torch.float32
+    assert images.shape == (10, *shape(method)) and images.dtype == torch.float32
     assert bool(images.isfinite().all()) and float(images.abs().max()) <= 1 + 1e-4
     assert torch.equal(images, model.sample(LABELS, generator(0)))
     assert not torch.equal(images, model.sample(LABELS, generator(1)))
 
 
+@only([name for name in METHODS if name != "marginals"])
 def test_the_denoisers_can_be_asked(method: Method) -> None:
-    if isinstance(method, Marginals):
-        pytest.skip("rows of a table have no denoiser")
     model = deployed(method, whole(method)[-1])
     assert set(model.targets) <= {"global", "client", "pool"} and model.targets
     for target in model.targets.values():
@@ -450,7 +455,7 @@ def test_the_servers_model_alone_has_nothing_of_a_client(method: Method) -> None
         assert "\n" not in str(e) and isinstance(method, LocalOnly | SharedRep)
         return
     images = model.sample(LABELS, generator(0))
-    assert images.shape == (10, *made(method))
+    assert images.shape == (10, *shape(method))
     assert bool(images.isfinite().all()) and float(images.abs().max()) <= 1 + 1e-4
     assert model.about and "client" not in model.targets and model.uploads is None
 
@@ -465,11 +470,10 @@ def test_a_personalised_state_is_all_that_deploy_needs(method: Method) -> None:
     assert torch.equal(kept.sample(LABELS, generator(0)), images)
 
 
+@only(FIRST_STATES)
 def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) -> None:
     """Changing any field either changes `init_key` or leaves the first state as it is, bit for bit."""
     method, data = experiment.method, records(0)
-    if method.init_key is None:
-        pytest.skip("a first state that is not kept is shared with no other trial")
     public, same = records(9), []
     digest = tree.digest(method.init_client({}, data, public, Round(0, generator(1))))
     for path in overrides.flat(method):
@@ -489,36 +493,7 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
     assert {"sampling.steps", "steps"} & set(same)  # sampling comes later
 
 
-def test_a_moving_average_of_the_weights_is_of_whole_trainings_alone(experiment: Experiment) -> None:
-    if not overrides.has_path(experiment, "method.averaging"):
-        return
-    with pytest.raises(ValueError, match=r"^--method: local\.ema must be 0 where the server averages .*, got 0\.5$"):
-        overrides.override(experiment, {"method.local.ema": 0.5})
-
-
-def test_epochs_passes_and_momentum_have_the_same_bits_resumed(experiment: Experiment, tmp_path: Path) -> None:
-    """Two clients of 12 and of 7 records, so that they take different numbers of steps; or it says that it has none."""
-    sgd = {"optimizer": "sgd", "momentum": 0.9, "learning_rate": 1e-3, "epochs": 4, "batch": 5, "replacement": False}
-    paths = [p for p in ("method.local", "method.server") if overrides.has_path(experiment, p)]
-    try:
-        method = overrides.override(experiment, {f"{p}.{k}": v for p in paths for k, v in sgd.items()}).method
-    except ValueError as e:
-        assert isinstance(experiment.method, DPSGD | PerFedAvg) and "replacement" in str(e)
-        return
-    data = [records(0), records(1).select(torch.arange(7))]
-
-    def run_on(store: Store | None) -> Iterator[Progress]:
-        clients = [Client(i, method, own, keys=KEYS, store=store) for i, own in enumerate(data)]
-        return rounds(method, LocalExecutor(clients), keys=KEYS, store=store)
-
-    store = Store(tmp_path / "trial")
-    *_, whole = run_on(None)
-    for _ in itertools.islice(run_on(store), max(1, method.rounds // 2)):
-        pass
-    *_, resumed = run_on(store)
-    assert tree.digest(resumed.server) == tree.digest(whole.server) and resumed.ledger == whole.ledger
-
-
+@only(FIRST_STATES)
 def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:
     expected = summary(method, whole(method)[-1])
     for trial in ("a", "b"):  # the second takes what the first one left

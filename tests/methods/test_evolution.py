@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, records, run
+from toys import records
 
 from raydiff.data.records import Records
-from raydiff.federated.client import Client
 from raydiff.federated.method import Mean, Round
-from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.methods.evolution import Evolution, drawn, onto_counts
 from raydiff.models.by_row import Population
-from raydiff.privacy import accountants, gaussian
+from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -76,20 +74,6 @@ def test_no_replaced_record_moves_the_votes_by_more_than_the_root_of_two_and_som
         found += [apart(method, server, a, b) for a, b in itertools.combinations(both, 2)]
     assert max(found) == pytest.approx(method.sensitivity) == pytest.approx(math.sqrt(2))
     assert {round(x, 6) for x in found} == {0.0, round(math.sqrt(2), 6)}
-
-
-@pytest.mark.usefixtures("real_gaussians")
-def test_all_rounds_together_keep_to_the_budget() -> None:
-    """Each is a Gaussian mechanism of the same mu; nobody spends more, however many records and clients there are."""
-    method = small(epsilon=2.0, delta=1e-6, rounds=5)
-    whole = accountants.mu_for(2.0, 1e-6)
-    for p in run(method, [records(0, 3), records(1, 40)]):
-        mu = whole * math.sqrt((p.number + 1) / 5)
-        assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(gaussian.epsilon_for(mu, 1e-6), rel=1e-6)
-        kinds = {(e.event.unit, e.event.relation, e.event.trust, e.event.declared) for e in p.ledger.entries}  # type: ignore[union-attr]
-        assert kinds == {("example", "replace_one", "local", ("labels",))} and len(p.ledger.entries) == 2 * p.number + 2
-    assert p.ledger.epsilon(1e-6, "exact") == pytest.approx(2.0, rel=1e-6)
-    assert p.ledger.epsilon(1e-6, "exact") <= 2.0 * (1 + 1e-8)
 
 
 def test_the_threshold_leaves_as_many_votes_as_there_are_records() -> None:
@@ -152,35 +136,6 @@ def test_the_first_copy_stays_and_others_move_by_less_and_less() -> None:
             assert to in apart.argsort()[:5]
             ends.add(to)
     assert len(ends) > 2
-
-
-def halves(n: int, seed: int, *, told: bool = True) -> Records:
-    """Pictures of two kinds, light above and light below, under noise."""
-    rng = generator(seed)
-    labels = torch.arange(n)[:, None] % 2
-    images = torch.full((n, 1, 8, 8), -0.5)
-    images[labels[:, 0] == 0, :, :4] = 0.5
-    images[labels[:, 0] == 1, :, 4:] = 0.5
-    images += 0.1 * torch.randn(images.shape, generator=rng)
-    return Records(images, labels if told else torch.zeros_like(labels), torch.arange(n))
-
-
-@pytest.mark.parametrize("epsilon", [None, 5.0])
-def test_votes_tell_what_the_public_records_labels_do_not(epsilon: float | None) -> None:
-    """Public pictures of two kinds with one label; the candidates of each private label become those of its kind."""
-    method = small(model=Population(labels=(2,)), epsilon=epsilon, candidates=20)
-    public = halves(40, 0, told=False)
-    clients = [Client(i, method, halves(100, 1 + i), keys=KEYS, public=public) for i in range(2)]
-    steps = list(rounds(method, LocalExecutor(clients), keys=KEYS, public=public))
-    wanted = torch.arange(2).repeat(100)[:, None]
-
-    def right(server: Params) -> float:
-        made = method.deploy(server).sample(wanted, generator(0))
-        above = made[:, :, :4].mean((1, 2, 3)) > made[:, :, 4:].mean((1, 2, 3))
-        return float((above == (wanted[:, 0] == 0)).double().mean())
-
-    assert right(method.init_server(public, generator(0))) < 0.75
-    assert right(steps[-1].server) == 1 if epsilon is None else right(steps[-1].server) > 0.9
 
 
 def test_first_candidates_are_public_pictures_whatever_their_labels_or_noise_where_there_are_none() -> None:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from toys import KEYS, aggregated, records, run
+from toys import KEYS, PASSES, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Round, Upload
+from raydiff.methods._averaging import Averaged
 from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.fedprox import FedProx
+from raydiff.methods.moon import Moon
+from raydiff.methods.sharedrep import SharedRep
+from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training, fit
-from raydiff.privacy.release import disclose
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -36,26 +38,41 @@ def test_one_client_and_one_round_is_plain_local_training(method: FedAvg) -> Non
     assert only.metrics["train/loss"] == loss
 
 
-def test_the_update_is_the_mean_weighted_by_records(method: FedAvg) -> None:
-    server = {"w": torch.tensor([1.0, 1.0])}
-    sent = [torch.tensor([4.0, 0.0]), torch.tensor([0.0, 8.0])]
-    uploads = [Upload(i, n, disclose({"w": w}, "w")) for i, (n, w) in enumerate(zip((30, 10), sent, strict=True))]
-    after, metrics, events = aggregated(method, server, uploads, Round(0, generator(0)))
-    assert after["w"].tolist() == [1 + 3.0, 1 + 2.0]
-    assert metrics["server/update_norm"] == pytest.approx(math.sqrt(13))
-    assert events == []
+IDENTITIES: dict[str, tuple[type[Averaged], dict[str, Any], dict[str, Any]]] = {
+    "FedProx": (FedProx, {"mu": 0.0}, {"mu": 1.0}),
+    "MOON": (Moon, {"mu": 0.0}, {"mu": 1.0}),
+    "SharedRep": (SharedRep, {"private": ()}, {}),
+}
+"""Method -> (class, the settings at which it is FedAvg, settings at which it is not)."""
+
+
+@pytest.mark.parametrize("local", [None, PASSES])
+@pytest.mark.parametrize("name", IDENTITIES)
+def test_a_descendant_without_its_term_is_fedavg(method: FedAvg, name: str, local: Training | None) -> None:
+    (cls, without, with_term), data = IDENTITIES[name], [records(0), records(1, 9)]
+    common: dict[str, Any] = {"model": method.model, "local": local or method.local, "rounds": 2}
+    plain, same, other = (
+        run(m, data)[-1] for m in (FedAvg(**common), cls(**common, **without), cls(**common, **with_term))
+    )
+    assert tree.digest(same.server) == tree.digest(plain.server) != tree.digest(other.server)
+    assert same.metrics == plain.metrics and same.ledger == plain.ledger
+
+
+def test_it_trains_a_classifier() -> None:
+    model = Classifier(network=CNN(widths=(4,), hidden=8))
+    learning = FedAvg(model=model, local=Training(steps=60, batch=4, learning_rate=1e-2), rounds=2)
+    first, last = run(learning)
+    assert last.metrics["train/loss"] < first.metrics["train/loss"]
+    deployed, x = learning.deploy(last.server), records(5).images
+    assert deployed.classify is not None and torch.equal(deployed.classify(x), model.classify(last.server)(x))
+    assert not deployed.samplers and not deployed.targets
+    with pytest.raises(ValueError, match=r"^a classifier makes no pictures$"):
+        _ = deployed.sample
 
 
 def deployed(method: FedAvg, server: Params, client: int) -> Any:
     state = method.personalize(server, {}, records(client), generator(1))
     return method.deploy(server, state)
-
-
-def test_without_fine_tuning_all_clients_sample_the_shared_model(method: FedAvg) -> None:
-    server, labels = run(method, [records(0)])[-1].sent, torch.arange(4)[:, None]
-    first, second = (deployed(method, server, client) for client in (0, 1))
-    assert list(first.targets) == ["global"]
-    assert torch.equal(first.sample(labels, generator(2)), second.sample(labels, generator(2)))
 
 
 def test_fine_tuning_is_local_training_from_the_shared_model(method: FedAvg) -> None:

@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
-from toys import PASSES, QUADRATIC, records, run, values
+from toys import QUADRATIC, run, values
 
-from raydiff import tree
-from raydiff.experiment.config import Experiment
-from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.models.training import Training
-
-
-@pytest.fixture(scope="module")
-def method(tiny: Experiment) -> FedProx:
-    return FedProx(model=tiny.method.model, local=tiny.method.local, rounds=2)
-
-
-@pytest.mark.parametrize("local", [None, PASSES])
-def test_without_the_term_it_is_fedavg(method: FedProx, local: Training | None) -> None:
-    method = replace(method, local=local or method.local)
-    data = [records(0), records(1, 9)]
-    fedavg = FedAvg(model=method.model, local=method.local, rounds=2)
-    plain, without, with_term = (run(m, data)[-1] for m in (fedavg, replace(method, mu=0.0), replace(method, mu=1.0)))
-    assert tree.digest(without.server) == tree.digest(plain.server) != tree.digest(with_term.server)
-    assert without.metrics == plain.metrics and without.ledger == plain.ledger
 
 
 def test_two_rounds_of_two_steps_by_hand() -> None:

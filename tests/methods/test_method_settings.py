@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import pytest
+from toys import QUADRATIC
 
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpmerf import DPMERF
@@ -37,6 +38,8 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *((cls, {"clip": value}, "clip") for cls in (Sketch, PFDM, LocalOnly, FedDistr) for value in (0.0, math.inf)),
     *((cls, {"server_rounds": 0}, "server_rounds") for cls in (DPMERF, PFDM)),
     *((cls, {"local_parts": 0}, "local_parts") for cls in (LocalOnly, PFDM)),
+    *((cls, {"local": Training(ema=0.5)}, "local.ema") for cls in (FedAvg, PerFedAvg, SharedRep, SPIRE, DPSGD)),
+    (Moon, {"model": QUADRATIC}, "features"),
     (Averaging, {"weights": "best"}, "weights"),
     (Averaging, {"update": "sgd"}, "update"),
     (Averaging, {"rate": 0.0}, "rate"),

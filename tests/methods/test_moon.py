@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from toys import KEYS, PASSES, QUADRATIC, Quadratic, records, run
+from toys import KEYS, records
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
 from raydiff.federated.rounds import LocalExecutor, rounds
-from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.moon import Moon
-from raydiff.models.training import Training, fit
+from raydiff.models.training import fit
 from raydiff.seeding import generator
 from raydiff.storage.checkpoint import Store
 from raydiff.tree import Params
@@ -28,53 +25,6 @@ from raydiff.tree import Params
 @pytest.fixture(scope="module")
 def method(tiny: Experiment) -> Moon:
     return Moon(model=tiny.method.model, local=tiny.method.local, rounds=3)
-
-
-def fedavg(method: Moon) -> FedAvg:
-    return FedAvg(model=method.model, local=method.local, rounds=method.rounds)
-
-
-# --- identities ---
-
-
-@pytest.mark.parametrize("local", [None, PASSES])
-def test_without_the_term_it_is_fedavg(method: Moon, local: Training | None) -> None:
-    method = replace(method, local=local or method.local)
-    data = [records(0), records(1, 9)]
-    plain, without = run(fedavg(method), data)[-1], run(replace(method, mu=0.0), data)[-1]
-    assert tree.digest(without.server) == tree.digest(plain.server)
-    assert without.metrics == plain.metrics and without.ledger == plain.ledger
-
-
-# --- the term ---
-
-
-@dataclass(frozen=True)
-class Fixed(Quadratic):
-    """Its parameters are the features; the loss is 0."""
-
-    def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
-        return params["z"]
-
-    def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        return 0 * params["z"].sum()
-
-
-def test_the_term_by_hand() -> None:
-    """Cosines 1 and 0 to the global and the previous model, then 0 and 1, then 3/5 and 4/5; temperature 1/2."""
-    z = torch.tensor([[1.0, 0.0], [1.0, 0.0], [3.0, 4.0]], requires_grad=True)
-    z_glob = torch.tensor([[2.0, 0.0], [0.0, 1.0], [5.0, 0.0]])
-    z_prev = torch.tensor([[0.0, 3.0], [4.0, 0.0], [0.0, 1.0]])
-    model: Any = Fixed()
-    method = Moon(model=model, mu=3.0, temperature=0.5)
-    batch, extras = (torch.zeros(3, 1), torch.zeros(3, 1)), {"global/z": z_glob, "previous/z": z_prev}
-    term = method._contrastive({"z": z}, batch, {}, extras)
-    terms = [-math.log(math.exp(2 * g) / (math.exp(2 * g) + math.exp(2 * p))) for g, p in ((1, 0), (0, 1), (0.6, 0.8))]
-    assert term.item() == pytest.approx(3 * sum(terms) / 3, rel=1e-6)
-    term.backward()
-    # row 0: log(1 + e^(2 (cos_p - cos_g))) at z = (1, 0): cos_g is at its height, cos_p rises along (0, 1) by 1
-    pull = math.exp(-2) / (1 + math.exp(-2)) * 2
-    assert z.grad is not None and z.grad[0].tolist() == pytest.approx([0, 3 / 3 * pull], abs=1e-6)
 
 
 def test_the_objective_compares_with_the_servers_model_and_the_clients_last(method: Moon) -> None:
@@ -95,9 +45,6 @@ def test_the_objective_compares_with_the_servers_model_and_the_clients_last(meth
     torch.testing.assert_close(tree.under("scratch/previous", result.state), by_hand, rtol=1e-4, atol=1e-5)
 
 
-# --- the last model ---
-
-
 def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method: Moon, tmp_path: Path) -> None:
     store = Store(tmp_path / "trial", tmp_path / "cache")
     clients = [Client(i, method, records(i), keys=KEYS, store=store) for i in range(2)]
@@ -112,14 +59,3 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
             seen[client.number] |= {tree.digest(state)} if state else set()
     assert {i: len(digests) for i, digests in seen.items()} == took_part
     assert sum(took_part.values()) == 3
-
-
-def test_the_last_model_is_the_servers_and_the_update(method: Moon) -> None:
-    server = method.init_server(None, generator(0))
-    result = method.local_update(server, {}, records(0), Round(0, generator(1)))
-    torch.testing.assert_close(tree.under("scratch/previous", result.state), tree.add(server, result.release.value))
-
-
-def test_a_model_without_features_is_refused_by_name() -> None:
-    with pytest.raises(ValueError, match=r"^MOON compares models by their features, and Quadratic has none$"):
-        Moon(model=QUADRATIC)

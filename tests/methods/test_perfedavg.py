@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from toys import QUADRATIC, asked, deployed_of, joined, records, run, values
+from toys import QUADRATIC, asked, deployed_of, joined, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -28,9 +28,6 @@ def method(tiny: Experiment) -> PerFedAvg:
     return PerFedAvg(model=tiny.method.model, local=tiny.method.local, rounds=2, inner_rate=0.1)
 
 
-# --- the identity ---
-
-
 @pytest.mark.parametrize("order", ["first", "second"])
 def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order: Order) -> None:
     """A round is FedAvg's on rows 2, 3 and 4 of each batch of 5, with the same draws."""
@@ -47,9 +44,6 @@ def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order
     assert result.metrics["train/loss"] == loss
 
 
-# --- the gradient ---
-
-
 @pytest.mark.parametrize(("order", "gradient"), [("first", -5.0), ("second", -2.5)])
 def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
     """From 1, curvature 2, rate 1/4: target 0 leads to 1/2, where target 3 pulls with 2 (1/2 - 3) = -5; the step's own
@@ -60,15 +54,6 @@ def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
     loss = method._adapted({"w": w}, batch, {"t": torch.zeros(2)}, {})
     loss.backward()
     assert loss.item() == (0.5 - 3) ** 2 and w.grad is not None and w.grad.tolist() == [gradient]
-
-
-@pytest.mark.parametrize(("order", "after"), [("first", 0.375), ("second", 0.28125)])
-def test_a_round_by_hand(order: Order, after: float) -> None:
-    """Target 1 alone, from 0: adapted 1/4, gradient -3/4, times 3/4 at second order; rate 1/2."""
-    training = Training(steps=1, batch=2, learning_rate=0.5, optimizer="sgd")
-    method = PerFedAvg(model=QUADRATIC, rounds=1, local=training, order=order, inner_rate=0.25)
-    (only,) = run(method, [values(1.0)])
-    assert only.server["w"].tolist() == [after]
 
 
 def in_float64(order: Order) -> tuple[Any, Params]:
@@ -102,9 +87,6 @@ def test_second_order_is_the_gradient_of_the_real_unet() -> None:
     assert along_first != pytest.approx(along, rel=1e-3)
 
 
-# --- adaptation ---
-
-
 def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFedAvg) -> None:
     method = replace(method, adapt_steps=3)
     server = run(method, [records(0)])[-1].sent
@@ -120,6 +102,3 @@ def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFed
     labels = torch.arange(4)[:, None]
     shared = method.deploy(server).sample(labels, generator(2))
     assert not torch.equal(shared, adapted.sample(labels, generator(2)))
-
-
-# --- what is refused ---

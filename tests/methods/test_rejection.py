@@ -71,23 +71,15 @@ def forged(update: Params) -> Any:
     return already_private(update, replace(SENT, trust="central"))
 
 
+EXPECTED = "in place of torch.float32 (1,)"
 KINDS: dict[str, tuple[Send, str]] = {
     "nan": (disclosed(lambda u: {"w": u["w"] * math.nan}), "it is not finite"),
     "inf": (disclosed(lambda u: {"w": u["w"] + math.inf}), "it is not finite"),
     "noised nan": (lambda u: already_private({"w": u["w"] * math.nan}, SENT), "it is not finite"),
     "missing": (disclosed(lambda u: {}), "its leaf 'w' is missing"),
-    "extra": (
-        disclosed(lambda u: {**u, "server_only/pool": torch.ones(3)}),
-        "it has a leaf 'server_only/pool' that nobody asked for",
-    ),
-    "shape": (
-        disclosed(lambda u: {"w": u["w"].expand(1, 1)}),
-        "its leaf 'w' is torch.float32 (1, 1) in place of torch.float32 (1,)",
-    ),
-    "type": (
-        disclosed(lambda u: {"w": u["w"].double()}),
-        "its leaf 'w' is torch.float64 (1,) in place of torch.float32 (1,)",
-    ),
+    "extra": (disclosed(lambda u: {**u, "more": torch.ones(3)}), "it has a leaf 'more' that nobody asked for"),
+    "shape": (disclosed(lambda u: {"w": u["w"].expand(1, 1)}), f"its leaf 'w' is torch.float32 (1, 1) {EXPECTED}"),
+    "type": (disclosed(lambda u: {"w": u["w"].double()}), f"its leaf 'w' is torch.float64 (1,) {EXPECTED}"),
     "raw tensors": (lambda u: u, "it sent what is no release of local trust"),
     "forged event": (forged, "it sent what is no release of local trust"),
 }
@@ -110,23 +102,9 @@ def test_a_rejected_upload_was_sent_all_the_same() -> None:
     noised = run(Betrayed(sends=KINDS["noised nan"][0]), 2.0, BAD)[-1].ledger
     assert [(e.round, e.client, e.bytes) for e in noised.entries] == [(n, c, 4) for n in range(2) for c in range(2)]
     assert [e.event for e in noised.entries if e.client == 1] == [SENT] * 2
-
-
-@pytest.mark.parametrize("kind", ["raw tensors", "forged event"])
-def test_what_is_no_release_has_no_guarantee(kind: str) -> None:
-    def noised(update: Params) -> Any:
-        return already_private(update, SENT)
-
-    @dataclass(frozen=True, kw_only=True)
-    class Noised(Betrayed):
-        def local_update(self, server: Params, state: Params, data: Any, rnd: Round) -> LocalResult:
-            result = super().local_update(server, state, data, rnd)
-            return result if float(data.images[0, 0]) == BAD else replace(result, release=noised(server))
-
-    honest = run(Noised(), 2.0, 4.0)[-1].ledger
-    ledger = run(Noised(sends=KINDS[kind][0]), 2.0, BAD)[-1].ledger
-    assert [e.event for e in ledger.entries if e.client == 1] == [UNACCOUNTED] * 2
-    assert honest.epsilon(1e-5, "exact") < ledger.epsilon(1e-5, "exact") == math.inf
+    for kind in ("raw tensors", "forged event"):
+        ledger = run(Betrayed(sends=KINDS[kind][0]), 2.0, BAD)[-1].ledger
+        assert [e.event for e in ledger.entries if e.client == 1] == [UNACCOUNTED] * 2
 
 
 def test_a_pool_cannot_bring_in_what_is_no_release() -> None:
@@ -153,9 +131,6 @@ def test_a_pool_cannot_bring_in_what_is_no_release() -> None:
         assert tree.digest(last.server) == tree.digest(run(method, 2.0, 4.0)[-1].server)
 
 
-# --- how many are left ---
-
-
 def test_too_few_good_clients_end_the_run_in_a_sentence() -> None:
     method = Betrayed(sends=KINDS["nan"][0])
     assert len(run(method, 2.0, BAD, 4.0, min_clients=2)) == 2
@@ -164,9 +139,6 @@ def test_too_few_good_clients_end_the_run_in_a_sentence() -> None:
     assert str(failure.value) == (
         "the server, in round 0: 2 of 3 uploads can be used, fewer than min_clients = 3 (client 1: it is not finite)"
     )
-
-
-# --- resuming ---
 
 
 def test_a_resumed_run_says_again_whom_it_rejected(tmp_path: Path) -> None:
@@ -189,9 +161,6 @@ def test_a_round_that_failed_for_too_few_is_paid_for(tmp_path: Path, kind: str) 
         ledger = ledger.with_upload(*sent)
     bad = SENT if kind == "noised nan" else UNACCOUNTED
     assert [(e.client, e.event) for e in ledger.entries] == [(0, NonPrivate("weights sent as they are")), (1, bad)]
-
-
-# --- far outside the norm ---
 
 
 def test_an_update_far_longer_than_what_it_updates_is_rejected() -> None:

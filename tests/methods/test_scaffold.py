@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import PASSES, QUADRATIC, aggregated, asked, deployed_of, joined, records, run, values
+from toys import PASSES, QUADRATIC, aggregated, records, run, values
 
 from raydiff import tree
 from raydiff.data.records import Records
@@ -29,9 +29,6 @@ def method(tiny: Experiment) -> Scaffold:
     return Scaffold(model=tiny.method.model, local=training, rounds=2)
 
 
-# --- the identity ---
-
-
 @pytest.mark.parametrize("local", [None, PASSES])
 def test_the_first_round_is_fedavgs_by_sgd(method: Scaffold, local: Training | None) -> None:
     method = replace(method, local=local or method.local)
@@ -42,9 +39,6 @@ def test_the_first_round_is_fedavgs_by_sgd(method: Scaffold, local: Training | N
     assert tree.digest(models[0]) == tree.digest(plain[0].server)
     assert tree.digest(models[1]) != tree.digest(plain[1].server)
     assert corrected[0].metrics["train/loss"] == plain[0].metrics["train/loss"]
-
-
-# --- by hand: targets 1 and 3, two steps of rate 1/2 in a round ---
 
 
 def test_two_rounds_by_hand() -> None:
@@ -59,15 +53,6 @@ def test_two_rounds_by_hand() -> None:
     # the metric is the loss, without the linear term: client 0 at 1.5 and 1.625, client 1 at 1.5 and 1.875
     assert second.metrics["client/0/train/loss"] == (0.5**2 + 0.625**2) / 4
     assert second.metrics["client/1/train/loss"] == (1.5**2 + 1.125**2) / 4
-
-
-def test_what_a_client_keeps_and_sends_by_hand() -> None:
-    method = Scaffold(model=QUADRATIC, local=HALVES, rounds=2)
-    server = {"model/w": torch.tensor([1.5]), "control/w": torch.tensor([-1.5])}
-    state = {"scratch/control/w": torch.tensor([-0.75])}
-    result = method.local_update(server, state, values(1.0), Round(1, generator(0)))
-    assert {k: v.tolist() for k, v in result.state.items()} == {"scratch/control/w": [0.5625]}
-    assert {k: v.tolist() for k, v in result.release.value.items()} == {"model/w": [0.1875], "control/w": [1.3125]}
 
 
 def test_momentum_carries_further_and_c_is_still_a_mean_gradient() -> None:
@@ -94,9 +79,6 @@ def test_each_client_divides_by_its_own_steps() -> None:
     assert only.server["control/w"].item() == pytest.approx(-sum(means) / 2)
 
 
-# --- the server ---
-
-
 def test_control_variates_follow_the_share_of_clients_that_took_part() -> None:
     """2 of N = 8 clients: x moves by the mean, c by a quarter of it."""
     method = Scaffold(averaging=Averaging(rate=0.5))
@@ -106,12 +88,6 @@ def test_control_variates_follow_the_share_of_clients_that_took_part() -> None:
     after, _, events = aggregated(method, server, uploads, Round(3, generator(0), clients=8))
     assert after["model/w"].item() == 1 + 0.5 * 6 and after["control/w"].item() == 10 + 2 / 8 * 4
     assert events == [] and after.keys() == server.keys()
-
-
-def test_clients_that_sit_out_count() -> None:
-    """One of two clients in each round: after the first, c is half of its c_i, which is its gradients' mean."""
-    first = run(Scaffold(model=QUADRATIC, local=HALVES, rounds=2), [values(1.0), values(1.0)], participation=0.5)[0]
-    assert first.server["model/w"].item() == 0.75 and first.server["control/w"].item() == -0.75 / 2
 
 
 def test_the_servers_optimiser_moves_the_model_alone() -> None:
@@ -132,28 +108,7 @@ def test_it_finds_the_optimum_that_fedavg_misses() -> None:
     assert drifted.item() - 0.4 / 1.1 > 0.3
 
 
-# --- what leaves, and what is deployed ---
-
-
 def test_a_message_is_twice_fedavgs_and_the_ledger_says_what_it_is(method: Scaffold) -> None:
     last = run(method, [records(0), records(1)])[-1]
     assert {e.event for e in last.ledger.entries} == {NonPrivate("weights and control variates sent as they are")}
     assert last.ledger.bytes_up == 2 * 2 * 2 * tree.nbytes(tree.under("model", last.server))
-
-
-def test_clients_sample_the_shared_model_or_make_it_their_own(method: Scaffold) -> None:
-    server = run(method, [records(0)])[-1].sent
-    state = {"scratch/control/w": torch.ones(1)}
-    plain = deployed_of(method, server, records(0), state=state)
-    assert list(plain.targets) == ["global"]
-    own, deployed = joined(method, server, records(7))
-    assert own.keys() == tree.under("model", server).keys() and set(deployed.targets) == {"client", "global"}
-    assert torch.equal(asked(deployed, "global"), asked(plain, "global"))
-    assert not torch.equal(asked(deployed, "client"), asked(plain, "global"))
-    labels = torch.arange(4)[:, None]
-    assert torch.equal(method.deploy(server).sample(labels, generator(2)), plain.sample(labels, generator(2)))
-    tuned = deployed_of(replace(method, finetune=method.joining), server, records(7), state=state)
-    assert torch.equal(asked(tuned, "client"), asked(deployed, "client"))
-
-
-# --- what is refused ---

@@ -6,29 +6,19 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toys import KEYS, PASSES, aggregated, records, run
+from toys import KEYS, aggregated, records, run
 
-from raydiff import tree
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
-from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.networks import UNet
-from raydiff.models.training import Training
 from raydiff.seeding import generator
 
 
 @pytest.fixture(scope="module")
 def method(tiny: Experiment) -> SharedRep:
     return SharedRep(model=tiny.method.model, local=tiny.method.local, rounds=3)
-
-
-@pytest.mark.parametrize("local", [None, PASSES])
-def test_with_all_shared_it_is_fedavg(method: SharedRep, local: Training | None) -> None:
-    method = replace(method, local=local or method.local)
-    fedavg = FedAvg(model=method.model, local=method.local, rounds=3)
-    assert tree.digest(run(replace(method, private=()))[-1].server) == tree.digest(run(fedavg)[-1].server)
 
 
 @pytest.mark.parametrize("unet", [False, True], ids=["mlp", "unet"])

@@ -91,23 +91,6 @@ def test_without_noise_samples_have_the_records_two_moments() -> None:
     torch.testing.assert_close(drawn.T @ drawn / len(drawn), within.T @ within / 500, rtol=0.03, atol=1e-3)
 
 
-def test_a_mean_that_the_noise_has_swamped_is_not_believed() -> None:
-    """It stays near the public center; without noise it is that of the records."""
-    method = Sketch(clip=5.0, center=True)
-    images = PUBLIC.images[:1] + 0.1 * torch.randn(400, 1, 8, 8, generator=generator(0))
-    data = Records(images, torch.arange(400)[:, None] % 10, torch.arange(400))
-    center, lengths = PUBLIC.images.mean(0), []
-    for epsilon in (None, 0.3):
-        client = Client(0, replace(method, epsilon=epsilon), data, keys=KEYS, public=PUBLIC)
-        *_, last = rounds(client.method, LocalExecutor([client]), keys=KEYS, public=PUBLIC)
-        lengths.append(float((last.server["gaussians/mean"] - center).flatten(1).norm(dim=1).mean()))
-    assert lengths[0] == pytest.approx(float((images - center).mean(0).norm()), rel=0.05)
-    raw = (
-        method.sensitivity / accountants.mu_for(0.3, 1e-5) / 40 * 8
-    )  # the noise in a mean of 40 records, over 64 pixels
-    assert raw > 25 and lengths[1] < raw / 2
-
-
 def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(tiny: Experiment) -> None:
     """By hand; the client's model is the one that PFDM trains, bit for bit, so that a sweep trains it once."""
     pfdm = replace(tiny.method, clip=5.0, center=True)

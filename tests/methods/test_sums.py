@@ -29,23 +29,20 @@ from raydiff.seeding import generator
 from raydiff.tree import Params
 
 LOCAL = Training(steps=12, batch=4, optimizer="sgd", learning_rate=0.1, decay="constant")
+
+
+def private(**privacy: Any) -> FedAvg:
+    averaging = Averaging(weights="uniform", privacy=ClientPrivacy(clip=0.5, **privacy))
+    return FedAvg(model=QUADRATIC, local=LOCAL, rounds=3, averaging=averaging)
+
+
 METHODS: dict[str, Any] = {
     "fedavg": FedAvg(model=QUADRATIC, local=LOCAL, rounds=3),
     "uniform": FedAvg(model=QUADRATIC, local=LOCAL, rounds=3, averaging=Averaging(weights="uniform", update="adam")),
     "scaffold": Scaffold(model=QUADRATIC, local=LOCAL, rounds=3),
-    "local noise": FedAvg(model=QUADRATIC, local=LOCAL, rounds=3, averaging=Averaging(privacy=ClientPrivacy(clip=0.5))),
-    "server noise": FedAvg(
-        model=QUADRATIC,
-        local=LOCAL,
-        rounds=3,
-        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(clip=0.5, trust="central")),
-    ),
-    "shared noise": FedAvg(
-        model=QUADRATIC,
-        local=LOCAL,
-        rounds=3,
-        averaging=Averaging(weights="uniform", privacy=ClientPrivacy(clip=0.5, trust="aggregate", shares=4)),
-    ),
+    "local noise": private(trust="local"),
+    "server noise": private(trust="central"),
+    "shared noise": private(trust="aggregate", shares=4),
 }
 CLIENTS = 9
 
@@ -87,9 +84,6 @@ def test_however_clients_are_dealt_the_bits_are_the_same(name: str, workers: int
         assert tree.digest(a.server) == tree.digest(b.server)
         assert a.ledger == b.ledger and len(b.ledger.server.entries) == CLIENTS * (b.number + 1)
         assert a.metrics == b.metrics
-
-
-# --- what does not fit ---
 
 
 @dataclass(frozen=True, kw_only=True)

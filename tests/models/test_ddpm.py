@@ -28,9 +28,6 @@ def batch(model: DDPM, n: int, *path: str) -> tuple[Tensor, Tensor]:
     return torch.rand(n, *model.shape, generator=rng) * 2 - 1, torch.cat(labels, dim=1)
 
 
-# --- the schedules ---
-
-
 @pytest.mark.parametrize(
     ("schedule", "theirs", "start", "end"),
     [
@@ -48,9 +45,6 @@ def test_schedules_are_those_of_diffusers_at_1000(schedule: str, theirs: str, st
     assert abar.dtype == torch.float64 and abar.shape == (1001,) and abar[0] == 1
     torch.testing.assert_close(1 - abar[1:] / abar[:-1], reference.betas.double(), rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(abar[1:], reference.alphas_cumprod.double(), rtol=1e-4, atol=0)
-
-
-# --- the model ---
 
 
 @pytest.mark.parametrize("prediction", ["epsilon", "v", "x0", "edm"])
@@ -112,14 +106,12 @@ def test_init_is_its_streams_alone() -> None:
 
 
 def test_the_denoiser_is_predict_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    params, (x, labels) = SMALL.init(generator(0)), batch(SMALL, 8)
-    t = torch.arange(1, 9)
-    expected = SMALL.predict(params, x, t, labels)
-    params = {k: v.requires_grad_() for k, v in params.items()}
+    (x, labels), t = batch(SMALL, 8), torch.arange(1, 9)
+    params = {k: v.requires_grad_() for k, v in SMALL.init(generator(0)).items()}
     monkeypatch.setattr(ddpm, "CHUNK", 3)
     out = SMALL.denoiser(params)(x, t, labels)
     assert not out.requires_grad
-    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(out, SMALL.predict(params, x, t, labels).detach())
 
 
 def test_fixed_labels_are_appended() -> None:
@@ -129,9 +121,6 @@ def test_fixed_labels_are_appended() -> None:
         labels[:, 1] = value
         fixed = SMALL.denoiser(params, fixed=(value,))
         assert torch.equal(fixed(x, t, labels[:, :1]), SMALL.denoiser(params)(x, t, labels))
-
-
-# --- reverse chains ---
 
 
 def odd(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -209,17 +198,8 @@ def test_skipped_ancestral_steps_keep_a_unit_gaussian(steps: int | None) -> None
         return (1 - abar[t]).sqrt().view(-1, 1, 1, 1) * x
 
     def run(x: Tensor) -> Tensor:
-        return denoise(
-            exact,
-            x,
-            labels=labels,
-            abar=abar,
-            start=70,
-            stop=30,
-            steps=steps,
-            sampler="ancestral",
-            rng=generator(0),
-        )
+        part: dict[str, Any] = {"start": 70, "stop": 30, "steps": steps, "sampler": "ancestral"}
+        return denoise(exact, x, labels=labels, abar=abar, rng=generator(0), **part)
 
     x = torch.zeros(10_000, 1, 1, 1, dtype=torch.float64)
     noise, weight = run(x), math.sqrt(float(abar[70] / abar[30]))
@@ -228,15 +208,14 @@ def test_skipped_ancestral_steps_keep_a_unit_gaussian(steps: int | None) -> None
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
-@pytest.mark.parametrize("at", [1, 7, 19])
-def test_a_chain_in_two_parts_is_the_whole_chain(sampler: Any, at: int) -> None:
+def test_a_chain_in_two_parts_is_the_whole_chain(sampler: Any) -> None:
     (x, labels), abar = start(), alphas_bar("linear", 20)
 
     def part(x: Tensor, rng: torch.Generator, first: int, stop: int) -> Tensor:
         return denoise(odd, x, labels=labels, abar=abar, start=first, stop=stop, sampler=sampler, rng=rng)
 
     whole, rng = part(x, generator(4), 20, 0), generator(4)
-    assert torch.equal(part(part(x, rng, 20, at), rng, at, 0), whole)
+    assert torch.equal(part(part(x, rng, 20, 7), rng, 7, 0), whole)
 
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpmsolver"])
@@ -265,9 +244,6 @@ def test_a_part_of_a_chain_takes_its_share_of_the_steps(steps: int | None, first
     sampling = Sampling(sampler="ddim", steps=steps)
     sampling.run(SMALL, spy, x, labels=labels, start=first, stop=last, bound=1.0, rng=generator(0))
     assert asked == chain(first, last, calls)[:-1]
-
-
-# --- arithmetic ---
 
 
 def small(**changes: Any) -> tuple[DDPM, Tensor]:

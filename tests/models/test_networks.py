@@ -81,24 +81,6 @@ def test_time_and_every_label_column_matter(model: DDPM) -> None:
 
 
 @pytest.mark.parametrize("name", ["mlp", "unet grey"])
-def test_records_do_not_see_each_other(name: str) -> None:
-    model = MODELS[name]
-    params, (x, t, labels) = model.init(generator(0)), arguments(model)
-    together = model.predict(params, x, t, labels)
-    alone = torch.cat([model.predict(params, x[i : i + 1], t[i : i + 1], labels[i : i + 1]) for i in range(4)])
-    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", ["mlp", "unet grey"])
-def test_time_is_relative_to_the_number_of_timesteps(name: str) -> None:
-    model = MODELS[name]
-    params, (x, _, labels) = model.init(generator(0)), arguments(model)
-    longer = DDPM(network=model.network, timesteps=200, shape=model.shape, labels=model.labels)
-    t = torch.tensor([1, 5, 13, 20])
-    torch.testing.assert_close(longer.predict(params, x, 10 * t, labels), model.predict(params, x, t, labels))
-
-
-@pytest.mark.parametrize("name", ["mlp", "unet grey"])
 def test_a_missing_label_column_is_refused(name: str) -> None:
     model = MODELS[name]
     x, t, labels = arguments(model)
@@ -112,7 +94,7 @@ def test_with_a_skip_more_pixels_than_hidden_units_are_predicted() -> None:
     for skip in (False, True):
         model = DDPM(network=MLP(width=16, depth=1, skip=skip), timesteps=20, shape=(1, 8, 8), labels=(1,))
         blank, labels = torch.zeros(64, 1, 8, 8), torch.zeros(64, 1, dtype=torch.int64)
-        training = Training(steps=300, batch=64, learning_rate=1e-2)
+        training = Training(steps=200, batch=64, learning_rate=1e-2)
         params, _, _ = fit(model, model.init(generator(0)), blank, labels, training=training, rng=generator(1))
         losses.append(float(model.loss(params, (blank, labels), model.draws(64, generator(2)), {})))
     assert losses[0] > 1 - 16 / 64 - 0.1 and losses[1] < 0.35

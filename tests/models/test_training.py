@@ -1,4 +1,4 @@
-"""The training loop, and its golden losses: `python tests/diffusion/test_local.py` writes them anew."""
+"""The training loop, and its golden losses: `python tests/models/test_training.py` writes them anew."""
 
 from __future__ import annotations
 
@@ -59,9 +59,6 @@ def losses(model: DDPM, steps: int) -> list[float]:
 def test_losses_of_ten_steps_are_the_golden_ones(name: str) -> None:
     golden = json.loads(GOLDEN.read_text())
     assert losses(GOLDEN_MODELS[name], 10) == pytest.approx(golden[name], rel=1e-5)
-
-
-# --- the steps ---
 
 
 def test_fit_is_adamw_on_the_models_loss_along_a_cosine() -> None:
@@ -189,16 +186,6 @@ def test_training_on_nothing_is_refused() -> None:
         fit(MODEL, MODEL.init(generator(0)), images, labels, training=Training(steps=1), rng=generator(0))
 
 
-def test_an_objective_has_the_clients_constants() -> None:
-    def pull(params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        assert batch[0].shape == draws["z"].shape == (7, 1, 4, 4)
-        return torch.stack([(v - extras["target"]).square().mean() for v in params.values()]).sum()
-
-    training = Training(steps=400, batch=7, learning_rate=0.1)
-    params, _, _ = train(training, objective=pull, extras={"target": torch.tensor(0.25)})
-    assert all(float((v - 0.25).abs().max()) < 1e-2 for v in params.values())
-
-
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 @pytest.mark.parametrize(
     ("steps", "first", "at", "seen_at"), [(10, 0, 7, 9), (120, 0, 60, 100), (120, 30, 30, 50), (60, 0, 0, 0)]
@@ -227,9 +214,6 @@ def test_parts_of_a_training_are_the_whole(steps: int, parts: int) -> None:
     assert [step for part in cut for step in part] == list(range(steps))
     counts = [len(part) for part in cut]
     assert max(counts) - min(counts) <= 1
-
-
-# --- what comes of a training ---
 
 
 def test_the_mixture_is_the_images_and_their_clipped_copies() -> None:

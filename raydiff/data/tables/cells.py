@@ -23,7 +23,7 @@ PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 def frame(path: Path) -> pd.DataFrame:
     """The whole file: stripped texts, or missing. Raises ValueError if it cannot be read."""
-    import pandas as pd  # Half a second, which commands that read no table do without.
+    import pandas as pd  # slow to import
 
     sizes.check_fits(f"the table {path}", _claimed(path), "take fewer rows")
     try:

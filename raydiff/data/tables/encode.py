@@ -1,8 +1,7 @@
 """Encoding of a table's columns as small integers, and back: bins of numbers, groups of texts.
 
-A `Mapping` is fitted once and saved as JSON. It depends on the rows it was fitted on (quantiles, rare values), unless
-bins and groups are declared; no mechanism covers these rows. Fitted on public rows it has a category for what only
-others have.
+A `Mapping` is fitted once and saved as JSON. Unless bins and groups are declared it depends on the rows it was fitted
+on; no mechanism covers these. Fitted on public rows it has a category for what only others have.
 
 Shapes: s rows, n columns.
 """
@@ -69,9 +68,8 @@ class Column:
 
     def names(self, codes: NDArray[np.int64]) -> NDArray[np.object_]:
         """The category (a bin's interval as text) of each code (s,); None: missing."""
-        return np.array([*(None if c == MISSING else c for c in self.categories), UNUSED], dtype=object)[
-            np.minimum(codes, len(self.categories))
-        ]
+        names = [*(None if c == MISSING else c for c in self.categories), UNUSED]
+        return np.array(names, dtype=object)[np.minimum(codes, len(self.categories))]
 
 
 @dataclass(frozen=True)
@@ -104,12 +102,8 @@ class Mapping:
         return pd.DataFrame(rows)
 
     def save(self, path: Path) -> None:
-        """Writes `to_json` to a file."""
-        path.write_text(self.to_json() + "\n")
-
-    def to_json(self) -> str:
-        """The mapping as JSON."""
-        return json.dumps(asdict(self), indent=1)
+        """Write the mapping as JSON."""
+        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> Mapping:
@@ -143,12 +137,8 @@ def groups_of(
 ) -> Column:
     """A column of texts: in these groups, or one category for each value, the rarest merged; at most `bins`.
 
-    Args:
-        public: Whether these are the public values only; then OTHER is always a category.
-
-    Raises:
-        ValueError: There are more values than bins and most occur once, as in an identifier.
-    """
+    `public`: these are public values, and OTHER is always a category. Raises ValueError if there are more values than
+    bins and most occur once, as in an identifier."""
     missing = [MISSING] if values.isna().any() else []
     if groups is not None:
         codes = {value: i for i, group in enumerate(groups.values()) for value in group}
@@ -157,11 +147,10 @@ def groups_of(
     order = sorted(counts.index, key=lambda text: (-counts[text], text))  # Ties go by name, not by row.
     room = bins - len(missing) - public
     if len(order) > room and 2 * len(order) > counts.sum():
-        says = f"column {name!r} has {len(order)} values{' and missing ones' if missing else ''}"
-        beside = f" and {OTHER}" if public else ""
+        rows = f"{len(values)} {'public ' if public else ''}rows"
         raise ValueError(
-            f"{says} in {len(values)} {'public ' if public else ''}rows{beside}, more than the {bins} categories "
-            "that bins allow, and too rare to merge: leave it out of the columns"
+            f"column {name!r} has {len(order)} values in {rows}, more than the {bins} categories that bins allow, and "
+            "too rare to merge: leave it out of the columns"
         )
     if public or len(order) > room:
         kept = [text for text in order if text != OTHER][: room if public else room - 1]

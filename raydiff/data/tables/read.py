@@ -1,8 +1,7 @@
 """Tables: CSV or parquet files to category vectors.
 
 A column is numeric if all of its texts spell a number. Numbers are cut into bins, unless there are at most `bins`
-different ones; rare texts are merged. Missing values (an empty field, ?, NA, N/A, NaN, nan, null, NULL, (missing)) are
-a category.
+different ones; rare texts are merged. Missing values (`cells.MARKS`) are a category.
 
 Without a preset, types, bins, categories and classes are fitted on all rows, before any mechanism, or on public rows
 only, drawn by their place in the file. Other values of private rows then go to the first or last bin, to MISSING (no
@@ -15,8 +14,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
+from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Dictionary
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -58,16 +57,12 @@ class Table:
     """Maximum number k of categories of a column, with missing values; None: the preset's, or 5."""
 
     def __post_init__(self) -> None:
-        if not self.source:
-            raise ValueError("source must name a table or a file, got ''")
         if self.preset is not None:
             check_one_of("preset", self.preset, CODE_BOOKS)
         if self.bins is not None and self.bins < 2:
             raise ValueError(f"bins must be at least 2, got {self.bins}")
         if len(set(self.columns)) < len(self.columns):
             raise ValueError(f"columns must name each column once, got {' '.join(self.columns)}")
-        if self.label is not None and self.label in self.columns:
-            raise ValueError(f"label {self.label!r} is also among the columns: it is a condition, apart from them")
 
     @property
     def given_edges(self) -> dict[str, Sequence[float]]:
@@ -113,18 +108,15 @@ class Encoded:
 
 
 def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
-    """The table, its undeclared categories fitted on `public` rows, drawn by `seed` (None: on all rows).
-
-    Raises:
-        ValueError: The file cannot be read, a column is missing, there are fewer than two rows or too few public rows,
-            a column has one value or more than `bins`, or a number is not finite.
-    """
+    """The table, its undeclared categories fitted on `public` rows, drawn by `seed` (None: on all rows). Raises
+    ValueError if the file cannot be read, a column is missing or unfit for `bins`, or rows are too few."""
     path = locate(config.source)
     frame = cells.frame(path)
     columns, label = _chosen(config, frame, path)
     order = torch.randperm(len(frame), generator=generator(seed, "splits", "public rows")).numpy()
     frame, notes = _complete(config, frame[[*columns, *([label] if label else [])]], label, path, public=public)
-    found = _found(config, columns, label)
+    declared = {*config.known.cuts, *config.known.groups} if config.known else set()
+    found = tuple(name for name in (*columns, label) if name is not None and name not in declared)
     rows = None if public is None or not found else _drawn(frame, order, public, path, found)
     seen = (frame if rows is None else frame.iloc[rows]).apply(_typed)
     mapping = _fitted(config, seen, columns, label, public=rows is not None)
@@ -132,7 +124,7 @@ def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
         notes.append(f"rare values merged in {', '.join(merged)}")
     if found:
         notes.append(f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows")
-    encoded = _encoded(frame, mapping, f"{path.name}", tuple(notes))
+    encoded = _encoded(frame, mapping, path.name, tuple(notes))
     return dataclasses.replace(encoded, found=found, public=None if rows is None else torch.from_numpy(rows))
 
 
@@ -141,7 +133,7 @@ def read_again(config: Table, path: Path, mapping: Mapping) -> Encoded:
     values that have no category."""
     frame = cells.frame(path)
     label = None if mapping.label is None else mapping.label.name
-    _check_there(names := [column.name for column in mapping.decoded], frame, path)
+    _check_columns(names := [column.name for column in mapping.decoded], frame.columns, path)
     frame, notes = _complete(config, frame[names], label, path)
     return _encoded(frame, mapping, path.name, tuple(notes))
 
@@ -158,17 +150,14 @@ def is_file(name: str) -> bool:
 
 def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
     """Path of the file; of a preset its training rows (part 0) or test rows (1). Raises ValueError if it is missing."""
-    if source not in CODE_BOOKS:
-        path = Path(source).expanduser().absolute()
-        if path.suffix.lower() not in SUFFIXES:
-            wanted = f"{', '.join(CODE_BOOKS)}, or a .csv or .parquet file"
-            raise ValueError(f"a table is {wanted}, got {source!r}{nearest(source, CODE_BOOKS)}")
-    else:
-        root = root or os.environ.get("RAYDIFF_DATA")
-        if not root:
-            raise ValueError(f"the table {source!r} needs a folder of data sets, set RAYDIFF_DATA or data.root")
-        path = Path(root).expanduser().absolute() / CODE_BOOKS[source].files[part]
-    if not path.is_file():
+    root = root or os.environ.get("RAYDIFF_DATA")
+    if not is_table(source):
+        wanted = f"{', '.join(CODE_BOOKS)}, or a .csv or .parquet file"
+        raise ValueError(f"a table is {wanted}, got {source!r}{nearest(source, CODE_BOOKS)}")
+    if source in CODE_BOOKS and not root:
+        raise ValueError(f"the table {source!r} needs a folder of data sets, set RAYDIFF_DATA or data.root")
+    below = Path(root or "") / CODE_BOOKS[source].files[part] if source in CODE_BOOKS else Path(source)
+    if not (path := below.expanduser().absolute()).is_file():
         raise ValueError(f"there is no file {path}")
     return path
 
@@ -177,31 +166,20 @@ def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, 
     preset = config.known
     label = config.label or (preset.label if preset else None)
     columns = config.columns or (preset.columns if preset else tuple(c for c in frame.columns if c != label))
-    wanted = (*columns, *([label] if label else []))
-    _check_there(wanted, frame, path)
-    columns = _without(columns, config.exclude, path)
+    _check_columns((*columns, *([label] if label else [])), frame.columns, path)
+    _check_columns(config.exclude, columns, path)
+    columns = tuple(c for c in columns if c not in config.exclude)
     if not columns:
-        raise ValueError(f"{path} has no column but the label {label!r}")
+        raise ValueError(f"{path} has no column but the label {label!r} and those that exclude names")
     if label in columns:
         raise ValueError(f"label {label!r} is also among the columns: it is a condition, apart from them")
     return columns, label
 
 
-def _without(columns: Sequence[str], exclude: Sequence[str], path: Path) -> tuple[str, ...]:
-    for name in exclude:
-        if name not in columns:
-            hint = nearest(name, columns) or f"; they are {', '.join(columns)}"
-            raise ValueError(f"exclude names {name!r}, which is not among the columns of {path.name}{hint}")
-    kept = tuple(c for c in columns if c not in exclude)
-    if exclude and not kept:
-        raise ValueError(f"exclude leaves no column of {path.name}")
-    return kept
-
-
-def _check_there(names: Sequence[str], frame: pd.DataFrame, path: Path) -> None:
+def _check_columns(names: Sequence[str], columns: Iterable[str], path: Path) -> None:
     for name in names:
-        if name not in frame.columns:
-            hint = nearest(name, frame.columns) or f"; it has {', '.join(frame.columns)}"
+        if name not in columns:
+            hint = nearest(name, columns) or f"; it has {', '.join(columns)}"
             raise ValueError(f"{path.name} has no column {name!r}{hint}")
 
 
@@ -219,21 +197,13 @@ def _complete(
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
-def _found(config: Table, columns: Sequence[str], label: str | None) -> tuple[str, ...]:
-    """The columns, the label last, that no preset declares."""
-    declared = {*config.known.cuts, *config.known.groups} if config.known else set()
-    return tuple(name for name in (*columns, label) if name is not None and name not in declared)
-
-
 def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Sequence[str]) -> Ints:
     """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
-    if public < 1:
+    if not 1 <= public <= len(frame):
         raise ValueError(
-            f"the categories of {', '.join(found)} are undeclared: raise data.public, to fit them on public rows of "
-            f"{path.name}, or set data.fitted_on to all (epsilon is then inf)"
+            f"the categories of {', '.join(found)} are undeclared: set data.public from 1 to {len(frame)}, to fit them "
+            f"on public rows of {path.name}, or data.fitted_on to all (epsilon is then inf); got data.public={public}"
         )
-    if public > len(frame):
-        raise ValueError(f"there are {len(frame)} rows in {path.name!r}, too few for data.public={public}: lower it")
     kept = order[np.isin(order, frame.index)][:public]
     return np.flatnonzero(np.isin(frame.index, kept))
 
@@ -270,18 +240,17 @@ def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: s
     return Mapping(tuple(fitted), None if label is None else _label(frame[label].dropna(), groups.get(label), public))
 
 
-def _label(values: pd.Series, given: Dictionary[str, Sequence[str]] | None, public: bool) -> Column:
+def _label(values: pd.Series, groups: Dictionary[str, Sequence[str]] | None, public: bool) -> Column:
     name, classes = str(values.name), values.nunique()
     if classes < 2:
         raise ValueError(f"label {name!r} has one value only{' in its public rows' if public else ''}")
     if classes > MOST_CLASSES:
         raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, got {classes}")
-    return groups_of(values, name=name, bins=MOST_CLASSES + public, groups=given, public=public)
+    return groups_of(values, name=name, bins=MOST_CLASSES + public, groups=groups, public=public)
 
 
 def _encoded(frame: pd.DataFrame, mapping: Mapping, says: str, notes: tuple[str, ...]) -> Encoded:
     codes, labels = mapping.encode(frame)
-    rows = torch.from_numpy(frame.index.to_numpy(dtype=np.int64).copy())
-    return Encoded(
-        torch.from_numpy(codes), None if labels is None else torch.from_numpy(labels), rows, mapping, says, notes
-    )
+    numbers = torch.from_numpy(frame.index.to_numpy(dtype=np.int64).copy())
+    classes = None if labels is None else torch.from_numpy(labels)
+    return Encoded(torch.from_numpy(codes), classes, numbers, mapping, says, notes)

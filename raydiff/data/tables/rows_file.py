@@ -19,8 +19,8 @@ def describe(mapping: Mapping) -> dict[str, Any]:
     """Entry of a card: the meaning of values, and the categories of every column, the label last."""
     return {
         "file": FILE,
-        "values": f"names of groups and of intervals of numbers; an empty field: a missing value; {OTHER}: rare "
-        f"values, put together; {UNUSED}: a code that the column does not use, of rows that are still noised",
+        "values": f"groups and intervals of numbers; empty: a missing value; {OTHER}: rare values; {UNUSED}: a code "
+        "that the column does not use, of rows that are still noised",
         "columns": {column.name: [c for c in column.categories if c != MISSING] for column in mapping.decoded},
     }
 
@@ -28,12 +28,11 @@ def describe(mapping: Mapping) -> dict[str, Any]:
 def write_part(
     path: Path, codes: NDArray[np.int64], labels: NDArray[np.int64], mapping: Mapping, *, header: bool
 ) -> None:
-    """Writes rows from codes (s, n) and labels (s,), see `Mapping.decode`; `header` in the first part only."""
+    """Write rows from codes (s, n) and labels (s,), see `Mapping.decode`; `header` in the first part only."""
     mapping.decode(codes, labels).to_csv(path, index=False, header=header, lineterminator="\n", encoding="utf-8")
 
 
 def join(parts: Sequence[Path], path: Path) -> None:
-    """Concatenates the parts."""
     with path.open("wb") as whole:
         for part in parts:
             with part.open("rb") as f:
