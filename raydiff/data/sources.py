@@ -54,7 +54,7 @@ def source(
         raise ValueError(f"{name} must be {WANTED}")
     out = out.select(labels)
     if name in SOURCES:  # their classes are public
-        out = dataclasses.replace(out, found=())
+        out = dataclasses.replace(out, fitted_columns=())
     return out if table is None else superclasses.applied(out, table)
 
 
@@ -146,7 +146,7 @@ def table_rows(
     if len(labels) > 1:
         raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
     preset = name if name in CODE_BOOKS else None
-    config = read.Table(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
+    config = read.RawTable(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
     parts = [first := read.read(config, public=public, seed=seed)]
     if preset is not None and len(CODE_BOOKS[preset].files) > 1:
         parts.append(read.read_again(config, read.locate(preset, str(file.parents[1]), part=1), first.mapping))
@@ -163,7 +163,7 @@ def table_rows(
         notes=tuple(note for part in parts for note in part.notes),
         codes=torch.cat([part.codes for part in parts]),
         mapping=first.mapping,
-        found=first.found,
+        fitted_columns=first.fitted_columns,
         public=first.public,
     )
 
@@ -189,7 +189,7 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     return Source(classes, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
 
 
-SOURCES: lookup.Table[Callable[[Path | None, Sequence[str]], Source]] = lookup.Table(
+SOURCES: lookup.Registry[Callable[[Path | None, Sequence[str]], Source]] = lookup.Registry(
     {
         "digits": digits,
         "mnist": files,

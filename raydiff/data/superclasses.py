@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from raydiff.data.source import Picture, Source
-from raydiff.lookup import Table, nearest
+from raydiff.lookup import Registry, nearest
 
-TABLES: Table[dict[str, tuple[str, ...]]] = Table(
+TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
     {
         "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
         "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
@@ -61,5 +61,5 @@ def applied(source: Source, name: str) -> Source:
         notes=(*source.notes, *note),
         base=base[kept],
         base_names=bases,
-        found=tuple(column for column in source.columns[1:] if column in source.found),
+        fitted_columns=tuple(column for column in source.columns[1:] if column in source.fitted_columns),
     )

@@ -17,8 +17,8 @@ from ray.tune.search import Searcher
 from raydiff.runtime import cluster
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.plan import Planned
-from raydiff.runtime.progress import Progress
-from raydiff.runtime.slots import Slot, fair_slots, say
+from raydiff.runtime.progress import SweepProgress
+from raydiff.runtime.slots import Slot, fair_slots, format_resources
 
 CHECK_EVERY_S = 5.0
 WAITING_S = 10.0  # A sweep without a running trial for so long prints what it waits for.
@@ -32,7 +32,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     trial for `runtime.revive_s` and no autoscaler may add one.
     """
 
-    def __init__(self, plan: Planned, shape: Slot, progress: Progress) -> None:
+    def __init__(self, plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         self.plan, self.shape, self.progress = plan, shape, progress
         self.capacity_lost = False
         self._active_at = time.monotonic()
@@ -80,7 +80,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
             count = max(1, min(fair, most))
             self._print(f"running up to {count} trial{'s' * (count != 1)} concurrently{beside}")
         else:
-            needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
+            needs = f"a trial with {self.shape.workers} worker(s) needs {format_resources(self.shape.total)}"
             why = beside if fitting else ", and no node is large enough"
             self._print(f"waiting for resources: {needs}{why}")
         no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows

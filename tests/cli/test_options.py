@@ -21,9 +21,10 @@ MODULES = {
     name: import_module(f"raydiff.{module}") for group in COMMANDS.values() for name, (module, _) in group.items()
 }
 DECLARED: dict[str, Any] = {
-    name: module.Options
+    name: cls
     for name, module in MODULES.items()
-    if "report" not in module.__name__ and hasattr(module, "Options")
+    for cls in vars(module).values()
+    if getattr(cls, "__name__", "").endswith("Options") and cls.__module__ == module.__name__
 }
 Command = Callable[..., tuple[int, str, str]]
 

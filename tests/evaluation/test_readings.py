@@ -91,7 +91,7 @@ def test_coverage_is_the_mean_over_both_halves() -> None:
         images=torch.zeros(6, 1, 8, 8),
         labels=of[:6, None],
         reference=reference,
-        own=OWN,
+        client_records=OWN,
         groups={"all": (0,)},
         deployed=Deployed(),
         dataset=DATASET,

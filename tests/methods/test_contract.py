@@ -47,7 +47,7 @@ from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import covers
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -157,11 +157,11 @@ def records(client: int, *, blank: bool = False) -> Records:
     return Records(images * (0.0 if blank else 1.0), torch.randint(10, (12, 1), generator=rng), torch.arange(12))
 
 
-def pool(method: Method, keys: Keys = KEYS, store: Store | None = None, *, blank: bool = False) -> LocalExecutor:
+def pool(method: Method, keys: Keys = KEYS, store: Checkpoint | None = None, *, blank: bool = False) -> LocalExecutor:
     return LocalExecutor([Client(i, method, records(i, blank=blank), keys=keys, store=store) for i in range(2)])
 
 
-def run(method: Method, keys: Keys = KEYS, store: Store | None = None) -> list[Progress]:
+def run(method: Method, keys: Keys = KEYS, store: Checkpoint | None = None) -> list[Progress]:
     return list(rounds(method, pool(method, keys, store), keys=keys, store=store))
 
 
@@ -270,12 +270,12 @@ def test_state_is_detached_and_on_the_cpu(method: Method) -> None:
 def test_a_killed_run_continues_bit_for_bit(method: Method, tmp_path: Path) -> None:
     uninterrupted = [summary(method, p) for p in whole(method)]
     for done in {max(1, method.rounds // 2), method.rounds}:
-        store = Store(tmp_path / str(done), tmp_path / "cache")
+        store = Checkpoint(tmp_path / str(done), tmp_path / "cache")
         running = rounds(method, pool(method, store=store), keys=KEYS, store=store)
         first = list(itertools.islice(running, done))
         running.close()  # type: ignore[attr-defined]
         fresh = copy.deepcopy(method)
-        rest = run(fresh, store=Store(tmp_path / str(done), tmp_path / "cache"))
+        rest = run(fresh, store=Checkpoint(tmp_path / str(done), tmp_path / "cache"))
         both = first + rest[1:]
         assert [summary(fresh, p) for p in both] == uninterrupted, done
 
@@ -497,4 +497,4 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
 def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:
     expected = summary(method, whole(method)[-1])
     for trial in ("a", "b"):  # the second takes what the first one left
-        assert summary(method, run(method, store=Store(tmp_path / trial, tmp_path / "cache"))[-1]) == expected
+        assert summary(method, run(method, store=Checkpoint(tmp_path / trial, tmp_path / "cache"))[-1]) == expected

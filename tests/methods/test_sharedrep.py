@@ -43,7 +43,7 @@ def test_a_client_that_joins_trains_the_middle_alone(method: SharedRep) -> None:
     assert all(k.startswith("blocks.0.") for k in personal)
     assert personal.keys() | fixed.keys() == method.model.init(generator(0)).keys()
     assert not personal.keys() & fixed.keys()
-    newcomer = Client(7, method, records(7), keys=KEYS, newcomer=True)
+    unseen = Client(7, method, records(7), keys=KEYS, unseen=True)
     labels = torch.zeros(5, 1, dtype=torch.int64)
     drawn = newcomer.deploy(server, 2).sample(labels, generator(2))
     untrained = method.deploy(server, personal).sample(labels, generator(2))

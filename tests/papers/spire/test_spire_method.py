@@ -116,7 +116,7 @@ def test_a_client_that_joins_trains_an_embedding_alone(method: SPIRE, server: Pa
     rows = (data.images, data.labels)
     trained, _, _ = fit_personal(method.trained_model, personal, fixed, rows, training=method.joining, rng=rng)
     assert trained.keys() == {CLIENT} and not torch.equal(trained[CLIENT], personal[CLIENT])
-    joined = Client(7, method, data, keys=KEYS, newcomer=True).personalized(server, 2)
+    joined = Client(7, method, data, keys=KEYS, unseen=True).personalized(server, 2)
     assert tree.digest(joined) == tree.digest(trained)
 
 
@@ -143,7 +143,7 @@ def test_a_client_that_joins_with_several_embeddings_trains_one_for_each_cluster
     assert {k for k in range(3) if float(gradient[k].norm()) > 0} == {*kinds[:4].tolist()}
     rows = (clustered.images, clustered.labels)
     trained, _, _ = fit_personal(several.trained_model, personal, fixed, rows, training=several.joining, rng=rng)
-    state = Client(7, several, data, keys=KEYS, newcomer=True).personalized(server, 2)
+    state = Client(7, several, data, keys=KEYS, unseen=True).personalized(server, 2)
     assert tree.digest(state) == tree.digest({**trained, **fractions})
 
 
