@@ -45,7 +45,7 @@ def test_a_client_that_joins_trains_the_middle_alone(method: SharedRep) -> None:
     assert not personal.keys() & fixed.keys()
     unseen = Client(7, method, records(7), keys=KEYS, unseen=True)
     labels = torch.zeros(5, 1, dtype=torch.int64)
-    drawn = newcomer.deploy(server, 2).sample(labels, generator(2))
+    drawn = unseen.deploy(server, 2).sample(labels, generator(2))
     untrained = method.deploy(server, personal).sample(labels, generator(2))
     assert not torch.equal(drawn, untrained)
 
