@@ -52,9 +52,9 @@ def test_classes_that_nobody_names_are_those_of_public_records(tmp_path: Path) -
     write(tmp_path / "numbered" / "x.parquet", encoded, labels)
     write(tmp_path / "named" / "x.parquet", encoded, labels, names=["ant", "bee", "hiv"])
     config = Data(name=str(tmp_path / "numbered"), **FEW)
-    said = message(config)
-    assert said.startswith("none of the 6 public records has the label '2' of 1 parquet file")
-    assert "raise data.public" in said and "data.fitted_on" in said
+    output = message(config)
+    assert output.startswith("none of the 6 public records has the label '2' of 1 parquet file")
+    assert "raise data.public" in output and "data.fitted_on" in output
     everybody = load(replace(config, fitted_on="all"))
     assert (everybody.fitted_columns, everybody.private_fit) == (("label",), "the classes, taken from all records")
     named = load(replace(config, name=str(tmp_path / "named")))

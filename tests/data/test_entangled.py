@@ -35,8 +35,8 @@ def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
 
 
 def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_applies() -> None:
-    found = measured(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]]))
-    assert found == pytest.approx(
+    result = measured(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]]))
+    assert result == pytest.approx(
         {"partition/entanglement_mean": 0.32, "partition/entanglement_max": 0.96, "partition/theorem2": 0}
     )
     # three clients: below 1/4. cos((4, 1), (0, 1)) = 1 / sqrt(17) = 0.243, cos((3, 1), (0, 1)) = 0.316
@@ -52,9 +52,9 @@ def test_twenty_bases_are_dealt_as_asked_for(clients: int, xi: float) -> None:
     data = records([500] * 20)
     parts = partition(data, clients, how=Entangled(xi=xi), rng=generator(0))
     table = counts(data, parts, 20)
-    found = measured(table)
-    assert found["partition/entanglement_mean"] == pytest.approx(xi, rel=0.01)
-    assert found["partition/entanglement_max"] == pytest.approx(xi, rel=0.1, abs=2e-3)
-    assert found["partition/theorem2"] == (xi < 1 / (clients - 1) ** 2)  # 1/16, 1/81, 1/361
+    result = measured(table)
+    assert result["partition/entanglement_mean"] == pytest.approx(xi, rel=0.01)
+    assert result["partition/entanglement_max"] == pytest.approx(xi, rel=0.1, abs=2e-3)
+    assert result["partition/theorem2"] == (xi < 1 / (clients - 1) ** 2)  # 1/16, 1/81, 1/361
     totals = table.sum(1)
     assert int(totals.max() - totals.min()) <= 2 and int(totals.sum()) == 10_000

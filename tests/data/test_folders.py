@@ -87,8 +87,10 @@ def test_size_crops_to_the_central_square_and_averages(tmp_path: Path) -> None:
         save(tmp_path / "zoo" / c / "1.png", wide)
     sizes = {"train": None, "public": 0, "validation": 0, "calibration": 0, "test": 1}
     data = load(Data(name=str(tmp_path / "zoo"), size=1, fitted_on="all", **sizes))
-    found = {int(n): float(v) for r in data.splits.values() for n, v in zip(r.numbers, r.images.flatten(), strict=True)}
-    assert found == pytest.approx({0: 60 / 127.5 - 1, 1: 60 / 127.5 - 1, 2: 100 / 127.5 - 1, 3: 100 / 127.5 - 1})
+    result = {
+        int(n): float(v) for r in data.splits.values() for n, v in zip(r.numbers, r.images.flatten(), strict=True)
+    }
+    assert result == pytest.approx({0: 60 / 127.5 - 1, 1: 60 / 127.5 - 1, 2: 100 / 127.5 - 1, 3: 100 / 127.5 - 1})
     assert data.notes == ("cropped to the central square and resized to 1 x 1 by area averaging",)
 
 

@@ -62,6 +62,6 @@ def test_offline_says_so_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)  # what the variable HF_HUB_OFFLINE=1 sets at import
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     began = time.monotonic()
-    said = message(Data(name="hub:some/birds"))
-    assert said.startswith("'hub:some/birds' is not in the local cache, and the hub does not answer: Cannot reach")
-    assert "offline mode is enabled" in said and time.monotonic() - began < 5
+    output = message(Data(name="hub:some/birds"))
+    assert output.startswith("'hub:some/birds' is not in the local cache, and the hub does not answer: Cannot reach")
+    assert "offline mode is enabled" in output and time.monotonic() - began < 5

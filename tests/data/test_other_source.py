@@ -43,12 +43,12 @@ def test_a_public_picture_that_is_also_a_record_is_refused(tmp_path: Path, copie
     shared = [png(p) for p in pictures(30)[30 - copied :]]
     fresh = [png(p) for p in pictures(30, first=50)[copied:]]
     write(other / "x.parquet", shared + fresh, [0, 1, 2] * 10, names=NAMES)
-    said = message(Data(name=own, public_from=str(other), **sizes))
-    assert said.startswith(
+    output = message(Data(name=own, public_from=str(other), **sizes))
+    assert output.startswith(
         f"public records must hold no record of the run, but {copied} of 30 pictures are, such as row "
     )
     if copied == 1:
-        assert f"row 0 of {other}/x.parquet, which is row 29 of {own}/x.parquet (split " in said
+        assert f"row 0 of {other}/x.parquet, which is row 29 of {own}/x.parquet (split " in output
 
 
 @pytest.mark.parametrize(
@@ -69,8 +69,8 @@ def test_refused(tmp_path: Path, other: dict[str, Any], says: str) -> None:
 
 def test_public_from_is_a_name(tmp_path: Path) -> None:
     assert "data set 'gone/x' has a /, so it is a path" in message(Data(public_from="gone/x"))
-    said = message(Data(public_from="colour-mnist", root=animals_root(tmp_path)))
-    assert said == (
+    output = message(Data(public_from="colour-mnist", root=animals_root(tmp_path)))
+    assert output == (
         "public records need the same label columns, but MNIST in colour, from 1 parquet file in "
         f"{tmp_path}/mnist has the label columns digit colour, and scikit-learn's digits has the label columns digit"
     )

@@ -45,8 +45,8 @@ def table(data: Records, clients: int, how: Partition, *, seed: int = 0) -> list
     """Records by client and class."""
     classes = int(data.labels.max()) + 1
     parts = partition(data, clients, how=how, rng=generator(seed))
-    found: list[list[int]] = counts(data, parts, classes).tolist()
-    return found
+    result: list[list[int]] = counts(data, parts, classes).tolist()
+    return result
 
 
 schemes = st.one_of(

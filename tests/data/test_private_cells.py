@@ -164,8 +164,8 @@ def assert_same_but_for(row: int, one: Source, other: Source) -> None:
     assert torch.equal(one.public, other.public) and row not in one.public
     assert one.mapping == other.mapping
     assert rows_file.describe(one.mapping) == rows_file.describe(other.mapping)
-    said = [(s.says, s.notes, s.names, s.columns, s.fitted_columns, s.own_test) for s in (one, other)]
-    assert said[0] == said[1]
+    output = [(s.says, s.notes, s.names, s.columns, s.fitted_columns, s.own_test) for s in (one, other)]
+    assert output[0] == output[1]
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -60,9 +60,9 @@ def test_public_and_a_new_clients_records_do_not_have_it() -> None:
     config = Data(superclasses="pairs", train=100)
     data = load(config)
     assert data.splits["public"].base is None
-    found = choose_client(Choice(classes=("2/3",)), config, data, usual=20)
-    assert found.records.base is None and found.held_out.base is None
-    assert found.records.labels.unique().tolist() == [1] and len(found.records) == 20
+    result = choose_client(Choice(classes=("2/3",)), config, data, usual=20)
+    assert result.records.base is None and result.held_out.base is None
+    assert result.records.labels.unique().tolist() == [1] and len(result.records) == 20
 
 
 def test_a_table_that_does_not_fit_the_data_is_one_sentence() -> None:

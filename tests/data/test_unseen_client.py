@@ -57,11 +57,11 @@ def test_rows_that_no_split_took_come_first_then_the_validation_split() -> None:
 
 def test_its_classes_in_equal_parts_and_the_test_records_of_the_same() -> None:
     data = Data(**CAPPED)
-    found, test = joins(data, classes=("2", "7"), records=40), load(data).splits["test"]
-    counts = found.records.labels[:, 0].bincount(minlength=10)
+    result, test = joins(data, classes=("2", "7"), records=40), load(data).splits["test"]
+    counts = result.records.labels[:, 0].bincount(minlength=10)
     assert set(counts.nonzero()[:, 0].tolist()) == {2, 7} and abs(int(counts[2]) - 20) <= 1
     wanted = [n for n, c in zip(test.numbers.tolist(), test.labels[:, 0].tolist(), strict=True) if c in (2, 7)]
-    assert found.held_out.numbers.tolist() == wanted
+    assert result.held_out.numbers.tolist() == wanted
 
 
 def test_how_many_and_which() -> None:
@@ -96,15 +96,15 @@ def test_of_another_set_half_is_held_out(tmp_path: Path) -> None:
     """Labelled as the run labels them, by name."""
     data = Data(name=animals(tmp_path / "own"), **(SMALL | {"test": 15}))
     other = animals(tmp_path / "other", first=60, names=["cat", "ant"], n=24)
-    found = joins(data, data=other)
-    assert len(found.records) == len(found.held_out) == 12
-    assert set((found.records.numbers - 45).tolist()) | set((found.held_out.numbers - 45).tolist()) == set(range(24))
+    result = joins(data, data=other)
+    assert len(result.records) == len(result.held_out) == 12
+    assert set((result.records.numbers - 45).tolist()) | set((result.held_out.numbers - 45).tolist()) == set(range(24))
     source = torch.from_numpy(pictures(24, first=60)).float().unsqueeze(1) / 127.5 - 1
-    for records in (found.records, found.held_out):
+    for records in (result.records, result.held_out):
         rows = records.numbers - 45
         torch.testing.assert_close(records.images, source[rows], rtol=0, atol=1e-6)
         assert records.labels[:, 0].tolist() == [{0: 2, 1: 0}[row % 2] for row in rows.tolist()]
-    assert "held out: half of them" in found.says
+    assert "held out: half of them" in result.says
     assert len(joins(data, data=other, records=5).records) == 5
     assert refusal(data, data=other, records=13) == (
         f"there are 12 records of its classes beside those held out (half of them) in 1 parquet file in {other}, "

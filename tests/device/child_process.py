@@ -49,5 +49,5 @@ def answer(code: str, *arguments: object, timeout: float = 60.0) -> dict[str, An
         raise AssertionError(f"no end after {timeout:g} s:\n{out[-2000:]}") from None
     lines = [line for line in out.splitlines() if line.startswith("{")]
     assert lines, f"the process ended with {process.returncode} and no answer:\n{out[-3000:]}"
-    found: dict[str, Any] = json.loads(lines[-1])
-    return found
+    result: dict[str, Any] = json.loads(lines[-1])
+    return result

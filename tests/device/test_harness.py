@@ -19,10 +19,10 @@ from child_process import ROOT
 def module() -> ModuleType:
     spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "docs" / "data" / "gpu" / "check.py")
     assert spec is not None and spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = found
-    spec.loader.exec_module(found)
-    return found
+    result = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = result
+    spec.loader.exec_module(result)
+    return result
 
 
 CHECK = module()

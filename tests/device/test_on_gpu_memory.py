@@ -93,7 +93,7 @@ def test_processes_fill_their_caps_side_by_side(count: int, card: int, figure: C
         computing=sorted({str(one["same"])[:200] for one in [*full, *after]}),
     )
     assert all(one["same"] is True for one in [*full, *after])
-    assert all(abs(found - cap) <= 25 * MB for found in reserved)
+    assert all(abs(result - cap) <= 25 * MB for result in reserved)
     assert context <= CUDA_CONTEXT_BYTES
 
 
@@ -134,8 +134,8 @@ def test_a_preset_fits_its_share(
     name: str, share: float, cohort: int, request: pytest.FixtureRequest, figure: Callable[..., None]
 ) -> None:
     """100 training steps, then the samples of an evaluation (4096 in one pass), without an error for want of memory."""
-    found = answer(TRAINING, name, share, cohort, timeout=100)
-    gib = {f"{when}_{k}_gib": round(v / GIB, 3) for when, both in found.items() for k, v in both.items()}
+    result = answer(TRAINING, name, share, cohort, timeout=100)
+    gib = {f"{when}_{k}_gib": round(v / GIB, 3) for when, both in result.items() for k, v in both.items()}
     figure(f"memory of {request.node.callspec.id}", share=share, **gib)
 
 
@@ -184,8 +184,8 @@ FAULT = """
 def test_a_device_is_lost_where_nothing_can_be_computed_any_more(
     kind: str, stays: bool, card: int, figure: Callable[..., None]
 ) -> None:
-    found: dict[str, Any] = answer(FAULT, kind, timeout=60)
-    figure(f"error {kind}", **found)
-    assert found["error"], "the fault did not happen"
-    assert found["works"] is not stays
-    assert found["lost"] is stays
+    result: dict[str, Any] = answer(FAULT, kind, timeout=60)
+    figure(f"error {kind}", **result)
+    assert result["error"], "the fault did not happen"
+    assert result["works"] is not stays
+    assert result["lost"] is stays

@@ -183,7 +183,7 @@ def test_moments_go_on_where_they_were() -> None:
 def gradient_of_processes() -> Callable[..., tuple[Params, torch.Tensor]]:
     """`runtime.data_parallel._gradient`, read from its file: that module imports Ray, which is not needed here."""
     text = (ROOT / "raydiff" / "runtime" / "data_parallel.py").read_text()
-    found = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "_gradient")
+    result = next(n for n in ast.parse(text).body if isinstance(n, ast.FunctionDef) and n.name == "_gradient")
     names: dict[str, Any] = {
         "dist": dist,
         "torch": torch,
@@ -191,7 +191,7 @@ def gradient_of_processes() -> Callable[..., tuple[Params, torch.Tensor]]:
         "Params": Params,
         "Tensor": torch.Tensor,
     }
-    exec("from __future__ import annotations\n" + ast.unparse(found), names)
+    exec("from __future__ import annotations\n" + ast.unparse(result), names)
     gradient: Callable[..., tuple[Params, torch.Tensor]] = names["_gradient"]
     return gradient
 
@@ -204,14 +204,14 @@ def test_nccl_with_one_process_has_the_gradient_of_none(figure: Callable[..., No
         (task,), (other,) = tasks(MLP(width=64), 1), tasks(MLP(width=64), 1)
         here = task.to(device())
         batches = here.batches()
-        found = optimize(
+        result = optimize(
             here.params, lambda theta: gradient(here, theta, next(batches)), training=here.training, steps=here.steps
         )
     except Diverged as e:
         raise AssertionError(str(e)) from None
     finally:
         dist.destroy_process_group()
-    assert distance(found[0], other.alone()[0]) < 1e-6
+    assert distance(result[0], other.alone()[0]) < 1e-6
     figure("nccl with one process", backend=backend)
 
 
@@ -232,9 +232,9 @@ RANK = """
 def test_two_processes_on_one_gpu_are_refused(card: int, tmp_path: Path, figure: Callable[..., None]) -> None:
     """By NCCL, which is why the configuration refuses them first, in one sentence."""
     with ThreadPoolExecutor(2) as both:
-        found = list(both.map(lambda rank: answer(RANK, rank, tmp_path / "store", timeout=40)["error"], range(2)))
-    figure("two NCCL processes on one GPU", nccl=found[0][:300])
-    assert all(found)
+        result = list(both.map(lambda rank: answer(RANK, rank, tmp_path / "store", timeout=40)["error"], range(2)))
+    figure("two NCCL processes on one GPU", nccl=result[0][:300])
+    assert all(result)
     with pytest.raises(
         ValueError, match=r"^runtime\.gpu_server must be 0 or above 0\.5 with numerics\.server_workers[^\n]*$"
     ):

@@ -49,10 +49,10 @@ COMPILE = """
 @pytest.mark.parametrize("models", [1, 3, 9])
 def test_every_model_of_a_process_is_compiled(models: int, figure: Callable[..., None]) -> None:
     """The ninth as the first: beyond its limit of graphs for one code object dynamo runs what comes uncompiled."""
-    found = answer(COMPILE, models, timeout=90)
-    figure(f"graphs of {models} compiled models", **found)
-    assert not found["warned"]
-    assert models <= found["graphs"] <= 4 * models
+    result = answer(COMPILE, models, timeout=90)
+    figure(f"graphs of {models} compiled models", **result)
+    assert not result["warned"]
+    assert models <= result["graphs"] <= 4 * models
 
 
 KEEP_OFF = """
@@ -75,9 +75,9 @@ BEFORE = {
 
 @pytest.mark.parametrize("before", BEFORE)
 def test_a_process_without_a_share_keeps_off_the_gpu(before: str, figure: Callable[..., None]) -> None:
-    found = answer(KEEP_OFF, BEFORE[before])
-    figure(f"without a share, after {before}", **found)
-    assert found == {"device": "cpu", "context": False}
+    result = answer(KEEP_OFF, BEFORE[before])
+    figure(f"without a share, after {before}", **result)
+    assert result == {"device": "cpu", "context": False}
 
 
 SUGGESTED = """
@@ -92,7 +92,7 @@ SUGGESTED = """
 @pytest.mark.parametrize("share", ["gpu_per_worker", "gpu_server"])
 def test_the_experiment_written_for_a_gpu_computes_on_it(share: str, card: int) -> None:
     """Of raydiff init: its worker's share, and the server's, are not those of a process that is kept off the GPU."""
-    found = suggested.for_pictures(datasets.load(datasets.Data(name="digits")), gpu=True)
-    text = suggested.written("", found, {"data.name": "digits", **found.values})
+    result = suggested.for_pictures(datasets.load(datasets.Data(name="digits")), gpu=True)
+    text = suggested.written("", result, {"data.name": "digits", **result.values})
     experiment = file.parse(text, "x.toml", PRESETS).experiment
     assert answer(SUGGESTED, getattr(experiment.runtime, share))["device"] == "cuda"

@@ -330,15 +330,15 @@ def test_a_late_client_is_charged_what_its_upload_costs(experiment: Experiment, 
     entries = whole(method)[-1].ledger.entries
     assert entries
     for entry in entries:
-        told = method.upload_event(12, entry.round)
-        assert covers(told, entry.event)  # else a client with a budget would not send it
+        message = method.upload_event(12, entry.round)
+        assert covers(message, entry.event)  # else a client with a budget would not send it
         if isinstance(entry.event, Gaussian):
-            assert isinstance(told, Gaussian)
+            assert isinstance(message, Gaussian)
             ratio = pytest.approx(entry.event.std_over_sensitivity, rel=1e-12)
-            assert replace(told, std_over_sensitivity=1.0) == replace(entry.event, std_over_sensitivity=1.0)
-            assert told.std_over_sensitivity == ratio
+            assert replace(message, std_over_sensitivity=1.0) == replace(entry.event, std_over_sensitivity=1.0)
+            assert message.std_over_sensitivity == ratio
         else:
-            assert told == entry.event
+            assert message == entry.event
 
 
 @only(SENDERS)

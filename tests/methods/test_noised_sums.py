@@ -106,11 +106,11 @@ def faults(mechanism: Mechanism, method: Summed) -> list[str]:
     """What is wrong with a mechanism, empty if nothing is."""
     bare, many = replace(method, epsilon=None), records(0)
     sent = mechanism(method, many, stream())
-    told = method.upload_event(len(many), 0)
-    assert isinstance(told, Gaussian)
-    std = told.std_over_sensitivity * method.sensitivity
+    message = method.upload_event(len(many), 0)
+    assert isinstance(message, Gaussian)
+    std = message.std_over_sensitivity * method.sensitivity
     z = (leaves(sent.value) - leaves(mechanism(bare, many, stream()).value)) / std
-    checks = {"noise scale": kstest(z.numpy(), "norm").pvalue > IMPROBABLE, "event": sent.event == told}
+    checks = {"noise scale": kstest(z.numpy(), "norm").pvalue > IMPROBABLE, "event": sent.event == message}
     small = narrow(method)
     apart = moved(mechanism, small, *worst(small))
     checks["sensitivity"] = 1 - 1e-4 < apart / method.sensitivity <= 1 + 1e-6
@@ -178,14 +178,14 @@ def test_random_neighbours_of_dpmerf_are_no_further_apart_than_its_sensitivity()
         method = replace(SUMMED["dpmerf"], epsilon=None, radius=radius, center=center)
         assert isinstance(method, DPMERF)
         server = method.init_server(records(9, 40), generator(0))
-        found = []
+        result = []
         for scale in (0.1, 1.0, 30.0):
             for _ in range(20):
                 x = scale * torch.randn(2, 1, 8, 8, generator=rng)
                 a, b = (Records(own[None], torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for own in x)
                 both = [method.local_update(server, {}, own, Round(0, generator(1))).release.value for own in (a, b)]
-                found.append(float((leaves(both[0]) - leaves(both[1])).norm()))
-        assert 0.5 * radius < max(found) <= 2 * radius * (1 + 1e-6)
+                result.append(float((leaves(both[0]) - leaves(both[1])).norm()))
+        assert 0.5 * radius < max(result) <= 2 * radius * (1 + 1e-6)
 
 
 def test_another_forgotten_clip_of_features_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

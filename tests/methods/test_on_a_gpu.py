@@ -37,8 +37,8 @@ SLOW = ("bfloat16", "unet")
 
 @pytest.fixture
 def gpu() -> Iterator[FakeGpu]:
-    with attached() as found:
-        yield found
+    with attached() as result:
+        yield result
 
 
 def test_the_fake_is_strict(gpu: FakeGpu) -> None:
@@ -67,15 +67,15 @@ def test_the_fake_is_strict(gpu: FakeGpu) -> None:
 )
 def test_a_trial_has_the_numbers_of_the_cpu(tmp_path: Path, tiny: Experiment, changes: dict[str, Any]) -> None:
     """Rounds, evaluation, attacks; then samples of what it has left. Training by itself: `test_contract`."""
-    found = []
+    result = []
     for name, where in (("cpu", contextlib.nullcontext()), ("gpu", attached())):
         this = trial.open_trial(override(tiny, {"runtime.noise_secret": "ab" * 16, **changes}), tmp_path / name, None)
         with where as gpu:
             *_, final = trial.run(this, trial.local_executor(this))
             made = open_finished(this.folder).source(0).sample(torch.tensor([[0], [1]]), generator(0))
-        found.append(({k: v for k, v in final.items() if not k.startswith("time/")}, made.tolist()))
+        result.append(({k: v for k, v in final.items() if not k.startswith("time/")}, made.tolist()))
     assert gpu is not None and gpu.counts["ops"] > 1000
-    assert found[0] == found[1]
+    assert result[0] == result[1]
 
 
 def test_float32_is_full_unless_the_model_says_otherwise(tmp_path: Path, tiny: Experiment) -> None:
@@ -92,11 +92,11 @@ def test_private_gradients_of_a_large_model_are_not_taken_one_by_one(monkeypatch
     """On a GPU; the sums are the CPU's but for their order."""
     monkeypatch.setattr(private_gradient, "FLOATS", 1)
     pieces: list[int] = []
-    found = private_gradient.per_record
+    result = private_gradient.per_record
 
     def counted(loss: Any, theta: Any, batch: Any, draws: Any) -> Any:
         pieces.append(len(batch[0]))
-        return found(loss, theta, batch, draws)
+        return result(loss, theta, batch, draws)
 
     monkeypatch.setattr(private_gradient, "per_record", counted)
     network = UNet(widths=(4, 4), attention=False)

@@ -37,9 +37,9 @@ def test_the_denoiser_is_the_posterior_of_the_pictures(make: Callable[[], Case])
     model, params, points = make()
     x_t, t = torch.randn(4, 1, 4, 4, generator=generator(1)), torch.tensor([1, 100, 400, 1000])
     labels = torch.arange(4) % 3
-    found = model.denoiser(params)(x_t, t, labels[:, None])  # type: ignore[attr-defined]
+    result = model.denoiser(params)(x_t, t, labels[:, None])  # type: ignore[attr-defined]
     for i in range(4):
         a, x, likely = float(model.abar[t[i]]), x_t[i].flatten().double(), points[labels[i]].double()
         mean = (-(x - math.sqrt(a) * likely).square().sum(1) / (2 * (1 - a))).softmax(0) @ likely
         z = (x - math.sqrt(a) * mean) / math.sqrt(1 - a)
-        torch.testing.assert_close(found[i].flatten().double(), z, rtol=1e-2, atol=2e-2)
+        torch.testing.assert_close(result[i].flatten().double(), z, rtol=1e-2, atol=2e-2)

@@ -40,8 +40,8 @@ def test_the_posterior_is_bayes_rule(schedule: Any) -> None:
             last = kernel(alpha[t], k)[:, now]
             # given v_0, which the network names with these probabilities
             expected += clean[start] * path * last / (path * last).sum()
-        found = model.posterior(clean.expand(1, 1, k), torch.tensor([[now]]), torch.tensor([t]))
-        torch.testing.assert_close(found[0, 0], expected)
+        result = model.posterior(clean.expand(1, 1, k), torch.tensor([[now]]), torch.tensor([t]))
+        torch.testing.assert_close(result[0, 0], expected)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -88,8 +88,8 @@ def test_a_perfect_denoiser_of_one_column_gives_the_data_back(schedule: Any) -> 
     predict = perfect(torch.tensor([[0], [1], [3]]), model, torch.tensor([0.5, 0.3, 0.2]))
     labels = torch.zeros(20_000, 0, dtype=torch.long)
     rows = model.sample(predict, labels, generator(0))
-    found = rows[:, 0].bincount(minlength=4) / len(rows)
-    assert (found - torch.tensor([0.5, 0.3, 0, 0.2])).abs().max() < 0.015
+    result = rows[:, 0].bincount(minlength=4) / len(rows)
+    assert (result - torch.tensor([0.5, 0.3, 0, 0.2])).abs().max() < 0.015
     early = replace(model, release=2).sample(predict, labels, generator(0))[:, 0].bincount(minlength=4) / len(rows)
     expected = torch.tensor([0.5, 0.3, 0, 0.2], dtype=torch.float64) @ kernel(float(model.abar[2]), 4)
     assert (early - expected).abs().max() < 0.015
@@ -132,9 +132,9 @@ def test_the_variational_loss_is_the_sum_over_values_at_step_1_as_well() -> None
 def test_a_draw_is_never_a_value_of_probability_0() -> None:
     rng = generator(0)
     p = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0]).expand(50_000, 1, 5)
-    found = drawn(p, rng)[:, 0].bincount(minlength=5) / 50_000
-    assert found[[0, 2, 4]].tolist() == [0, 0, 0]
-    assert abs(float(found[1]) - 0.3) < 0.01
+    result = drawn(p, rng)[:, 0].bincount(minlength=5) / 50_000
+    assert result[[0, 2, 4]].tolist() == [0, 0, 0]
+    assert abs(float(result[1]) - 0.3) < 0.01
 
 
 @pytest.mark.parametrize("objective", ["cross_entropy", "variational"])
@@ -144,7 +144,7 @@ def test_gradients_of_single_rows_are_those_of_a_loop(objective: Any) -> None:
     rows, labels = images_of(torch.tensor([[0, 1], [2, 0], [1, 1]])), torch.tensor([[0], [1], [1]])
     params, draws = model.init(generator(0)), model.draws(6, generator(1))
     twice = {k: v.unflatten(0, (3, 2)) for k, v in draws.items()}
-    found, losses = per_record(model.loss, params, (rows, labels), twice)
+    result, losses = per_record(model.loss, params, (rows, labels), twice)
     for i in range(3):
         theta = {k: v.clone().requires_grad_() for k, v in params.items()}
         batch = (rows[i].repeat(2, 1, 1, 1), labels[i].repeat(2, 1))
@@ -152,7 +152,7 @@ def test_gradients_of_single_rows_are_those_of_a_loop(objective: Any) -> None:
         loss.backward()
         torch.testing.assert_close(losses[i], loss)
         for name, leaf in theta.items():
-            torch.testing.assert_close(found[name][i], leaf.grad, rtol=1e-4, atol=1e-6)
+            torch.testing.assert_close(result[name][i], leaf.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_pictures_are_refused() -> None:

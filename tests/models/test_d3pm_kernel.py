@@ -20,10 +20,10 @@ def test_linear() -> None:
 
 
 def test_sigmoid() -> None:
-    found = Sigmoid(rate=2.0).alpha(10)
+    result = Sigmoid(rate=2.0).alpha(10)
     for t in range(11):
-        assert found[t] == pytest.approx((sig(6) - sig(6 * t / 10)) / (sig(6) - 0.5), abs=1e-15)
-    assert found[10] == 0
+        assert result[t] == pytest.approx((sig(6) - sig(6 * t / 10)) / (sig(6) - 0.5), abs=1e-15)
+    assert result[10] == 0
     assert all(float(Sigmoid(rate=10**0.25).alpha(steps)[-1]) == 0.0 for steps in (3, 6, 12))  # floats fall beside it
 
 

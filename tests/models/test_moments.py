@@ -30,10 +30,10 @@ def test_a_spike_above_the_noise_is_found_with_its_size_and_what_is_below_is_not
     truth[range(3), range(3)] = spikes.double()
     for seed in range(3):
         values, vectors = without_noise(truth + noise(d, std, seed), std)
-        found = (vectors * values) @ vectors.T
+        result = (vectors * values) @ vectors.T
         big = values.sort(descending=True).values
         torch.testing.assert_close(big[:2].float(), spikes[:2], rtol=0.05, atol=0.0)
-        assert float(big[2]) < 0.1 * edge and float(found.trace()) == pytest.approx(float(spikes.sum()), rel=0.1)
+        assert float(big[2]) < 0.1 * edge and float(result.trace()) == pytest.approx(float(spikes.sum()), rel=0.1)
 
 
 def test_what_is_drawn_has_the_second_moment_found_however_little_the_means_are_known() -> None:
@@ -68,10 +68,10 @@ def test_the_denoiser_is_the_posterior_mean() -> None:
     means, scales = torch.randn(3, 1, 2, 2, generator=rng), torch.rand(4, generator=rng)
     params = {"mean": means, "vectors": vectors, "scales": scales}
     x_t, t, labels = torch.randn(5, 1, 2, 2, generator=rng), torch.tensor([1, 50, 300, 700, 1000]), torch.arange(5) % 3
-    found = model.denoiser(params)(x_t, t, labels[:, None])
+    result = model.denoiser(params)(x_t, t, labels[:, None])
     sigma = (vectors * scales.square()) @ vectors.T
     for i in range(5):
         a = float(model.abar[t[i]])
         shift = (x_t[i] - math.sqrt(a) * means[labels[i]]).flatten()
         z = math.sqrt(1 - a) * torch.linalg.solve(a * sigma + (1 - a) * torch.eye(4), shift)
-        torch.testing.assert_close(found[i].flatten(), z, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(result[i].flatten(), z, rtol=1e-3, atol=1e-4)

@@ -63,10 +63,10 @@ def test_a_conditional_model_is_audited_within_each_label() -> None:
     records = skewed(60, 4)
     labels = torch.arange(60).remainder(3)[:, None]
     of_three = Records(records.images, labels, records.numbers)
-    found = RowAudit().bounds(of_three, replace(MODEL, labels=(3,)))
+    result = RowAudit().bounds(of_three, replace(MODEL, labels=(3,)))
     for label in range(3):
         mine = torch.nonzero(labels[:, 0] == label)[:, 0]
-        assert found[mine.numpy()] == pytest.approx(told(records.select(mine)), rel=1e-9)
+        assert result[mine.numpy()] == pytest.approx(told(records.select(mine)), rel=1e-9)
     assert RowAudit().bounds(of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
 
 

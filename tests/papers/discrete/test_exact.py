@@ -44,24 +44,24 @@ def bounded(
     rows, weights, categories = table
     step = data.draw(st.integers(0, steps - 1))
     release = ReleasedRows(kernel=kernel(schedule, steps, categories), epsilon=epsilon, step=step)
-    found, slack = exact(rows, 0, release, weights), NOISE * release.price
-    assert found.delta <= found.output + slack
-    assert found.output <= found.path + slack
-    return [(found, theorem_1(rows, weights, replace(release, condition=c)) + slack) for c in CONDITIONS]
+    result, slack = exact(rows, 0, release, weights), NOISE * release.price
+    assert result.delta <= result.output + slack
+    assert result.output <= result.path + slack
+    return [(result, theorem_1(rows, weights, replace(release, condition=c)) + slack) for c in CONDITIONS]
 
 
 @settings(max_examples=50, deadline=None)
 @given(cases(NOISY), st.data())
 def test_exact_below_kl_below_theorem_1(case: Any, data: st.DataObject) -> None:
     """Schedules that end in pure noise, where generation starts."""
-    assert all(found.path <= bound and found.forward <= bound for found, bound in bounded(*case, data))
+    assert all(result.path <= bound and result.forward <= bound for result, bound in bounded(*case, data))
 
 
 @settings(max_examples=25, deadline=None)
 @given(cases(CLEAR), st.data())
 def test_schedules_that_stop_before_pure_noise(case: Any, data: st.DataObject) -> None:
     """Theorem 1 then bounds the divergence under the noised table, but not what is generated (next test)."""
-    assert all(found.forward <= bound for found, bound in bounded(*case, data))
+    assert all(result.forward <= bound for result, bound in bounded(*case, data))
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -73,10 +73,10 @@ def test_counterexample_to_theorem_1_where_the_schedule_stops_before_pure_noise(
     """
     rows, weights = np.array([[0] * 5, [1] * 5]), np.array([2, 10**8])
     release = ReleasedRows(kernel=kernel(Linear(rate=1e-5), 1, 2), epsilon=0.1, condition=condition)
-    found = exact(rows, 0, release, weights)
-    assert found.delta > 300 * theorem_1(rows, weights, release)
-    assert found.gaps.max() > 0.9
-    assert found.forward < theorem_1(rows, weights, release)
+    result = exact(rows, 0, release, weights)
+    assert result.delta > 300 * theorem_1(rows, weights, release)
+    assert result.gaps.max() > 0.9
+    assert result.forward < theorem_1(rows, weights, release)
     assert len(caveats(release)) == len(CAVEATS) + 2
 
 
@@ -94,11 +94,11 @@ def test_exact_of_a_conditional_model_below_the_bound_by_label(
     whole = np.concatenate([np.repeat(rows, weights, axis=0), np.repeat(more, others[1], axis=0)])
     labels = np.repeat([1, 0], [weights.sum(), others[1].sum()])
     release = ReleasedRows(kernel=kernel(schedule, steps, categories), epsilon=epsilon)
-    found, slack = exact(whole[labels == 1], 0, release), NOISE * release.price
-    assert found.delta <= found.path + slack
+    result, slack = exact(whole[labels == 1], 0, release), NOISE * release.price
+    assert result.delta <= result.path + slack
     for condition in CONDITIONS:
         by_label = audit(whole, replace(release, condition=condition), labels=labels, records=np.array([0])).delta[0]
-        assert found.path <= by_label + slack
+        assert result.path <= by_label + slack
 
 
 def test_two_records_of_a_label_among_4002() -> None:
@@ -106,10 +106,10 @@ def test_two_records_of_a_label_among_4002() -> None:
     whole = np.concatenate([skewed(4000, 3, 2, p=0.5), [[0, 0, 0], [1, 1, 1]]])
     labels = np.repeat([0, 1], [4000, 2])
     release = ReleasedRows(kernel=kernel(Linear(), 10, 2), step=1)  # where no bound is infinite
-    told = exact(whole[labels == 1], 0, release).delta
+    message = exact(whole[labels == 1], 0, release).delta
     as_one = audit(whole, release, records=np.array([4000])).delta[0]
     by_label = audit(whole, release, labels=labels, records=np.array([4000])).delta[0]
-    assert 1000 * as_one < told <= by_label < math.inf
+    assert 1000 * as_one < message <= by_label < math.inf
 
 
 @pytest.mark.parametrize("label", [0, 1])
@@ -136,9 +136,9 @@ def test_theorem_2(rows: int, scaled: float) -> None:
     """delta(0.04) of its table is above 1 / (6 s), and is the value found by an enumeration written apart."""
     release = ReleasedRows(kernel=kernel(Sigmoid(), 10, 2), epsilon=0.04)
     table, weights = np.array([[0, 0], [1, 1]]), np.array([rows - 1, 2])
-    found = exact(table, 1, release, weights)
-    assert found.delta > 1 / (6 * rows)
-    assert found.delta * rows == pytest.approx(scaled, abs=1e-4)
+    result = exact(table, 1, release, weights)
+    assert result.delta > 1 / (6 * rows)
+    assert result.delta * rows == pytest.approx(scaled, abs=1e-4)
 
 
 # --- the enumeration -----------------------------------------------------------------------------------------------
@@ -179,10 +179,10 @@ def test_agrees_with_bayes_rule_over_all_states(columns: int, categories: int, s
     release = ReleasedRows(kernel=kernel(Sigmoid(), 5, categories), epsilon=0.05, step=step)
     p, q = brute_force(table, release), brute_force(np.delete(table, 2, axis=0), release)
     assert p.sum() == pytest.approx(1)
-    found = exact(table, 2, release)
-    assert found.delta == pytest.approx(max(hockey_stick(p, q, 0.05), hockey_stick(q, p, 0.05)), rel=1e-9)
+    result = exact(table, 2, release)
+    assert result.delta == pytest.approx(max(hockey_stick(p, q, 0.05), hockey_stick(q, p, 0.05)), rel=1e-9)
     output = sum((a - b) * math.log(a / b) for a, b in zip(p, q, strict=True) if a != b)
-    assert found.output == pytest.approx(output * release.price, rel=1e-9)
+    assert result.output == pytest.approx(output * release.price, rel=1e-9)
 
 
 def generated(counts: Floats, kernel: Kernel, step: int = 0) -> Floats:
@@ -201,17 +201,17 @@ def test_one_column_is_learned_exactly() -> None:
         expected = noise(counts / 10, noisy.matrix_since(step))
         np.testing.assert_allclose(generated(counts, noisy, step), expected, rtol=1e-12)
     table = np.repeat(np.arange(4), [5, 3, 1, 1])[:, None]
-    found = exact(table, 0, ReleasedRows(kernel=noisy))
-    assert found.gaps.max() < 1e-12
-    assert found.forward == pytest.approx(found.path, rel=1e-9)
+    result = exact(table, 0, ReleasedRows(kernel=noisy))
+    assert result.gaps.max() < 1e-12
+    assert result.forward == pytest.approx(result.path, rel=1e-9)
 
 
 def test_an_infinite_bound_where_the_last_of_a_value_is_taken() -> None:
     """Without the record no row has its value: KL diverges, delta does not."""
     table = np.array([[0]] * 9 + [[1]])
-    found = exact(table, 9, ReleasedRows(kernel=kernel(Linear(), 3, 2)))
-    assert found.output == found.path == math.inf
-    assert found.delta == pytest.approx(0.1)
+    result = exact(table, 9, ReleasedRows(kernel=kernel(Linear(), 3, 2)))
+    assert result.output == result.path == math.inf
+    assert result.delta == pytest.approx(0.1)
     assert audit(table, ReleasedRows(kernel=kernel(Linear(), 3, 2)), records=np.array([9])).delta[0] == math.inf
 
 

@@ -23,10 +23,10 @@ def test_no_record_is_above_the_ceiling(
     rows, weights, categories = table
     release = ReleasedRows(kernel=kernel(schedule, steps, categories), condition=condition)
     data = Distinct(rows=rows, weights=weights, index=np.arange(len(rows)))
-    found = bounds(histograms(data, np.array([0])), release)
+    result = bounds(histograms(data, np.array([0])), release)
     top = limit(int(weights.sum()) - 1, rows.shape[1], release)
-    assert found.delta[0] <= top.ceiling * (1 + 1e-12)
-    assert (found.leak[0] <= top.leak * (1 + 1e-12)).all()
+    assert result.delta[0] <= top.ceiling * (1 + 1e-12)
+    assert (result.leak[0] <= top.leak * (1 + 1e-12)).all()
     assert top.delta <= top.ceiling
 
 
@@ -36,7 +36,7 @@ def test_counterexample_to_theorem_e1(condition: str) -> None:
     release = ReleasedRows(kernel=kernel(Linear(rate=0.4), 11, 4), condition=condition)
     worst = 0.0
     for seed in range(12):
-        found = audit(skewed(45, 6, 4, p=0.6, seed=seed), release)
-        worst = max(worst, found.delta[found.alone < 0].max(initial=0))
+        result = audit(skewed(45, 6, 4, p=0.6, seed=seed), release)
+        worst = max(worst, result.delta[result.alone < 0].max(initial=0))
     assert worst > 1.05 * limit(44, 6, release).delta
     assert worst < limit(44, 6, release).ceiling

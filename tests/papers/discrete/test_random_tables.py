@@ -22,7 +22,7 @@ def test_rows_that_agree_nowhere_are_added() -> None:
     for row, size in enumerate((50, 80, 400)):
         far = np.full((size - 50, setting.columns), 2)
         table = np.concatenate([setting.table(generator(0, "x")), far])
-        found, release = audit(table, setting.release, records=np.array([0])), setting.release
+        result, release = audit(table, setting.release, records=np.array([0])), setting.release
         rest = [setting.columns * (1 - release.kernel.blur[t - 1]) / size**2 for t in release.steps]
-        assert main[row] == pytest.approx(found.terms[0] - release.price * np.array(rest), rel=1e-9)
-        assert radius[row].tolist() == found.radius[0].tolist()
+        assert main[row] == pytest.approx(result.terms[0] - release.price * np.array(rest), rel=1e-9)
+        assert radius[row].tolist() == result.radius[0].tolist()

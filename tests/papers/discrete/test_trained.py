@@ -50,12 +50,12 @@ def test_perfect_models_have_no_error(schedule: Schedule, step: int) -> None:
     table, noise = skewed(12, 2, 3, p=0.5), kernel(schedule, 5, 3)
     release = ReleasedRows(kernel=noise, epsilon=0.05, step=step)
     tables = neighbours(table, 4, noise)
-    found = trained(table, 4, release, [partial(clean_chances, counts, noise) for counts in tables])
+    result = trained(table, 4, release, [partial(clean_chances, counts, noise) for counts in tables])
     perfect = exact(table, 4, release)
-    assert (found.delta, found.path) == pytest.approx((perfect.delta, perfect.path), rel=1e-9)
-    np.testing.assert_allclose(found.gaps, perfect.gaps, atol=1e-12)
-    assert np.array_equal(found.gamma, np.zeros(5 - step)) and np.array_equal(found.mean, np.zeros(5 - step))
-    assert len(found.gaps) == 5 - step
+    assert (result.delta, result.path) == pytest.approx((perfect.delta, perfect.path), rel=1e-9)
+    np.testing.assert_allclose(result.gaps, perfect.gaps, atol=1e-12)
+    assert np.array_equal(result.gamma, np.zeros(5 - step)) and np.array_equal(result.mean, np.zeros(5 - step))
+    assert len(result.gaps) == 5 - step
     for t in range(1, 6):
         given = transitions(clean_chances(tables[0], noise, t), noise, t)
         np.testing.assert_allclose(given, column_chances(tables[0], noise, t), rtol=1e-9)
@@ -66,14 +66,14 @@ def test_uniform_predictions_by_hand() -> None:
     noise = kernel(Linear(), 2, 2)
     table, release = np.array([[0], [0], [0], [1]]), ReleasedRows(kernel=noise, epsilon=0.1)
     uniform = partial(np.full, (2, 1, 2), 0.5)
-    found = trained(table, 0, release, [lambda t: uniform()] * 2)
+    result = trained(table, 0, release, [lambda t: uniform()] * 2)
     # q(v_0 | v_1 = 0) is 3/4 3/4 : 1/4 1/4 = 9 : 1, and v_1 is 0 with 10/16; q(v_0 | v_1 = 1) is 1 : 1
     last, first = (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p)) for p in (0.75, 0.9))
-    assert found.gamma == pytest.approx([first, last])
-    assert found.mean == pytest.approx([0.625 * first, last])
-    assert found.gaps == pytest.approx([0.125, 0])
-    assert found.delta == found.path == 0
-    assert found.error == math.inf
+    assert result.gamma == pytest.approx([first, last])
+    assert result.mean == pytest.approx([0.625 * first, last])
+    assert result.gaps == pytest.approx([0.125, 0])
+    assert result.delta == result.path == 0
+    assert result.error == math.inf
     perfect = partial(clean_chances, neighbours(table, 0, noise)[0], noise)
     one = trained(table, 0, release, [perfect, lambda t: uniform()])
     assert one.delta == pytest.approx(0.5 - math.exp(0.1) * 0.25)  # 3/4 : 1/4 against 1/2 : 1/2
@@ -97,8 +97,8 @@ def test_delta_is_that_of_the_two_chains(step: int) -> None:
     models = [predictions(MODEL.denoiser(noisy(seed)), 2, 3) for seed in (1, 2)]
     release = ReleasedRows(kernel=noise, epsilon=0.1, step=step)
     table = skewed(9, 2, 3, p=0.5)
-    found, perfect = trained(table, 0, release, models), exact(table, 0, release)
+    result, perfect = trained(table, 0, release, models), exact(table, 0, release)
     p, q = (chain(model, noise, 2, step) for model in models)
-    assert found.delta == pytest.approx(max(hockey_stick(p, q, 0.1), hockey_stick(q, p, 0.1)))
-    assert 1e-3 < found.delta <= found.path <= perfect.forward + found.error
-    assert math.isinf(found.error) == (step == 0)
+    assert result.delta == pytest.approx(max(hockey_stick(p, q, 0.1), hockey_stick(q, p, 0.1)))
+    assert 1e-3 < result.delta <= result.path <= perfect.forward + result.error
+    assert math.isinf(result.error) == (step == 0)

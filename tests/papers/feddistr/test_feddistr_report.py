@@ -180,6 +180,6 @@ def test_what_is_no_such_sweep_is_refused_in_one_sentence(tmp_path: Path, comman
     with pytest.raises(ValueError, match=r"^there is no folder "):
         feddistr.main([str(tmp_path / "none")])
     trial(tmp_path, "FedDistr", None, upload="prompts")
-    code, _, said = command("feddistr", tmp_path)
-    assert code == 2 and said.count("\n") == 1
-    assert "there are no finished trials with a final eval/accuracy and a partition.xi" in said
+    code, _, output = command("feddistr", tmp_path)
+    assert code == 2 and output.count("\n") == 1
+    assert "there are no finished trials with a final eval/accuracy and a partition.xi" in output

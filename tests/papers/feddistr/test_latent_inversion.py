@@ -57,11 +57,11 @@ def inverted(model: Quadratic, latents: Tensor, clusters: Clusters, training: Tr
 
 def test_each_word_is_its_own_groups_best() -> None:
     places = torch.randn(3, *SHAPE, generator=generator(0, "places"))
-    found = groups(2, 0, 1, 0, -1, 2, 2)
+    result = groups(2, 0, 1, 0, -1, 2, 2)
     latents = torch.full((7, *SHAPE), 1e9)  # what is in no group is never looked at
-    latents[found.members >= 0] = places[found.members[found.members >= 0]]
+    latents[result.members >= 0] = places[result.members[result.members >= 0]]
     halving = Training(steps=60, batch=3, learning_rate=1.5, optimizer="sgd", decay="constant")
-    words, _ = inverted(Quadratic(), latents, found, halving)
+    words, _ = inverted(Quadratic(), latents, result, halving)
     assert words.shape == (3, WIDTH) and not words.requires_grad
     assert torch.allclose(words, places.flatten(1), atol=1e-6)
 
@@ -82,16 +82,16 @@ OPTIMIZERS: dict[str, tuple[Training, Callable[[Tensor], torch.optim.Optimizer]]
 def test_words_side_by_side_step_as_each_would_alone(kind: str) -> None:
     """Each group's recorded batches and draws, given to an optimiser of its word alone."""
     training, optimizer_of = OPTIMIZERS[kind]
-    latents, found = torch.arange(9.0).view(9, 1, 1, 1).expand(9, *SHAPE) - 4, groups(0, 1, 2, 0, 1, 2, 0, 1, 2)
+    latents, result = torch.arange(9.0).view(9, 1, 1, 1).expand(9, *SHAPE) - 4, groups(0, 1, 2, 0, 1, 2, 0, 1, 2)
     model = Quadratic(noise=0.5)
-    words, loss = inverted(model, latents, found, training)
+    words, loss = inverted(model, latents, result, training)
     assert len(model.seen) == training.steps
     for g in range(3):
         v = model.start.clone().requires_grad_()
         optimizer = optimizer_of(v)
         for z, eps in model.seen:
             own = slice(g * training.batch, (g + 1) * training.batch)
-            assert set(z[own].flatten().tolist()) <= set(latents[found.members == g].flatten().tolist())
+            assert set(z[own].flatten().tolist()) <= set(latents[result.members == g].flatten().tolist())
             optimizer.zero_grad()
             ((v - (z[own] + 0.5 * eps[own]).flatten(1)).square().sum(1) / 2).mean().backward()
             optimizer.step()
@@ -116,22 +116,22 @@ def clustered(latents: Tensor, labels: Tensor, count: int, *, least: int = 0) ->
     return cluster(latents, labels, count=count, least=least, rng=generator(2, "clusters"))
 
 
-def assert_whole(found: Clusters, labels: Tensor) -> None:
+def assert_whole(result: Clusters, labels: Tensor) -> None:
     """Groups are numbered without a gap, ascend in their label, never mix labels, and are counted right."""
-    assert found.labels.tolist() == sorted(found.labels.tolist())
-    there = found.members >= 0
-    assert torch.equal(found.labels[found.members[there]], labels[there])
-    assert found.members[there].bincount(minlength=len(found.counts)).tolist() == found.counts.tolist()
-    assert int(found.counts.min()) >= 1
+    assert result.labels.tolist() == sorted(result.labels.tolist())
+    there = result.members >= 0
+    assert torch.equal(result.labels[result.members[there]], labels[there])
+    assert result.members[there].bincount(minlength=len(result.counts)).tolist() == result.counts.tolist()
+    assert int(result.counts.min()) >= 1
 
 
 def test_blobs_are_separated_exactly_within_each_label() -> None:
     """The blobs of different labels lie upon each other: only the labels tell them apart."""
     latents, labels, blob = blobs((0.0, 4, 10), (5.0, 4, 7), (0.0, 1, 6), (5.0, 1, 12))
-    found = clustered(latents, labels, 2)
-    assert_whole(found, labels)
-    assert found.labels.tolist() == [1, 1, 4, 4] and sorted(found.counts.tolist()) == [6, 7, 10, 12]
-    assert len({(int(g), int(b)) for g, b in zip(found.members, blob, strict=True)}) == 4  # one to one
+    result = clustered(latents, labels, 2)
+    assert_whole(result, labels)
+    assert result.labels.tolist() == [1, 1, 4, 4] and sorted(result.counts.tolist()) == [6, 7, 10, 12]
+    assert len({(int(g), int(b)) for g, b in zip(result.members, blob, strict=True)}) == 4  # one to one
 
 
 @pytest.mark.parametrize(("least", "says"), [(0, r"2 records of a label.*method\.clusters = 3"), (9, "no label has 9")])

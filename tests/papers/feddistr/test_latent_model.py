@@ -359,7 +359,7 @@ def with_text(own: Path) -> Path:
 def test_the_prompt_is_encoded_by_the_models_own_text_encoder(with_text: Path, model: LatentDiffusion) -> None:
     from transformers import CLIPTextModel
 
-    found = load(str(with_text))
+    result = load(str(with_text))
     vocabulary = json.loads((with_text / "tokenizer/vocab.json").read_text())
     begin, end = vocabulary["<|startoftext|>"], vocabulary["<|endoftext|>"]
     photo = [vocabulary[c] for c in "phot"] + [vocabulary["o</w>"]]
@@ -367,7 +367,7 @@ def test_the_prompt_is_encoded_by_the_models_own_text_encoder(with_text: Path, m
     encoder: Any = CLIPTextModel.from_pretrained(with_text / "text_encoder").eval()
     with torch.no_grad():
         whole, empty = (encoder(torch.tensor([ids])).last_hidden_state[0] for ids in (prompt, [begin, end]))
-    torch.testing.assert_close(found.prefix, whole[:-1])
-    torch.testing.assert_close(found.empty, empty)
-    torch.testing.assert_close(found.start, whole[-2])
-    assert found.digest != model.digest
+    torch.testing.assert_close(result.prefix, whole[:-1])
+    torch.testing.assert_close(result.empty, empty)
+    torch.testing.assert_close(result.start, whole[-2])
+    assert result.digest != model.digest

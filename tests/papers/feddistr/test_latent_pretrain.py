@@ -32,10 +32,10 @@ def public() -> datasets.Records:
     return datasets.load(Data()).splits["public"].select(torch.arange(60))
 
 
-def train(public: datasets.Records, seed: int = 0, said: list[Any] | None = None) -> Pretrained:
-    said = [] if said is None else said
+def train(public: datasets.Records, seed: int = 0, output: list[Any] | None = None) -> Pretrained:
+    output = [] if output is None else output
     return pretrain.pretrain(
-        public.images, public.labels, training=TINY, rng=rng(seed), say=lambda *args: said.append(args)
+        public.images, public.labels, training=TINY, rng=rng(seed), say=lambda *args: output.append(args)
     )
 
 

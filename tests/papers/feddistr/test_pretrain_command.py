@@ -26,10 +26,10 @@ def test_a_short_run(tmp_path: Path, migrated: Path, monkeypatch, capsys: pytest
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.chdir(tmp_path)
     assert pretrain.main([*SHORT, "--out", "made", "--storage", str(tmp_path / "storage")]) == 0
-    said, out = capsys.readouterr().out, tmp_path / "made"
-    assert "40 public records of scikit-learn's digits; 0 left out" in said
-    assert "auto-encoder: step 2 of 2, loss" in said and "denoiser: step 2 of 2, loss" in said
-    assert said.endswith(f"use it: --method.model.path {out}\n")
+    output, out = capsys.readouterr().out, tmp_path / "made"
+    assert "40 public records of scikit-learn's digits; 0 left out" in output
+    assert "auto-encoder: step 2 of 2, loss" in output and "denoiser: step 2 of 2, loss" in output
+    assert output.endswith(f"use it: --method.model.path {out}\n")
     card, dataset = json.loads((out / "card.json").read_text()), datasets.load(Data(public=40))
     public = tree.digest(dataset.splits["public"].leaves)
     assert (card["public_records"], card["left_out"], card["data_digest"]) == (40, 0, public)

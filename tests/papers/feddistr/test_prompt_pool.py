@@ -102,11 +102,11 @@ def test_the_assignment_equals_a_search_over_all_of_them(data: st.DataObject, gr
         )
 
     sent, pool = some(1), some(0)
-    found = match(sent, pool, threshold=threshold).tolist()
-    assert found in every_matching(len(found), len(pool.labels))
-    least = min(cost(way, sent, pool, threshold) for way in every_matching(len(found), len(pool.labels)))
-    assert cost(found, sent, pool, threshold) == pytest.approx(least, abs=1e-9)
-    merged = [(i, p) for i, p in enumerate(found) if p >= 0]
+    result = match(sent, pool, threshold=threshold).tolist()
+    assert result in every_matching(len(result), len(pool.labels))
+    least = min(cost(way, sent, pool, threshold) for way in every_matching(len(result), len(pool.labels)))
+    assert cost(result, sent, pool, threshold) == pytest.approx(least, abs=1e-9)
+    merged = [(i, p) for i, p in enumerate(result) if p >= 0]
     assert all(float((sent.vectors[i] - pool.vectors[p]).norm()) < threshold + 1e-5 for i, p in merged)
 
 
