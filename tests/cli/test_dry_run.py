@@ -27,9 +27,7 @@ def test_it_says_what_is_needed_and_keeps_nothing(
     arguments = ["digits", "--dry-run", *QUICK.split(), "--runtime.storage", str(storage), "--runtime.workers", "2"]
     assert sweep.main([*arguments, "--grid", "method.epsilon=50,none", "clients=2,4"]) == 0
     output = capsys.readouterr().out
-    assert output.startswith(
-        "8 trials, 2 concurrently: each 2 worker(s), 2 CPU\navailable: 4 CPU and 0 GPU on 1 node(s)\n"
-    )
+    assert output.startswith("8 trials, 2 at once: each 2 worker(s), 2 CPU\navailable: 4 CPU and 0 GPU on 1 node(s)\n")
     assert re.search(r"^about (\d+ s|\d+:\d\d min) for all rounds", output, flags=re.M)
     assert not storage.exists()
 

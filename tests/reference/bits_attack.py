@@ -24,6 +24,7 @@ from raydiff.tree import Tensors
 
 Send = Callable[[Tensor, NoiseStream], Tensor]
 """(which candidate of each pair is sent (n,) bool, noise) -> released numbers (n, d)."""
+LEVEL = 0.995  # of each one-sided limit
 NEIGHBOURS = 3  # float32 numbers tried on either side of the implied draw
 
 
@@ -35,7 +36,6 @@ class BitsAudit:
     named: int  # releases whose bytes rule out the candidate that was not sent, and not the other
     misnamed: int  # releases whose bytes rule out the candidate that was sent, and not the other
     nearer: int  # releases that are nearer to the signal of the candidate that was sent
-    confidence: float  # confidence level of each interval, two-sided
 
     def flags(self, mu: float) -> bool:
         """Whether an attack exceeds what mu-Gaussian DP allows."""
@@ -44,13 +44,10 @@ class BitsAudit:
 
     def _advantage(self, right: int, wrong: int) -> float:
         """Lower limit of the rate of right answers minus the upper limit of that of wrong ones."""
-        level = (1 + self.confidence) / 2
-        return 1 - upper_limit(self.count - right, self.count, level) - upper_limit(wrong, self.count, level)
+        return 1 - upper_limit(self.count - right, self.count, LEVEL) - upper_limit(wrong, self.count, LEVEL)
 
 
-def audit(
-    send: Send, *, count: int, rng: torch.Generator, std: float | None = None, confidence: float = 0.99
-) -> BitsAudit:
+def audit(send: Send, *, count: int, rng: torch.Generator, std: float | None = None) -> BitsAudit:
     """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own. With noise of
     scale 0 `send` gives the candidates' signals. With `std`, the noise's standard deviation, noise that is a float32
     draw times it is tried too; without it little is ruled out where a signal is far below its noise."""
@@ -68,7 +65,6 @@ def audit(
         named=int((only_sent & ~only_other).sum()),
         misnamed=int((only_other & ~only_sent).sum()),
         nearer=int((distances[0] < distances[1]).sum()),
-        confidence=confidence,
     )
 
 

@@ -24,7 +24,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.ray
 def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers) -> None:
     """Existing files are kept."""
-    finished, request = open_finished(storage.folder("pfdm")), generation.ShadowRequest(num=2 * generation.PART + 5)
+    finished, request = open_finished(storage.folder("pfdm")), generation.GenerationRequest(num=2 * generation.PART + 5)
     code = {"raydiff": "0.1.0"}
     generation.write(finished, 1, tmp_path / "one", request, code=code)
     expected, out = files(tmp_path / "one"), tmp_path / "many"
@@ -35,7 +35,7 @@ def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers
         (out / name).write_bytes(expected[name])
     before, seen = (out / kept).stat().st_mtime_ns, list[tuple[int, int]]()
     spread = tasks.of_samples(2, NODES)
-    generation.write(finished, 1, out, request, code=code, say=lambda *x: seen.append(x), spread=spread)
+    generation.write(finished, 1, out, request, code=code, on_progress=lambda *x: seen.append(x), spread=spread)
     assert files(out) == expected and (out / kept).stat().st_mtime_ns == before
     assert seen[0] == (1000, 2005) and seen[-1] == (2005, 2005) and len(seen) == 3
     unwritable = generation.maker(finished, 1, tmp_path / "\0", request)
@@ -68,5 +68,5 @@ def test_shadows_have_the_bits_of_one_process(storage, copied, workers, monkeypa
 
 def test_a_worker_that_fits_on_no_node_is_refused(storage) -> None:
     attacked = open_attacked(ShadowRequest(trial=storage.folder("localonly"), shadows=4))
-    with pytest.raises(ValueError, match=r"^a worker needs 1 CPU on one node"):
+    with pytest.raises(ValueError, match=r"^no node has 1 CPU for a worker"):
         list(tasks.of_shadows(attacked, workers=1, nodes=[{"CPU": 0.5, "GPU": 1.0}, {"memory": 9.0}]))

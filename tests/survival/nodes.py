@@ -228,7 +228,7 @@ def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
                 fault(client, trial)
             return hosted
 
-    class Trainable(sweep.Federation):
+    class Trainable(sweep.Coordinator):
         def setup(self, config):
             from raydiff.runtime import actors
 

@@ -40,7 +40,7 @@ def test_a_trial_that_is_cut_off_counts_once(tmp_path: Path, parted: Parted, exp
         assert "its processes were lost; it goes on after round" in running.output()
         os.kill(late, signal.SIGCONT)
         wait_until(lambda: (late, parted.there) not in parted.processes(COORDINATOR), "the late round to end")
-        assert (late, parted.there) in parted.processes("ray::Federation")  # It lives, and waits for the next.
+        assert (late, parted.there) in parted.processes("ray::Coordinator")  # It lives, and waits for the next.
         parted.join()
         running.end()
         wait_until(lambda: all(side == parted.here for _, side in parted.processes("ray::")), "the lost node to end")

@@ -131,7 +131,7 @@ def test_a_poisoned_trial_fails_alone_is_retried_alone_and_the_sweep_is_extended
 
     sweep = Federated(tmp_path)
     with monkeypatch.context() as patch:
-        patch.setattr(tuner, "Federation", faulty(tuner, poisoned))
+        patch.setattr(tuner, "Coordinator", faulty(tuner, poisoned))
         assert sweep.run() == 1
     assert "FAILED, this trial is poisoned" in capsys.readouterr().out
     outcomes = sweep.outcomes()

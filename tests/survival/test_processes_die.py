@@ -93,7 +93,7 @@ def unsteady(client, trial) -> None:
 
 def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_path, nodes, expected, monkeypatch):
     """The same noise on another value would reveal the difference."""
-    monkeypatch.setattr(tuner, "Federation", faulty(tuner, unsteady))
+    monkeypatch.setattr(tuner, "Coordinator", faulty(tuner, unsteady))
     sweep = Federated(tmp_path, "--grid", "seed=0")
     before, sent = {}, {}
 
@@ -128,7 +128,7 @@ def test_a_node_is_gone_before_its_workers_have_begun(tmp_path, monkeypatch, nod
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
     placed, gone = tmp_path / "placed", tmp_path / "gone"
 
-    class Trainable(tuner.Federation):
+    class Trainable(tuner.Coordinator):
         def setup(self, config):
             placed.touch()
             while not gone.exists():
@@ -145,7 +145,7 @@ def test_a_node_is_gone_before_its_workers_have_begun(tmp_path, monkeypatch, nod
         gone.touch()
 
     (tmp_path / "storage").mkdir()
-    monkeypatch.setattr(tuner, "Federation", Trainable)
+    monkeypatch.setattr(tuner, "Coordinator", Trainable)
     sweep = Federated(tmp_path / "storage", "--grid", "seed=0")
     assert sweep.run("--runtime.workers=3", "--runtime.revive-s=5", meanwhile=kill, seconds=90) == 0
     assert "nodes were lost: going on with 2 worker(s) per trial\n" in capsys.readouterr().out
@@ -184,7 +184,7 @@ def on_a_lost_gpu(sweep, folder):
                     raise torch.AcceleratorError(ECC)
             return super().sums(trial, ids, server, number, *more)
 
-    class Trainable(sweep.Federation):
+    class Trainable(sweep.Coordinator):
         def setup(self, config):
             from raydiff.runtime import actors
 
@@ -197,7 +197,7 @@ def on_a_lost_gpu(sweep, folder):
 def test_a_node_that_has_lost_a_gpu_is_left_out(tmp_path, monkeypatch, nodes, expected, capsys):
     """The trial that ran there goes on elsewhere, and the next one begins there."""
     (tmp_path / "storage").mkdir()
-    monkeypatch.setattr(tuner, "Federation", on_a_lost_gpu(tuner, tmp_path))
+    monkeypatch.setattr(tuner, "Coordinator", on_a_lost_gpu(tuner, tmp_path))
     sweep = Federated(tmp_path / "storage")
     assert sweep.run("--runtime.gpu-per-worker=0.25") == 0
     output = capsys.readouterr().out

@@ -59,7 +59,7 @@ def _command(arguments: Sequence[str], env: dict[str, str], log: Path, fault: An
         from raydiff.runtime import tuner
 
         name, *of = fault
-        tuner.Federation = faulty(tuner, getattr(faults, name)(*of))
+        tuner.Coordinator = faulty(tuner, getattr(faults, name)(*of))
     from raydiff.__main__ import main
 
     main(["sweep", *arguments])
