@@ -6,9 +6,8 @@ Tensors travel as numpy arrays, which Ray maps without copying.
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,35 +69,35 @@ class HeartbeatMonitor:
 
     def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
         self._workers, self._folder = workers, folder
-        self._timeout_s = runtime.client_timeout_s
-        self._start_timeout_s = max(runtime.client_timeout_s, runtime.revive_s)
+        self._timeout_s, self._revive_s = runtime.client_timeout_s, runtime.revive_s
         self.names: dict[int, str] = {}  # worker -> its process's name in `heartbeat`
         self.killed = set[int]()  # Workers that were killed but whose death Ray has not reported yet.
         self._silent_s = dict.fromkeys(range(len(workers)), 0.0)
         self._last: dict[int, object] = {}
 
-    def first(self, pending: Mapping[Any, int], task: Callable[[int], str], seconds: float = math.inf) -> Any:
-        """Return the first of the pending references (-> worker) that is ready or lost; None after these seconds.
-        `task` describes what a worker is computing."""
-        began = last = time.monotonic()
+    def first(self, pending: Mapping[Any, int], task: Callable[[int], str]) -> Any:
+        """Return the first of the pending references (-> worker) that is ready or lost.
+
+        `task` describes what a worker is computing. Raises WorkersLost if a worker that starts has no node.
+        """
+        last = time.monotonic()
         while True:
-            left = max(0.0, began + seconds - last)
-            ready, _ = ray.wait(list(pending), timeout=min(left, CHECK_S, self._timeout_s / CHECKS))
+            ready, _ = ray.wait(list(pending), timeout=min(CHECK_S, self._timeout_s / CHECKS))
             before, last = last, time.monotonic()
             if ready:
                 self._silent_s[pending[ready[0]]] = 0.0
                 return ready[0]
-            if last - began >= seconds:
-                return None
             for i in pending.values():
                 self._check(i, last - before, task)
 
     def _check(self, i: int, seconds: float, task: Callable[[int], str]) -> None:
-        latest, timeout_s = None, self._start_timeout_s  # A worker without a name may still be starting.
+        latest, timeout_s = None, max(self._timeout_s, self._revive_s)  # It may still be starting.
         if i in self.names:
             latest, timeout_s = heartbeat.sign(self._folder, self.names[i]), self._timeout_s
         self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
         self._last[i] = latest
+        if i not in self.names and self._silent_s[i] >= self._revive_s and not _has_its_nodes():
+            raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
         if self._silent_s[i] < timeout_s:
             return
         self._silent_s[i] = -KILL_S
@@ -119,9 +118,7 @@ class RayExecutor:
         self._recorded = self._recorded_by_workers()
         self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
         for i, ref in enumerate([self._host(i) for i in range(len(self.workers))]):
-            while self._monitor.first({ref: i}, lambda _: "before it had loaded its clients", self._revive_s) is None:
-                if not _has_its_nodes():
-                    raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
+            self._monitor.first({ref: i}, lambda _: "before it had loaded its clients")
             try:
                 self._monitor.names[i] = ray.get(ref)
             except RayActorError:
@@ -135,8 +132,7 @@ class RayExecutor:
         """Yield `Client.run` of each client."""
         if not ids:
             return
-        ask = self._ask("run", server, number, MESSAGE_S)
-        for client, examples, value, event, metrics in self._in_order(ids, ask):
+        for client, examples, value, event, metrics in self._in_order(ids, self._ask("run", server, number, MESSAGE_S)):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
@@ -179,7 +175,7 @@ class RayExecutor:
         for client in ids:
             parts.setdefault(client % len(self.workers), {})[client] = None
         pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
-        died, idle, deaths = set[int](), set[int](), dict.fromkeys(parts, 0)
+        died, idle, deaths = set[int](), set[int](), Counter[int]()  # workers, workers, at each client
 
         def resume() -> None:
             for i in [i for i in idle if wanted(i)]:
@@ -192,12 +188,12 @@ class RayExecutor:
             try:
                 message = ray.get(ready)
             except LOST:
+                client = next(iter(parts[i]))
                 died.add(i)
-                deaths[i] += 1
-                self._recover(i, next(iter(parts[i])), deaths=deaths[i])
+                deaths[client] += 1
+                self._recover(i, client, deaths=deaths[client])
                 pending[ask(self.workers[i], [*parts[i]], True)] = i
                 continue
-            deaths[i] = 0
             in_order = isinstance(message, list)
             clients = itertools.islice(parts[i], len(message)) if in_order else (sent.client for sent in message.sent)
             for client in [*clients]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import traceback
@@ -56,7 +57,6 @@ class Federation(tune.Trainable):
         shape = Slot(**config["slot"])
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
         self._workers = start_workers(shape, ray.util.get_current_placement_group())
-        self._gauges = Gauges()
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -76,13 +76,13 @@ class Federation(tune.Trainable):
         except (WorkersLost, LeaseLost):
             raise
         except device_faults.GpuLost as e:
-            result = {"finished": False, "round": self._round, GPU_LOST: (e.node, str(_cause(e)))}
+            result = {"finished": False, "round": self._round, GPU_LOST: _cause(e).args}
             self._results = itertools.repeat(result)
         except Exception as e:
             result = _failure(self._trial, e)
         self._round = result.get("round", self._round)
         if self._trial is not None:
-            self._gauges.tell(self._trial, result)
+            export(self._trial, result)
         # The metric is measured after some rounds only: searchers read the last value from each result.
         self._measured |= {k: result[k] for k in [self._metric] if k in result}
         return {**self._measured, "done": result["finished"], **result}
@@ -128,26 +128,25 @@ def _cause(error: Exception) -> BaseException:
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 
-class Gauges:
-    """The gauges of one process, which may run several trials one after the other."""
+def export(trial: Trial, result: Mapping[str, Any]) -> None:
+    """Set the gauges to a round's result; the trial's last result is skipped."""
+    if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
+        return
+    values = {
+        "raydiff_rounds": result["round"] + 1,
+        "raydiff_unprotected": epsilon == math.inf,
+        "raydiff_bytes_sent": result["comm/bytes_up"],
+        "raydiff_rejected": result.get("clients/rejected", 0),
+        "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
+    }
+    if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
+        values["raydiff_epsilon"] = epsilon
+    method = type(trial.experiment.method).__name__
+    tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
+    for name, value in values.items():
+        _gauge(name).set(float(value), tags)
 
-    def __init__(self) -> None:
-        self._gauges = {name: Gauge(name, text, tag_keys=TAGS) for name, text in GAUGES.items()}
 
-    def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """Export a round's result; the trial's last result is skipped."""
-        if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
-            return
-        values = {
-            "raydiff_rounds": result["round"] + 1,
-            "raydiff_unprotected": epsilon == math.inf,
-            "raydiff_bytes_sent": result["comm/bytes_up"],
-            "raydiff_rejected": result.get("clients/rejected", 0),
-            "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
-        }
-        if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
-            values["raydiff_epsilon"] = epsilon
-        method = type(trial.experiment.method).__name__
-        tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
-        for name, value in values.items():
-            self._gauges[name].set(float(value), tags)
+@functools.cache
+def _gauge(name: str) -> Gauge:
+    return Gauge(name, GAUGES[name], tag_keys=TAGS)

@@ -83,7 +83,7 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
 def federation(folder: Path, experiment, owner: int | None = None) -> tuner.Federation:
     """A coordinator outside Ray, about to run this trial."""
     coordinator = object.__new__(tuner.Federation)
-    coordinator._gauges, coordinator._gpu_server = SimpleNamespace(tell=lambda *_: None), 0.0
+    coordinator._gpu_server = 0.0
     coordinator.reset_config({"experiment": written(experiment), "sweep": str(folder), "owner": owner, "metric": "m"})
     return coordinator
 
