@@ -61,11 +61,7 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
 
 
 class HeartbeatMonitor:
-    """Waits for the workers of one trial, and kills those without a heartbeat: they then count as dead.
-
-    A message is a heartbeat, and so is each step of a training or piece of another computation
-    (`federated.heartbeat`), whatever time it takes in all. Only waiting counts as silence.
-    """
+    """Waits for the workers of one trial, and kills those without a message or a sign in `federated.heartbeat`."""
 
     def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
         self._workers, self._folder = workers, folder
@@ -96,8 +92,11 @@ class HeartbeatMonitor:
             latest, timeout_s = heartbeat.sign(self._folder, self.names[i]), self._timeout_s
         self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
         self._last[i] = latest
-        if i not in self.names and self._silent_s[i] >= self._revive_s and not _has_its_nodes():
-            raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
+        if i not in self.names and self._silent_s[i] >= self._revive_s:
+            # Calls on a worker whose bundle waits for a node never end.
+            group = ray.util.get_current_placement_group()
+            if group and ray.util.placement_group_table(group)["state"] != "CREATED":
+                raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
         if self._silent_s[i] < timeout_s:
             return
         self._silent_s[i] = -KILL_S
@@ -130,18 +129,14 @@ class RayExecutor:
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """Yield `Client.run` of each client."""
-        if not ids:
-            return
         for client, examples, value, event, metrics in self._in_order(ids, self._ask("run", server, number, MESSAGE_S)):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         """Yield partial sums of the clients' uploads: one per worker, or more if it takes long or has died."""
-        if not ids:
-            return
         seconds = min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
-        for _, message in self._messages(ids, self._ask("sums", validator.server, validator.number, seconds)):
-            yield message
+        ask = self._ask("sums", validator.server, validator.number, seconds)
+        yield from (message for _, message in self._messages(ids, ask))
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """Yield `Client.evaluate` of each client on a split that no client holds."""
@@ -213,9 +208,8 @@ class RayExecutor:
             reason = "it died without a reason: out of memory, a crash in native code, or its node is gone"
             device_faults.record(self.trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
-            why = device_faults.last_reason(self.trial.folder)
-            died = f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}"
-            raise WorkerCrashLoop(died) from None
+            died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"
+            raise WorkerCrashLoop("; ".join([died, *device_faults.reasons(self.trial.folder)[-1:]])) from None
         self._revive(i)
 
     def _recorded_by_workers(self) -> int:
@@ -236,9 +230,3 @@ class RayExecutor:
         """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""
         sure = len(clients) == 1 or (alone and not self.trial.experiment.numerics.vectorize)
         return f"at client {next(iter(clients))}{'' if sure else ' or a later one'}"
-
-
-def _has_its_nodes() -> bool:
-    """Whether all bundles of this trial are placed. Calls on the worker of a bundle that waits for a node never end."""
-    group = ray.util.get_current_placement_group()
-    return group is None or ray.util.placement_group_table(group)["state"] == "CREATED"

@@ -8,7 +8,6 @@ import itertools
 import math
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -25,7 +24,6 @@ from raydiff.runtime.slots import Slot, cap_memory
 from raydiff.runtime.sweep_folder import not_writable
 from raydiff.storage import artifact_sync
 from raydiff.storage.atomic_files import LeaseLost
-from raydiff.storage.lease import Lease
 from raydiff.storage.staging import StorageCredentials
 
 GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
@@ -50,11 +48,10 @@ class Federation(tune.Trainable):
     _trial: Trial | None
 
     def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
-        """Start the workers in this trial's own placement group, then begin. `credentials`: of a bucket; this process
-        then works in a folder of its own."""
+        """Start the workers in this trial's own placement group, then begin. `credentials`: those of a bucket."""
         process.begin()
         self._credentials = credentials
-        shape = Slot(**config["slot"])
+        shape: Slot = config["slot"]
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
         self._workers = start_workers(shape, ray.util.get_current_placement_group())
         self.reset_config(config)
@@ -67,8 +64,7 @@ class Federation(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Run one round. An error of the experiment is the trial's last result; after lost processes Tune starts the
-        trial again; a lost GPU is reported to `ConcurrencyController`, which ends the fit."""
+        """Run one round. An error of the experiment is its last result; Tune restarts it after lost processes only."""
         try:
             who = "the server", self._round + 1
             with device_faults.explain_out_of_memory(lambda: who, "gpu_server", self._gpu_server):
@@ -92,9 +88,7 @@ class Federation(tune.Trainable):
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         experiment = experiment_of(config)
-        sweep, number = Path(config["sweep"]), config["owner"]
-        owner = None if number is None else Lease(sweep, number)
-        self._trial = trials.localized(Trial(experiment, sweep, owner, self._credentials))
+        self._trial = trials.localized(Trial(experiment, config["sweep"], config["owner"], self._credentials))
         if config.get("values"):  # The driver has resolved every experiment but Optuna's.
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:
@@ -108,10 +102,7 @@ class Federation(tune.Trainable):
 
 
 def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
-    """Return the last result of a failed trial (None: one that had not begun), and write its error.txt.
-
-    The driver writes the outcome: only it knows whether this coordinator still has the trial.
-    """
+    """Return the last result of a failed trial (None: one that had not begun), and write its error.txt."""
     raised = _cause(error)
     reason = (str(raised).strip().splitlines() or [type(raised).__name__])[-1]
     if trial is None:
@@ -124,7 +115,6 @@ def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
 
 
 def _cause(error: Exception) -> BaseException:
-    """Return the error that was raised, in this process or in another."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 

@@ -38,12 +38,8 @@ class OutOfMemory(RuntimeError):
 
 @contextlib.contextmanager
 def explain_out_of_memory(who: Callable[[], tuple[str, int]], field: str, fraction: float) -> Iterator[None]:
-    """Raise OutOfMemory if this process's fraction of a GPU has too little memory.
-
-    Args:
-        who: Returns the participant and the round.
-        field: The field of `Runtime` that sets the fraction.
-    """
+    """Raise OutOfMemory if this process's fraction of a GPU, set by a field of `Runtime`, has too little memory. `who`:
+    returns (participant, round)."""
     try:
         yield
     except Exception as e:
@@ -111,8 +107,3 @@ def reasons(folder: Path) -> list[str]:
     """Return the recorded reasons why processes of this trial were lost, oldest first."""
     path = folder / FILE
     return path.read_text(errors="replace").splitlines() if path.exists() else []
-
-
-def last_reason(folder: Path) -> str:
-    """Return the latest of them; "" if there is none."""
-    return (reasons(folder) or [""])[-1]

@@ -71,8 +71,7 @@ def work(experiment: Experiment) -> float:
 
 
 class RemainingTime:
-    """Estimates seconds of trials that have not finished: in proportion to their `work`, at the pace of the finished
-    trials of the same method, or of all."""
+    """Estimates seconds of trials by their `work`, at the pace of the finished ones of the same method, or of all."""
 
     def __init__(self) -> None:
         self._finished: list[tuple[type, float, float]] = []  # method, work, seconds

@@ -16,6 +16,7 @@ import torch
 from raydiff.experiment.config import Runtime
 
 Resources = Mapping[str, float]
+Group = tuple[str, Sequence[Resources]]  # a placement group: its job, its bundles
 CUDA_CONTEXT_BYTES = int(0.75 * 2**30)  # Outside torch a process took 0.67 to 0.71 GiB on an H100 (torch 2.11).
 COORDINATOR = 0.1  # CPUs per thread: it computes while its workers wait, so a slot's CPUs are those of its workers.
 MAX_SLOTS = 1000
@@ -80,8 +81,8 @@ def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> s
     )
 
 
-def fair_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[tuple[str, Sequence[Resources]]] = ()) -> int:
-    """Return how many such slots this sweep may use beside other jobs with these (job, bundles).
+def fair_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[Group] = ()) -> int:
+    """Return how many such slots this sweep may use beside these groups of other jobs.
 
     It may use all slots that the other jobs leave free, and at least an equal part. A job with no bundles that fit
     does not count.

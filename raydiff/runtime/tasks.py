@@ -1,7 +1,6 @@
 """Numbered tasks on a Ray cluster: the parts of a generated data set, and shadow models.
 
-Each worker opens the trial once. A task has random streams of its own and writes its result to the storage, so results
-are those of one process.
+Each task has random streams of its own, so results are those of one process.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
     def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
         if not parts:
             return
-        trial, out = make.finished.trial, make.out.absolute()
+        trial, out, client, request = make.finished.trial, make.out.absolute(), make.source.client, make.request
         gpu = _gpu_fraction(min(workers, len(parts)), nodes) if device().type == "cuda" else 0.0
-        folder, client, request = trial.folder, make.source.client, make.request
+        needed, folder = bundle(trial.experiment.numerics.threads, gpu), trial.folder
 
         def opened() -> Do:
             return generation.maker(open_finished(folder), client, out, request).write
 
-        needed = bundle(trial.experiment.numerics.threads, gpu)
         yield from _done(opened, parts, needed, workers=workers, nodes=nodes, folders=(trial.sweep, out))
 
     return spread

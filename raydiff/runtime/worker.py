@@ -1,12 +1,7 @@
-"""`Worker`: the actor that hosts clients.
-
-It hosts any number of clients and writes their private state to the store itself: none of it passes through the
-coordinator.
-"""
+"""`Worker`: the actor that hosts clients. Their private state does not pass through the coordinator."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -69,8 +64,8 @@ class Worker:
         (trial, clients), params = self._hosted(digest, ids), tensors(server)
         validator = UploadValidator(clients[0].method, params, number, trial.experiment.clients)
         results = self._explained(ids, number, run_clients(clients, params, number))
-        part = functools.partial(partial_sum, validator, results, store=clients[0].store)
-        self._messages = (part(seconds=seconds) for _ in ids)
+        store = clients[0].store
+        self._messages = (partial_sum(validator, results, store=store, seconds=seconds) for _ in ids)
         return self.more(digest)
 
     def evaluate(self, digest: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Any:

@@ -44,12 +44,12 @@ def test_a_process_exits_after_errors_of_the_device_only(tmp_path, monkeypatch, 
         device_faults.exit_on_device_error(tmp_path, "a worker"),
     ):
         raise error
-    assert device_faults.last_reason(tmp_path) == (f"a worker: {str(error).splitlines()[0]}" if exits else "")
+    assert device_faults.reasons(tmp_path) == [f"a worker: {str(error).splitlines()[0]}"] * exits
 
 
 def test_a_damaged_reason_raises_nothing(tmp_path):
     (tmp_path / device_faults.FILE).write_bytes(b"a worker: CUDA err\xefr\n")
-    assert device_faults.last_reason(tmp_path).startswith("a worker: CUDA err")
+    assert device_faults.reasons(tmp_path)[0].startswith("a worker: CUDA err")
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ USED = {
         "ray._private.state:GlobalState.get_draining_nodes",
     ),
     ("runtime/cluster.py", "_temp_dir"): ("ray 2.60.0", "ray:init"),  # read from **kwargs
-    ("tree.py", "torch._utils._unflatten_dense_tensors"): ("torch 2.14.1", "torch._utils:_unflatten_dense_tensors"),
     ("models/ddpm.py", "torch._dynamo.config.recompile_limit"): (
         "torch 2.14.1",
         "torch._dynamo.config:recompile_limit",
