@@ -1,7 +1,4 @@
-"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`; its workers' start and watchdog.
-
-Tensors travel as numpy arrays, which Ray maps without copying.
-"""
+"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`; its workers' start and watchdog."""
 
 from __future__ import annotations
 
@@ -72,10 +69,8 @@ class HeartbeatMonitor:
         self._last: dict[int, object] = {}
 
     def first(self, pending: Mapping[Any, int], task: Callable[[int], str]) -> Any:
-        """Return the first of the pending references (-> worker) that is ready or lost.
-
-        `task` describes what a worker is computing. Raises WorkersLost if a worker that starts has no node.
-        """
+        """Return the first of the pending references (-> worker) that is ready or lost. `task` describes what a worker
+        computes. Raises WorkersLost if one that starts has no node."""
         last = time.monotonic()
         while True:
             ready, _ = ray.wait(list(pending), timeout=min(CHECK_S, self._timeout_s / CHECKS))
@@ -144,7 +139,7 @@ class RayExecutor:
         yield from self._in_order(ids, lambda w, part, _: w.evaluate.remote(self._digest, part, ref, number, split))
 
     def _ask(self, call: str, server: Params, number: int, seconds: float) -> Ask:
-        ref = ray.put(arrays(server))
+        ref = ray.put(arrays(server))  # numpy arrays, which Ray maps without copying
         return lambda worker, part, alone: getattr(worker, call).remote(
             self._digest, part, ref, number, 0.0 if alone else seconds
         )

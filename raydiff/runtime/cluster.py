@@ -26,10 +26,8 @@ MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters
 
 @contextlib.contextmanager
 def cluster() -> Iterator[list[dict[str, float]]]:
-    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
-
-    Yields each node's resources. Raises ValueError if Ray does not start.
-    """
+    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one, and yield each node's
+    resources. Raises ValueError if Ray does not start."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
     try:
@@ -64,10 +62,7 @@ def _start_local(quiet: dict[str, Any]) -> None:
 
 
 def _own_folder() -> str | None:
-    """Make a folder for Ray's sockets that only this user can open; None if its path is too long for them.
-
-    Raises ValueError if others can open it.
-    """
+    """Make a folder for Ray's sockets that only this user can open; None if its path is too long. Raises ValueError."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
     inside = f"{folder}/r"  # Ray makes the folder that it is given readable to everybody.
     if len(inside) > MAX_FOLDER_CHARS:

@@ -73,7 +73,6 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         self._capacity_lost = self._capacity_lost or no_room or not self._sees_storage(set(nodes))
 
     def _print(self, text: str) -> None:
-        """Print a text that differs from the last one."""
         if text != self._reported:
             print(f"  {text}", flush=True)
         self._reported = text
@@ -91,11 +90,9 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
 
 class LimitedSearcher(Searcher):
-    """Suggests what `source` suggests while fewer than `controller.limit` trials run.
-
-    With more running, the search ends for this fit: then Tune releases the processes of each trial that ends to other
-    jobs. Intermediate results are not passed on: Optuna requires the metric in each.
-    """
+    """Suggests what `source` suggests while fewer than `controller.limit` trials run. With more, the search ends for
+    this fit: then Tune releases the processes of each trial that ends to other jobs. Intermediate results are not
+    passed on: Optuna requires the metric in each."""
 
     def __init__(self, source: Searcher, controller: ConcurrencyController) -> None:
         super().__init__()

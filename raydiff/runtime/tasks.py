@@ -1,7 +1,4 @@
-"""Numbered tasks on a Ray cluster: the parts of a generated data set, and shadow models.
-
-Each task has random streams of its own, so results are those of one process.
-"""
+"""Numbered tasks on a Ray cluster, with the results of one process: parts of a generated data set, shadow models."""
 
 from __future__ import annotations
 
@@ -77,10 +74,8 @@ def _done(
     nodes: Sequence[Resources],
     folders: Sequence[Path],
 ) -> Iterator[int]:
-    """Yield the numbers of the tasks as they finish, on as many of the workers as fit.
-
-    Raises ValueError if no worker fits, one is lost, a task fails, or a node does not see the folders.
-    """
+    """Yield the numbers of the tasks as they finish, on as many of the workers as fit. Raises ValueError if none fits,
+    one is lost, a task fails, or a node does not see the folders."""
     most = min(workers, len(numbers))
     count = most - unplaced([needed] * most, nodes)
     if not count:

@@ -37,10 +37,7 @@ class Worker:
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
-        """Host these clients of a trial with a fraction of a GPU, and return this process's name in `heartbeat`.
-
-        Raises device_faults.GpuLost.
-        """
+        """Host these clients with a fraction of a GPU; return this process's name in `heartbeat`. Raises GpuLost."""
         trial = localized(trial)
         compute(trial.experiment)
         self._trial, self._messages = None, iter(())  # Unread messages hold the previous trial's clients.
