@@ -107,7 +107,7 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
         if value.startswith(BUCKETS):
             from raydiff.storage import artifact_sync
 
-            value = str(artifact_sync.fetched(value))
+            value = str(artifact_sync.fetch(value))
         fetched.append(f"{option}{equals}{value}")
     return fetched
 

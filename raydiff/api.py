@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.data.records import Records
-from raydiff.data.unseen_client import Newcomer
+from raydiff.data.unseen_client import UnseenClient
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
@@ -29,7 +29,7 @@ from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
 from raydiff.results.finished import Finished, open_finished
 from raydiff.runtime import launch, sweep_folder
-from raydiff.runtime.plan import Asked, Search, Space, plan
+from raydiff.runtime.plan import Search, Space, SweepRequest, plan
 from raydiff.storage import artifact_sync
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Run:
         """
         rows = self._rows(labels)
         records = Records(torch.as_tensor(np.asarray(images), dtype=torch.float32), rows, torch.arange(len(rows)))
-        client = Newcomer(records=records, held_out=records, says="given from Python")
+        client = UnseenClient(records=records, held_out=records, says="given from Python")
         joining = personalization.Joining(self.finished, client, personalization.prepare(self.finished), seed=seed)
         rate = learning_rate or personalization.method_of(self.finished).joining.learning_rate
         *_, last = joining.stages(rate, [epochs])
@@ -210,7 +210,7 @@ def run(experiment: Experiment, *, name: str | None = None, resume: bool = False
     from raydiff.report.after_sweep import SUMMARY
 
     with _private_files():
-        asked = Asked(samplers=track)
+        asked = SweepRequest(samplers=track)
         planned = plan("run", Study(experiment=experiment), asked, name=name or sweep_folder.fresh_name("run"))
         ended = launch.start(planned, resume=resume, report=SUMMARY, track=track)
     result = Run(ended.folder / "trials" / planned.trials[0].digest)
@@ -243,7 +243,7 @@ def sweep(
     study = base if isinstance(base, Study) else Study(experiment=base)
     arms = tuple(arm if isinstance(arm, Arm) else Arm(method=arm) for arm in beside)
     study = replace(study, beside=(*study.beside, *arms))
-    asked = Asked(
+    asked = SweepRequest(
         grid=grid,
         search=search,
         sample=sample or {},
@@ -267,7 +267,7 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
 
     Names are looked up in `storage`, a folder or a bucket. Raises ValueError where none or several have the name.
     """
-    path, root = artifact_sync.fetched(str(name)), artifact_sync.fetched(str(storage)).expanduser().absolute()
+    path, root = artifact_sync.fetch(str(name)), artifact_sync.fetch(str(storage)).expanduser().absolute()
     for folder in (path.expanduser().absolute(), root / "sweeps" / str(path)):
         if (folder / "trials").is_dir():
             return Sweep(folder)

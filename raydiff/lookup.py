@@ -25,7 +25,7 @@ def is_outside(name: str) -> bool:
     return OUTSIDE.fullmatch(name) is not None
 
 
-def own_name(name: str) -> str:
+def bare_name(name: str) -> str:
     """The part after the module: `vendi` of `mylab.metrics:vendi`."""
     return name.rpartition(":")[2]
 
@@ -43,7 +43,7 @@ def imported(name: str) -> Any:
     return getattr(module, attribute)
 
 
-class Table(UserDict[str, T]):
+class Registry(UserDict[str, T]):
     """Entries by name, each a value or the `module:name` of one, which is imported on access.
 
     With such tables the core lists what higher layers provide, such as the papers, without importing them.
@@ -65,13 +65,13 @@ def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:
 
 
 def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """The functions of these names by `own_name`, each an entry of the table or a `module:name`.
+    """The functions of these names by `bare_name`, each an entry of the table or a `module:name`.
 
     Raises ValueError naming the field where a name is neither, and where two functions have the same name.
     """
     functions: dict[str, T] = {}
     for name in names:
-        short = own_name(name)
+        short = bare_name(name)
         if name not in table and not is_outside(name):
             allowed = f"{', '.join(table)}, or module:name of another"
             raise ValueError(f"{field} must be some of {allowed}, got {name!r}{nearest(name, table)}")
@@ -83,7 +83,7 @@ def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[st
     return functions
 
 
-def telling(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> list[str]:
+def distinguishing_fields(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> list[str]:
     """The fields, from the first on, that are needed to tell the settings apart."""
     chosen, groups = list[str](), 1
     for name in fields:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from raydiff.evaluation.attacks.lira import halves
-from raydiff.evaluation.attacks.membership import Attack, attack
+from raydiff.evaluation.attacks.membership import AttackResult, attack
 from raydiff.seeding import generator
 
 N = 4000
@@ -19,7 +19,7 @@ def calibrating(members: Tensor) -> Tensor:
     return torch.arange(len(members)) % 2 == 0
 
 
-def judged(columns: Tensor, members: Tensor) -> Attack:
+def judged(columns: Tensor, members: Tensor) -> AttackResult:
     """An attack that half of the records calibrate."""
     half = calibrating(members)
     return attack(
@@ -50,7 +50,7 @@ def neyman_pearson(shift: float, *, noise: float) -> float:
     return 0.5 * (1 + math.erf(shift / math.sqrt(2 * (1 + noise)) / math.sqrt(2)))
 
 
-def looks_like_guessing(result: Attack) -> bool:
+def looks_like_guessing(result: AttackResult) -> bool:
     """Whether its AUC is within four standard deviations of 1/2, for m members among n others in random order: Mann and
     Whitney's variance (m + n + 1) / (12 m n), smaller with ties. False for one guess in 15,000."""
     m, n = result.n_members, result.n_nonmembers

@@ -18,7 +18,7 @@ from raydiff.federated.sums import UploadValidator
 from raydiff.models.training import Training, fit_personal
 from raydiff.privacy.release import Event
 from raydiff.seeding import generator
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 KEYS = Keys(3, b"0123456789abcdef", "digest")
@@ -67,7 +67,7 @@ def run(
     *,
     keys: Keys = KEYS,
     participation: float = 1.0,
-    store: Store | None = None,
+    store: Checkpoint | None = None,
 ) -> list[Progress]:
     """The protocol on one client for each of `data`, by default on two with 12 records each."""
     data = [records(0), records(1)] if data is None else data

@@ -133,7 +133,7 @@ def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fiel
     """The driver's time alone: a round's messages of so many clients, from so many workers, are made before it."""
     messages: list[tuple[bytes, list[pickle.PickleBuffer]]] = []
 
-    class Heard(LocalExecutor):
+    class SilenceTimer(LocalExecutor):
         @property
         def clients(self) -> Sequence[int]:
             return range(clients)
@@ -148,7 +148,7 @@ def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fiel
             yield from (pickle.loads(message, buffers=buffers) for message, buffers in messages)
 
     trial = trials.open_trial(Work(clients=1, steps=0, network=network).trial(4, folder).experiment, folder)
-    done = rounds(trial.experiment.method, Heard([]), keys=trial.keys, store=trial.store)
+    done = rounds(trial.experiment.method, SilenceTimer([]), keys=trial.keys, store=trial.store)
     return {"clients": clients, "workers": senders, "seconds_per_round": per_round(p.server for p in done)}
 
 

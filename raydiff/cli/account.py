@@ -17,7 +17,7 @@ from typing import Literal
 from raydiff.cli.options import check, parse
 from raydiff.formats.rounding import up
 from raydiff.privacy import accountants
-from raydiff.privacy.ledger import Entry, Exposed, Ledger
+from raydiff.privacy.ledger import Entry, Exposure, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Unit
 
 FPR = 0.01
@@ -28,7 +28,7 @@ use --q 1 --steps k"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class AccountOptions:
     noise: float
     """Noise multiplier: standard deviation of the noise over the norm to which one unit's part is clipped."""
     q: float = 1.0
@@ -61,17 +61,17 @@ class Options:
         return (self.unit, self.trust) == ("client", "local")
 
     @property
-    def exposure(self) -> Exposed:
+    def exposure(self) -> Exposure:
         """The ledger of the whole mechanism, as its adversary sees it."""
         relation = self.relation or ("zero_out" if self.sees_senders else "add_remove")
         std = self.noise / (2 if relation == "replace_one" else 1)  # Replaced, a clipped part moves by twice its norm.
         event = Gaussian(std, self.unit, relation, self.trust, self.q, self.steps * self.rounds)
-        return Exposed(Ledger((Entry(0, 0, event, 0),)))
+        return Exposure(Ledger((Entry(0, 0, event, 0),)))
 
 
 def main(argv: Sequence[str]) -> int:
     """Print epsilon with its definition, and the bounds on attacks."""
-    options = parse(Options, argv, __doc__)
+    options = parse(AccountOptions, argv, __doc__)
     exposure = options.exposure
     print(accountants.tightest(lambda name: exposure.guarantee(options.delta, name)))
     auc, tpr = up(exposure.auc_ceiling(), 4), up(exposure.tpr_ceiling(FPR), 4)

@@ -31,7 +31,7 @@ from raydiff.evaluation.figures import draw_roc
 from raydiff.formats.tables import aligned
 from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
-from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
+from raydiff.results.shadows import ROLES, Attacked, ShadowRequest, open_attacked
 from raydiff.runtime import sweep_folder
 from raydiff.storage.atomic_files import write_text
 
@@ -42,7 +42,7 @@ on these rows found nothing in the mean over records; DCR and NNDR are known to 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RunOptions, Request):
+class AttackOptions(RunOptions, ShadowRequest):
     trial: Path = field(init=False, default=Path())
     out: Path
     """Folder to write."""
@@ -60,7 +60,7 @@ class Options(RunOptions, Request):
 
 def main(argv: Sequence[str]) -> int:
     """Attack the rows of a table, or a model of pictures by its losses."""
-    options = parse(Options, argv, __doc__)
+    options = parse(AttackOptions, argv, __doc__)
     finished = options.open()
     is_table = finished.dataset.mapping is not None
     unused = ("shadows", "timesteps", "draws", "workers") if is_table else ("num",)
@@ -94,8 +94,8 @@ def _too_few(nonmembers: int) -> str:
 # --- a model of pictures ---
 
 
-def _attack_model(finished: Finished, options: Options) -> None:
-    attacked = open_attacked(subset(options, Request, trial=finished.trial.folder), finished)
+def _attack_model(finished: Finished, options: AttackOptions) -> None:
+    attacked = open_attacked(subset(options, ShadowRequest, trial=finished.trial.folder), finished)
     started, target = time.monotonic(), attacked.target()  # First, since it refuses what cannot be computed.
     print(_title(attacked), flush=True)
     for i, _ in enumerate(_trained(attacked, options.workers), start=1):
@@ -190,7 +190,7 @@ class Reading(NamedTuple):
     """The value where nothing is remembered; None: a success rate, which depends on the table."""
 
 
-def _attack_rows(finished: Finished, options: Options) -> None:
+def _attack_rows(finished: Finished, options: AttackOptions) -> None:
     client = None if options.source == "global" else options.client
     rows = open_rows(finished, client, num=options.num, seed=options.seed)
     model = "the server's model" if client is None else f"client {client}'s own model"

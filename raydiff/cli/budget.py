@@ -25,14 +25,14 @@ from raydiff.storage.append_log import BudgetLog
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(StorageOptions):
+class BudgetOptions(StorageOptions):
     data: str | None = positional(None)
     """A data set, a preset or an experiment file (default: all)."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Print each budget. Raises ValueError where there is none, or where its records are damaged."""
-    options = parse(Options, argv, __doc__)
+    options = parse(BudgetOptions, argv, __doc__)
     logs, about = spending.logs(options.storage), ""
     if (name := options.data) is not None:
         about = f" of {name}"

@@ -40,7 +40,7 @@ FLAGGED_BY_CHANCE = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(StorageOptions):
+class CanaryOptions(StorageOptions):
     what: str = positional()
     """A preset, whose fields further options override, or a run."""
     canaries: int | None = None
@@ -70,7 +70,7 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Audit, and print a line per seed."""
-    options, fields = parse_known(Options, arguments.shorthand(argv), __doc__, Experiment())
+    options, fields = parse_known(CanaryOptions, arguments.shorthand(argv), __doc__, Experiment())
     experiment = _experiment(options, fields)
     began, findings = time.perf_counter(), list[Finding]()
     print(f"{options.what}: {type(experiment.method).__name__}{', with half its noise' if options.halve else ''}")
@@ -85,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if not options.halve and flagged > FLAGGED_BY_CHANCE * options.seeds else 0
 
 
-def _experiment(options: Options, fields: Sequence[str]) -> Experiment:
+def _experiment(options: CanaryOptions, fields: Sequence[str]) -> Experiment:
     name = options.what
     if name in presets.PRESETS:
         start: Experiment = presets.PRESETS[name]().experiment
@@ -97,7 +97,7 @@ def _experiment(options: Options, fields: Sequence[str]) -> Experiment:
     return trial.resolve(overrides.override(start, overrides.parse_overrides(start, fields)))
 
 
-def _releases(experiment: Experiment, options: Options) -> Iterator[Finding]:
+def _releases(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding]:
     """Opposite canaries, one in each release."""
     method, public = experiment.method, datasets.load(experiment.data).splits["public"]
     subject = canary_subjects.subject(method, public)
@@ -119,7 +119,7 @@ def _releases(experiment: Experiment, options: Options) -> Iterator[Finding]:
         yield Finding(flagged, low, text, most, can_flag)
 
 
-def _one_run(experiment: Experiment, options: Options) -> Iterator[Finding]:
+def _one_run(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding]:
     """DP-SGD: a run for each seed, of a client whose records are canaries."""
     method, m = cast(DPSGD, experiment.method), options.canaries or CANARIES_OF_ONE_RUN
     for seed in range(options.seeds):

@@ -20,14 +20,14 @@ from raydiff.cli.options import RunOptions, check, parse, subset
 from raydiff.data.tables import rows_file
 from raydiff.results import generation
 from raydiff.results.finished import Finished
-from raydiff.results.generation import Request
+from raydiff.results.generation import GenerationRequest
 from raydiff.runtime import sweep_folder
 from raydiff.tracking import mlflow_models
 from raydiff.tracking.mlflow_store import redacted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RunOptions, Request):
+class GenerateOptions(RunOptions, GenerationRequest):
     source: Literal["client", "global"] = "client"
     """A client's model, or the server's."""
     client: int | None = None
@@ -44,21 +44,21 @@ class Options(RunOptions, Request):
         if self.source == "global" and self.client is not None:
             raise ValueError("--client has no meaning with --source global: the server's model is nobody's own")
         check(self, "workers", self.workers >= 1, "at least 1")
-        if self.log_model and (subset(self, Request) != Request() or self.out):
+        if self.log_model and (subset(self, GenerationRequest) != GenerationRequest() or self.out):
             raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed, --labels and --out away")
 
 
 def main(argv: Sequence[str]) -> int:
     """Write samples of the run, or log its sampler."""
-    options = parse(Options, argv, __doc__)
+    options = parse(GenerateOptions, argv, __doc__)
     finished, is_shared = options.open(), options.source == "global"
     if options.log_model:
         return _log_model(finished, options.client, is_shared, sweep_folder.tracking_store(options.storage)[0])
     client = None if is_shared else options.client or 0
     whose = "global" if is_shared else f"client{client}"
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
-    request, code = subset(options, Request), sweep_folder.version()
-    write = functools.partial(generation.write, finished, client, out, request, code=code, say=_print_progress)
+    request, code = subset(options, GenerationRequest), sweep_folder.version()
+    write = functools.partial(generation.write, finished, client, out, request, code=code, on_progress=_print_progress)
     privacy = write() if options.workers == 1 else _on_ray(write, options.workers)
     print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with {_as_data(finished, out.absolute())}")
     return 0

@@ -32,7 +32,7 @@ NAMED = 10  # Most classes that are named; of more, only their number.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class InitOptions:
     out: Path | None = None
     """The file (default: the data set's name and .toml)."""
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     """Load the data, choose settings, try them, write the file."""
     name, rest = arguments.first(argv, "")
     base: Experiment = PRESETS["tabular-german" if is_table(name) else "digits"]().experiment
-    options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, base)
+    options, fields = parse_known(InitOptions, arguments.shorthand(rest), __doc__, base)
     if not name:
         raise ValueError("DATA is missing: a folder, a .csv or .parquet file, hub:owner/name, or a name")
     stem = re.sub(r"[^\w.-]", "-", Path(name.rpartition(":")[2]).absolute().stem)

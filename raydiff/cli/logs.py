@@ -22,7 +22,7 @@ PERIOD_S = 1.0  # between looks at the files
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(StorageOptions):
+class LogsOptions(StorageOptions):
     trial: str = positional()
     """A digest (its first digits suffice), SWEEP/DIGEST, a folder, an MLflow run, or a sweep of one trial."""
     follow: bool = False
@@ -31,7 +31,7 @@ class Options(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Find the trial and print its log."""
-    options = parse(Options, argv, __doc__)
+    options = parse(LogsOptions, argv, __doc__)
     folder = sweep_folder.trial_folder(options.trial, options.storage)
     for line in lines(folder, follow=options.follow):
         print(line, flush=True)

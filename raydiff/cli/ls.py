@@ -20,14 +20,14 @@ from raydiff.formats.tables import aligned, size
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(StorageOptions):
+class ListOptions(StorageOptions):
     name: str | None = positional(None)
     """A sweep or run, to list its trials."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Print a line for each sweep, or for each trial of one."""
-    options = parse(Options, argv, __doc__)
+    options = parse(ListOptions, argv, __doc__)
     if options.name is not None:
         rows = trials(sweep_named(options.storage, options.name))
     else:

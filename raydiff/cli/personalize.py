@@ -19,7 +19,7 @@ from pathlib import Path
 import pandas as pd
 
 from raydiff.cli.options import RunOptions, check, is_vacant, parse
-from raydiff.data.unseen_client import Choice, newcomer
+from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.evaluation.figures import draw_curves
 from raydiff.formats.tables import aligned
 from raydiff.models.training import Diverged
@@ -31,7 +31,7 @@ from raydiff.tracking.mlflow_store import redacted
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RunOptions):
+class PersonalizeOptions(RunOptions):
     data: str | None = None
     """The client's data set, as in data.name (default: the run's own)."""
     classes: str | None = None
@@ -57,7 +57,7 @@ class Options(RunOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Train the client at each rate, measure, write and log."""
-    options = parse(Options, argv, __doc__)
+    options = parse(PersonalizeOptions, argv, __doc__)
     finished = options.open()
     rates = list(dict.fromkeys(options.lr or [personalization.method_of(finished).joining.learning_rate]))
     epochs, uri = sorted({*options.epochs}), sweep_folder.tracking_store(options.storage)[0]
@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     choice = Choice(data=options.data, classes=classes, records=options.records, seed=options.seed)
     experiment, dataset = finished.trial.experiment, finished.dataset
     usual = max(1, len(dataset.splits["train"]) // experiment.clients)
-    client = newcomer(choice, experiment.data, dataset, usual=usual)
+    client = choose_client(choice, experiment.data, dataset, usual=usual)
     joining = Joining(finished, client, personalization.prepare(finished), options.seed)
     title = (
         f"{type(experiment.method).__name__} {experiment.digest[:8]}, an unseen client: {len(client.records)} records"
@@ -88,7 +88,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"files in {out}; {time.monotonic() - started:.0f} s in all")
     if parent is not None:
         files = [out / "curves.png", out / "curves.csv"]
-        run = mlflow_models.log_newcomer(uri, parent, joining, rows, files, key=key, name=title)
+        run = mlflow_models.log_unseen_client(uri, parent, joining, rows, files, key=key, name=title)
         print(f"MLflow run {run}, below {parent} in {redacted(uri)}")
     return 0
 

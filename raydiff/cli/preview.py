@@ -29,18 +29,18 @@ from raydiff.evaluation import figures
 from raydiff.experiment import overrides, suggested
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
-from raydiff.lookup import Table
+from raydiff.lookup import Registry
 from raydiff.storage import staging
 
 MOST_ROWS = 24  # of a table that is printed, and most columns
-MORE_PICTURES: Table[Callable[[Any, Dataset, Path], str]] = Table(
+MORE_PICTURES: Registry[Callable[[Any, Dataset, Path], str]] = Registry(
     {"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"}
 )
 """Method -> function that draws one more picture of the data and gives its description."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PreviewOptions:
     out: Path | None = None
     """Folder for the pictures (default: <storage>/previews/NAME)."""
 
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     start: Experiment = PRESETS[name if is_preset else "digits"]().experiment
     if not is_preset:
         start = replace(start, data=Data(name=name))
-    options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, start)
+    options, fields = parse_known(PreviewOptions, arguments.shorthand(rest), __doc__, start)
     changes = overrides.parse_overrides(start, fields)
     experiment: Experiment = overrides.override(start, changes)
     if not is_preset and not any(f"data.{split}" in changes for split in SPLITS):

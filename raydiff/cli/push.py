@@ -22,7 +22,7 @@ from raydiff.storage.atomic_files import write_text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PushOptions:
     folder: Path = positional()
     """Folder that raydiff generate wrote."""
     name: str = positional()
@@ -37,7 +37,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Print what would leave; with --yes, upload it."""
-    options = parse(Options, argv, __doc__)
+    options = parse(PushOptions, argv, __doc__)
     folder, repository = options.folder, hub.repository(options.name)
     if not (folder / "card.json").exists():
         raise ValueError(f"{folder} has no card.json: raydiff generate did not write it")

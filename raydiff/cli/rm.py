@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from raydiff.cli import ls
 from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.formats.tables import size
-from raydiff.results.spent import composed
-from raydiff.storage.lease import held
+from raydiff.results.spent import composed_guarantee
+from raydiff.storage.lease import hold_lease
 
 RECOMPUTED = ("cnn-*", "shadow*")
 """Cached files that any command trains again; not the clients' models, which are sampled."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(StorageOptions):
+class RemoveOptions(StorageOptions):
     name: str = positional()
     """The sweep or run, as raydiff ls shows it."""
     cache: bool = False
@@ -34,16 +34,16 @@ class Options(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Print what would be lost; with --yes, remove it."""
-    options = parse(Options, argv, __doc__)
+    options = parse(RemoveOptions, argv, __doc__)
     folder = ls.sweep_named(options.storage, options.name)
-    with held(folder):
+    with hold_lease(folder):
         if options.cache:
             files = [path for pattern in RECOMPUTED for path in (folder / "cache").glob(pattern)]
             print(f"{folder / 'cache'}: {len(files)} files, {size(sum(path.stat().st_size for path in files))}")
             for path in files if options.yes else []:
                 path.unlink()
         else:
-            print(f"{folder}: {ls.state(folder)}, {ls.disk_use(folder)}\n{composed(folder)}")
+            print(f"{folder}: {ls.state(folder)}, {ls.disk_use(folder)}\n{composed_guarantee(folder)}")
     if options.yes and not options.cache:
         shutil.rmtree(folder)
     print("removed; runs in MLflow stay" if options.yes else "nothing was removed: --yes does")

@@ -21,7 +21,7 @@ from raydiff.formats import metric_names
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(arguments.ExperimentOptions):
+class RunCommandOptions(arguments.ExperimentOptions):
     config: Path | None = None
     """Start from a trial's config.json in place of a preset."""
 
@@ -29,14 +29,14 @@ class Options(arguments.ExperimentOptions):
 def main(argv: Sequence[str]) -> int:
     """Resolve and run the trial, and print its final metrics."""
     preset, study, rest = arguments.preset(argv)
-    options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, study.experiment)
+    options, fields = parse_known(RunCommandOptions, arguments.shorthand(rest), __doc__, study.experiment)
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
-    from raydiff.runtime.plan import Asked, plan
+    from raydiff.runtime.plan import SweepRequest, plan
 
     start: Experiment = study.experiment if options.config is None else config.read(options.config, edited=True)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
-    asked = Asked(given=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
+    asked = SweepRequest(overrides=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
     planned = plan(preset, Study(experiment=start), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
     if ended.interrupted:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(arguments.ExperimentOptions):
+class SweepOptions(arguments.ExperimentOptions):
     grid: tuple[str, ...] | None = None
     """Axes, in place of the preset's: a.b=1,2,3 c=x,y."""
     sample: tuple[str, ...] = ()
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     """Plan, check, run, report."""
     since = time.monotonic()
     preset, study, rest = arguments.preset(argv)
-    options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, study.experiment)
+    options, fields = parse_known(SweepOptions, arguments.shorthand(rest), __doc__, study.experiment)
     from raydiff.report.after_sweep import FULL
     from raydiff.runtime import launch, search, sweep_folder
 
@@ -86,17 +86,17 @@ def main(argv: Sequence[str]) -> int:
     return ended.code
 
 
-def planned(preset: str, study: Study, options: Options, fields: Sequence[str]) -> Planned:
+def planned(preset: str, study: Study, options: SweepOptions, fields: Sequence[str]) -> Planned:
     """The sweep that the command line asks for. Raises ValueError where its parts contradict each other."""
     from raydiff.runtime import sweep_folder
-    from raydiff.runtime.plan import Asked, plan
+    from raydiff.runtime.plan import SweepRequest, plan
 
     changes = arguments.overrides(study.experiment, fields)
     base = overrides.override(study.experiment, changes)
     if options.log_samplers and base.evaluation is None:
         raise ValueError("--log-samplers uploads the clients' own models, which --protocol-only keeps with them")
-    asked = Asked(
-        given=changes,
+    asked = SweepRequest(
+        overrides=changes,
         grid=None if options.grid is None else arguments.axes(base, options.grid),
         baselines=not options.no_baselines,
         search=options.search,
@@ -120,14 +120,14 @@ def _dry_run(plan: Planned) -> int:
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.cluster import cluster
     from raydiff.runtime.estimate import RemainingTime, duration
-    from raydiff.runtime.slots import fitting, say, this_machine, total_of
+    from raydiff.runtime.slots import fitting, format_resources, this_machine, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]
     with cluster() if os.environ.get("RAY_ADDRESS") else contextlib.nullcontext([this_machine()]) as nodes:
         slot = tuner.slot_of(plan, nodes)
         slots = min(fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
-        print(f"{len(trials)} trials, {slots} concurrently: each {slot.workers} worker(s), {say(slot.total)}")
-        print(f"available: {say(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
+        print(f"{len(trials)} trials, {slots} at once: each {slot.workers} worker(s), {format_resources(slot.total)}")
+        print(f"available: {format_resources(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
     if "GPU" in slot.total and not torch.cuda.is_available():
         print("no time estimate: the trials use a GPU, and this machine has none")
         return 0

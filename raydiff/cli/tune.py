@@ -23,7 +23,7 @@ from raydiff.experiment.study import Study
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(arguments.ExperimentOptions):
+class TuneOptions(arguments.ExperimentOptions):
     trials: int = 8
     """Settings to try for each arm."""
     seeds: tuple[int, ...] = (10, 11)
@@ -37,12 +37,12 @@ class Options(arguments.ExperimentOptions):
 def main(argv: Sequence[str]) -> int:
     """Draw, run, choose, write."""
     preset, study, rest = arguments.preset(argv)
-    options, fields = parse_known(Options, arguments.shorthand(rest), __doc__, study.experiment)
+    options, fields = parse_known(TuneOptions, arguments.shorthand(rest), __doc__, study.experiment)
     reported = study.grid.get("seed", (study.experiment.seed,))
     check(options, "seeds", not {*options.seeds} & {*reported}, f"apart from those that are reported {reported}")
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
-    from raydiff.runtime.plan import Asked, plan
+    from raydiff.runtime.plan import SweepRequest, plan
 
     base = overrides.override(study.experiment, arguments.overrides(study.experiment, fields))
     study = Study(experiment=base, grid=study.grid, beside=study.beside, space=study.space)
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     metric = options.metric or evaluation.metric
     lower = lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
-    asked = Asked(metric=metric, experiment=options.experiment)
+    asked = SweepRequest(metric=metric, experiment=options.experiment)
     planned = plan(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)
     sweep_folder.check_writable(options.out, "--out")
     exists = options.resume and (planned.folder / "sweep.json").exists()

@@ -109,10 +109,10 @@ class Dataset:
     """Names of the classes that superclasses hide from the clients; empty without superclasses."""
     mapping: Mapping | None = None
     """Meaning of a table's codes; None: the records are pictures."""
-    found: tuple[str, ...] = ()
+    fitted_columns: tuple[str, ...] = ()
     """Label columns, and of a table all columns, whose categories are undeclared."""
-    learned: str = ""
-    """Description of what was taken from all records for `found`; "": nothing, only public records were used."""
+    private_fit: str = ""
+    """What was taken from all records for `fitted_columns`; "": nothing, only public records were used."""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -175,8 +175,8 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         notes=notes,
         hidden_names=source.base_names,
         mapping=source.mapping,
-        found=source.found,
-        learned=_learned(source) if config.fitted_on == "all" else "",
+        fitted_columns=source.fitted_columns,
+        private_fit=_learned(source) if config.fitted_on == "all" else "",
     )
 
 
@@ -189,7 +189,7 @@ def source_of(config: Data, folder: Path | None) -> Source:
 
 def _check_classes(source: Source, public: Records) -> None:
     """Raises ValueError for an undeclared class without a public record: its existence would depend on private data."""
-    for column in source.found:
+    for column in source.fitted_columns:
         k = source.columns.index(column)
         unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
         if len(unseen):
@@ -201,7 +201,7 @@ def _check_classes(source: Source, public: Records) -> None:
 
 
 def _learned(source: Source) -> str:
-    if not source.found:
+    if not source.fitted_columns:
         return ""
     what = "the classes" if source.codes is None else "types, bins, names of categories and classes"
     return f"{what}, taken from all records"

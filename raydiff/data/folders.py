@@ -33,7 +33,7 @@ def source(folder: Path) -> Source:
         labels=torch.tensor([[values[path.parent.name]] for path in files]),
         columns=("class",),
         names=(tuple(names),),
-        found=("class",),
+        fitted_columns=("class",),
         own_test=sum(map(len, splits[1:])),
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} pictures in {len(names)} class folders of {folder}",

@@ -60,7 +60,7 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} parquet file{'s' * (len(files) > 1)} in {folder}",
         notes=(f"left unread: {', '.join(unread)}",) if unread else (),
-        found=tuple(column for column in columns if not any(column in file.names for file in files)),
+        fitted_columns=tuple(column for column in columns if not any(column in file.names for file in files)),
     )
 
 

@@ -48,7 +48,7 @@ class Source:
     """(N, n) int64: codes of a table's rows, in place of pictures."""
     mapping: Mapping | None = None
     """Meaning of the codes."""
-    found: tuple[str, ...] = ()
+    fitted_columns: tuple[str, ...] = ()
     """Label columns, and of a table all columns, whose values are undeclared and taken from rows."""
     public: Tensor | None = None
     """(p,) int64: row numbers of the public rows, if drawn before any row was read."""
@@ -62,6 +62,6 @@ class Source:
             return self
         index = [self.columns.index(name) for name in labels]
         names = tuple(self.names[i] for i in index)
-        undeclared = tuple(name for name in labels if name in self.found)
+        undeclared = tuple(name for name in labels if name in self.fitted_columns)
         chosen = self.labels[:, index]
-        return dataclasses.replace(self, labels=chosen, columns=tuple(labels), names=names, found=undeclared)
+        return dataclasses.replace(self, labels=chosen, columns=tuple(labels), names=names, fitted_columns=undeclared)

@@ -54,7 +54,7 @@ def source(
         raise ValueError(f"{name} must be a function of (folder, labels) that gives a raydiff.data.source.Source")
     out = out.select(labels)
     if name in SOURCES:  # their classes are public
-        out = dataclasses.replace(out, found=())
+        out = dataclasses.replace(out, fitted_columns=())
     return out if table is None else superclasses.applied(out, table)
 
 
@@ -160,7 +160,7 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     return Source(classes, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
 
 
-SOURCES: lookup.Table[Callable[[Path | None, Sequence[str]], Source]] = lookup.Table(
+SOURCES: lookup.Registry[Callable[[Path | None, Sequence[str]], Source]] = lookup.Registry(
     {
         "digits": digits,
         "mnist": files,

@@ -95,7 +95,7 @@ def applied(source: Source, name: str) -> Source:
         notes=(*source.notes, *note),
         base=base[kept],
         base_names=bases,
-        found=tuple(column for column in source.columns[1:] if column in source.found),
+        fitted_columns=tuple(column for column in source.columns[1:] if column in source.fitted_columns),
     )
 
 

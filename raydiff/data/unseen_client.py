@@ -22,7 +22,7 @@ from raydiff.seeding import generator
 
 
 @dataclass(frozen=True, eq=False)
-class Newcomer:
+class UnseenClient:
     """The records of an unseen client."""
 
     records: Records
@@ -53,7 +53,7 @@ class Choice:
             raise ValueError(f"a new client must have at least 1 record, got {self.records}")
 
 
-def newcomer(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> Newcomer:
+def choose_client(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> UnseenClient:
     """An unseen client of a run on `dataset` (`config`, loaded), whose clients have `usual` records.
 
     Raises:
@@ -66,7 +66,7 @@ def newcomer(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> N
     return client
 
 
-def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int], usual: int) -> Newcomer:
+def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int], usual: int) -> UnseenClient:
     source, splits = _source(config.name, config), dataset.splits
     untouched = torch.ones(len(source.labels), dtype=torch.bool)
     used = torch.cat([records.numbers for records in splits.values()])
@@ -79,10 +79,10 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rows = _first(rows, choice.records, where, usual=usual)
     records = pictures.read(source, {"new": rows}, size=config.size, colour=config.colour)[0]["new"].without_base()
     says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
-    return Newcomer(records, splits["test"].of_classes(records.labels[:, 0].tolist()).without_base(), says)
+    return UnseenClient(records, splits["test"].of_classes(records.labels[:, 0].tolist()).without_base(), says)
 
 
-def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> Newcomer:
+def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> UnseenClient:
     assert choice.data is not None
     source, other = _source(config.name, config), _source(choice.data, config)
     if other.mapping != source.mapping:
@@ -103,7 +103,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     chosen, role = {"new": train, "held out": rows[places["test"]]}, "a new client's records"
     read, notes = other_source.read(other, chosen, source, private, size=config.size, colour=config.colour, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
-    return Newcomer(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
+    return UnseenClient(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
 
 
 def _source(name: str, config: Data) -> Source:
@@ -139,7 +139,7 @@ def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) ->
     return rows[: usual if count is None else count]
 
 
-def _check_held_out(client: Newcomer, dataset: Dataset) -> None:
+def _check_held_out(client: UnseenClient, dataset: Dataset) -> None:
     """Distances compare halves, of two records of each class at least, and three in each half."""
     held_out = client.held_out.labels[:, 0].bincount(minlength=len(dataset.label_names[0]))
     for c in client.records.labels[:, 0].unique().tolist():

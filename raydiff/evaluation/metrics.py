@@ -41,7 +41,7 @@ class Drawn:
     """(n, C, H, W) on [-1, 1], or codes of a table's rows (n, 1, 1, columns); n is 0 where nothing needs samples."""
     labels: Tensor  # (n, K), what the samples were made for
     reference: Records  # real records of the client's classes that nobody trained on, of the split
-    own: Records  # the records that the client trained on
+    client_records: Records  # the records that the client trained on
     groups: Groups  # all, major, minor: classes that the client has, those it has many of, and the others
     deployed: Deployed
     dataset: Dataset
@@ -144,7 +144,7 @@ def memorized(drawn: Drawn) -> Metrics:
     """`memorized_fraction` of the final samples, with `/sanity`: of the client's own records, fed back."""
     if not drawn.pictures or not drawn.is_final:
         return {}
-    training = drawn.own.images
+    training = drawn.client_records.images
     return {
         "memorized_fraction": memorized_fraction(drawn.images, training),
         "memorized_fraction/sanity": memorized_fraction(training[:FED_BACK], training),
@@ -153,7 +153,7 @@ def memorized(drawn: Drawn) -> Metrics:
 
 def downstream_accuracy(drawn: Drawn) -> Metrics:
     """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
-    config, local, real = drawn.config, drawn.own, drawn.reference
+    config, local, real = drawn.config, drawn.client_records, drawn.reference
     if not (len(drawn.images) and drawn.is_final and config.downstream and drawn.deployed.conditional):
         return {}
     images, labels = drawn.images, drawn.labels
@@ -175,11 +175,11 @@ def table_quality(drawn: Drawn) -> Metrics:
     if drawn.dataset.mapping is None:
         return {}
     samples = codes_of(drawn.images), drawn.labels[:, 0]
-    local, real = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.own, drawn.reference))
+    local, real = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, drawn.reference))
     return tables.quality(samples, local, real, classes=drawn.dataset.cardinalities[0])
 
 
-METRICS: lookup.Table[Callable[[Drawn], Metrics]] = lookup.Table(
+METRICS: lookup.Registry[Callable[[Drawn], Metrics]] = lookup.Registry(
     {
         "accuracy": accuracy,
         "distances": feature_distances,
@@ -211,7 +211,7 @@ def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False)
     numbers = (number for name in config.metrics for number in RANKED.get(name, ()))
     lower = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in numbers}
     for name in filter(lookup.is_outside, config.metrics):
-        prefix = f"eval/{lookup.own_name(name)}"
+        prefix = f"eval/{lookup.bare_name(name)}"
         lower |= {
             k: lookup.imported(name).lower_is_better for k in (prefix, metric) if f"{k}/".startswith(f"{prefix}/")
         }

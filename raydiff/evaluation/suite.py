@@ -162,7 +162,7 @@ class Instruments:
             images=images,
             labels=labels,
             reference=reference,
-            own=records,
+            client_records=records,
             groups=classes if deployed.conditional else {"all": classes["all"]},
             deployed=deployed,
             dataset=self.dataset,
@@ -219,7 +219,7 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
-    """Train the feature network on the public split, or take it from `cached` (as `Store.cached`), if it is needed."""
+    """Train the feature network on the public split, or take it from `cached` (`Checkpoint.cached`), if it is needed."""
     if config.distance in WITHOUT_CNN:
         return Instruments(config, dataset, {})
     classes = dataset.cardinalities[0]

@@ -44,7 +44,7 @@ DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients",
 """Other fields, with their own fields, that can move records from one client to another."""
 
 
-def units_of(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
+def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
     """The settings that decide whom a guarantee covers, and a keyed digest of the public and, per client, private
     rows."""
     data, dataset = experiment.data, datasets.load(experiment.data)
@@ -67,7 +67,7 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
         if len(distinct) == len(set(names.values())):
             return True
         read = [config.read(trial / "config.json") for trial in distinct.values()]
-        return len({units_of(e, unit, b"-")["digest"] for e in read}) == len(set(names.values()))
+        return len({privacy_units(e, unit, b"-")["digest"] for e in read}) == len(set(names.values()))
     except ValueError:
         return False
 

@@ -13,12 +13,12 @@ from raydiff.federated.rounds import drawn_for
 from raydiff.formats.json_files import read_lines
 from raydiff.privacy.ledger import SETUP, Entry, Ledger
 from raydiff.privacy.release import Event, NonPrivate
-from raydiff.storage.checkpoint import INITIAL, Store
+from raydiff.storage.checkpoint import INITIAL, Checkpoint
 
 
 def ledger_of(folder: Path) -> Ledger:
     """The ledger of a trial so far: its commits, and uploads in a round that never committed."""
-    store = Store(folder)
+    store = Checkpoint(folder)
     sent = store.sent_after(INITIAL)  # before the commits are read: a commit meanwhile removes them
     ledger = store.ledger()
     if not ledger.entries and (folder / "config.json").exists():  # Otherwise the first commit has the setup.
@@ -38,7 +38,7 @@ def setup_of(experiment: Experiment) -> Event | None:
     """The event of what was learned from clients' records before round 0; None: nothing."""
     if experiment.data.fitted_on == "public" or sources.is_known(experiment.data.name, experiment.data.labels):
         return None
-    learned = datasets.load(experiment.data).learned
+    learned = datasets.load(experiment.data).private_fit
     return NonPrivate(learned) if learned else None
 
 

@@ -15,9 +15,9 @@ from raydiff.experiment.study import Study
 from raydiff.lookup import nearest
 
 
-class _Presets(lookup.Table[Callable[[], Study]]):
+class _Presets(lookup.Registry[Callable[[], Study]]):
     def __getitem__(self, name: str) -> Callable[[], Study]:
-        return functools.partial(tuning.used, name, super().__getitem__(name))
+        return functools.partial(tuning.with_tuned, name, super().__getitem__(name))
 
 
 PRESETS = _Presets(

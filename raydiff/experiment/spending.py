@@ -13,7 +13,7 @@ nothing back.
 Trials are charged with their worst client, and add up in a privacy filter (`privacy.filters`). An example is in at most
 one client of a trial, so this covers it unless it is public there: all trials must have the same public rows. Under the
 unit client all must have the same partition too, since otherwise a client's records may be in several clients of a
-trial (`units_of`).
+trial (`privacy_units`).
 
 The log belongs to a data source, however it is split or resized: two splits share records. Trials from before there was
 a budget are charged when it begins, with what they have sent; Gaussian DP's filter adds them up in any order.
@@ -36,7 +36,7 @@ from typing import Any
 from raydiff.data.datasets import Data
 from raydiff.data.sources import identity
 from raydiff.experiment import config
-from raydiff.experiment.client_records import units_of
+from raydiff.experiment.client_records import privacy_units
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.formats import rounding
@@ -210,7 +210,7 @@ class _State:
             "events": filters.written(events),
             "whole": whole,
             "order": order,
-            "units": units_of(experiment, self.budget.unit, self.secret or b"none yet"),
+            "units": privacy_units(experiment, self.budget.unit, self.secret or b"none yet"),
             "at": time.strftime("%Y-%m-%d %H:%M:%S"),
         }
 

@@ -11,7 +11,7 @@ from typing import Any
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Method
-from raydiff.lookup import telling
+from raydiff.lookup import distinguishing_fields
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 
@@ -123,7 +123,7 @@ def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> C
     shown = {}
     for method, flats in by_method.items():
         keys = dict.fromkeys(k for flat in flats for k in flat if not k.startswith(("runtime", "data_digest")))
-        needed = {*telling(flats, keys), *sampled} - {"method"}
+        needed = {*distinguishing_fields(flats, keys), *sampled} - {"method"}
         shown[method] = [k for k in keys if k in needed]
 
     def name(experiment: Experiment) -> str:

@@ -3,7 +3,7 @@
 <sweep>/owners/                     the driver that runs the sweep: see `storage.lease`
 <sweep>/secret                      the noise secret (mode 600)
 <sweep>/cache/                      client models and feature networks that trials share, by digest
-<sweep>/trials/<digest>/            a `Store`, and
+<sweep>/trials/<digest>/            a `Checkpoint`, and
     config.json                     the resolved experiment, enough to run it again
     metrics.jsonl                   one line per round, with the guarantee so far
     rejected.jsonl                  one line per round with rejected uploads: by client, why
@@ -43,7 +43,7 @@ from raydiff.models.training import Train
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.storage.lease import Lease
 from raydiff.storage.staging import StorageCredentials
 
@@ -57,7 +57,7 @@ class Trial:
     owner: Lease | None = None
     """The lease of the driver that runs it; None: no other driver can take over, as in a test."""
     credentials: StorageCredentials | None = None
-    """Of a bucket, for a process that works on the trial in a folder of its own (`localized`)."""
+    """Of a bucket, for a process that works on the trial in a folder of its own (`localize`)."""
 
     @property
     def folder(self) -> Path:
@@ -65,10 +65,10 @@ class Trial:
         return self.sweep / "trials" / self.experiment.digest
 
     @property
-    def store(self) -> Store:
+    def store(self) -> Checkpoint:
         """The trial's checkpoint."""
         guard = BudgetGuard(self.owner, self.folder, budget_log_of(self.folder, self.experiment.data))
-        return Store(self.folder, self.sweep / "cache", guard)
+        return Checkpoint(self.folder, self.sweep / "cache", guard)
 
     @property
     def keys(self) -> Keys:
@@ -80,7 +80,7 @@ class Trial:
         return read_outcome(self.folder)
 
 
-def localized(trial: Trial) -> Trial:
+def localize(trial: Trial) -> Trial:
     """The trial in this process's working folder, if its storage is a bucket."""
     if trial.credentials is None:
         return trial
@@ -193,7 +193,7 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
         "strict": bool(experiment.runtime.budget or budget_log_of(trial.folder, experiment.data).begun),
     }
     unseen = experiment.clients
-    return [Client(i, experiment.method, train.select(parts[i]), newcomer=i >= unseen, **common) for i in ids]
+    return [Client(i, experiment.method, train.select(parts[i]), unseen=i >= unseen, **common) for i in ids]
 
 
 def make_instruments(trial: Trial) -> Instruments | None:

@@ -2,7 +2,7 @@
 space, and with seeds apart from those that are reported.
 
 `study_of` makes a sweep of the draws; `chosen` reads its results. The settings chosen for a preset are stored as
-PRESET.json beside the presets, the search as PRESET.csv; `used` puts them into the preset when it is built.
+PRESET.json beside the presets, the search as PRESET.csv; `with_tuned` puts them into the preset when it is built.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def keep(
     return path
 
 
-def used(preset: str, build: Callable[[], Study]) -> Study:
+def with_tuned(preset: str, build: Callable[[], Study]) -> Study:
     """The preset's study with the settings stored for it. Raises ValueError if these are damaged or of another
     space."""
     path, study = FOLDER / f"{preset}.json", build()

@@ -20,7 +20,7 @@ from raydiff.models.training import Diverged, fit_personal
 from raydiff.privacy.filters import covers
 from raydiff.privacy.release import accountable
 from raydiff.seeding import NoiseStream
-from raydiff.storage.checkpoint import INITIAL, Store
+from raydiff.storage.checkpoint import INITIAL, Checkpoint
 from raydiff.storage.shared_results import result_key
 from raydiff.tree import Params
 
@@ -102,15 +102,15 @@ class Client:
         *,
         keys: Keys,
         public: Records | None = None,
-        store: Store | None = None,
-        newcomer: bool = False,
+        store: Checkpoint | None = None,
+        unseen: bool = False,
         vectorize: bool = False,
         instruments: bool = True,
         strict: bool = False,
         state_cache: StateCache | None = None,
     ) -> None:
         self.number, self.method, self.data, self.public = number, method, data, public
-        self.keys, self.store, self.newcomer, self.vectorize = keys, store, newcomer, vectorize
+        self.keys, self.store, self.unseen, self.vectorize = keys, store, unseen, vectorize
         self.strict, self.instruments = strict, instruments
         self._cache = StateCache() if state_cache is None else state_cache
 
@@ -147,7 +147,7 @@ class Client:
 
     def personalized(self, server: Params, number: int) -> Params:
         """Return the personalised state after round `number`, which `deploy` takes; an unseen client's is trained."""
-        if self.newcomer and isinstance(self.method, WithNewClients):
+        if self.unseen and isinstance(self.method, WithNewClients):
             return self._joined(self.method, server)
         rng = seeding.generator(self.keys.seed, "client", self.number, "deploy", number)
         return self.method.personalize(server, self.state(number), self.data, rng)
@@ -244,11 +244,11 @@ class Client:
         self._cache.put(self.number, {**before, number: state}, stored=self.store is not None)
 
 
-def noted(
+def write_ahead(
     clients: Sequence[Client], number: int, results: Iterable[tuple[Upload, Metrics]], *, alone: bool = False
 ) -> Iterator[tuple[Upload, Metrics]]:
-    """Yield these results, each written ahead in the store (`Store.note`): those of up to NOTE_S of work together, or
-    each `alone` where the caller waits for it."""
+    """Yield these results, each written ahead in the store (`Checkpoint.note`): those of up to NOTE_S of work together,
+    or each `alone` where the caller waits for it."""
     store = clients[0].store if clients else None
     for batch in _batched(results, 0.0 if store is None or alone else NOTE_S):
         if store:

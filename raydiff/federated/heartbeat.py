@@ -45,14 +45,14 @@ class Heartbeat:
     at: float  # Unix seconds at which this was written
 
     @property
-    def share(self) -> float:
+    def fraction_done(self) -> float:
         """Fraction of the process's part of the round that is done, if all its trainings take equally long."""
         return (self.turn + self.step / self.steps) / self.turns
 
     @property
     def left_s(self) -> float:
         """Seconds until that part is done, at the pace so far."""
-        return (self.at - self.began) * (1 / self.share - 1)
+        return (self.at - self.began) * (1 / self.fraction_done - 1)
 
     def __str__(self) -> str:
         turn = f" ({self.turn + 1} of {self.turns})" if self.turns > 1 else ""
@@ -66,7 +66,7 @@ def read(trial: Path) -> list[Heartbeat]:
     for path in (trial / FOLDER).glob(f"*{STEPS}"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # A file that cannot be read is skipped.
             beats.append(Heartbeat(**json.loads(path.read_text())))
-    return sorted(beats, key=lambda beat: beat.share)
+    return sorted(beats, key=lambda beat: beat.fraction_done)
 
 
 def process() -> str:
@@ -82,7 +82,7 @@ def sign(trial: Path, process: str) -> object:
     return None
 
 
-class Heard:
+class SilenceTimer:
     """Measures how long a trial has shown neither a heartbeat nor a round."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
-from raydiff.federated.client import Client, Evaluate, Failed, Keys, noted, run_clients
+from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients, write_ahead
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, partial_sum
@@ -24,7 +24,7 @@ from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
@@ -57,11 +57,11 @@ class LocalExecutor:
 
     @property
     def clients(self) -> Sequence[int]:
-        return tuple(number for number, client in self._clients.items() if not client.newcomer)
+        return tuple(number for number, client in self._clients.items() if not client.unseen)
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         clients = [self._clients[i] for i in ids]
-        yield from noted(clients, number, run_clients(clients, server, number))
+        yield from write_ahead(clients, number, run_clients(clients, server, number))
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         yield partial_sum(validator, self.run(ids, validator.server, validator.number))
@@ -101,7 +101,7 @@ def rounds(
     min_clients: int = 1,
     public: Records | None = None,
     setup: Event | None = None,
-    store: Store | None = None,
+    store: Checkpoint | None = None,
     train: Train | None = None,
     instruments: bool = True,
 ) -> Iterator[Progress]:

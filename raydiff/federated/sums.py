@@ -16,7 +16,7 @@ from raydiff.federated.exact_sum import ExactSum, Grid, OutOfRange
 from raydiff.federated.method import Mean, Method, Metrics, Upload
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.privacy.release import UNACCOUNTED, Event, accountable
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 
@@ -114,7 +114,7 @@ def partial_sum(
     validator: UploadValidator,
     results: Iterable[tuple[Upload, Metrics]],
     *,
-    store: Store | None = None,
+    store: Checkpoint | None = None,
     seconds: float = math.inf,
 ) -> Partial:
     """Return the sum of the results that come within `seconds`, at least one, noted in the store."""

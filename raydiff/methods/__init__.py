@@ -7,7 +7,7 @@ from typing import Any
 from raydiff import lookup
 from raydiff.federated.method import Method
 
-METHODS: lookup.Table[type[Method]] = lookup.Table(
+METHODS: lookup.Registry[type[Method]] = lookup.Registry(
     {
         "pfdm": "raydiff.papers.pfdm.method:PFDM",
         "localonly": "raydiff.methods.localonly:LocalOnly",

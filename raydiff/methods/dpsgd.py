@@ -38,10 +38,10 @@ from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import (
-    Budget,
     Mechanism,
     Neighbours,
     PrivateGradient,
+    StepBudget,
     event_of,
     noise_multiplier,
     sampling_rate,
@@ -105,7 +105,7 @@ class DPSGD(Averaged):
 
     def mechanism(self, records: int) -> Mechanism:
         """What a client with this many records does. Raises ValueError as `check_records`."""
-        budget = Budget(epsilon=self.epsilon, delta=self.delta, relation=self.relation, accountant=self.accountant)
+        budget = StepBudget(epsilon=self.epsilon, delta=self.delta, relation=self.relation, accountant=self.accountant)
         batch, steps = self.local.batch, max(1, self.local.steps)
         return self._mechanism(
             noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
@@ -149,9 +149,9 @@ class DPSGD(Averaged):
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
         after, metrics, events = super().aggregate(server, uploads, rnd)
         if self.ema and (steps := self._steps(rnd.number)):
-            share = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)
+            weight = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)
             now = tree.without(EMA, tree.without(SERVER_ONLY, after))
-            moved = {k: v + share * (now[k] - v) for k, v in (tree.under(EMA, after) or now).items()}
+            moved = {k: v + weight * (now[k] - v) for k, v in (tree.under(EMA, after) or now).items()}
             after = {**after, **tree.prefixed(EMA, moved)}
         return after, metrics, events
 

@@ -108,6 +108,8 @@ class LocalOnly(Method):
         if self.clip is None:
             return deployed(model, self.sampling, shared=None, personal=state)
         assert isinstance(model, DDPM)
-        own = with_clipped_flag(model).denoiser(state, fixed=(0,))
-        samplers = self.sampling.samplers(model, own)
-        return Deployed(samplers, conditional=model.conditional, targets={"client": Target((own,), model.abar)})
+        client_model = with_clipped_flag(model).denoiser(state, fixed=(0,))
+        samplers = self.sampling.samplers(model, client_model)
+        return Deployed(
+            samplers, conditional=model.conditional, targets={"client": Target((client_model,), model.abar)}
+        )

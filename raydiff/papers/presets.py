@@ -104,7 +104,7 @@ def spire_gpu() -> Study:
 
 def feddistr_cpu() -> Study:
     """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
-    return _three_seeds(tuning.used("feddistr-digits", feddistr.feddistr_digits), _is_compared)
+    return _three_seeds(tuning.with_tuned("feddistr-digits", feddistr.feddistr_digits), _is_compared)
 
 
 def _is_compared(changes: Settings) -> bool:

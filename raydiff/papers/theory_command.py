@@ -39,7 +39,7 @@ OTHERS = Data(size=14, train=2000, public=1000, validation=0, calibration=0, tes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class TheoryOptions:
     what: str = positional("all")
     """theory, mixture, spire, feddistr, pdp or a data set (default: theory, mixture, digits)."""
     out: Path = Path("oracle-report")
@@ -56,7 +56,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Print the tables, write the files and say where they are."""
-    options, fields = parse_known(Options, argv, __doc__, Data())
+    options, fields = parse_known(TheoryOptions, argv, __doc__, Data())
     for name in ("theory", "mixture") if options.what == "all" else {options.what} & set(THEORIES):
         if name != "theory":  # which writes no file
             options.out.mkdir(parents=True, exist_ok=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatch
 from operator import methodcaller
 
-from raydiff.privacy.ledger import Exposed, PrivacyOdometer
+from raydiff.privacy.ledger import Exposure, PrivacyOdometer
 
 MU = "privacy/mu"
 """Metric: mu of Gaussian DP of the worst client; absent where the ledger has no closed form."""
@@ -33,7 +33,7 @@ class AboveCeiling(RuntimeError):
 
 def of_ledger(odometer: PrivacyOdometer) -> dict[str, float]:
     """Return `CEILING`, and `MU` where there is one, against the server."""
-    metrics = _of_views(odometer, CEILING, Exposed.auc_ceiling)
+    metrics = _of_views(odometer, CEILING, Exposure.auc_ceiling)
     with contextlib.suppress(ValueError):  # sampled noise, or events that do not compose
         metrics[MU] = odometer.server.mu()
     return metrics
@@ -45,7 +45,7 @@ def rates(odometer: PrivacyOdometer) -> dict[str, float]:
     return {name: ceiling for view in views for name, ceiling in view.items()}
 
 
-def _of_views(odometer: PrivacyOdometer, name: str, ceiling: Callable[[Exposed], float]) -> dict[str, float]:
+def _of_views(odometer: PrivacyOdometer, name: str, ceiling: Callable[[Exposure], float]) -> dict[str, float]:
     """A ceiling against the server, and against outsiders where lower; 1 for events that do not compose."""
     values = []
     for view in (odometer.server, odometer.outsiders):

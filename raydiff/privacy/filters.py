@@ -24,7 +24,7 @@ from typing import Any, Literal, get_args
 
 from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, gaussian, grid, release, renyi
-from raydiff.privacy.ledger import Entry, Exposed, Guarantee, Ledger
+from raydiff.privacy.ledger import Entry, Exposure, Guarantee, Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Unit, definition
 
 Order = float | None | Literal["first"]
@@ -92,7 +92,7 @@ class Budget:
         sent = [kept for events in charges if (kept := tuple(e for e in events if not isinstance(e, Nothing)))]
         every = [e for events in sent for e in events]
         if len(sent) < 2 or not accountants.composable(every) or any(isinstance(e, NonPrivate) for e in every):
-            exposure = Exposed(Ledger(tuple(Entry(0, 0, event, 0) for event in every)))
+            exposure = Exposure(Ledger(tuple(Entry(0, 0, event, 0) for event in every)))
             return accountants.tightest(lambda name: exposure.guarantee(self.delta, name))
         order = self.order(sent[0]) if order == "first" else order
         total = max(0.0, self.epsilon_of(sum(cost(events, order) for events in sent), order))
@@ -123,7 +123,7 @@ def compose(ledgers: Iterable[Ledger]) -> Ledger:
     """
     entries: list[Entry] = []
     for trial in ledgers:
-        events = _worst_of(list(Exposed(trial).events())) or [Nothing()]
+        events = _worst_of(list(Exposure(trial).events())) or [Nothing()]
         for n, event in enumerate(events):
             entries.append(Entry(len(entries), 0, event, 0 if n else trial.bytes_up))
     return Ledger(tuple(entries))
@@ -152,7 +152,7 @@ def _worst_of(exposures: Sequence[Sequence[Event]]) -> list[Event]:
 
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:
     """Return the exposure of the client that fares worst in any of these ledgers."""
-    return tuple(_worst_of([events for ledger in ledgers for events in Exposed(ledger).events()]))
+    return tuple(_worst_of([events for ledger in ledgers for events in Exposure(ledger).events()]))
 
 
 def covers(planned: Event, sent: Event) -> bool:

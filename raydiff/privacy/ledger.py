@@ -129,15 +129,15 @@ class Ledger:
         return {c: sum(e.bytes for e in sent) for c, sent in self._by_client().items() if c != PUBLISHED}
 
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
-        """Return `Exposed.guarantees` of all entries."""
-        return Exposed(self).guarantees(delta, accountant)
+        """Return `Exposure.guarantees` of all entries."""
+        return Exposure(self).guarantees(delta, accountant)
 
     def guarantee(self, delta: float, accountant: str) -> Guarantee:
-        """Return `Exposed.guarantee` of all entries."""
-        return Exposed(self).guarantee(delta, accountant)
+        """Return `Exposure.guarantee` of all entries."""
+        return Exposure(self).guarantee(delta, accountant)
 
     def epsilon(self, delta: float, accountant: str) -> float:
-        """Return the larger `Exposed.epsilon` of both adversaries."""
+        """Return the larger `Exposure.epsilon` of both adversaries."""
         odometer = PrivacyOdometer(self)
         return max(view.epsilon(delta, accountant) for view in (odometer.server, odometer.outsiders))
 
@@ -175,7 +175,7 @@ class PrivacyOdometer:
     """Running cost of a ledger to either adversary (`Ledger.server`, `outsiders`); `follow` adds new entries only."""
 
     def __init__(self, ledger: Ledger = Ledger()) -> None:
-        self.server, self.outsiders, self.bytes_up = Exposed(), Exposed(), 0
+        self.server, self.outsiders, self.bytes_up = Exposure(), Exposure(), 0
         self._followed, self._rounds = Ledger(), set[int]()
         self.follow(ledger)
 
@@ -195,7 +195,7 @@ class PrivacyOdometer:
         self._followed = ledger
 
 
-class Exposed:
+class Exposure:
     """Exposure of each client's records to one adversary: counts of events. Every epsilon is computed from it."""
 
     def __init__(self, ledger: Ledger = Ledger()) -> None:
@@ -292,7 +292,7 @@ def _guarantee(group: _Group, exposures: Mapping[tuple[Event, ...], int], delta:
 
 def _row(client: int, entries: Sequence[Entry], delta: float) -> dict[str, Any]:
     counts = Counter(e.event for e in entries if not isinstance(e.event, Nothing))
-    exposure = Exposed(Ledger(tuple(entries)))
+    exposure = Exposure(Ledger(tuple(entries)))
     row: dict[str, Any] = {
         "client": client,
         "rounds": len({e.round for e in entries if not isinstance(e.event, Nothing)} - {SETUP}),

@@ -199,7 +199,7 @@ def event_of(sigma: float, relation: Neighbours, *, rate: float, steps: int) -> 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Budget:
+class StepBudget:
     """Target epsilon of all steps together."""
 
     epsilon: float | None  # none: no budget
@@ -213,7 +213,7 @@ class Budget:
         return accountants.epsilon_of([event], self.delta, self.accountant)
 
 
-def noise_multiplier(sigma: float | None, budget: Budget, *, batch: int, records: int, steps: int) -> float:
+def noise_multiplier(sigma: float | None, budget: StepBudget, *, batch: int, records: int, steps: int) -> float:
     """Return a client's sigma: `sigma`, or the smallest that keeps to the budget; 0 without either. Raises ValueError
     for a sigma that breaks the budget, and a batch larger than the records."""
     rate = sampling_rate(batch, records)
@@ -232,7 +232,7 @@ def noise_multiplier(sigma: float | None, budget: Budget, *, batch: int, records
 
 
 @functools.lru_cache(maxsize=2**12)
-def noise_multiplier_for(budget: Budget, *, sampling_rate: float, steps: int) -> float:
+def noise_multiplier_for(budget: StepBudget, *, sampling_rate: float, steps: int) -> float:
     """Return the smallest sigma, to within a relative 1e-4, whose steps keep to the budget; 0 without a finite one."""
     from scipy.optimize import brentq
 

@@ -12,7 +12,7 @@ from markupsafe import Markup
 from raydiff.formats import plots, rounding
 from raydiff.formats.intervals import interval, shown
 from raydiff.formats.tables import Table, number, span
-from raydiff.lookup import telling
+from raydiff.lookup import distinguishing_fields
 from raydiff.report.frontier.rows import is_target_epsilon
 from raydiff.report.load import Row, groups, records
 from raydiff.report.sections.seeds import OWN_FIELDS, by_seed, compared
@@ -36,7 +36,7 @@ def gains(sweep: SweepView) -> pd.DataFrame:
     trials = compared(sweep)
     names = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
     targets, others = ([n for n in names if is_target_epsilon(n) == wanted] for wanted in (True, False))
-    needed = {method: telling(records(group), others) for method, group in trials.groupby("method")}
+    needed = {method: distinguishing_fields(records(group), others) for method, group in trials.groupby("method")}
     rows: list[Row] = []
     for cell, in_cell in trials.groupby("cell", sort=False):
         settings, epsilons = by_seed(in_cell), in_cell.groupby("setting")["epsilon"].max()

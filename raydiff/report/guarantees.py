@@ -34,7 +34,7 @@ class PrivacyDefinition:
 
 
 @dataclass(frozen=True)
-class Guarantee:
+class StatedGuarantee:
     """A trial's guarantee against the server or against outsiders, from the fields of its outcome.json."""
 
     epsilon: float
@@ -47,7 +47,7 @@ class Guarantee:
     """Fields that are public by declaration, and why epsilon is infinite."""
 
     @classmethod
-    def of_run(cls, run: Row, view: str) -> Guarantee:
+    def of_run(cls, run: Row, view: str) -> StatedGuarantee:
         """From a row of `load.runs`, None where empty; `view` is server or outsiders."""
         names = ("epsilon", "unit", "relation", "trust", "delta", "accountant", "declared", "unprotected")
         fields: list[Any] = [run.get(f"{view}/{name}") for name in names]
@@ -77,7 +77,7 @@ class Guarantee:
 def guarantees(runs: pd.DataFrame) -> pd.DataFrame:
     """Per trial epsilon and guarantee, of outsiders where only they have a finite one; then those of outsiders."""
     rows = records(runs)
-    server, outsiders = ([Guarantee.of_run(row, view) for row in rows] for view in VIEWS)
+    server, outsiders = ([StatedGuarantee.of_run(row, view) for row in rows] for view in VIEWS)
     pairs = zip(server, outsiders, strict=True)
     stated = [b if a.epsilon == math.inf and b.epsilon < math.inf else a for a, b in pairs]
     out = pd.DataFrame({"epsilon": [g.epsilon for g in stated]}, index=runs.index)
@@ -101,7 +101,7 @@ def described(rows: pd.DataFrame, definition: PrivacyDefinition) -> str:
 def epsilons(rows: pd.DataFrame, definition: PrivacyDefinition) -> pd.Series:
     """Each row's epsilon under this definition, NaN if it has none; inf without a guarantee, 0 if nothing was sent."""
 
-    def of_row(stated: Guarantee, outsiders: Guarantee) -> float:
+    def of_row(stated: StatedGuarantee, outsiders: StatedGuarantee) -> float:
         if outsiders.definition == definition:
             return outsiders.epsilon
         holds = stated.definition == definition or stated.epsilon == math.inf or stated.nothing_sent

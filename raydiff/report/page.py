@@ -23,7 +23,7 @@ from raydiff.report.sections.setting import frontier, what_was_run
 from raydiff.report.sections.trials import cost, ledgers
 from raydiff.report.sweep_view import Section, SweepView, join, open_sweep
 
-SECTIONS: lookup.Table[Callable[[SweepView, Path], Section]] = lookup.Table(
+SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registry(
     {
         "What came out": conclusion,
         "What was run": what_was_run,

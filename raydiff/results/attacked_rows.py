@@ -46,7 +46,10 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
     owners = range(experiment.clients) if client is None else [client]
     trained_on = joined([finished.client(i).data for i in owners])
     members, nonmembers, reference = _apart(trained_on, _held_out(finished, seed), seed)
-    source, request = finished.source(client), generate.Request(num=len(trained_on) if num is None else num, seed=seed)
+    source, request = (
+        finished.source(client),
+        generate.GenerationRequest(num=len(trained_on) if num is None else num, seed=seed),
+    )
     plan = generate.plan(source, request)
     parts = [generate.part_of(source, request, plan, part) for part in range(-(-plan.rows // generate.PART))]
     conditional = experiment.method.model.conditional

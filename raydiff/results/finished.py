@@ -37,7 +37,7 @@ AS_DATA = "labels drawn as the private records have them"
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SampleSource:
     """A sampler of pictures or rows, with what its card must state."""
 
     client: int | None  # whose model; None: the server's alone
@@ -72,26 +72,26 @@ class Finished:
         """Where a table's categories come from; None for pictures."""
         if self.dataset.mapping is None:
             return None
-        if self.dataset.learned:
-            return f"{self.dataset.learned}, before any mechanism: no guarantee covers them"
-        edges, columns = "edges of bins and names of groups", ", ".join(self.dataset.found)
+        if self.dataset.private_fit:
+            return f"{self.dataset.private_fit}, before any mechanism: no guarantee covers them"
+        edges, columns = "edges of bins and names of groups", ", ".join(self.dataset.fitted_columns)
         if columns:
             return f"of {columns}: {edges} come from public records alone; the others' are given"
         return f"{edges} are given, taken from no record"
 
-    def source(self, client: int | None, draw: Draw | None = None) -> Source:
+    def source(self, client: int | None, draw: Draw | None = None) -> SampleSource:
         """Return the source of a client's personalised model (default draw: as-data), or with None of the server's
         (uniform). Raises ValueError for a missing client or model, and without public records for public."""
         return self._shared(draw or "uniform") if client is None else self._personal(client, draw or "as-data")
 
-    def _personal(self, number: int, draw: Draw) -> Source:
+    def _personal(self, number: int, draw: Draw) -> SampleSource:
         client = self.client(number)
         deployed = client.deploy(self.server, self.round)
         labels = client.data.labels if draw == "as-data" else self._labels(draw)
         about = ": ".join(filter(None, (f"samples of client {number}", deployed.about)))
-        return Source(number, deployed.sample, labels, deployed.privacy, about, draw)
+        return SampleSource(number, deployed.sample, labels, deployed.privacy, about, draw)
 
-    def _shared(self, draw: Draw) -> Source:
+    def _shared(self, draw: Draw) -> SampleSource:
         deployed, guarantee = self.trial.experiment.method.deploy(self.server), self.published
         sample, everyone = deployed.sample, range(self.trial.experiment.clients)
         if draw == "as-data":
@@ -99,7 +99,7 @@ class Finished:
             guarantee = replace(guarantee, epsilon=math.inf, unprotected=(*guarantee.unprotected, AS_DATA))
         else:
             labels = self._labels(draw)
-        return Source(None, sample, labels, str(guarantee), deployed.about, draw, guarantee)
+        return SampleSource(None, sample, labels, str(guarantee), deployed.about, draw, guarantee)
 
     def _labels(self, draw: Draw) -> Tensor:
         """(n, K) label rows that do not depend on any client's records."""

@@ -29,8 +29,8 @@ from raydiff.formats.json_files import read_json
 from raydiff.lookup import check_one_of
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
-from raydiff.results.finished import DRAWN, Draw, Finished, Source, words
-from raydiff.results.spent import composed
+from raydiff.results.finished import DRAWN, Draw, Finished, SampleSource, words
+from raydiff.results.spent import composed_guarantee
 from raydiff.storage.atomic_files import appearing, write_text
 
 PART = 1000  # samples of a part
@@ -38,7 +38,7 @@ MOST = 10**9  # samples of a request, or of each class
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class GenerationRequest:
     """How many samples, with which labels."""
 
     num: int = 1000
@@ -84,7 +84,7 @@ class Labels:
         return total.tolist()
 
 
-def plan(source: Source, request: Request) -> Labels:
+def plan(source: SampleSource, request: GenerationRequest) -> Labels:
     """Return the labels of all samples, in combinations that the source's rows have."""
     shuffled = torch.randperm(len(source.labels), generator=_generator(source, request, "labels"))
     labels = source.labels[shuffled]
@@ -94,7 +94,7 @@ def plan(source: Source, request: Request) -> Labels:
     return Labels(pools, request.num * len(pools))
 
 
-def part_of(source: Source, request: Request, labels: Labels, part: int) -> tuple[Tensor, Tensor]:
+def part_of(source: SampleSource, request: GenerationRequest, labels: Labels, part: int) -> tuple[Tensor, Tensor]:
     """Return label rows (N, K) of part 0, 1, ... and their samples."""
     rows = labels.of(part * PART, part * PART + _count(part, labels.rows))
     return rows, source.sample(rows, _generator(source, request, part))
@@ -105,9 +105,9 @@ class Maker:
     """Writes the parts of one folder."""
 
     finished: Finished
-    source: Source
+    source: SampleSource
     out: Path
-    request: Request
+    request: GenerationRequest
     labels: Labels
 
     def write(self, part: int) -> None:
@@ -121,7 +121,7 @@ class Maker:
                 rows_file.write_part(temporary, codes_of(x).numpy(), labels[:, 0].numpy(), mapping, header=part == 0)
 
 
-def maker(finished: Finished, client: int | None, out: Path, request: Request) -> Maker:
+def maker(finished: Finished, client: int | None, out: Path, request: GenerationRequest) -> Maker:
     """Return the writer of samples. Raises ValueError as `Finished.source`."""
     source = finished.source(client, request.labels)
     return Maker(finished, source, out, request, plan(source, request))
@@ -142,10 +142,10 @@ def write(
     finished: Finished,
     client: int | None,
     out: Path,
-    request: Request,
+    request: GenerationRequest,
     *,
     code: Mapping[str, str],
-    say: Callable[[int, int], None] = lambda done, rows: None,
+    on_progress: Callable[[int, int], None] = lambda done, rows: None,
     spread: Spread = one_by_one,
 ) -> str:
     """Write, or continue to write, the folder `out`; return the samples' privacy.
@@ -164,11 +164,11 @@ def write(
     existing = {path.name for path in out.glob("train-*")}
     done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in existing)
     write_text(out / "card.json", json.dumps(card, indent=1))
-    say(done, labels.rows)
+    on_progress(done, labels.rows)
     names = [] if whole else _names(labels.rows, mapping)
     for part in spread(make, [part for part, name in enumerate(names) if name not in existing]):
         done += _count(part, labels.rows)
-        say(done, labels.rows)
+        on_progress(done, labels.rows)
     if mapping is not None:
         if not whole:
             with appearing(out / rows_file.FILE) as temporary:
@@ -178,7 +178,7 @@ def write(
     return source.privacy
 
 
-def _generator(source: Source, request: Request, what: int | str) -> torch.Generator:
+def _generator(source: SampleSource, request: GenerationRequest, what: int | str) -> torch.Generator:
     return seeding.generator(request.seed, "generate", "global" if source.client is None else source.client, what)
 
 
@@ -192,7 +192,7 @@ def _names(rows: int, mapping: object | None) -> list[str]:
 
 
 def _card(
-    finished: Finished, source: Source, labels: Labels, request: Request, code: Mapping[str, str]
+    finished: Finished, source: SampleSource, labels: Labels, request: GenerationRequest, code: Mapping[str, str]
 ) -> dict[str, Any]:
     """The card, which does not change when samples are made again."""
     experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
@@ -227,7 +227,7 @@ def _card(
 def _chosen(sweep: Path) -> dict[str, Any]:
     """The number of trials from which this one was chosen, and their composed guarantee against the server."""
     try:
-        composition = composed(sweep, keep=False)
+        composition = composed_guarantee(sweep, keep=False)
     except ValueError as e:  # a damaged trial, or no theorem
         composition = f"the composed epsilon of all trials is unknown: {e}"
     trials, says = len(list((sweep / "trials").glob("*"))), "no epsilon covers which of them was chosen"
@@ -266,7 +266,9 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
         path.unlink()
 
 
-def _write_part(path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: Source) -> None:
+def _write_part(
+    path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: SampleSource
+) -> None:
     """One parquet file: pixels (n, H, W, C) uint8, labels (n, K)."""
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -21,7 +21,7 @@ import torch
 
 from raydiff import seeding, tree
 from raydiff.data.records import Records
-from raydiff.data.unseen_client import Newcomer
+from raydiff.data.unseen_client import UnseenClient
 from raydiff.evaluation import suite
 from raydiff.evaluation.quality.distances import half_counts
 from raydiff.evaluation.suite import Evaluation, Instruments
@@ -57,7 +57,7 @@ class Joining:
     """An unseen client of a finished run. All randomness comes from `seed` and the experiment's seed."""
 
     finished: Finished
-    client: Newcomer
+    client: UnseenClient
     instruments: Instruments
     seed: int = 0
     batch: int | None = None  # records per step; None: as the method has it for a client that joins

@@ -1,7 +1,7 @@
 """The sampler of a finished run as a self-contained folder, without the run's storage and data.
 
 MLflow loads the folder through `_load_pyfunc` (a pyfunc model with this module as its loader); nothing here imports
-MLflow. The folder is a small `Store` and a card:
+MLflow. The folder is a small `Checkpoint` and a card:
 
     sampler.json                          the method, and the keys of the card below: enough to deploy it again
     server-00004.safetensors              the server's state, without its private part
@@ -33,7 +33,7 @@ from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
 from raydiff.storage.atomic_files import write_text
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def save(
             f"the models of {len(states)} clients take {size / 2**20:.0f} MB, and a saved sampler may take "
             f"{LARGEST / 2**20:.0f} MB: {cure}"
         )
-    store = Store(folder)
+    store = Checkpoint(folder)
     store.save_server(card.round, server)
     for client, state in states.items():
         store.save_client(client, card.round, state)
@@ -121,7 +121,7 @@ class Sampler:
         lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
         self.card = Card(**{**fields, **lists})
         self.mapping = encode.Mapping.load(folder / MAPPING) if (folder / MAPPING).exists() else None  # of a table
-        self._store = Store(folder)
+        self._store = Checkpoint(folder)
         self._samplers: dict[int | None, Sample] = {}
 
     def of(self, client: int | None) -> Sample:

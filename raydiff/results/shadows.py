@@ -37,7 +37,7 @@ ROLES = ("calibration_members", "members", "calibration_nonmembers", "nonmembers
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class ShadowRequest:
     """Whose model is attacked, and with what."""
 
     trial: Path
@@ -60,7 +60,7 @@ class Request:
 class Attacked:
     """A request with its model and records."""
 
-    request: Request
+    request: ShadowRequest
     finished: Finished
     deployed: Deployed  # the attacked client's model
     records: Records  # the N records in question, members first
@@ -163,7 +163,7 @@ class Attacked:
         return self.finished.dataset.splits["public"]
 
 
-def open_attacked(request: Request, finished: Finished | None = None) -> Attacked:
+def open_attacked(request: ShadowRequest, finished: Finished | None = None) -> Attacked:
     """Gather the model and records of a request. Raises ValueError without such a model, and for too few records."""
     finished = finished or open_finished(request.trial)
     deployed = finished.client(request.client).deploy(finished.server, finished.round)

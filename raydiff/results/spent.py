@@ -17,7 +17,7 @@ from raydiff.storage.atomic_files import write_text
 DELTA = 1e-5  # at which the trials are composed
 
 
-def composed(folder: Path, *, keep: bool = True) -> str:
+def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
     """Return a line for each privacy definition, since these do not compose, or why there is no composed epsilon.
 
     `keep` also writes composed.json.

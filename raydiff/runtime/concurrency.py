@@ -15,8 +15,8 @@ from ray.tune.search import Searcher
 
 from raydiff.runtime import cluster
 from raydiff.runtime.plan import Planned
-from raydiff.runtime.progress import Progress
-from raydiff.runtime.slots import Slot, fair_slots, say
+from raydiff.runtime.progress import SweepProgress
+from raydiff.runtime.slots import Slot, fair_slots, format_resources
 
 CHECK_EVERY_S = 5.0
 WAITING_S = 10.0  # A sweep without a running trial for so long prints what it waits for.
@@ -27,7 +27,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     """Keeps `limit`, the number of trials that may run at once, and ends a fit: after an interrupt, or when a node lost
     a GPU, a new one does not see the storage, or none can hold a trial for `runtime.revive_s` or may be added."""
 
-    def __init__(self, plan: Planned, shape: Slot, progress: Progress) -> None:
+    def __init__(self, plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         self.plan, self.shape, self.progress = plan, shape, progress
         self._capacity_lost, self._left_out = False, len(progress.left_out)
         self._active_at = time.monotonic()
@@ -66,7 +66,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
             count = max(1, min(fair, most))
             self._print(f"running up to {count} trial{'s' * (count != 1)} concurrently{beside}")
         else:
-            needs = f"a trial with {self.shape.workers} worker(s) needs {say(self.shape.total)}"
+            needs = f"a trial with {self.shape.workers} worker(s) needs {format_resources(self.shape.total)}"
             why = beside if fitting else ", and no node is large enough"
             self._print(f"waiting for resources: {needs}{why}")
         no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows

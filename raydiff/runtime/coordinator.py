@@ -1,4 +1,4 @@
-"""`Federation`, Tune's trainable: the coordinator of one trial after the other, in the same processes; its gauges."""
+"""`Coordinator`, Tune's trainable: the coordinator of one trial after the other, in the same processes; its gauges."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ GAUGES = {
 """Name -> description. Ray adds the prefix `ray_`."""
 
 
-class Federation(tune.Trainable):
+class Coordinator(tune.Trainable):
     """Runs one trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
 
     _credentials: StorageCredentials | None = None
@@ -88,7 +88,7 @@ class Federation(tune.Trainable):
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         experiment = experiment_of(config)
-        self._trial = trials.localized(Trial(experiment, config["sweep"], config["owner"], self._credentials))
+        self._trial = trials.localize(Trial(experiment, config["sweep"], config["owner"], self._credentials))
         if config.get("values"):  # The driver has resolved every experiment but Optuna's.
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:

@@ -35,7 +35,7 @@ class Running:
     since: float  # when it started here (`time.monotonic`)
     round: int = -1  # its last committed round
     faults: int = 0  # number of its lost processes that were reported
-    heard: heartbeat.Heard = field(default_factory=heartbeat.Heard)
+    heard: heartbeat.SilenceTimer = field(default_factory=heartbeat.SilenceTimer)
     digest: str = ""  # of its folder: an experiment of Optuna's gets it from its results, where it is resolved
 
     def __post_init__(self) -> None:

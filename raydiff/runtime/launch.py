@@ -12,11 +12,11 @@ from typing import Any
 from raydiff.experiment import spending, trial
 from raydiff.formats.json_files import read_json
 from raydiff.results import chance
-from raydiff.results.spent import composed
+from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import local, sweep_folder
 from raydiff.runtime.plan import Planned
 from raydiff.storage import artifact_sync
-from raydiff.storage.lease import held
+from raydiff.storage.lease import hold_lease
 from raydiff.storage.storage import storage_at
 from raydiff.tracking.writer import Mlflow
 
@@ -67,7 +67,7 @@ def start(
     """Run the trials without an outcome (`retry`: only the failed ones), then report. A sweep of this name may exist
     (`resume`) and get more trials (`extend`). Raises ValueError if the sweep may not start, or not here."""
     folder = sweep_folder.folder(planned.base, planned.folder.name)
-    with held(folder) as owner:
+    with hold_lease(folder) as owner:
         artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
         if (retry or extend) and not (folder / "sweep.json").exists():
             raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
@@ -160,7 +160,7 @@ def _run(
 
 
 def _report(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str) -> None:
-    table = report.write(folder, composed) if report and report.write else ""
+    table = report.write(folder, composed_guarantee) if report and report.write else ""
     try:
         artifact_sync.put(folder)
     except OSError as e:
@@ -186,13 +186,13 @@ def _close(
 def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
     from raydiff.runtime import tuner
     from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.progress import Progress
+    from raydiff.runtime.progress import SweepProgress
 
     since = time.monotonic()
     with cluster() as nodes:
         slot = tuner.check(planned, nodes)
         begin()
         print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
-        progress = Progress(planned)
+        progress = SweepProgress(planned)
         interrupted = tuner.run(planned, slot, progress)
         return Ended(planned.folder, interrupted, progress.failed > 0 or progress.no_capacity)

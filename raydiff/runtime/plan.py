@@ -31,10 +31,10 @@ COSTS = ("privacy/epsilon_server", "privacy/epsilon_outsiders", "comm/bytes_up")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class SweepRequest:
     """Options of `raydiff sweep`."""
 
-    given: Mapping[str, Any] = field(default_factory=dict)  # field path -> value in every trial
+    overrides: Mapping[str, Any] = field(default_factory=dict)  # field path -> value in every trial
     grid: Mapping[str, Sequence[Any]] | None = None  # axes in place of the study's
     baselines: bool = True  # whether to run the study's baselines too
     search: Search = "grid"
@@ -59,7 +59,7 @@ class Planned:
     base: Experiment
     trials: tuple[Experiment, ...]  # of a grid or random search; with Optuna, only the baselines
     secret: bytes  # the sweep's noise secret
-    asked: Asked = Asked()
+    asked: SweepRequest = SweepRequest()
     metric: str  # objective of Optuna and ASHA, and of the best trial shown; measured on the validation split
     lower_is_better: bool = True
     tuned: tuple[str, ...] = ()  # one line per method with the settings that `raydiff tune` has chosen
@@ -91,9 +91,9 @@ def experiment_of(config: Mapping[str, Any]) -> Experiment:
     return overrides.override(base, config.get("values", {}))  # type: ignore[no-any-return]
 
 
-def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
+def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:
     """Resolve every trial of the study for the sweep of this name. Raises ValueError for contradicting settings."""
-    base: Experiment = overrides.override(study.experiment, asked.given)
+    base: Experiment = overrides.override(study.experiment, asked.overrides)
     evaluation = base.evaluation or Evaluation()
     metric, lower = asked.metric or evaluation.metric, True
     if asked.metric is not None or asked.search in ("asha", "optuna"):  # Else it is only displayed.
@@ -101,15 +101,15 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
     _check(asked, base, metric)
     if asked.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
         base = overrides.override(base, {"evaluation.every": 1 if asked.search == "asha" else base.method.rounds})
-    beside = study.beside if asked.baselines and "method" not in asked.given else ()
+    beside = study.beside if asked.baselines and "method" not in asked.overrides else ()
     if asked.search in ("random", "optuna"):
         draws = _draw(asked.sample, asked.samples, base.seed) if asked.search == "random" else []
         planned = [overrides.override(base, values) for values in draws] + trials(base, {}, beside)[1:]
     elif asked.grid is not None:
         planned = trials(base, asked.grid, beside)
     else:
-        grid = {k: v for k, v in study.grid.items() if k not in asked.given and overrides.has_path(base, k)}
-        planned = trials(base, grid, beside) + study.others(asked.given, baselines=asked.baselines)
+        grid = {k: v for k, v in study.grid.items() if k not in asked.overrides and overrides.has_path(base, k)}
+        planned = trials(base, grid, beside) + study.others(asked.overrides, baselines=asked.baselines)
     methods.check_names([type(e.method) for e in planned])
     folder = sweep_folder.place(base, name)
     secret = trial.planned_secret(folder, base)
@@ -127,19 +127,19 @@ def plan(preset: str, study: Study, asked: Asked, *, name: str) -> Planned:
     )
 
 
-def _tuned(study: Study, asked: Asked) -> tuple[str, ...]:
+def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
     """One line per method with its tuned settings that are not overridden."""
     main = overrides.kind(type(study.experiment.method))
     lines = []
-    for name, settings in study.tuned.items() if "method" not in asked.given else ():
-        left = {path: v for path, v in settings.items() if name != main or path not in asked.given}
+    for name, settings in study.tuned.items() if "method" not in asked.overrides else ():
+        left = {path: v for path, v in settings.items() if name != main or path not in asked.overrides}
         if left and (name == main or asked.baselines):
             shown = (f"{path.removeprefix('method.')} {overrides.short(value)}" for path, value in left.items())
             lines.append(f"{name}: {', '.join(shown)}")
     return tuple(lines)
 
 
-def _check(asked: Asked, base: Experiment, metric: str) -> None:
+def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
     numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
     for option, value in numbers.items():
         if value is not None and not value > 0:

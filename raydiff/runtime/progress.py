@@ -24,7 +24,7 @@ from raydiff.storage import artifact_sync
 SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
 
-class Progress(tune.Callback):
+class SweepProgress(tune.Callback):
     """Prints Tune's events and the state of the sweep, and writes the outcomes of failed trials: a coordinator that was
     cut off by a network fails too, when the trial has long gone on elsewhere."""
 

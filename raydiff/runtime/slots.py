@@ -72,8 +72,8 @@ def fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
 def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> str:
     """Return the message that a trial does not fit on these nodes."""
     return (
-        f"one trial needs {say(total)} for {processes} processes, but the cluster has {say(total_of(nodes))} on "
-        f"{len(nodes)} node(s): lower runtime.workers, numerics.threads or the fractions of a GPU"
+        f"one trial needs {format_resources(total)} for {processes} processes, but the cluster has "
+        f"{format_resources(total_of(nodes))} on {len(nodes)} node(s): lower runtime.workers, numerics.threads or the fractions of a GPU"
     )
 
 
@@ -162,6 +162,6 @@ def total_of(nodes: Sequence[Resources]) -> dict[str, float]:
     return {k: sum(node.get(k, 0.0) for node in nodes) for k in ("CPU", "GPU")}
 
 
-def say(resources: Resources) -> str:
+def format_resources(resources: Resources) -> str:
     """Format resources as "2 CPU and 0.5 GPU"."""
     return " and ".join(f"{v:g} {k}" for k, v in resources.items())

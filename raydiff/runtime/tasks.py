@@ -17,7 +17,7 @@ from raydiff.results.finished import open_finished
 from raydiff.results.generation import Maker, Spread
 from raydiff.results.shadows import Attacked
 from raydiff.runtime.cluster import in_one_sentence, storage_is_shared
-from raydiff.runtime.slots import Resources, bundle, cap_memory, say, unplaced
+from raydiff.runtime.slots import Resources, bundle, cap_memory, format_resources, unplaced
 
 Do = Callable[[int], object]
 RESTARTS = 3  # of a worker that died, and of its current task
@@ -79,7 +79,7 @@ def _done(
     most = min(workers, len(numbers))
     count = most - unplaced([needed] * most, nodes)
     if not count:
-        raise ValueError(f"a worker needs {say(needed)} on one node, and no node has it: --workers 1 needs no Ray")
+        raise ValueError(f"no node has {format_resources(needed)} for a worker: --workers 1 needs no Ray")
     for folder in folders if len(nodes) > 1 else ():
         storage_is_shared(folder)
     cpu, gpu = needed["CPU"], needed.get("GPU", 0.0)

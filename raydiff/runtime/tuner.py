@@ -29,9 +29,9 @@ from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, search, sweep_folder
 from raydiff.runtime.cluster import NODE, grows, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
-from raydiff.runtime.coordinator import Federation
+from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.plan import Planned, written
-from raydiff.runtime.progress import Progress
+from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot
 from raydiff.storage import artifact_sync
 from raydiff.storage.staging import StorageCredentials
@@ -41,7 +41,7 @@ TUNE_SETTINGS = {
     "TUNE_DISABLE_STRICT_METRIC_CHECKING": "1",  # Validation distances come every few rounds only.
     "RAY_AIR_NEW_OUTPUT": "0",  # The new output prints tables even where verbose is 0.
     "TUNE_MAX_PENDING_TRIALS_PG": "200",  # `LimitedSearcher` limits them; Tune's limit for searchers is 1.
-    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `Progress.interrupt` handles it.
+    "TUNE_DISABLE_SIGINT_HANDLER": "1",  # `SweepProgress.interrupt` handles it.
 }
 """Tune's environment variables, where the user has not set them."""
 
@@ -62,11 +62,11 @@ def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     return shape
 
 
-def run(plan: Planned, shape: Slot, progress: Progress) -> bool:
+def run(plan: Planned, shape: Slot, progress: SweepProgress) -> bool:
     """Run the trials that have no outcome within the time budget. Returns whether an interrupt ended it."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
-    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `Progress` prints each error in a line.
+    logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
     with _signals_handled(progress.interrupt):
         _run_fits(plan, shape, progress)
@@ -85,7 +85,7 @@ def _signals_handled(interrupt: Callable[..., None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _run_fits(plan: Planned, shape: Slot, progress: Progress) -> None:
+def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
     deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
     scheduler, metric = None, search.metric(plan)
@@ -116,7 +116,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: Progress) -> None:
     _close(plan, progress, out_of_time=time.monotonic() >= deadline)
 
 
-def _without_outcome(plan: Planned, progress: Progress) -> tuple[list[Experiment], int]:
+def _without_outcome(plan: Planned, progress: SweepProgress) -> tuple[list[Experiment], int]:
     """Trials to run, interrupted ones first, and how many Optuna has suggested so far."""
     planned = {e.digest for e in plan.trials}
     files = sorted(plan.folder.glob("trials/*/config.json")) if plan.suggested else []
@@ -126,7 +126,7 @@ def _without_outcome(plan: Planned, progress: Progress) -> tuple[list[Experiment
     return pending, len(suggested)
 
 
-def _refitted(plan: Planned, shape: Slot, progress: Progress) -> Slot:
+def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
     """The slot with as many workers as still fit: their number changes no result. Raises ValueError where none fits."""
     free = replace(plan, base=overrides.override(plan.base, {"runtime.workers": None}))
     refitted = check(free, list(present(without=progress.left_out).values()))
@@ -136,7 +136,7 @@ def _refitted(plan: Planned, shape: Slot, progress: Progress) -> Slot:
     return refitted
 
 
-def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
+def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None:
     """Give every trial that began an outcome: the rest was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
@@ -154,14 +154,14 @@ def _close(plan: Planned, progress: Progress, *, out_of_time: bool) -> None:
             cut_short(folder, outcome, reason=reason)
 
 
-def _fit(plan: Planned, shape: Slot, progress: Progress, tuned: tune.TuneConfig) -> None:
+def _fit(plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
     controller = ConcurrencyController(plan, shape, progress)
     source: Any = tuned.search_alg
     tuned.search_alg = LimitedSearcher(source, controller)
-    trainable: Any = Federation
+    trainable: Any = Coordinator
     if credentials := StorageCredentials.of(plan.folder):  # Not in the config, which Tune writes to disk.
-        trainable = tune.with_parameters(Federation, credentials=credentials)
+        trainable = tune.with_parameters(Coordinator, credentials=credentials)
     where: dict[str, Any] = {"strategy": "PACK"}
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from raydiff import process
-from raydiff.experiment.trial import Trial, compute, localized, make_clients, make_instruments
+from raydiff.experiment.trial import Trial, compute, localize, make_clients, make_instruments
 from raydiff.federated import heartbeat
-from raydiff.federated.client import Client, noted, run_clients
+from raydiff.federated.client import Client, run_clients, write_ahead
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import UploadValidator, partial_sum
@@ -38,7 +38,7 @@ class Worker:
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
         """Host these clients with a fraction of a GPU; return this process's name in `heartbeat`. Raises GpuLost."""
-        trial = localized(trial)
+        trial = localize(trial)
         compute(trial.experiment)
         self._trial, self._messages = None, iter(())  # Unread messages hold the previous trial's clients.
         device_faults.check_gpu(gpu)
@@ -53,7 +53,7 @@ class Worker:
         """Return the first message of `Client.run` of each client, in messages of this age in seconds."""
         _, clients = self._hosted(digest, ids)
         results = self._explained(ids, number, run_clients(clients, tensors(server), number))
-        self._messages = _batches(noted(clients, number, results, alone=not seconds), seconds=seconds)
+        self._messages = _batches(write_ahead(clients, number, results, alone=not seconds), seconds=seconds)
         return self.more(digest)
 
     def sums(self, digest: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:

@@ -84,7 +84,7 @@ def get_sweep(sweep: Path) -> bool:
     return True
 
 
-def fetched(uri: str) -> Path:
+def fetch(uri: str) -> Path:
     """A path, or the folder into which a storage, sweep or trial of a bucket is downloaded for reading, apart from a
     driver's. Raises ValueError if there is no such sweep."""
     if not is_bucket(uri):

@@ -40,7 +40,7 @@ FILE = "{}/{:05d}-{:05d}.safetensors"  # clients or releases, client, round
 WRITERS = 8  # threads that write states: together they take a tenth of the time of one by one
 
 
-class Store:
+class Checkpoint:
     """The checkpoint of one trial. Cheap to create; not safe for several threads."""
 
     def __init__(self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None) -> None:

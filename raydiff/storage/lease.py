@@ -50,7 +50,7 @@ class Lease:
 
 
 @contextlib.contextmanager
-def held(sweep: Path) -> Iterator[Lease]:
+def hold_lease(sweep: Path) -> Iterator[Lease]:
     """Hold the lease of the sweep in this folder, which is created if needed, and removed if nothing was begun.
 
     A process that loses the lease, because it was suspended for long, is ended at once: an orderly end would overwrite

@@ -133,7 +133,7 @@ def _save_model(path: Path, sampler: Path, card: Mapping[str, Any], model: Any) 
     )
 
 
-def log_newcomer(
+def log_unseen_client(
     uri: str, parent: str, joining: Joining, rows: Sequence[Row], files: Sequence[Path], *, key: str, name: str
 ) -> str:
     """Log an unseen client that joined the run `parent` as a finished run below it, in place of an earlier one of this

@@ -13,14 +13,14 @@ from scipy import integrate, optimize, stats
 from raydiff.cli import account
 from raydiff.cli.options import parse
 from raydiff.privacy import accountants
-from raydiff.privacy.ledger import Exposed, Guarantee
+from raydiff.privacy.ledger import Exposure, Guarantee
 from raydiff.privacy.release import Relation
 
 LOCAL_CLIENT = "--unit client --trust local"
 
 
-def exposure(arguments: str) -> Exposed:
-    return parse(account.Options, arguments.split(), None).exposure
+def exposure(arguments: str) -> Exposure:
+    return parse(account.AccountOptions, arguments.split(), None).exposure
 
 
 def guarantee(arguments: str) -> Guarantee:

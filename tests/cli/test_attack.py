@@ -22,7 +22,7 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
-from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
+from raydiff.results.shadows import ROLES, Attacked, ShadowRequest, open_attacked
 
 ROOT = Path(__file__).resolve().parents[2]
 READINGS = ["loss", "quantile", "lira-offline", "rmia-offline", "lira-online", "rmia-online"]
@@ -46,7 +46,7 @@ def test_the_table_and_the_files(
     readings = content["readings"]
     assert content["privacy"] == "none" and content["request"]["timesteps"] == [4, 8]
     assert [f"{row['auc']:.3f}" for row in readings] == [line[2] for line in table]
-    attacked = open_attacked(Request(trial=copied.folder("localonly"), shadows=4, draws=1, timesteps=(4, 8)))
+    attacked = open_attacked(ShadowRequest(trial=copied.folder("localonly"), shadows=4, draws=1, timesteps=(4, 8)))
     target, outside = attacked.target(), attacked.role == 2
     losses = torch.stack([attacked.losses(i) for i in range(4)])
     columns = [lira.with_mean(target), quantile.scores(target, attacked.records.images, outside)]

@@ -27,8 +27,8 @@ from raydiff.report.after_sweep import FULL
 from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.plan import Planned
 from raydiff.storage.atomic_files import write_text
-from raydiff.storage.checkpoint import Store
-from raydiff.storage.lease import held
+from raydiff.storage.checkpoint import Checkpoint
+from raydiff.storage.lease import hold_lease
 
 SECRET = b"the noise secret"
 
@@ -116,7 +116,7 @@ def test_storage_that_is_full_in_the_middle_of_a_run(tmp_path, tiny, statuses, m
     def full(*_, **__):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "a file")
 
-    monkeypatch.setattr(Store, "save_server", full)
+    monkeypatch.setattr(Checkpoint, "save_server", full)
     monkeypatch.setattr(trial, "cut_short", full)
     with pytest.raises(ValueError, match=r"^the storage folder \S+/s cannot be written: No space left on device$"):
         rd.run(settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)}), name="s")
@@ -154,7 +154,7 @@ def test_a_config_that_cannot_be_read_is_named(tmp_path, text, message):
 
 @pytest.mark.parametrize(("job", "more"), [(run, ["--resume"]), (sweep, []), (sweep, ["--resume"])])
 def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path, job, more):
-    with held(tmp_path / "sweeps" / "mine"):
+    with hold_lease(tmp_path / "sweeps" / "mine"):
         before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
         with pytest.raises(ValueError, match=rf"^mine is being run by process {os.getpid()} on [^\n]*$"):
             job.main(["digits", "--name", "mine", "--runtime.storage", str(tmp_path), *more])
@@ -214,7 +214,7 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
 def test_nothing_to_retry_is_said(tmp_path, capsys):
     arguments = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
     study = names.PRESETS["digits"]()
-    planned = sweep.planned("digits", study, *parse_known(sweep.Options, arguments[1:], None, study.experiment))
+    planned = sweep.planned("digits", study, *parse_known(sweep.SweepOptions, arguments[1:], None, study.experiment))
     at = sweep_folder.folder(planned.base, "idle")
     this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
     sweep_folder.write(at, {**this, "experiment": "mine"}, planned.secret)
@@ -278,7 +278,9 @@ def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
 
 def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
-    planned = sweep.planned("digits", names.PRESETS["digits"](), parse(sweep.Options, ["--grid", "seed=0"], None), [])
+    planned = sweep.planned(
+        "digits", names.PRESETS["digits"](), parse(sweep.SweepOptions, ["--grid", "seed=0"], None), []
+    )
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 
 

@@ -10,7 +10,7 @@ import pytest
 import raydiff as rd
 from raydiff.cli import ls, rm
 from raydiff.experiment.overrides import override
-from raydiff.storage.lease import held
+from raydiff.storage.lease import hold_lease
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_what_would_be_lost_is_printed_and_goes_only_on_request(
     assert rm.main(["one", "--storage", str(storage)]) == 0
     output = capsys.readouterr().out
     assert "1 finished of 1" in output and "epsilon 9.71 (per example" in output and "nothing was removed" in output
-    with held(storage / "sweeps" / "one"), pytest.raises(ValueError, match="is being run by process"):
+    with hold_lease(storage / "sweeps" / "one"), pytest.raises(ValueError, match="is being run by process"):
         rm.main(["one", "--yes", "--storage", str(storage)])
     assert (storage / "sweeps" / "one" / "secret").exists()
     assert rm.main(["one", "--yes", "--storage", str(storage)]) == 0

@@ -99,7 +99,7 @@ def test_overrides_reach_every_study(data_root):
     _, study, rest = command.preset(
         ["reproduce", "--paper", "pdp", "--scale", "smoke", "--seed=7", "--runtime.storage=/elsewhere"]
     )
-    planned = sweep.planned("reproduce", study, *parse_known(sweep.Options, rest, None, study.experiment)).trials
+    planned = sweep.planned("reproduce", study, *parse_known(sweep.SweepOptions, rest, None, study.experiment)).trials
     assert {e.seed for e in planned} == {7}
     assert {e.runtime.storage for e in planned} == {"/elsewhere"}
     assert {e.evaluation.attack for e in planned} == {False, True}  # removal, and the attack beside it

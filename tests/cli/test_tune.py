@@ -61,7 +61,7 @@ def preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """`small` is a preset; gives the folder where what is chosen for it lies."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setitem(names.PRESETS, "small", lambda: tuning.used("small", study))
+    monkeypatch.setitem(names.PRESETS, "small", lambda: tuning.with_tuned("small", study))
     return tmp_path / "tuned"
 
 
@@ -140,7 +140,7 @@ def test_an_arm_that_is_to_be_as_written_keeps_its_settings(preset: Path) -> Non
     """Of the experiment's method, whose settings the others take from it, and of another."""
     kept(preset, CHOSEN)
     first, second = (Arm(method=m, changes={"method.rounds": 1}, as_written=True) for m in (None, FedProx))
-    used = tuning.used("small", lambda: replace(study(), beside=(*study().beside, first, second)))
+    used = tuning.with_tuned("small", lambda: replace(study(), beside=(*study().beside, first, second)))
     as_they_are = [arm.apply(used.experiment).method for arm in used.beside[-2:]]
     assert as_they_are == [arm.apply(study().experiment).method for arm in (first, second)]
 

@@ -9,7 +9,7 @@ import pytest
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Dirichlet, Entangled, MajorityMinority, Newcomers
-from raydiff.data.tables.read import Table
+from raydiff.data.tables.read import RawTable
 from raydiff.data.unseen_client import Choice
 from raydiff.evaluation.row_audit import RowAudit
 
@@ -23,11 +23,11 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (Data, {"fitted_on": "some"}, "data.fitted_on"),
     (Data, {"superclasses": "pair"}, "did you mean pairs"),
     (Data, {"superclasses": "zebra"}, "parity, pairs, cifar100, cifar100-10x2"),
-    (Table, {"source": ""}, "source"),
-    (Table, {"preset": "adlt"}, "preset"),
-    (Table, {"bins": 1}, "bins"),
-    (Table, {"columns": ("a", "a")}, "columns"),
-    (Table, {"label": "a", "columns": ("a", "b")}, "label"),
+    (RawTable, {"source": ""}, "source"),
+    (RawTable, {"preset": "adlt"}, "preset"),
+    (RawTable, {"bins": 1}, "bins"),
+    (RawTable, {"columns": ("a", "a")}, "columns"),
+    (RawTable, {"label": "a", "columns": ("a", "b")}, "label"),
     (Dirichlet, {"alpha": 0.0}, "partition.alpha"),
     (Dirichlet, {"alpha": math.nan}, "partition.alpha"),
     (MajorityMinority, {"ratio": 0.0}, "partition.ratio"),

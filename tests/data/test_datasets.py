@@ -74,11 +74,11 @@ def test_classes_that_nobody_names_are_those_of_public_records(tmp_path: Path) -
     assert said.startswith("none of the 6 public records has the label '2' of 1 parquet file")
     assert "raise data.public" in said and "data.fitted_on" in said
     everybody = load(replace(config, fitted_on="all"))
-    assert (everybody.found, everybody.learned) == (("label",), "the classes, taken from all records")
+    assert (everybody.fitted_columns, everybody.private_fit) == (("label",), "the classes, taken from all records")
     named = load(replace(config, name=str(tmp_path / "named")))
-    assert (named.found, named.learned, named.label_names) == ((), "", (("ant", "bee", "hiv"),))
+    assert (named.fitted_columns, named.private_fit, named.label_names) == ((), "", (("ant", "bee", "hiv"),))
     few = load(replace(config, name=str(tmp_path / "few")))
-    assert (few.found, few.learned, few.label_names) == (("label",), "", (("0", "1"),))
+    assert (few.fitted_columns, few.private_fit, few.label_names) == (("label",), "", (("0", "1"),))
 
 
 def test_the_public_rows_of_a_table_are_drawn_without_a_look_at_it(tmp_path: Path) -> None:

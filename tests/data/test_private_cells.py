@@ -22,8 +22,8 @@ from raydiff.data.source import Source
 from raydiff.data.tables import cells, rows_file
 from raydiff.data.tables.as_source import source
 from raydiff.data.tables.code_books import CODE_BOOKS
-from raydiff.data.tables.read import Table, read
-from raydiff.data.unseen_client import Choice, newcomer
+from raydiff.data.tables.read import RawTable, read
+from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.seeding import generator
 
 ROWS, PUBLIC, SEED = 24, 10, 3
@@ -172,7 +172,7 @@ def assert_same_but_for(row: int, one: Source, other: Source) -> None:
     assert torch.equal(one.public, other.public) and row not in one.public
     assert one.mapping.to_json() == other.mapping.to_json()
     assert rows_file.describe(one.mapping) == rows_file.describe(other.mapping)
-    said = [(s.says, s.notes, s.names, s.columns, s.found, s.own_test) for s in (one, other)]
+    said = [(s.says, s.notes, s.names, s.columns, s.fitted_columns, s.own_test) for s in (one, other)]
     assert said[0] == said[1]
 
 
@@ -204,7 +204,7 @@ def test_a_missing_cell_of_a_preset_takes_its_row_out_and_nothing_else(tmp_path:
         if place is not None:
             changed[5][place] = cell
         pd.DataFrame(changed, columns=list(known)).to_csv(path := tmp_path / "t.csv", index=False)
-        tables.append(read(Table(source=str(path), preset=name), public=PUBLIC, seed=SEED))
+        tables.append(read(RawTable(source=str(path), preset=name), public=PUBLIC, seed=SEED))
     rest = torch.arange(ROWS) != 5
     for table in tables[1:]:
         assert table.rows.tolist() == rest.nonzero()[:, 0].tolist()
@@ -253,7 +253,7 @@ def table_of(path: Path, **private_cells: str) -> Data:
 def load_public(lines: Sequence[dict[str, str]], path: Path) -> int:
     """The first row that is not public."""
     pd.DataFrame(lines).to_csv(path, index=False)
-    public = read(Table(source=str(path), label="pays"), public=20).public
+    public = read(RawTable(source=str(path), label="pays"), public=20).public
     assert public is not None
     return min(set(range(60)) - set(public.tolist()))
 
@@ -265,7 +265,7 @@ def test_a_new_client_has_rows_in_the_codes_of_the_run(tmp_path: Path, odd: dict
     dataset = load(data)
     whole = source(data.name, Path(data.name), data.labels, bins=None, public=20)
     assert whole.codes is not None
-    joins = newcomer(Choice(records=10), data, dataset, usual=10).records
+    joins = choose_client(Choice(records=10), data, dataset, usual=10).records
     assert not set(joins.numbers.tolist()) & set(dataset.splits["train"].numbers.tolist())
     assert torch.equal(joins.images[:, 0, 0].long(), whole.codes[joins.numbers])
     assert torch.equal(joins.labels, whole.labels[joins.numbers])
@@ -276,4 +276,4 @@ def test_a_new_client_brings_no_other_table(tmp_path: Path) -> None:
     lines = pd.read_csv(other.name).assign(age=range(100, 160))
     lines.to_csv(other.name, index=False)
     with pytest.raises(ValueError, match="a new client of a table has rows of the same file"):
-        newcomer(Choice(data=other.name), data, load(data), usual=10)
+        choose_client(Choice(data=other.name), data, load(data), usual=10)

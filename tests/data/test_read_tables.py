@@ -13,7 +13,7 @@ import torch
 
 from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
 from raydiff.data.tables.encode import MISSING, OTHER, Mapping
-from raydiff.data.tables.read import Encoded, Table, locate, read, read_again
+from raydiff.data.tables.read import Encoded, RawTable, locate, read, read_again
 
 on_disk = pytest.mark.skipif("RAYDIFF_DATA" not in os.environ, reason="RAYDIFF_DATA names no folder of data sets")
 
@@ -38,7 +38,7 @@ def csv(tmp_path: Path) -> str:
 def refusal(**fields: Any) -> str:
     """What is said of this table: one line."""
     with pytest.raises(ValueError) as error:
-        read(Table(**fields))
+        read(RawTable(**fields))
     assert "\n" not in str(error.value)
     return str(error.value)
 
@@ -52,7 +52,7 @@ def categories(table: Encoded) -> tuple[tuple[str, ...], ...]:
 
 
 def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
-    table = read(Table(source=csv, label="pays", bins=4))
+    table = read(RawTable(source=csv, label="pays", bins=4))
     assert table.columns == ("age", "sex")
     assert table.codes.dtype == torch.int64
     assert table.codes[:, 0].bincount().tolist() == [3, 3, 3, 3]
@@ -64,8 +64,8 @@ def test_numbers_are_cut_into_parts_as_equal_as_can_be(csv: str) -> None:
 
 
 def test_given_edges_belong_to_the_bin_above_them(csv: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Table, "given_edges", {"age": (25.0, 58.0)})
-    table = read(Table(source=csv, label="pays"))
+    monkeypatch.setattr(RawTable, "given_edges", {"age": (25.0, 58.0)})
+    table = read(RawTable(source=csv, label="pays"))
     assert table.codes[:, 0].tolist() == [0, 0, 1, 1, 1, 1, 1, 1, 1, 2, 2, 2]
 
 
@@ -75,7 +75,7 @@ def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
         values = (torch.rand(12, generator=rng) ** 4 * (1 + case % 13)).round().tolist()
         if len(set(values)) < 2:
             continue
-        table = read(Table(source=written(tmp_path / "t.csv", people(x=values)), columns=("x",), bins=2 + case % 4))
+        table = read(RawTable(source=written(tmp_path / "t.csv", people(x=values)), columns=("x",), bins=2 + case % 4))
         assert table.codes[:, 0].bincount(minlength=table.k).min() > 0, values
         assert table.k <= 2 + case % 4
 
@@ -83,7 +83,7 @@ def test_no_bin_is_empty_whatever_the_ties(tmp_path: Path) -> None:
 def test_missing_values_are_a_category_within_the_limit(tmp_path: Path) -> None:
     ages = [math.nan, *people()["age"][1:]]
     path = written(tmp_path / "t.csv", people(age=ages, town=["?", *"aaaabbbccde"]))
-    table = read(Table(source=path, columns=("age", "town"), bins=4))
+    table = read(RawTable(source=path, columns=("age", "town"), bins=4))
     assert list(map(len, categories(table))) == [4, 4]
     assert [names[-1] for names in categories(table)] == [MISSING, MISSING]
     assert table.codes[0].tolist() == [3, 3]
@@ -96,24 +96,24 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
     """Without a preset those that lack the label alone."""
     path = written(tmp_path / "t.csv", people(sex=["f", None, *["m"] * 10], pays=[None, "no", *["yes", "no"] * 5]))
     columns = ("age",)
-    table = read(Table(source=path, label="pays", columns=columns))
+    table = read(RawTable(source=path, label="pays", columns=columns))
     assert table.rows.tolist() == list(range(1, 12))  # a row without a label is of no use
-    table = read(Table(source=path, label="pays", columns=("age", "sex")))
+    table = read(RawTable(source=path, label="pays", columns=("age", "sex")))
     assert table.rows.tolist() == list(range(1, 12))
     path = written(tmp_path / "t.csv", people(sex=["f", None, *["m", "f"] * 5], pays=[None, "no", *["yes", "no"] * 5]))
     how = {"age": (30.0,), "sex": {"f": ("f",), "m": ("m",)}}
     monkeypatch.setitem(CODE_BOOKS, "mine", CodeBook(files=(), label="pays", classes=("no", "yes"), bins=3, read=how))
-    table = read(Table(source=path, preset="mine"))
+    table = read(RawTable(source=path, preset="mine"))
     assert table.rows.tolist() == list(range(2, 12))
     assert table.notes[0] == "rows with a missing value are left out"
     with pytest.raises(ValueError, match="has 1 of 12 rows without missing values"):
-        read(Table(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
+        read(RawTable(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
 
 
 def test_parquet_reads_as_csv_does(tmp_path: Path, csv: str) -> None:
     people().to_parquet(tmp_path / "people.parquet")
-    twin = read(Table(source=str(tmp_path / "people.parquet"), label="pays"))
-    other = read(Table(source=csv, label="pays"))
+    twin = read(RawTable(source=str(tmp_path / "people.parquet"), label="pays"))
+    other = read(RawTable(source=csv, label="pays"))
     assert torch.equal(twin.codes, other.codes) and torch.equal(twin.rows, other.rows) and twin.mapping == other.mapping
 
 
@@ -147,7 +147,7 @@ def test_a_private_record_changes_nothing_but_its_own_codes(tmp_path: Path, chan
     def table(name: str, frame: pd.DataFrame) -> Encoded:
         path = tmp_path / f"{name}.{suffix}"
         frame.to_csv(path, index=False) if suffix == "csv" else frame.infer_objects().to_parquet(path)
-        return read(Table(source=str(path), label="pays"), public=20)
+        return read(RawTable(source=str(path), label="pays"), public=20)
 
     one, other = table("one", crowd()), table("other", crowd(**PRIVATE[changed]))
     assert one.public is not None and other.public is not None
@@ -162,7 +162,7 @@ def test_a_private_record_changes_nothing_but_its_own_codes(tmp_path: Path, chan
 
 def test_what_no_public_row_has_goes_to_the_end_bin_or_to_one_category(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", crowd(age=987654.25, sex="x", rooms=None, pays="hiv"))
-    table = read(Table(source=path, label="pays"), public=20)
+    table = read(RawTable(source=path, label="pays"), public=20)
     age, sex, rooms = categories(table)
     assert table.labels is not None and table.mapping.label is not None
     assert (age[-1], sex, rooms) == (MISSING, ("f", "m", OTHER), ("1", "2", "3", OTHER))
@@ -171,18 +171,18 @@ def test_what_no_public_row_has_goes_to_the_end_bin_or_to_one_category(tmp_path:
         age[-2],
         *[OTHER] * 2,
     ]
-    assert (int(table.labels[7]), table.found) == (2, ("age", "sex", "rooms", "pays"))
+    assert (int(table.labels[7]), table.fitted_columns) == (2, ("age", "sex", "rooms", "pays"))
 
 
 def test_a_row_without_a_label_moves_no_public_row(tmp_path: Path) -> None:
-    whole = read(Table(source=written(tmp_path / "t.csv", crowd()), label="pays"), public=20)
-    less = read(Table(source=written(tmp_path / "u.csv", crowd(pays=None)), label="pays"), public=20)
+    whole = read(RawTable(source=written(tmp_path / "t.csv", crowd()), label="pays"), public=20)
+    less = read(RawTable(source=written(tmp_path / "u.csv", crowd(pays=None)), label="pays"), public=20)
     assert whole.public is not None and less.public is not None
     assert torch.equal(whole.rows[whole.public], less.rows[less.public]) and less.mapping == whole.mapping
 
 
 def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
-    config = Table(source=written(tmp_path / "t.csv", crowd()), label="pays")
+    config = RawTable(source=written(tmp_path / "t.csv", crowd()), label="pays")
     for public, says in (
         (0, "raise data.public, to fit them on public rows of t.csv"),
         (61, "too few for data.public=61"),
@@ -190,7 +190,7 @@ def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=says):
             read(config, public=public)
     with pytest.raises(ValueError, match="bins must be at least 3"):
-        read(Table(source=config.source, label="pays", bins=2), public=20)
+        read(RawTable(source=config.source, label="pays", bins=2), public=20)
     with pytest.raises(ValueError, match="label 'pays' has one value only in its public rows"):
         read(config, public=1)
 
@@ -200,7 +200,7 @@ def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
 
 def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
     path = written(tmp_path / "t.csv", people(town=[None, *"aaaabbbccde"]))
-    table = read(Table(source=path, label="pays", bins=4))
+    table = read(RawTable(source=path, label="pays", bins=4))
     table.mapping.save(tmp_path / "mapping.json")
     mapping = Mapping.load(tmp_path / "mapping.json")
     assert mapping == table.mapping
@@ -219,7 +219,7 @@ def test_the_mapping_is_saved_and_inverts_the_codes(tmp_path: Path) -> None:
 
 
 def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> None:
-    config = Table(source=csv, label="pays", bins=4)
+    config = RawTable(source=csv, label="pays", bins=4)
     mapping = read(config).mapping
     more = Path(written(tmp_path / "more.csv", people().iloc[6:].assign(age=19)))
     again = read_again(config, more, mapping)
@@ -280,7 +280,7 @@ def test_presets_give_every_category(name: str) -> None:
 @on_disk
 @pytest.mark.parametrize(("name", "shape"), [("adult", (30718, 9)), ("german", (1000, 10))])
 def test_presets_have_the_papers_sizes(name: str, shape: tuple[int, int]) -> None:
-    table = read(Table(source=name))
+    table = read(RawTable(source=name))
     assert tuple(table.codes.shape) == shape
     assert table.k == 5
     assert table.labels is not None
@@ -290,6 +290,6 @@ def test_presets_have_the_papers_sizes(name: str, shape: tuple[int, int]) -> Non
 
 @on_disk
 def test_adults_test_file_is_read_by_the_same_mapping() -> None:
-    config = Table(source="adult")
+    config = RawTable(source="adult")
     again = read_again(config, locate("adult", None, part=1), read(config).mapping)
     assert tuple(again.codes.shape) == (15315, 9)

@@ -12,7 +12,7 @@ from sklearn.datasets import load_digits
 from raydiff import tree
 from raydiff.data.datasets import SPLITS, Data, load
 from raydiff.data.superclasses import TABLES
-from raydiff.data.unseen_client import Choice, newcomer
+from raydiff.data.unseen_client import Choice, choose_client
 
 TARGET = torch.from_numpy(load_digits().target)
 REST: dict[str, Any] = {"public": 6, "validation": 6, "calibration": 3, "test": 9}
@@ -81,7 +81,7 @@ def test_public_and_a_new_clients_records_do_not_have_it() -> None:
     config = Data(superclasses="pairs", train=100)
     data = load(config)
     assert data.splits["public"].base is None
-    found = newcomer(Choice(classes=("2/3",)), config, data, usual=20)
+    found = choose_client(Choice(classes=("2/3",)), config, data, usual=20)
     assert found.records.base is None and found.held_out.base is None
     assert found.records.labels.unique().tolist() == [1] and len(found.records) == 20
 

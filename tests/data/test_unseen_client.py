@@ -10,7 +10,7 @@ import torch
 from sets import pictures, png, write
 
 from raydiff.data.datasets import Data, Dataset, load
-from raydiff.data.unseen_client import Choice, Newcomer, newcomer
+from raydiff.data.unseen_client import Choice, UnseenClient, choose_client
 
 CAPPED: dict[str, Any] = {"train": 60, "public": 80, "validation": 60, "calibration": 20, "test": 100}
 UNUSED = 1797 - 320
@@ -19,8 +19,8 @@ SMALL: dict[str, Any] = {"public": 6, "validation": 9, "calibration": 3, "test":
 NAMES = ["ant", "bee", "cat"]
 
 
-def joins(of: Data, usual: int = 30, **choice: Any) -> Newcomer:
-    return newcomer(Choice(**choice), of, load(of), usual=usual)
+def joins(of: Data, usual: int = 30, **choice: Any) -> UnseenClient:
+    return choose_client(Choice(**choice), of, load(of), usual=usual)
 
 
 def refusal(of: Data, **choice: Any) -> str:

@@ -31,7 +31,7 @@ from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Diverged, Fitted, Task, Training, optimize
 from raydiff.privacy.release import Gaussian
 from raydiff.seeding import generator
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 __all__ = ["experiment", "method"]
@@ -134,14 +134,14 @@ def test_a_run_resumes_after_each_commit(method: Method, tmp_path: Path, figure:
     """What is stored is sent again bit for bit, whatever the GPU computes the second time; the ledger is the same, and
     the model is that of the undisturbed run to rounding."""
 
-    def run(store: Store | None) -> Any:
+    def run(store: Checkpoint | None) -> Any:
         return rounds(method, pool(method, store=store), keys=KEYS, store=store)
 
     *_, whole = run(None)
     same_bits = []
     first = tree.without(SERVER_ONLY, method.init_server(None, generator(KEYS.seed, "server", "init")))
     for done in range(method.rounds + 1):
-        store = Store(tmp_path / str(done))
+        store = Checkpoint(tmp_path / str(done))
         running = run(store)
         server = [first, *(progress.sent for progress in itertools.islice(running, done))][-1]
         running.close()
@@ -151,7 +151,7 @@ def test_a_run_resumes_after_each_commit(method: Method, tmp_path: Path, figure:
             if isinstance(sent.release.event, Gaussian):
                 assert tree.digest(sent.release.value) == tree.digest(again.release.value)
                 assert metrics["upload/resent"] == 1.0
-        *_, last = run(Store(tmp_path / str(done)))
+        *_, last = run(Checkpoint(tmp_path / str(done)))
         assert last.ledger == whole.ledger
         apart = {k: v.float() for k, v in last.server.items() if v.is_floating_point()}
         expected = {k: whole.server[k].float() for k in apart}  # Nothing where the server has no model.

@@ -35,7 +35,7 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy import accountants, aggregate, canaries, client_level, ghost_clipping, tradeoff
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.ledger import Exposed
+from raydiff.privacy.ledger import Exposure
 from raydiff.privacy.one_run import coins
 from raydiff.privacy.release import Event, Gaussian, Trust, already_private
 from raydiff.seeding import NoiseStream, generator
@@ -80,7 +80,7 @@ def test_the_sketch_s_canaries_are_the_worst_pair() -> None:
     subject = canary_subjects.subject(method, None)
     seen = subject.send(3 * torch.ones(1, 1, 64), SILENT)
     assert float(seen.norm()) == pytest.approx(method.sensitivity / 2, rel=1e-4)
-    assert Exposed(subject.ledger).mu() == pytest.approx(accountants.mu_for(10.0, 1e-5), rel=1e-6)
+    assert Exposure(subject.ledger).mu() == pytest.approx(accountants.mu_for(10.0, 1e-5), rel=1e-6)
 
 
 def test_of_votes_the_canaries_see_every_round() -> None:
@@ -89,7 +89,7 @@ def test_of_votes_the_canaries_see_every_round() -> None:
     subject = canary_subjects.subject(method, None)
     seen = subject.send(3 * torch.ones(1, 1, 64), SILENT)
     assert float(seen.norm()) == pytest.approx(4 * math.sqrt(2) / 2)
-    assert Exposed(subject.ledger).mu() == pytest.approx(accountants.mu_for(3.0, 1e-5), rel=1e-6)
+    assert Exposure(subject.ledger).mu() == pytest.approx(accountants.mu_for(3.0, 1e-5), rel=1e-6)
 
 
 def test_a_method_that_leaks_ends_with_1(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,7 +208,7 @@ def test_what_is_wrong_with_the_votes_of_later_rounds_is_flagged(fault: str, mon
 def test_feddistr_sends_canaries_as_its_prompts(latent_model: LatentModel) -> None:
     method = FedDistr(model=latent_model, clusters=3, epsilon=5.0, clip=2.0)
     subject = canary_subjects.subject(method, None)
-    assert subject.shape[0] == 3 and Exposed(subject.ledger).mu() == pytest.approx(
+    assert subject.shape[0] == 3 and Exposure(subject.ledger).mu() == pytest.approx(
         accountants.mu_for(5.0, 1e-5), rel=1e-6
     )
     seen = subject.send(torch.ones(2, *subject.shape), SILENT)

@@ -11,7 +11,7 @@ from raydiff.evaluation.attacks.membership import (
     COMBINED,
     ENOUGH,
     ROLES,
-    Attack,
+    AttackResult,
     _auc,
     _rate,
     attack,
@@ -25,7 +25,7 @@ def column(*scores: float) -> Tensor:
     return torch.tensor(scores)[:, None]
 
 
-def run(calibration: tuple[Tensor, Tensor], evaluation: tuple[Tensor, Tensor]) -> Attack:
+def run(calibration: tuple[Tensor, Tensor], evaluation: tuple[Tensor, Tensor]) -> AttackResult:
     return attack(
         calibration_members=calibration[0],
         calibration_nonmembers=calibration[1],

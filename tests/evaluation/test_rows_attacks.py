@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raydiff.evaluation.attacks import anonymeter, closest, domias, gower
 from raydiff.evaluation.attacks.anonymeter import Risk
-from raydiff.evaluation.attacks.membership import Attack, wilson
+from raydiff.evaluation.attacks.membership import AttackResult, wilson
 from raydiff.evaluation.attacks.membership import attack as judge
 from raydiff.seeding import generator
 
@@ -69,7 +69,7 @@ def test_the_nearest_is_one_of_equals_by_lot() -> None:
 # --- copies are found, strangers are not ---
 
 
-def of_domias(made: Tensor) -> Attack:
+def of_domias(made: Tensor) -> AttackResult:
     inside, outside = (
         domias.scores(records, made=made, reference=REFERENCE, spans=SPANS) for records in (MEMBERS, NONMEMBERS)
     )

@@ -30,7 +30,7 @@ from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
 from raydiff.results.finished import open_finished
-from raydiff.results.generation import Request, write
+from raydiff.results.generation import GenerationRequest, write
 from raydiff.seeding import generator
 
 MODEL = DiscreteDiffusion(hidden=32, layers=3, steps=5)
@@ -205,7 +205,7 @@ def test_methods_train_on_a_table_from_start_to_end(name: str, experiment: Exper
     done = open_finished(opened.folder)
     for client in (1,) if name == "localonly" else (1, None):
         out = tmp_path / str(client)
-        privacy = write(done, client, out, Request(num=6, per_class=True), code={})
+        privacy = write(done, client, out, GenerationRequest(num=6, per_class=True), code={})
         assert privacy == ("none" if client is not None else str(done.published))
         assert json.loads((out / "card.json").read_text())["privacy"] == privacy
         made = pd.read_csv(out / "rows.csv")

@@ -20,7 +20,7 @@ from raydiff.cli import budget as budget_command
 from raydiff.data import datasets
 from raydiff.data.partition import ByClass, Iid
 from raydiff.experiment import spending, trial
-from raydiff.experiment.client_records import units_of
+from raydiff.experiment.client_records import privacy_units
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.experiment.trial import Trial, open_trial
@@ -37,7 +37,7 @@ from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import Budget, compose
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
-from raydiff.results.spent import composed
+from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import launch
 from raydiff.runtime.plan import Planned
 from raydiff.storage.append_log import BudgetLog
@@ -190,9 +190,9 @@ def test_units_are_told_apart_by_their_rows_and_by_nothing_else(
     cut = replace(tiny.data, split_seed=seed, public=public, test=test, validation=validation)
     other = replace(tiny, data=cut, seed=9, clients=tiny.clients)
     rows = [set(datasets.load(e.data).splits["public"].numbers.tolist()) for e in (tiny, other)]
-    digests = [units_of(e, "example", b"key")["digest"] for e in (tiny, other)]
+    digests = [privacy_units(e, "example", b"key")["digest"] for e in (tiny, other)]
     assert (digests[0] == digests[1]) == (rows[0] == rows[1])
-    assert units_of(tiny, "example", b"other")["digest"] != digests[0]  # Nothing can be tried without the key.
+    assert privacy_units(tiny, "example", b"other")["digest"] != digests[0]  # Nothing can be tried without the key.
 
 
 def test_records_under_a_budget_are_no_public_ones_elsewhere(
@@ -335,7 +335,9 @@ def test_a_sweep_that_goes_on_is_refused_trial_by_trial(protocol: Experiment, tm
     outcomes = [Trial(experiment, plan.folder).outcome() or {} for experiment in plan.trials]
     assert [outcome["outcome"] for outcome in outcomes] == ["finished", "finished", "failed", "failed"]
     assert "would overspend the budget" in outcomes[2]["reason"] and outcomes[2]["reason"].startswith("PFDM trial s/")
-    assert composed(plan.folder).startswith("no composed epsilon: trials were added when others had been seen")
+    assert composed_guarantee(plan.folder).startswith(
+        "no composed epsilon: trials were added when others had been seen"
+    )
 
 
 # --- damage ---

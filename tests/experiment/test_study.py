@@ -7,7 +7,7 @@ from dataclasses import replace
 from raydiff.experiment.overrides import override
 from raydiff.experiment.presets import PRESETS
 from raydiff.experiment.study import varying
-from raydiff.lookup import telling
+from raydiff.lookup import distinguishing_fields
 from raydiff.methods.localonly import LocalOnly
 
 BASE = PRESETS["digits"]().experiment
@@ -15,9 +15,9 @@ BASE = PRESETS["digits"]().experiment
 
 def test_fields_that_follow_from_others_tell_nothing() -> None:
     settings = [{"a": 1, "b": "x", "c": 1}, {"a": 2, "b": "y", "c": 1}, {"a": 2, "b": "y", "c": 2}, {"a": 2, "b": "y"}]
-    assert telling(settings, ["a", "b", "c"]) == ["a", "c"]
-    assert telling(settings, ["c", "b", "a"]) == ["c", "b"]
-    assert telling(settings[:1], ["a", "b", "c"]) == []
+    assert distinguishing_fields(settings, ["a", "b", "c"]) == ["a", "c"]
+    assert distinguishing_fields(settings, ["c", "b", "a"]) == ["c", "b"]
+    assert distinguishing_fields(settings[:1], ["a", "b", "c"]) == []
 
 
 def test_a_trial_is_called_by_what_tells_it_from_others_of_its_method() -> None:

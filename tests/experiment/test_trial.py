@@ -37,7 +37,7 @@ from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy import accountants, client_level, gaussian
 from raydiff.privacy.ceilings import AboveCeiling
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.ledger import Exposed, Ledger, PrivacyOdometer
+from raydiff.privacy.ledger import Exposure, Ledger, PrivacyOdometer
 from raydiff.privacy.release import Gaussian, disclose
 from raydiff.results.finished import open_finished
 
@@ -92,7 +92,7 @@ def test_privacy_comes_from_the_ledger(finished: Finished) -> None:
     assert 0 < epsilon <= 10
     assert all(r["privacy/epsilon_server"] == r["privacy/epsilon_outsiders"] == epsilon for r in results)
     assert all(0.5 < r["privacy/auc_ceiling"] < 1 and r["comm/bytes_up"] == ledger.bytes_up for r in results)
-    assert all(r["privacy/mu"] == Exposed(ledger).mu() for r in results)
+    assert all(r["privacy/mu"] == Exposure(ledger).mu() for r in results)
 
 
 def _dpsgd(experiment: Experiment) -> Experiment:

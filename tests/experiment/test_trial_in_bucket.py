@@ -26,10 +26,10 @@ from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.release import Gaussian, already_private
 from raydiff.report import load
 from raydiff.results.finished import open_finished
-from raydiff.results.spent import composed
+from raydiff.results.spent import composed_guarantee
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import LeaseLost
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.storage.object_store import ObjectStore, Unreachable
 
 WRITES = ("put", "put_if_absent", "delete")
@@ -41,14 +41,14 @@ class Died(BaseException):
 
 def dies_in_round(number: int, patch: pytest.MonkeyPatch) -> None:
     """From now on the process dies at the commit of this round."""
-    commit = Store.commit
+    commit = Checkpoint.commit
 
-    def dying(self: Store, current: int, record: dict[str, object]) -> None:
+    def dying(self: Checkpoint, current: int, record: dict[str, object]) -> None:
         if current == number:
             raise Died
         commit(self, current, record)
 
-    patch.setattr(Store, "commit", dying)
+    patch.setattr(Checkpoint, "commit", dying)
 
 
 def killed(experiment: Experiment, storage: str, number: int = 2) -> Trial:
@@ -196,7 +196,7 @@ def test_who_writes_to_the_bucket_names_no_trial_elsewhere(noised, machine):
     publish(through(begun(noised, uri)), trials=["../../other"])
     machine()
     with pytest.raises(ValueError, match=r"trials is damaged: no trial can be called '../../other'"):
-        artifact_sync.fetched(f"{uri}/sweeps/lab")
+        artifact_sync.fetch(f"{uri}/sweeps/lab")
 
 
 def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, machine, monkeypatch, command):
@@ -209,13 +209,13 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     monkeypatch.delenv(staging.SECRET, raising=False)
     code, out, err = command("ls", "lab", "--storage", uri)
     assert code == 0 and "finished" in out and "not ended" in out, err
-    table = load.runs(artifact_sync.fetched(f"{uri}/sweeps/lab")).set_index("digest")
+    table = load.runs(artifact_sync.fetch(f"{uri}/sweeps/lab")).set_index("digest")
     assert table["outcome"].to_dict() == {this.folder.name: "finished", other.folder.name: "unfinished"}
     assert table["server/epsilon"][this.folder.name] < 50 and table["server/epsilon"][other.folder.name] == math.inf
     code, _, err = command("generate", f"lab/{this.folder.name}", "--storage", uri, "--num", 4, "--out", "x")
     assert code == 2 and "RAYDIFF_NOISE_SECRET" in err and err.count("\n") == 1
     monkeypatch.setenv(staging.SECRET, SECRET.hex())
-    read_back = open_finished(artifact_sync.fetched(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
+    read_back = open_finished(artifact_sync.fetch(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
     assert tree.digest(read_back.server) and read_back.client(2).is_trained(2)
     code, _, err = command("report", f"{uri}/sweeps/none")
     assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
@@ -238,7 +238,7 @@ def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine
     sweep = staging.root(uri) / "sweeps" / "lab"
     artifact_sync.get_sweep(sweep)
     trial.keep_secret(sweep, SECRET)
-    assert composed(sweep) == composed(folder.sweep)
+    assert composed_guarantee(sweep) == composed_guarantee(folder.sweep)
     assert begun(noised, uri).outcome() is None  # It goes on, and will have another.
 
 

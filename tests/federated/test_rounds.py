@@ -26,7 +26,7 @@ from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, already_private, disclose
 from raydiff.storage.atomic_files import LeaseLost
-from raydiff.storage.checkpoint import INITIAL, Store
+from raydiff.storage.checkpoint import INITIAL, Checkpoint
 from raydiff.storage.local import LocalFolder
 from raydiff.tree import Params
 
@@ -110,18 +110,18 @@ class Walk(Method):
         return Deployed({"only": sample})
 
 
-def pool(method: Any, store: Store | None = None, *, clients: Iterable[int] = range(3)) -> LocalExecutor:
+def pool(method: Any, store: Checkpoint | None = None, *, clients: Iterable[int] = range(3)) -> LocalExecutor:
     return LocalExecutor(
         [Client(i, method, records_of(i), keys=KEYS, store=store) for i in clients],
         lambda split: lambda deployed, records, rng: (split, len(records), float(torch.rand((), generator=rng))),
     )
 
 
-def run(method: Any, store: Store | None = None, **options: Any) -> list[Progress]:
+def run(method: Any, store: Checkpoint | None = None, **options: Any) -> list[Progress]:
     return list(rounds(method, pool(method, store), keys=KEYS, store=store, **options))
 
 
-def take(method: Any, store: Store, count: int) -> list[Progress]:
+def take(method: Any, store: Checkpoint, count: int) -> list[Progress]:
     """The first `count` rounds; then the process is gone."""
     running = rounds(method, pool(method, store), keys=KEYS, store=store)
     done = list(itertools.islice(running, count))
@@ -256,8 +256,8 @@ def test_keys_do_not_print_their_secret() -> None:
 def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, done: int, private: bool) -> None:
     method = Walk(private=private)
     whole = run(method)
-    first = take(method, Store(tmp_path), done)
-    rest = run(method, Store(tmp_path))
+    first = take(method, Checkpoint(tmp_path), done)
+    rest = run(method, Checkpoint(tmp_path))
     assert [p.resumed for p in rest] == [True] + [False] * (4 - done)
     assert [p.number for p in rest] == list(range(done - 1, 4))
     assert rest[0].metrics == first[-1].metrics
@@ -267,7 +267,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, done: int, priva
 @pytest.mark.parametrize("private", [True, False])
 def test_beyond_what_may_be_in_memory_states_are_read_from_the_store_again(tmp_path: Path, private: bool) -> None:
     """Of three clients whose states are 8 bytes, and of two rounds each, the memory has room for one and a half."""
-    method, store, cache = Walk(private=private), Store(tmp_path, tmp_path / "cache"), StateCache(24)
+    method, store, cache = Walk(private=private), Checkpoint(tmp_path, tmp_path / "cache"), StateCache(24)
     clients = [Client(i, method, records_of(i), keys=KEYS, store=store, state_cache=cache) for i in range(3)]
     evicting, whole = rounds(method, LocalExecutor(clients), keys=KEYS, store=store), run(Walk(private=private))
     for one, other in zip(evicting, whole, strict=True):
@@ -288,7 +288,7 @@ class Killed(Exception):
     """The process is gone."""
 
 
-class Fragile(Store):
+class Fragile(Checkpoint):
     """Goes down at a commit."""
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
@@ -309,12 +309,12 @@ def test_a_round_without_its_commit_did_not_happen(tmp_path: Path) -> None:
     method = Walk()
     whole = run(method)
     assert [p.number for p in killed_before_commit_2(method, tmp_path)] == [0, 1]
-    rest = run(method, Store(tmp_path))
+    rest = run(method, Checkpoint(tmp_path))
     assert rest[0].resumed and [p.number for p in rest] == [1, 2, 3]
     assert all(same(a, b) for a, b in zip(rest, whole[1:], strict=True))
 
 
-def uploads(method: Any, store: Store, number: int) -> list[Upload]:
+def uploads(method: Any, store: Checkpoint, number: int) -> list[Upload]:
     server = store.load_server(number - 1)
     return [upload for upload, _ in pool(method, store).run(range(3), tree.without(SERVER_ONLY, server), number)]
 
@@ -322,7 +322,7 @@ def uploads(method: Any, store: Store, number: int) -> list[Upload]:
 def test_a_replayed_round_resends_the_stored_bytes_even_if_training_is_not_deterministic(tmp_path: Path) -> None:
     method = Walk(careless=True)
     killed_before_commit_2(method, tmp_path)
-    store = Store(tmp_path)
+    store = Checkpoint(tmp_path)
     sent = [(store.load_sent(i, 2) or (None,))[0] for i in range(3)]
     trained = len(method.seen)
     again = uploads(method, store, 2)
@@ -342,26 +342,26 @@ def test_a_state_that_is_lost_before_its_round_counts_is_made_again_and_the_stor
     """As a loss of power may leave it: whole, cut, or not there, beside an upload that was brought to the disk."""
     whole = run(Walk())
     killed_before_commit_2(Walk(), tmp_path)
-    state, sent = tmp_path / "clients" / "00001-00002.safetensors", (Store(tmp_path).load_sent(1, 2) or (None,))[0]
+    state, sent = tmp_path / "clients" / "00001-00002.safetensors", (Checkpoint(tmp_path).load_sent(1, 2) or (None,))[0]
     if left is None:
         state.unlink()
     else:
         os.truncate(state, left)
-    careless = uploads(Walk(careless=True), Store(tmp_path), 2)[1].release
+    careless = uploads(Walk(careless=True), Checkpoint(tmp_path), 2)[1].release
     assert sent is not None and tree.digest(careless.value) == tree.digest(sent.value)
-    assert all(same(a, b) for a, b in zip(run(Walk(), Store(tmp_path)), whole[1:], strict=True))
+    assert all(same(a, b) for a, b in zip(run(Walk(), Checkpoint(tmp_path)), whole[1:], strict=True))
 
 
 def everything_else(root: Path) -> Callable[[], list[Progress]]:
     """Another process that does all the rounds of the same trial."""
-    return lambda: run(Walk(careless=True), Store(root))
+    return lambda: run(Walk(careless=True), Checkpoint(root))
 
 
 @pytest.mark.parametrize("number", range(4))
 def test_for_a_round_that_counts_nothing_is_drawn(tmp_path: Path, number: int) -> None:
     """The other's commit has taken away what was sent: drawn again, the same noise would be on another value."""
     method = Walk(careless=True)
-    left_over = Client(1, method, records_of(1), keys=KEYS, store=Store(tmp_path))
+    left_over = Client(1, method, records_of(1), keys=KEYS, store=Checkpoint(tmp_path))
     everything_else(tmp_path)()
     with pytest.raises(LeaseLost, match=f"^round {number} of "):
         left_over.run({"sum": torch.zeros(1)}, number)
@@ -386,7 +386,9 @@ def test_who_stores_while_another_commits_sends_nothing(
 
     monkeypatch.setattr(LocalFolder, "put_if_absent", put)
     with pytest.raises(LeaseLost):
-        Client(1, Walk(careless=True), records_of(1), keys=KEYS, store=Store(tmp_path)).run({"sum": torch.zeros(1)}, 0)
+        Client(1, Walk(careless=True), records_of(1), keys=KEYS, store=Checkpoint(tmp_path)).run(
+            {"sum": torch.zeros(1)}, 0
+        )
 
 
 def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path: Path) -> None:
@@ -402,8 +404,8 @@ def test_of_two_drivers_of_one_trial_at_most_one_value_leaves_a_client(tmp_path:
 
         def driver(root: Path = root, of: Any = Noted) -> Iterator[Progress]:
             method = Walk(careless=True, rounds=2, participating_rounds=2)
-            clients = [Client(i, method, records_of(i), keys=KEYS, store=Store(root)) for i in range(2)]
-            return rounds(method, of(clients), keys=KEYS, store=Store(root))
+            clients = [Client(i, method, records_of(i), keys=KEYS, store=Checkpoint(root)) for i in range(2)]
+            return rounds(method, of(clients), keys=KEYS, store=Checkpoint(root))
 
         drivers = [driver(), driver()]
         for i in order:
@@ -417,8 +419,8 @@ def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_pat
     def lost() -> None:
         raise LeaseLost("another driver runs it")
 
-    first = run(Walk(rounds=1), Store(tmp_path))
-    theirs = Store(tmp_path, guard=lost)
+    first = run(Walk(rounds=1), Checkpoint(tmp_path))
+    theirs = Checkpoint(tmp_path, guard=lost)
     client = Client(1, Walk(private=False), records_of(1), keys=KEYS, store=theirs)
     for act in (
         lambda: client.run(first[0].sent, 1),
@@ -430,13 +432,13 @@ def test_a_process_whose_driver_lost_the_sweep_sends_and_commits_nothing(tmp_pat
     ):
         with pytest.raises(LeaseLost, match=r"^another driver runs it$"):
             act()
-    assert Store(tmp_path).last_commit() is not None and not list(tmp_path.glob("*-00001*"))
+    assert Checkpoint(tmp_path).last_commit() is not None and not list(tmp_path.glob("*-00001*"))
 
 
 def test_a_replayed_round_is_in_the_ledger_once(tmp_path: Path) -> None:
     method = Walk(careless=True)
     killed_before_commit_2(method, tmp_path)
-    rest = run(method, Store(tmp_path))
+    rest = run(method, Checkpoint(tmp_path))
     assert [(e.round, e.client) for e in rest[-1].ledger.entries] == [(n, c) for n in range(4) for c in range(3)]
     assert rest[1].metrics["upload/resent"] == 1.0 and "upload/resent" not in rest[2].metrics
 
@@ -444,8 +446,8 @@ def test_a_replayed_round_is_in_the_ledger_once(tmp_path: Path) -> None:
 def test_the_losses_of_a_replayed_round_are_of_all_clients(tmp_path: Path) -> None:
     """One had stored what it sends when the process was killed; the others train in the next one."""
     whole = run(Walk())[0].metrics
-    Client(2, Walk(), records_of(2), keys=KEYS, store=Store(tmp_path)).run({"sum": torch.zeros(1)}, 0)
-    replayed = run(Walk(), Store(tmp_path))[0].metrics
+    Client(2, Walk(), records_of(2), keys=KEYS, store=Checkpoint(tmp_path)).run({"sum": torch.zeros(1)}, 0)
+    replayed = run(Walk(), Checkpoint(tmp_path))[0].metrics
     assert replayed["client/2/upload/resent"] == 1.0 and "client/1/upload/resent" not in replayed
     losses = {k: v for k, v in whole.items() if k.endswith("train/loss")}
     assert losses["train/loss"] == 1.0 and losses.items() <= replayed.items()
@@ -456,8 +458,8 @@ def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: 
     method = Walk()
     killed_before_commit_2(method, tmp_path)
     method.seen.clear()
-    clients = pool(method, Store(tmp_path))
-    for progress in rounds(method, clients, keys=KEYS, store=Store(tmp_path)):
+    clients = pool(method, Checkpoint(tmp_path))
+    for progress in rounds(method, clients, keys=KEYS, store=Checkpoint(tmp_path)):
         list(clients.evaluate(clients.clients, progress.sent, progress.number, "validation"))
     assert [s[2] for s in method.seen if s[0] == "deploy"] == [2] * 3 + [3] * 3 + [4] * 3
     assert [s[4] for s in method.seen if s[0] == "update"] == [3] * 3
@@ -473,7 +475,7 @@ def test_a_method_that_does_not_state_what_it_sends_costs_everything() -> None:
 
 
 def computed(
-    method: Any, store: Store, *, keys: Keys = KEYS, records: Callable[[int], Records] = lambda i: records_of(i)
+    method: Any, store: Checkpoint, *, keys: Keys = KEYS, records: Callable[[int], Records] = lambda i: records_of(i)
 ) -> int:
     """How many of two clients compute their first state."""
     method.seen.clear()
@@ -484,7 +486,7 @@ def computed(
 
 def test_first_states_are_shared_between_trials_that_agree_in_what_they_depend_on(tmp_path: Path) -> None:
     cache = tmp_path / "cache"
-    trials = (Store(tmp_path / str(n), cache) for n in itertools.count())
+    trials = (Checkpoint(tmp_path / str(n), cache) for n in itertools.count())
     assert computed(Walk(), next(trials)) == 2
     assert computed(Walk(rounds=9, private=False), next(trials), keys=replace(KEYS, digest="another")) == 0
     assert computed(Walk(init_key="another"), next(trials)) == 2
@@ -497,7 +499,7 @@ def test_first_states_are_shared_between_trials_that_agree_in_what_they_depend_o
 
 def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
     def client(root: Path, method: Any = Walk()) -> Client:
-        return Client(0, method, records_of(0), keys=KEYS, store=Store(root, tmp_path / "cache"))
+        return Client(0, method, records_of(0), keys=KEYS, store=Checkpoint(root, tmp_path / "cache"))
 
     first = client(tmp_path / "a")
     assert not first.is_trained(0) and not (tmp_path / "cache").exists()
@@ -505,21 +507,21 @@ def test_a_client_knows_what_it_would_have_to_train(tmp_path: Path) -> None:
     assert first.is_trained(0) and client(tmp_path / "b").is_trained(0)  # at hand; in the cache
     assert not client(tmp_path / "b", Walk(init_key="another")).is_trained(0)
     assert client(tmp_path / "b", Walk(init_key=None)).is_trained(0)  # nothing worth keeping
-    store = Store(tmp_path / "c")
+    store = Checkpoint(tmp_path / "c")
     store.save_client(0, 2, {"n": torch.ones(1)})
     store.commit(2, {})
-    alone = Client(0, Walk(), records_of(0), keys=KEYS, store=Store(tmp_path / "c"))
+    alone = Client(0, Walk(), records_of(0), keys=KEYS, store=Checkpoint(tmp_path / "c"))
     assert alone.is_trained(2) and not alone.is_trained(1)
 
 
 def test_a_first_state_in_parts_goes_on_where_it_was_killed(tmp_path: Path) -> None:
-    def first(method: Walk, store: Store | None) -> Params:
+    def first(method: Walk, store: Checkpoint | None) -> Params:
         client = Client(0, method, records_of(0), keys=KEYS, store=store)
         client.run({"sum": torch.zeros(1)}, 0)
         return client.state(0)
 
     whole = first(Walk(init_parts=4), None)
-    store, method = Store(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=4, dies=2)
+    store, method = Checkpoint(tmp_path / "a", tmp_path / "cache"), Walk(init_parts=4, dies=2)
     with pytest.raises(KeyboardInterrupt):
         first(method, store)
     again = Walk(init_parts=4)

@@ -46,7 +46,7 @@ from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import covers
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, Nothing
 from raydiff.seeding import NoiseStream, generator
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 KEYS = Keys(0, b"0123456789abcdef", "digest")
@@ -163,11 +163,11 @@ def records(client: int, *, blank: bool = False) -> Records:
     return Records(images * (0.0 if blank else 1.0), torch.randint(10, (12, 1), generator=rng), torch.arange(12))
 
 
-def pool(method: Method, keys: Keys = KEYS, store: Store | None = None, *, blank: bool = False) -> LocalExecutor:
+def pool(method: Method, keys: Keys = KEYS, store: Checkpoint | None = None, *, blank: bool = False) -> LocalExecutor:
     return LocalExecutor([Client(i, method, records(i, blank=blank), keys=keys, store=store) for i in range(2)])
 
 
-def run(method: Method, keys: Keys = KEYS, store: Store | None = None) -> list[Progress]:
+def run(method: Method, keys: Keys = KEYS, store: Checkpoint | None = None) -> list[Progress]:
     return list(rounds(method, pool(method, keys, store), keys=keys, store=store))
 
 
@@ -271,12 +271,12 @@ def test_state_is_detached_and_on_the_cpu(method: Method) -> None:
 def test_a_killed_run_continues_bit_for_bit(method: Method, tmp_path: Path) -> None:
     uninterrupted = [summary(method, p) for p in whole(method)]
     for done in range(1, method.rounds + 1):
-        store = Store(tmp_path / str(done), tmp_path / "cache")
+        store = Checkpoint(tmp_path / str(done), tmp_path / "cache")
         running = rounds(method, pool(method, store=store), keys=KEYS, store=store)
         first = list(itertools.islice(running, done))
         running.close()  # type: ignore[attr-defined]
         fresh = copy.deepcopy(method)
-        rest = run(fresh, store=Store(tmp_path / str(done), tmp_path / "cache"))
+        rest = run(fresh, store=Checkpoint(tmp_path / str(done), tmp_path / "cache"))
         both = first + rest[1:]
         assert [summary(fresh, p) for p in both] == uninterrupted, done
 
@@ -507,11 +507,11 @@ def test_epochs_passes_and_momentum_have_the_same_bits_resumed(experiment: Exper
         return
     data = [records(0), records(1).select(torch.arange(7))]
 
-    def run_on(store: Store | None) -> Iterator[Progress]:
+    def run_on(store: Checkpoint | None) -> Iterator[Progress]:
         clients = [Client(i, method, own, keys=KEYS, store=store) for i, own in enumerate(data)]
         return rounds(method, LocalExecutor(clients), keys=KEYS, store=store)
 
-    store = Store(tmp_path / "trial")
+    store = Checkpoint(tmp_path / "trial")
     *_, whole = run_on(None)
     for _ in itertools.islice(run_on(store), max(1, method.rounds // 2)):
         pass
@@ -522,4 +522,4 @@ def test_epochs_passes_and_momentum_have_the_same_bits_resumed(experiment: Exper
 def test_a_shared_first_state_is_a_fresh_one(method: Method, tmp_path: Path) -> None:
     expected = summary(method, whole(method)[-1])
     for trial in ("a", "b"):  # the second takes what the first one left
-        assert summary(method, run(method, store=Store(tmp_path / trial, tmp_path / "cache"))[-1]) == expected
+        assert summary(method, run(method, store=Checkpoint(tmp_path / trial, tmp_path / "cache"))[-1]) == expected

@@ -22,12 +22,12 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
-from raydiff.privacy.private_gradient import Budget, noise_multiplier_for
+from raydiff.privacy.private_gradient import StepBudget, noise_multiplier_for
 from raydiff.privacy.release import Gaussian, Nothing, disclose
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
-BUDGET = Budget(epsilon=10.0, delta=1e-5)
+BUDGET = StepBudget(epsilon=10.0, delta=1e-5)
 UNPROTECTED: dict[str, Any] = {"epsilon": None, "max_grad_norm": 1e6}
 
 

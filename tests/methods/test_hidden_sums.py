@@ -21,7 +21,7 @@ from raydiff.privacy.client_level import DELTA, ClientPrivacy
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, already_private
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 LOCAL = Training(steps=12, batch=4, optimizer="sgd", learning_rate=0.1, decay="constant")
@@ -34,7 +34,7 @@ def method(cls: type[FedAvg] = FedAvg, **privacy: Any) -> FedAvg:
     return cls(model=QUADRATIC, local=LOCAL, rounds=3, averaging=averaging)
 
 
-def run(how: FedAvg, *x: float, store: Store | None = None, **options: Any) -> list[Progress]:
+def run(how: FedAvg, *x: float, store: Checkpoint | None = None, **options: Any) -> list[Progress]:
     pool = LocalExecutor([Client(i, how, values(v), keys=KEYS, store=store) for i, v in enumerate(x)])
     return list(rounds(how, pool, keys=KEYS, store=store, **options))
 

@@ -21,7 +21,7 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.moon import Moon
 from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 
@@ -99,7 +99,7 @@ def test_the_objective_compares_with_the_servers_model_and_the_clients_last(meth
 
 
 def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method: Moon, tmp_path: Path) -> None:
-    store = Store(tmp_path / "trial", tmp_path / "cache")
+    store = Checkpoint(tmp_path / "trial", tmp_path / "cache")
     clients = [Client(i, method, records(i), keys=KEYS, store=store) for i in range(2)]
     seen: dict[int, set[str]] = {0: set(), 1: set()}
     took_part: dict[int, int] = {0: 0, 1: 0}

@@ -21,7 +21,7 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.models.training import Training
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import UNACCOUNTED, Gaussian, NonPrivate, already_private, disclose
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 from raydiff.tree import Params
 
 BAD = 1000.0  # the records of a bad client
@@ -54,11 +54,11 @@ class Betrayed(FedAvg):
         return replace(result, release=self.sends(result.release.value))
 
 
-def pool(method: FedAvg, *x: float, store: Store | None = None) -> LocalExecutor:
+def pool(method: FedAvg, *x: float, store: Checkpoint | None = None) -> LocalExecutor:
     return LocalExecutor([Client(i, method, values(v), keys=KEYS, store=store) for i, v in enumerate(x)])
 
 
-def run(method: FedAvg, *x: float, store: Store | None = None, min_clients: int = 1) -> list[Progress]:
+def run(method: FedAvg, *x: float, store: Checkpoint | None = None, min_clients: int = 1) -> list[Progress]:
     return list(rounds(method, pool(method, *x, store=store), keys=KEYS, min_clients=min_clients, store=store))
 
 
@@ -170,11 +170,11 @@ def test_too_few_good_clients_end_the_run_in_a_sentence() -> None:
 
 
 def test_a_resumed_run_says_again_whom_it_rejected(tmp_path: Path) -> None:
-    method, store = Betrayed(sends=KINDS["noised nan"][0]), Store(tmp_path)
+    method, store = Betrayed(sends=KINDS["noised nan"][0]), Checkpoint(tmp_path)
     running = rounds(method, pool(method, 2.0, BAD, store=store), keys=KEYS, store=store)
     first = next(running)
     running.close()  # type: ignore[attr-defined]
-    again, last = run(method, 2.0, BAD, store=Store(tmp_path))
+    again, last = run(method, 2.0, BAD, store=Checkpoint(tmp_path))
     assert again.resumed and again.rejected == first.rejected == last.rejected == {1: "it is not finite"}
     whole = run(method, 2.0, BAD)[-1]
     assert (tree.digest(last.server), last.ledger) == (tree.digest(whole.server), whole.ledger)
@@ -183,9 +183,9 @@ def test_a_resumed_run_says_again_whom_it_rejected(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["noised nan", "raw tensors", "forged event"])
 def test_a_round_that_failed_for_too_few_is_paid_for(tmp_path: Path, kind: str) -> None:
     with pytest.raises(Failed, match="fewer than min_clients = 2"):
-        run(Betrayed(sends=KINDS[kind][0]), 2.0, BAD, store=Store(tmp_path), min_clients=2)
+        run(Betrayed(sends=KINDS[kind][0]), 2.0, BAD, store=Checkpoint(tmp_path), min_clients=2)
     ledger = Ledger()
-    for sent in Store(tmp_path).sent_after(-1):
+    for sent in Checkpoint(tmp_path).sent_after(-1):
         ledger = ledger.with_upload(*sent)
     bad = SENT if kind == "noised nan" else UNACCOUNTED
     assert [(e.client, e.event) for e in ledger.entries] == [(0, NonPrivate("weights sent as they are")), (1, bad)]

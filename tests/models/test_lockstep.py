@@ -30,7 +30,7 @@ from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Task, Training, fit
 from raydiff.papers.pfdm.method import PFDM
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20)
 UNET = DDPM(network=UNet(widths=(8, 16)), timesteps=20)
@@ -61,7 +61,7 @@ def records(number: int, bad: bool = False) -> Records:
     return Records(images * math.inf if bad else images, torch.randint(10, (n, 1), generator=rng), torch.arange(n))
 
 
-def clients(method: Any, *, count: int = 4, vectorize: bool = True, store: Store | None = None) -> list[Client]:
+def clients(method: Any, *, count: int = 4, vectorize: bool = True, store: Checkpoint | None = None) -> list[Client]:
     return [Client(i, method, records(i), keys=KEYS, vectorize=vectorize, store=store) for i in range(count)]
 
 
@@ -239,7 +239,7 @@ def test_an_exception_surfaces_and_nobody_waits(
 ) -> None:
     monkeypatch.setattr("raydiff.federated.client.NOTE_S", 0.0)  # Each result is sent as it comes.
     method = Faulty(model=MODEL, rounds=total, local=ADAMW)
-    store, running = Store(tmp_path), threading.active_count()
+    store, running = Checkpoint(tmp_path), threading.active_count()
     with pytest.raises(KeyError, match=when):
         within(lambda: list(rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)))
     assert [sent[1] for sent in store.sent_after(-1)] == [0, 1]  # What client 3 had made was never sent.
@@ -263,7 +263,7 @@ def test_an_interrupt_leaves_no_thread_behind(monkeypatch: pytest.MonkeyPatch) -
 def test_models_trained_in_lock_step_are_kept_apart(tmp_path: Any) -> None:
     """A trial one after the other must have its own bits, also where one in lock-step went before it in the sweep."""
     method = METHODS["localonly"]
-    kept = {v: Store(tmp_path / str(v), tmp_path / "cache") for v in (True, False)}
+    kept = {v: Checkpoint(tmp_path / str(v), tmp_path / "cache") for v in (True, False)}
     within(lambda: list(LocalExecutor(clients(method, store=kept[True])).run(range(4), {}, 0)))
     apart = clients(method, vectorize=False, store=kept[False])
     assert not any(client.is_trained(0) for client in apart)

@@ -19,7 +19,7 @@ from raydiff.privacy import accountants, grid
 from raydiff.privacy import pld as pairs
 from raydiff.privacy.accountants import exact, rdp
 from raydiff.privacy.filters import Budget, compose, cost
-from raydiff.privacy.ledger import Entry, Exposed, Ledger
+from raydiff.privacy.ledger import Entry, Exposure, Ledger
 from raydiff.privacy.pld import Steps
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 from raydiff.privacy.renyi import ORDERS
@@ -47,7 +47,7 @@ def test_trials_compose_to_the_worst_path_of_a_record(trials: list[list[list[flo
 def test_a_composed_ledger_is_a_ledger() -> None:
     trial = ledger_of({0: UPLOAD, 1: UPLOAD})
     together = compose([trial, trial])
-    assert Exposed(together).mu() == pytest.approx(math.sqrt(2))
+    assert Exposure(together).mu() == pytest.approx(math.sqrt(2))
     assert Ledger.from_json(together.to_json()) == together
     assert "public by declaration: labels" in str(together.guarantees(DELTA, "exact")[0])
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from raydiff.papers.pfdm import depth
 from raydiff.privacy import accountants
 from raydiff.privacy.accountants import Unsupported, exact, rdp
-from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposed, Ledger, PrivacyOdometer
+from raydiff.privacy.ledger import PUBLISHED, SETUP, Exposure, Ledger, PrivacyOdometer
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
 
 DELTA = 1e-5
@@ -60,8 +60,8 @@ def test_clients_compose_in_parallel_and_rounds_in_sequence() -> None:
         worst = max(bound([strong] * 3, DELTA), bound([weak], DELTA))
         assert ledger.epsilon(DELTA, name) == worst
         assert [g.epsilon for g in ledger.guarantees(DELTA, name)] == [worst]
-    assert Exposed(ledger).mu() == Exposed(ledger_of({1: weak})).mu() == 1.0
-    assert Exposed(ledger_of(*[{0: strong}] * 3)).mu() == pytest.approx(math.sqrt(3) / 5)
+    assert Exposure(ledger).mu() == Exposure(ledger_of({1: weak})).mu() == 1.0
+    assert Exposure(ledger_of(*[{0: strong}] * 3)).mu() == pytest.approx(math.sqrt(3) / 5)
 
 
 def test_different_kinds_are_never_composed() -> None:
@@ -75,7 +75,7 @@ def test_different_kinds_are_never_composed() -> None:
     assert all(g.epsilon == exact([UPLOAD], DELTA) for g in guarantees)
     assert ledger.epsilon(DELTA, "exact") == math.inf  # client 0 is exposed to all four, and no theorem adds them up
     with pytest.raises(ValueError, match="do not compose"):
-        Exposed(ledger).mu()
+        Exposure(ledger).mu()
 
 
 @settings(deadline=None)
@@ -121,7 +121,7 @@ def test_outsiders_see_the_published_result_in_place_of_the_uploads() -> None:
     ledger = ledger_of({0: BARE, 1: BARE, PUBLISHED: CENTRAL}, {0: BARE, PUBLISHED: CENTRAL})
     assert ledger.server.epsilon(DELTA, "exact") == ledger.epsilon(DELTA, "exact") == math.inf
     assert ledger.outsiders.epsilon(DELTA, "exact") == exact([CENTRAL] * 2, DELTA)
-    assert Exposed(ledger.outsiders).mu() == pytest.approx(math.sqrt(2) / 3)
+    assert Exposure(ledger.outsiders).mu() == pytest.approx(math.sqrt(2) / 3)
     (outside,) = ledger.outsiders.guarantees(DELTA, "exact")
     assert (outside.unit, outside.trust, outside.clients) == ("client", "central", 2)
     local, central = sorted(ledger.guarantees(DELTA, "exact"), key=lambda g: g.trust, reverse=True)

@@ -21,7 +21,7 @@ from raydiff.privacy import ghost_clipping as layers
 from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ghost_clipping import Outer
 from raydiff.privacy.one_run import OneRunAudit, Pulls
-from raydiff.privacy.private_gradient import Budget, Mechanism, PrivateGradient, noise_multiplier_for
+from raydiff.privacy.private_gradient import Mechanism, PrivateGradient, StepBudget, noise_multiplier_for
 from raydiff.privacy.release import Event, Gaussian
 from raydiff.seeding import generator
 
@@ -162,7 +162,7 @@ def run(
     rng = generator(seed, "one run")
     pulls, coins = Pulls(m), one_run.coins(m, rng)
     images, labels = pulls.records(coins, clip=CLIP)
-    sigma = noise_multiplier_for(Budget(epsilon=EPSILON, delta=DELTA), sampling_rate=rate, steps=steps)
+    sigma = noise_multiplier_for(StepBudget(epsilon=EPSILON, delta=DELTA), sampling_rate=rate, steps=steps)
     gradient = PrivateGradient(
         pulls.loss,
         images,

@@ -27,9 +27,9 @@ from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.privacy import accountants, gaussian, private_gradient, renyi
 from raydiff.privacy.private_gradient import (
-    Budget,
     Mechanism,
     PrivateGradient,
+    StepBudget,
     clipped_sum,
     event_of,
     noise_multiplier_for,
@@ -560,7 +560,7 @@ SETTINGS = [(1.0, 0.01, 1000), (2.0, 1.0, 10), (200.0, 0.1, 9)]
 def test_the_noise_multiplier_is_the_smallest_within_the_budget(
     epsilon: float, rate: float, steps: int, relation: Any, accountant: str
 ) -> None:
-    budget = Budget(epsilon=epsilon, delta=1e-5, relation=relation, accountant=accountant)
+    budget = StepBudget(epsilon=epsilon, delta=1e-5, relation=relation, accountant=accountant)
     sigma = noise_multiplier_for(budget, sampling_rate=rate, steps=steps)
     enough, less = (budget.spent(s, rate=rate, steps=steps) for s in (sigma, sigma * (1 - 2e-4)))
     assert enough <= epsilon < less
@@ -569,7 +569,7 @@ def test_the_noise_multiplier_is_the_smallest_within_the_budget(
 @pytest.mark.parametrize(("epsilon", "rate", "steps"), SETTINGS)
 def test_by_renyi_it_is_opacus_and_by_losses_less(epsilon: float, rate: float, steps: int) -> None:
     renyi, tight = (
-        noise_multiplier_for(Budget(epsilon=epsilon, delta=1e-5, accountant=by), sampling_rate=rate, steps=steps)
+        noise_multiplier_for(StepBudget(epsilon=epsilon, delta=1e-5, accountant=by), sampling_rate=rate, steps=steps)
         for by in ("rdp", "pld")
     )
     budget = {"target_epsilon": epsilon, "target_delta": 1e-5, "sample_rate": rate, "steps": steps}

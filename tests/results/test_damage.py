@@ -31,7 +31,7 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.filters import Budget
 from raydiff.privacy.ledger import PrivacyOdometer
 from raydiff.report import load
-from raydiff.storage.checkpoint import Store
+from raydiff.storage.checkpoint import Checkpoint
 
 MODEL = DDPM(network=MLP(width=8, depth=1), timesteps=8)
 SHORT, FEW_STEPS = Training(steps=2, batch=4), Sampling(sampler="ddim", steps=2)
@@ -167,7 +167,7 @@ def left_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Le
         )
         with pytest.MonkeyPatch.context() as patch:
             if state == "killed":
-                patch.setattr(Store, "save_server", functools.partialmethod(_killed, Store.save_server))
+                patch.setattr(Checkpoint, "save_server", functools.partialmethod(_killed, Checkpoint.save_server))
             with contextlib.suppress(ValueError):  # it has not finished
                 rd.run(experiment, name="s", track=False)
         left = Left(storage, experiment)
@@ -178,7 +178,7 @@ def left_by(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Le
     return run
 
 
-def _killed(store: Store, save: Callable[..., None], number: int, state: Any) -> None:
+def _killed(store: Checkpoint, save: Callable[..., None], number: int, state: Any) -> None:
     if number == 1:
         raise KeyboardInterrupt
     save(store, number, state)

@@ -22,8 +22,8 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.methods.fedavg import FedAvg
 from raydiff.privacy.filters import compose
 from raydiff.results import generation as generate
-from raydiff.results.finished import Finished, Source, open_finished
-from raydiff.results.generation import Request, plan, write
+from raydiff.results.finished import Finished, SampleSource, open_finished
+from raydiff.results.generation import GenerationRequest, plan, write
 from raydiff.results.sampler import Sampler
 from raydiff.seeding import generator
 
@@ -40,8 +40,10 @@ def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(generate, "PART", 7)
 
 
-def source_of(labels: list[list[int]]) -> Source:
-    return Source(0, lambda labels, rng: torch.zeros(len(labels), 1, 2, 2), torch.tensor(labels), "none", "nothing")
+def source_of(labels: list[list[int]]) -> SampleSource:
+    return SampleSource(
+        0, lambda labels, rng: torch.zeros(len(labels), 1, 2, 2), torch.tensor(labels), "none", "nothing"
+    )
 
 
 def files(folder: Path) -> dict[str, bytes]:
@@ -60,7 +62,7 @@ def read(folder: Path) -> tuple[Tensor, Tensor]:
 
 def test_so_many_of_each_class() -> None:
     own = [[0, 1]] * 5 + [[2, 0], [2, 3]]
-    labels = plan(source_of(own), Request(num=4, per_class=True))
+    labels = plan(source_of(own), GenerationRequest(num=4, per_class=True))
     assert labels.rows == 8 and labels.per_class(3) == [4, 0, 4]
     rows = labels.of(0, 8).tolist()
     assert sorted(rows) == [[0, 1]] * 4 + [[2, 0]] * 2 + [[2, 3]] * 2
@@ -68,9 +70,13 @@ def test_so_many_of_each_class() -> None:
 
 @pytest.mark.parametrize(
     ("request_", "counts"),
-    [(Request(num=14), [4, 6, 0, 4]), (Request(num=23), None), (Request(num=5, per_class=True), [5, 5, 0, 5])],
+    [
+        (GenerationRequest(num=14), [4, 6, 0, 4]),
+        (GenerationRequest(num=23), None),
+        (GenerationRequest(num=5, per_class=True), [5, 5, 0, 5]),
+    ],
 )
-def test_labels_come_in_the_proportions_of_the_records(request_: Request, counts: list[int] | None) -> None:
+def test_labels_come_in_the_proportions_of_the_records(request_: GenerationRequest, counts: list[int] | None) -> None:
     labels = plan(source_of([[0], [0], [3], [1], [1], [1], [3]]), request_)
     whole = labels.of(0, labels.rows)
     assert whole.flatten().bincount(minlength=4).tolist() == labels.per_class(4) and len(whole) == labels.rows
@@ -81,13 +87,13 @@ def test_labels_come_in_the_proportions_of_the_records(request_: Request, counts
 @pytest.mark.parametrize(("field", "value"), [("num", 0), ("num", 10**15), ("labels", "private")])
 def test_requests_that_cannot_be(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} must be"):
-        Request(**{field: value})
+        GenerationRequest(**{field: value})
 
 
 def test_labels_of_the_servers_samples_are_nobodys(finished: Finished) -> None:
     """Unless that is asked for: then there is no guarantee."""
     public = finished.dataset.splits["public"].labels
-    assert plan(finished.source(None), Request(num=20)).per_class(10) == [2] * 10
+    assert plan(finished.source(None), GenerationRequest(num=20)).per_class(10) == [2] * 10
     of_public, as_data = finished.source(None, "public"), finished.source(None, "as-data")
     assert torch.equal(of_public.labels, public) and of_public.privacy == str(finished.published)
     assert torch.equal(as_data.labels, torch.cat([finished.source(i).labels for i in (0, 1)]))
@@ -115,7 +121,7 @@ def test_of_several_label_columns_those_combinations_are_drawn_that_public_recor
 @pytest.mark.usefixtures("small_parts")
 def test_the_files_hold_the_samples(finished: Finished, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
-    request = Request(num=17, seed=3)
+    request = GenerationRequest(num=17, seed=3)
     assert write(finished, 1, tmp_path / "out", request, code=CODE, say=lambda *x: progress.append(x)) == "none"
     assert progress == [(0, 17), (7, 17), (14, 17), (17, 17)]
     names = [f"train-0000{i}-of-00003.parquet" for i in range(3)]
@@ -130,7 +136,7 @@ def test_the_files_hold_the_samples(finished: Finished, tmp_path: Path) -> None:
 
 
 def test_a_part_says_what_it_is(finished: Finished, tmp_path: Path) -> None:
-    write(finished, None, tmp_path / "out", Request(num=3), code=CODE)
+    write(finished, None, tmp_path / "out", GenerationRequest(num=3), code=CODE)
     schema = pq.read_schema(tmp_path / "out" / "train-00000-of-00001.parquet")
     assert [str(f.type) for f in schema] == ["struct<bytes: binary, path: string>", "int64"]
     features = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
@@ -147,7 +153,7 @@ def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_
     generate._write_part(tmp_path / "in" / "train.parquet", pixels, rows, names, source_of([[0, 0]]))
     data = Data(name=str(tmp_path / "in"), labels=("shape", "hue"), public=20, validation=0, calibration=0, test=0)
     finished = open_finished(copied.finish("several", replace(tiny, data=data, partition=Iid(), evaluation=None)))
-    write(finished, 0, tmp_path / "out", Request(num=30, per_class=True), code=CODE)
+    write(finished, 0, tmp_path / "out", GenerationRequest(num=30, per_class=True), code=CODE)
     again = load(replace(data, name=str(tmp_path / "out"), labels=("label", "hue")))
     assert again.label_names == tuple(names.values()) and again.label_columns == ("label", "hue")
     labels = torch.cat([again.splits[s].labels for s in ("train", "public")])
@@ -160,14 +166,14 @@ def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_
 def test_what_was_made_can_be_trained_on(finished: Finished, tiny: Experiment, copied) -> None:
     """As `--data.name DIR` does."""
     out = copied.root / "out"
-    write(finished, 0, out, Request(num=40, per_class=True), code=CODE)
+    write(finished, 0, out, GenerationRequest(num=40, per_class=True), code=CODE)
     data = Data(name=str(out), train=100, public=80, validation=60, calibration=20, test=100)
     again = open_finished(copied.finish("again", replace(tiny, data=data, evaluation=None)))
     assert again.source(0).sample(torch.tensor([[1]]), generator(0)).isfinite().all()
 
 
 def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> None:
-    write(finished, 1, tmp_path, Request(num=5), code=CODE)
+    write(finished, 1, tmp_path, GenerationRequest(num=5), code=CODE)
     card = json.loads((tmp_path / "card.json").read_text())
     assert (card["privacy"], card["guarantee"], card["about"]) == ("none", None, "samples of client 1")
     assert card["covers"].startswith("other clients' records, as the uploads are: epsilon 5.97")
@@ -180,7 +186,7 @@ def test_the_card_of_a_clients_samples(finished: Finished, tmp_path: Path) -> No
 
 
 def test_the_card_of_the_servers_samples(finished: Finished, tmp_path: Path) -> None:
-    privacy = write(finished, None, tmp_path, Request(num=5), code=CODE)
+    privacy = write(finished, None, tmp_path, GenerationRequest(num=5), code=CODE)
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["privacy"] == card["guarantee"]["says"] == privacy
     assert card["guarantee"]["delta"] == 1e-5 and card["guarantee"]["relation"] == "replace_one"
@@ -192,19 +198,19 @@ def test_the_card_says_from_how_many_trials_and_what_all_of_them_have_spent(fini
     storage, base = Storage(tmp_path / "storage"), replace(finished.trial.experiment, evaluation=None)
     for seed in (0, 1, 2):
         folder = storage.finish("three", replace(base, seed=seed))
-    write(open_finished(folder), None, tmp_path / "out", Request(num=5), code=CODE)
+    write(open_finished(folder), None, tmp_path / "out", GenerationRequest(num=5), code=CODE)
     chosen = json.loads((tmp_path / "out" / "card.json").read_text())["chosen"]
     ledgers = [ledger_of(path).server for path in folder.parent.iterdir()]
     assert chosen["from_trials"] == len(ledgers) == 3 and "no epsilon covers which" in chosen["says"]
     assert chosen["spent_together"][0] == f"all 3 trials composed: {compose(ledgers).guarantee(1e-5, 'exact')}"
     bare = FedAvg(model=base.method.model, local=base.method.local, rounds=1)
     storage.finish("three", replace(base, method=bare))
-    write(open_finished(folder), None, tmp_path / "out", Request(num=5), code=CODE)  # goes on, and says so
+    write(open_finished(folder), None, tmp_path / "out", GenerationRequest(num=5), code=CODE)  # goes on, and says so
     chosen = json.loads((tmp_path / "out" / "card.json").read_text())["chosen"]
     assert chosen["from_trials"] == 4 and "epsilon inf (no guarantee" in chosen["spent_together"][0]
     other = next(path for path in folder.parent.iterdir() if path != folder)
     next(other.glob("commit-*.json")).write_text("{")
-    write(open_finished(folder), None, tmp_path / "more", Request(num=5), code=CODE)
+    write(open_finished(folder), None, tmp_path / "more", GenerationRequest(num=5), code=CODE)
     chosen = json.loads((tmp_path / "more" / "card.json").read_text())["chosen"]
     assert chosen["from_trials"] == 4 and "composed epsilon of all trials is unknown" in chosen["spent_together"][0]
 
@@ -216,7 +222,7 @@ def test_the_card_says_from_how_many_trials_and_what_all_of_them_have_spent(fini
 @pytest.mark.parametrize("client", [0, None])
 def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_path: Path, client: int | None) -> None:
     whole, cut = tmp_path / "whole", tmp_path / "cut"
-    write(finished, client, whole, Request(num=30), code=CODE)
+    write(finished, client, whole, GenerationRequest(num=30), code=CODE)
     shutil.copytree(whole, cut)
     lost = [cut / f"train-0000{i}-of-00005.parquet" for i in (1, 4)]
     for path in lost:
@@ -225,7 +231,7 @@ def test_what_is_missing_is_made_again_and_nothing_else(finished: Finished, tmp_
     (cut / ".card.json.0a1b2c3d").write_text("{")
     kept = {p: p.stat().st_mtime_ns for p in cut.glob("train-*")}
     seen: list[tuple[int, int]] = []
-    write(finished, client, cut, Request(num=30), code=CODE, say=lambda *x: seen.append(x))
+    write(finished, client, cut, GenerationRequest(num=30), code=CODE, say=lambda *x: seen.append(x))
     assert files(cut) == files(whole)
     assert seen == [(21, 30), (28, 30), (30, 30)]
     assert {p: p.stat().st_mtime_ns for p in kept} == kept
@@ -239,19 +245,25 @@ def refusal(*arguments: Any, **more: Any) -> str:
 
 
 def test_another_request_into_the_same_folder(finished: Finished, tmp_path: Path) -> None:
-    write(finished, 0, tmp_path, Request(num=5), code=CODE)
+    write(finished, 0, tmp_path, GenerationRequest(num=5), code=CODE)
     (tmp_path / ".train-00001-of-00002.parquet.0a1b2c3d").write_bytes(b"somebody is writing this")
     before = files(tmp_path)
-    assert "(classes, request, rows differ in its card.json)" in refusal(finished, 0, tmp_path, Request(num=6))
-    assert "request" in refusal(finished, 0, tmp_path, Request(num=5, seed=1))
-    assert "request" in refusal(finished, 1, tmp_path, Request(num=5))
-    assert "made_by" in refusal(finished, 0, tmp_path, Request(num=5), code={"raydiff": "0.2"})
+    assert "(classes, request, rows differ in its card.json)" in refusal(
+        finished, 0, tmp_path, GenerationRequest(num=6)
+    )
+    assert "request" in refusal(finished, 0, tmp_path, GenerationRequest(num=5, seed=1))
+    assert "request" in refusal(finished, 1, tmp_path, GenerationRequest(num=5))
+    assert "made_by" in refusal(finished, 0, tmp_path, GenerationRequest(num=5), code={"raydiff": "0.2"})
     assert files(tmp_path) == before
     (tmp_path / "card.json").write_text("{")
-    assert refusal(finished, 0, tmp_path, Request(num=5)).startswith(f"{tmp_path}/card.json is not valid JSON")
+    assert refusal(finished, 0, tmp_path, GenerationRequest(num=5)).startswith(
+        f"{tmp_path}/card.json is not valid JSON"
+    )
 
 
 def test_a_folder_that_is_somebody_elses(finished: Finished, tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("")
-    assert "is not empty and holds no card.json" in refusal(finished, 0, tmp_path, Request(num=5))
-    assert refusal(finished, 0, tmp_path / "thesis.tex", Request(num=5)).endswith("thesis.tex is not a folder")
+    assert "is not empty and holds no card.json" in refusal(finished, 0, tmp_path, GenerationRequest(num=5))
+    assert refusal(finished, 0, tmp_path / "thesis.tex", GenerationRequest(num=5)).endswith(
+        "thesis.tex is not a folder"
+    )

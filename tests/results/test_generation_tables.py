@@ -15,7 +15,7 @@ from storages import Storage
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
-from raydiff.data.tables.read import Table, read
+from raydiff.data.tables.read import RawTable, read
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
@@ -28,7 +28,7 @@ from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.models.training import Training
 from raydiff.results import generation as generate
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.generation import Request, plan, write
+from raydiff.results.generation import GenerationRequest, plan, write
 from raydiff.results.sampler import Sampler
 from raydiff.seeding import generator
 
@@ -92,11 +92,11 @@ def test_the_file_holds_the_samples_by_the_trials_own_mapping(
 ) -> None:
     monkeypatch.setattr(generate, "PART", 7)
     progress: list[tuple[int, int]] = []
-    write(finished, None, tmp_path, Request(num=17, seed=3), code=CODE, say=lambda *x: progress.append(x))
+    write(finished, None, tmp_path, GenerationRequest(num=17, seed=3), code=CODE, say=lambda *x: progress.append(x))
     assert progress == [(0, 17), (7, 17), (14, 17), (17, 17)]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["card.json", "rows.csv"]
     source, mapping = finished.source(None), finished.dataset.mapping
-    labels = plan(source, Request(num=17, seed=3)).of(0, 17)
+    labels = plan(source, GenerationRequest(num=17, seed=3)).of(0, 17)
     parts = [
         source.sample(labels[start:stop], generator(3, "generate", "global", part))
         for part, (start, stop) in enumerate([(0, 7), (7, 14), (14, 17)])
@@ -112,7 +112,7 @@ def test_the_file_holds_the_samples_by_the_trials_own_mapping(
 
 
 def test_the_card_says_what_a_value_is_and_whose_bins_these_are(finished: Finished, tmp_path: Path) -> None:
-    write(finished, None, tmp_path, Request(num=3), code=CODE)
+    write(finished, None, tmp_path, GenerationRequest(num=3), code=CODE)
     card = json.loads((tmp_path / "card.json").read_text())
     assert list(card["columns"]) == COLUMNS and card["columns"]["paid"] == ["no", "yes", "(other)"]
     assert card["about"] == "rows of the shared model" and card["privacy"].startswith("epsilon inf")
@@ -127,15 +127,15 @@ def test_a_model_without_labels_says_so(tables: Storage, tmp_path: Path) -> None
     base = open_finished(tables.folder("localonly")).trial.experiment
     method = LocalOnly(model=replace(MODEL, conditional=False), local=SHORT)
     made = open_finished(Storage(tmp_path / "storage").finish("blind", replace(base, method=method)))
-    write(made, 0, tmp_path / "out", Request(num=3), code=CODE)
+    write(made, 0, tmp_path / "out", GenerationRequest(num=3), code=CODE)
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert card["label"] == "apart from the row: the model knows of no label"
 
 
 def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> None:
     """As the audit reads it, and as `--data.name DIR/rows.csv` does."""
-    write(finished, 0, tmp_path, Request(num=80), code=CODE)
-    table = read(Table(source=str(tmp_path / "rows.csv"), label="buys", bins=4))
+    write(finished, 0, tmp_path, GenerationRequest(num=80), code=CODE)
+    table = read(RawTable(source=str(tmp_path / "rows.csv"), label="buys", bins=4))
     mapping = finished.dataset.mapping
     assert mapping is not None and len(table.codes) == 80
     rows = rows_of(tmp_path)
@@ -185,7 +185,7 @@ def test_a_record_of_its_own_kind_is_nowhere_under_an_epsilon(tmp_path: Path, na
         for labels in ("default", "public", "per class"):
             out = tmp_path / f"made-{table}" / labels
             how: dict[str, Any] = {"public": {"labels": "public"}, "per class": {"per_class": True}}.get(labels, {})
-            assert write(finished, None, out, Request(num=20, **how), code=CODE).startswith("epsilon 1.00")
+            assert write(finished, None, out, GenerationRequest(num=20, **how), code=CODE).startswith("epsilon 1.00")
             card = json.loads((out / "card.json").read_text())
             made.setdefault(labels, []).append((card["classes"], card["columns"], list(rows_of(out)["status"])))
         finished.save_sampler(tmp_path / f"made-{table}" / "sampler", shared=True)
@@ -201,7 +201,7 @@ def test_a_record_of_its_own_kind_is_nowhere_under_an_epsilon(tmp_path: Path, na
 def test_labels_as_the_private_records_have_them_have_no_guarantee(tmp_path: Path, name: str) -> None:
     path = table_of(tmp_path / "t.csv", None)
     finished = open_finished(Storage(tmp_path / "storage").finish(name, experiment_on(path, PRIVATE[name])))
-    privacy = write(finished, None, tmp_path / "out", Request(num=60, labels="as-data"), code=CODE)
+    privacy = write(finished, None, tmp_path / "out", GenerationRequest(num=60, labels="as-data"), code=CODE)
     card = json.loads((tmp_path / "out" / "card.json").read_text())
     assert privacy == card["privacy"] == card["guarantee"]["says"] and card["guarantee"]["epsilon"] == "inf"
     assert card["guarantee"]["unprotected"] == ["labels drawn as the private records have them"]
@@ -227,7 +227,9 @@ def test_fitted_on_all_records_there_is_no_guarantee_anywhere(tmp_path: Path, na
     assert all("names of categories and classes, taken from all records" in row["events"] for row in mine)
     assert [row["epsilon_rdp"] for row in mine] == ["inf", "inf"]
     finished = open_finished(folder)
-    assert write(finished, None, tmp_path / "out", Request(num=2), code=CODE).startswith("epsilon inf (no guarantee: t")
+    assert write(finished, None, tmp_path / "out", GenerationRequest(num=2), code=CODE).startswith(
+        "epsilon inf (no guarantee: t"
+    )
     assert finished.categories is not None and "no guarantee covers them" in finished.categories
     assert ledger_of(folder) == finished.trial.store.ledger()
     assert sum(e.round == -1 for e in ledger_of(folder).entries) == 2

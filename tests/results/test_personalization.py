@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from raydiff import tree
-from raydiff.data.unseen_client import Choice, newcomer
+from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.evaluation import suite
 from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation, Instruments
@@ -59,7 +59,7 @@ def joining(storage, late, instruments: Instruments) -> Callable[..., Joining]:
     def join(name: str, *, seed: int = 0, batch: int | None = None, **choice: Any) -> Joining:
         finished = open_finished((storage if name == "fedavg" else late).folder(name))
         asked = Choice(**{"classes": ("2", "7"), "records": 20, **choice})
-        client = newcomer(asked, finished.trial.experiment.data, finished.dataset, usual=30)
+        client = choose_client(asked, finished.trial.experiment.data, finished.dataset, usual=30)
         return Joining(finished, client, instruments, seed, batch)
 
     return join
@@ -166,7 +166,7 @@ def test_the_seed_says_where_it_starts(joining) -> None:
 @pytest.mark.parametrize("name", ["pfdm", "localonly"])
 def test_a_method_with_nothing_to_personalise(storage, instruments: Instruments, name: str) -> None:
     finished = open_finished(storage.folder(name))
-    client = newcomer(Choice(), finished.trial.experiment.data, finished.dataset, usual=5)
+    client = choose_client(Choice(), finished.trial.experiment.data, finished.dataset, usual=5)
     assert "has no shared model" in refusal(Joining, finished, client, instruments)
 
 

@@ -24,7 +24,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.report.frontier import command as frontier
 from raydiff.results import sampler
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.generation import Request, write
+from raydiff.results.generation import GenerationRequest, write
 from raydiff.results.sampler import Sampler
 from raydiff.tracking import mlflow_models, writer
 from raydiff.tracking.writer import Mlflow
@@ -146,7 +146,13 @@ def published(runs: Runs, name: str, out: Path) -> bytes:
     """All that leaves the storage folder: what MLflow has of the sweep, its report, and samples by the trial's name."""
     finished = runs.finished(name)
     for client in (0, None):
-        write(finished, client, out / f"samples-{finished.trial.experiment.digest}-{client}", Request(num=3), code={})
+        write(
+            finished,
+            client,
+            out / f"samples-{finished.trial.experiment.digest}-{client}",
+            GenerationRequest(num=3),
+            code={},
+        )
     frontier.write(runs.storage.sweeps / name, out / "report")
     texts = []
     for run in runs.client.search_runs([e.experiment_id for e in runs.client.search_experiments()]):

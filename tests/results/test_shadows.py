@@ -14,12 +14,12 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.results import shadows
 from raydiff.results.finished import open_finished
-from raydiff.results.shadows import ROLES, Attacked, Request, open_attacked
+from raydiff.results.shadows import ROLES, Attacked, ShadowRequest, open_attacked
 from raydiff.seeding import generator
 
 
 def attacked(storage: Any, name: str, **more: Any) -> Attacked:
-    return open_attacked(Request(**{"trial": storage.folder(name), "shadows": 4, "draws": 1, **more}))
+    return open_attacked(ShadowRequest(**{"trial": storage.folder(name), "shadows": 4, "draws": 1, **more}))
 
 
 def numbers(records: Records) -> set[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.experiment.config import Experiment
-from raydiff.runtime.plan import Asked, Planned
+from raydiff.runtime.plan import Planned, SweepRequest
 
 
 def seeded(number: int) -> Experiment:
@@ -24,5 +24,5 @@ def planned_as(folder: Path, trials: Sequence[Experiment], **more: Any) -> Plann
         trials=tuple(trials),
         secret=b"the noise secret",
         metric="eval/fd_cnn/all",
-        **({"base": trials[0] if trials else None, "asked": Asked(concurrent=1)} | more),
+        **({"base": trials[0] if trials else None, "asked": SweepRequest(concurrent=1)} | more),
     )

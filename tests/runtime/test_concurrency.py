@@ -13,8 +13,8 @@ from raydiff.experiment.config import Runtime
 from raydiff.runtime import concurrency as module
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import GPU_LOST
-from raydiff.runtime.plan import Asked, written
-from raydiff.runtime.progress import Progress
+from raydiff.runtime.plan import SweepRequest, written
+from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.search import PlannedTrials
 from raydiff.runtime.slots import Slot
 
@@ -45,9 +45,9 @@ def make(state, tmp_path):
 
     def make(concurrent=None):
         trials = [dataclasses.replace(seeded(n), runtime=Runtime(revive_s=15)) for n in range(10)]
-        plan = planned_as(tmp_path / "sweeps" / "s", trials, asked=Asked(concurrent=concurrent))
+        plan = planned_as(tmp_path / "sweeps" / "s", trials, asked=SweepRequest(concurrent=concurrent))
         slot = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
-        return ConcurrencyController(plan, slot, Progress(plan))
+        return ConcurrencyController(plan, slot, SweepProgress(plan))
 
     return make
 

@@ -17,7 +17,7 @@ import torch
 from raydiff.experiment import trial
 from raydiff.federated.client import Client
 from raydiff.runtime import device_faults, worker
-from raydiff.runtime.coordinator import Federation
+from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.device_faults import OutOfMemory
 from raydiff.storage.checkpoint import INITIAL
 
@@ -140,7 +140,7 @@ def test_a_coordinator_names_its_setting(lack):
         raise lack
         yield
 
-    coordinator = object.__new__(Federation)
+    coordinator = object.__new__(Coordinator)
     coordinator._trial, coordinator._metric, coordinator._measured, coordinator._round = None, "m", {}, 1
     coordinator._results, coordinator._gpu_server = lacking(), 0.5
     assert coordinator.step()["failed"].startswith("the server, in round 2: out of GPU memory with runtime.gpu_server")

@@ -11,13 +11,13 @@ import pytest
 from planned import planned_as, seeded
 
 from raydiff.runtime import progress as module
-from raydiff.runtime.plan import Asked, written
-from raydiff.runtime.progress import Progress
+from raydiff.runtime.plan import SweepRequest, written
+from raydiff.runtime.progress import SweepProgress
 
 
 @pytest.fixture
 def progress(tmp_path):
-    return Progress(planned_as(tmp_path, [seeded(n) for n in range(9)]))
+    return SweepProgress(planned_as(tmp_path, [seeded(n) for n in range(9)]))
 
 
 def tune_trial(number: int, **last) -> SimpleNamespace:
@@ -26,7 +26,7 @@ def tune_trial(number: int, **last) -> SimpleNamespace:
     )
 
 
-def report(progress: Progress, number: int, **result) -> None:
+def report(progress: SweepProgress, number: int, **result) -> None:
     progress.on_trial_result(0, [], tune_trial(number), {"finished": False, "time/seconds": 1.0, **result})
 
 
@@ -99,6 +99,6 @@ def test_a_lost_trial_fails_only_where_no_round_was_committed_since_the_fit_bega
 @pytest.mark.parametrize("stop", [False, True])
 def test_a_failed_trial_ends_the_sweep_where_asked(tmp_path, stop):
     plan = planned_as(tmp_path, [seeded(0)])
-    progress = Progress(dataclasses.replace(plan, asked=Asked(stop_on_error=stop)))
+    progress = SweepProgress(dataclasses.replace(plan, asked=SweepRequest(stop_on_error=stop)))
     report(progress, 0, finished=True, failed="boom")
     assert progress.ending is stop

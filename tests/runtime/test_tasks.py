@@ -11,7 +11,7 @@ import torch
 
 from raydiff.results import generation
 from raydiff.results.finished import open_finished
-from raydiff.results.shadows import Attacked, Request, open_attacked
+from raydiff.results.shadows import Attacked, ShadowRequest, open_attacked
 from raydiff.runtime import tasks
 
 NODES = [{"CPU": 2.0}]
@@ -24,7 +24,7 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.ray
 def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers) -> None:
     """Existing files are kept."""
-    finished, request = open_finished(storage.folder("pfdm")), generation.Request(num=2 * generation.PART + 5)
+    finished, request = open_finished(storage.folder("pfdm")), generation.ShadowRequest(num=2 * generation.PART + 5)
     code = {"raydiff": "0.1.0"}
     generation.write(finished, 1, tmp_path / "one", request, code=code)
     expected, out = files(tmp_path / "one"), tmp_path / "many"
@@ -52,7 +52,7 @@ def test_workers_share_the_gpus() -> None:
 @pytest.mark.ray
 def test_shadows_have_the_bits_of_one_process(storage, copied, workers, monkeypatch: pytest.MonkeyPatch) -> None:
     local_one, remote_one = (
-        open_attacked(Request(trial=s.folder("localonly"), shadows=4, draws=1)) for s in (storage, copied)
+        open_attacked(ShadowRequest(trial=s.folder("localonly"), shadows=4, draws=1)) for s in (storage, copied)
     )
     elsewhere = copied.root / "x"  # with a cache of its own; its names are keyed by the sweep's secret
     elsewhere.mkdir()
@@ -67,6 +67,6 @@ def test_shadows_have_the_bits_of_one_process(storage, copied, workers, monkeypa
 
 
 def test_a_worker_that_fits_on_no_node_is_refused(storage) -> None:
-    attacked = open_attacked(Request(trial=storage.folder("localonly"), shadows=4))
+    attacked = open_attacked(ShadowRequest(trial=storage.folder("localonly"), shadows=4))
     with pytest.raises(ValueError, match=r"^a worker needs 1 CPU on one node"):
         list(tasks.of_shadows(attacked, workers=1, nodes=[{"CPU": 0.5, "GPU": 1.0}, {"memory": 9.0}]))

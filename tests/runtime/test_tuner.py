@@ -19,7 +19,7 @@ from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
 from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
 from raydiff.runtime.plan import experiment_of, written
-from raydiff.runtime.progress import Progress
+from raydiff.runtime.progress import SweepProgress
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
 
@@ -39,7 +39,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
         trial.keep_secret(tmp_path / name, b"the noise secret")
     trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
     plan = planned_as(tmp_path / "s", trials)
-    progress, shape = Progress(plan), tuner.check(plan, [{"CPU": 2.0}])
+    progress, shape = SweepProgress(plan), tuner.check(plan, [{"CPU": 2.0}])
     assert tuner.run(plan, shape, progress) is False
     failed, finished = outcomes(plan)
     assert (failed["outcome"], finished["outcome"]) == ("failed", "finished")
@@ -52,7 +52,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-    assert tuner.run(plan, shape, Progress(plan)) is False
+    assert tuner.run(plan, shape, SweepProgress(plan)) is False
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
@@ -74,7 +74,7 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     monkeypatch.setattr(tuner, "_fit", fit)
     monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
     monkeypatch.setattr(tuner, "_signals_handled", contextlib.nullcontext)
-    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), Progress(plan)) is False
+    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) is False
     assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
@@ -95,7 +95,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     (tmp_path / "owners" / "00002.json").write_text("{}")
     plan = planned_as(tmp_path, [opened.experiment], owner=opened.owner)
     with pytest.raises(LeaseLost):
-        tuner._close(plan, Progress(plan), out_of_time=False)
+        tuner._close(plan, SweepProgress(plan), out_of_time=False)
     with pytest.raises(LeaseLost):
         federation(tmp_path, opened.experiment, owner=opened.owner).step()
     with pytest.raises(LeaseLost):
@@ -150,7 +150,7 @@ def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, out_of_ti
         "a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n"
     )
     plan = planned_as(tmp_path / "s", [this.experiment])
-    progress = Progress(plan)
+    progress = SweepProgress(plan)
     progress.interrupted = state == "interrupted"
     progress.stopped |= {this.experiment.digest} if state == "stopped" else set()
     tuner._close(plan, progress, out_of_time=out_of_time)
@@ -170,7 +170,7 @@ def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
     result = left.step()
     assert result["done"] and result["failed"] == "Broken pipe" and this.outcome() is None
     assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
-    Progress(planned_as(tmp_path / "sweeps" / "s", [this.experiment])).on_trial_result(
+    SweepProgress(planned_as(tmp_path / "sweeps" / "s", [this.experiment])).on_trial_result(
         0, [], SimpleNamespace(trial_id="t", config={"experiment": written(this.experiment)}), result
     )
     assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"

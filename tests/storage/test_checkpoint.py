@@ -20,7 +20,7 @@ from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, Release, already_private, disclose, nothing
 from raydiff.storage.atomic_files import LeaseLost, read_tensors, write_tensors, write_text
-from raydiff.storage.checkpoint import INITIAL, Store
+from raydiff.storage.checkpoint import INITIAL, Checkpoint
 from raydiff.storage.local import LocalFolder
 from raydiff.tree import Params
 
@@ -37,23 +37,23 @@ def crash(*_: object) -> None:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "sweeps" / "s" / "trials" / "d")
+def store(tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path / "sweeps" / "s" / "trials" / "d")
 
 
-def send(store: Store, client: int, number: int, release: Release) -> Release:
+def send(store: Checkpoint, client: int, number: int, release: Release) -> Release:
     """As a client does."""
     sent = store.save_release(client, number, release)
     store.note(number, [(client, release.event, release.nbytes)])
     return sent
 
 
-def value_of(store: Store, client: int, *, before: int) -> float | None:
+def value_of(store: Checkpoint, client: int, *, before: int) -> float | None:
     loaded = store.load_client(client, before=before)
     return None if loaded is None else float(loaded["x"].flatten()[0])
 
 
-def files(store: Store, folder: str) -> list[str]:
+def files(store: Checkpoint, folder: str) -> list[str]:
     return [name.removesuffix(".safetensors") for name in LocalFolder(store.root).list_names(folder)]
 
 
@@ -102,7 +102,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: 
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.json", "x.safetensors"]
 
 
-def test_what_a_killed_writer_left_is_not_read(store: Store) -> None:
+def test_what_a_killed_writer_left_is_not_read(store: Checkpoint) -> None:
     store.save_client(3, 0, state(0))
     store.commit(0, RECORD)
     for name in ("commit-00001.json", "clients/00003-00001.safetensors", "releases/00003-00001.safetensors"):
@@ -117,30 +117,30 @@ def test_what_a_killed_writer_left_is_not_read(store: Store) -> None:
 # --- commits
 
 
-def test_only_commits_make_a_round_count(store: Store) -> None:
+def test_only_commits_make_a_round_count(store: Checkpoint) -> None:
     assert store.last_commit() is None
     for number in range(12):
         store.save_server(number, state(number))
         store.commit(number, {"metrics": {"loss": number / 3}})
     store.save_server(12, state(12))  # and then it crashed
     store.save_client(1, 12, state(12))
-    again = Store(store.root)
+    again = Checkpoint(store.root)
     assert again.last_commit() == (11, {"metrics": {"loss": 11 / 3}})
     assert tree.digest(again.load_server(11)) == tree.digest(state(11)) and value_of(again, 1, before=13) is None
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
-def test_a_last_commit_that_is_missing_is_noticed(store: Store, lost: int) -> None:
+def test_a_last_commit_that_is_missing_is_noticed(store: Checkpoint, lost: int) -> None:
     """And any other one."""
     for number in range(3):
         store.save_server(number, state(number))
         store.commit(number, RECORD)
     (store.root / f"commit-{lost:05d}.json").unlink()
     with pytest.raises(ValueError, match=rf" has lost commit {lost}: "):
-        Store(store.root).ledger()
+        Checkpoint(store.root).ledger()
 
 
-def test_a_commit_drops_what_no_resume_can_need(store: Store) -> None:
+def test_a_commit_drops_what_no_resume_can_need(store: Checkpoint) -> None:
     sent = already_private(state(0), EVENT)
     for number in range(4):
         store.save_server(number, state(number))
@@ -161,7 +161,7 @@ def test_a_commit_drops_what_no_resume_can_need(store: Store) -> None:
 POWERS = tuple(n for power in (10, 100, 1_000, 10_000, 100_000, 1_000_000) for n in (power - 1, power))
 
 
-def test_around_every_power_of_ten_clients_and_rounds_are_themselves(store: Store) -> None:
+def test_around_every_power_of_ten_clients_and_rounds_are_themselves(store: Checkpoint) -> None:
     sent = already_private({"x": torch.ones(1)}, EVENT)
     for number in POWERS:
         store.save_server(number, {"x": torch.tensor([number])})
@@ -183,7 +183,7 @@ def test_a_client_s_state_is_its_latest_committed_one_whatever_was_asked_before(
     """Against a dictionary, in random orders."""
     rng = random.Random(0)
     for case in range(8):
-        store, pending, latest, number = Store(tmp_path / str(case)), dict[int, float](), dict[int, float](), 0
+        store, pending, latest, number = Checkpoint(tmp_path / str(case)), dict[int, float](), dict[int, float](), 0
         for step in range(40):
             client = rng.randrange(3)
             match rng.choice(["save", "commit", "load", "load"]):
@@ -197,7 +197,9 @@ def test_a_client_s_state_is_its_latest_committed_one_whatever_was_asked_before(
                     assert value_of(store, client, before=number) == latest.get(client)
 
 
-def test_commits_are_read_once_a_round_however_many_clients_ask(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commits_are_read_once_a_round_however_many_clients_ask(
+    store: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
     reads: list[str] = []
     get = LocalFolder.get
     monkeypatch.setattr(LocalFolder, "get", lambda self, name: reads.append(name) or get(self, name))  # type: ignore
@@ -205,7 +207,7 @@ def test_commits_are_read_once_a_round_however_many_clients_ask(store: Store, mo
         for client in range(0, 12, 3):
             store.save_client(client, number, state(client))
         store.commit(number, RECORD)
-    again = Store(store.root)
+    again = Checkpoint(store.root)
     for expected in (1, 0):  # The second time it is cached.
         reads.clear()
         values = [value_of(again, client, before=2) for client in range(12)]
@@ -213,10 +215,10 @@ def test_commits_are_read_once_a_round_however_many_clients_ask(store: Store, mo
         assert len([name for name in reads if name.startswith("commit")]) == expected
 
 
-def test_a_process_that_lost_the_trial_changes_no_committed_state(store: Store) -> None:
+def test_a_process_that_lost_the_trial_changes_no_committed_state(store: Checkpoint) -> None:
     store.save_client(8, 0, state(0))
     store.commit(0, RECORD)
-    late = Store(store.root)
+    late = Checkpoint(store.root)
     writes = (lambda: late.save_client(8, 0, state(1)), lambda: late.save_server(0, {}), lambda: late.commit(0, {}))
     for write in writes:
         with pytest.raises(LeaseLost, match=r"round 0 of .* is committed"):
@@ -224,7 +226,7 @@ def test_a_process_that_lost_the_trial_changes_no_committed_state(store: Store) 
     assert value_of(store, 8, before=1) == 0 and store.last_commit() == (0, RECORD)
 
 
-def test_states_are_on_the_disk_before_a_commit_names_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_are_on_the_disk_before_a_commit_names_them(store: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     real = os.fsync
 
@@ -244,7 +246,7 @@ def test_states_are_on_the_disk_before_a_commit_names_them(store: Store, monkeyp
 # --- messages
 
 
-def test_a_noised_release_comes_back_with_its_event(store: Store) -> None:
+def test_a_noised_release_comes_back_with_its_event(store: Checkpoint) -> None:
     sent = already_private(state(4), EVENT)
     send(store, 2, 7, sent)
     back, _, intact = store.load_sent(2, 7) or (nothing(), {}, False)
@@ -252,14 +254,14 @@ def test_a_noised_release_comes_back_with_its_event(store: Store) -> None:
     assert store.load_sent(2, 6) is None and store.load_sent(7, 2) is None
 
 
-def test_of_two_noised_releases_the_first_counts(store: Store) -> None:
+def test_of_two_noised_releases_the_first_counts(store: Checkpoint) -> None:
     for seed in (4, 5):
         sent = send(store, 2, 7, already_private(state(seed), EVENT))
         assert tree.digest(sent.value) == tree.digest(state(4))
     assert files(store, "releases") == ["00002-00007"]
 
 
-def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -> None:
+def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Checkpoint) -> None:
     send(store, 2, 7, disclose({"x": torch.ones(100)}, "weights"))
     send(store, 2, 7, disclose({"x": torch.ones(100)}, "weights"))  # sent twice, counted once
     send(store, 3, 7, nothing())
@@ -267,7 +269,7 @@ def test_of_what_can_be_repeated_for_free_only_the_event_is_kept(store: Store) -
     assert store.sent_after(6) == [(7, 2, NonPrivate("weights"), 400)]
 
 
-def test_no_flipped_bit_in_notes_hides_what_was_sent(store: Store) -> None:
+def test_no_flipped_bit_in_notes_hides_what_was_sent(store: Checkpoint) -> None:
     event = NonPrivate("weights")
     store.note(7, [(client, event, 400) for client in (2, 3)])
     (path,) = store.root.rglob("*.jsonl")
@@ -280,7 +282,7 @@ def test_no_flipped_bit_in_notes_hides_what_was_sent(store: Store) -> None:
             assert str(e).startswith(str(path))
 
 
-def test_of_a_bare_and_a_noised_release_the_bare_one_counts(store: Store) -> None:
+def test_of_a_bare_and_a_noised_release_the_bare_one_counts(store: Checkpoint) -> None:
     bare, noised = disclose({"x": torch.ones(100)}, "weights"), already_private(state(4), EVENT)
     for order, number in (((bare, noised), 7), ((noised, bare), 8)):
         for release in order:
@@ -292,25 +294,25 @@ def test_of_a_bare_and_a_noised_release_the_bare_one_counts(store: Store) -> Non
 
 
 @pytest.fixture
-def whole(store: Store) -> Store:
+def whole(store: Checkpoint) -> Checkpoint:
     """Three rounds of client 7, and a release that was sent and never committed."""
     for number in range(3):
         store.save_server(number, state(number))
         store.save_client(7, number, state(number))
         store.commit(number, {"ledger": Ledger().with_upload(number, 7, EVENT, 3).to_json()})
     store.save_release(7, 3, already_private(state(4), EVENT))
-    return Store(store.root)
+    return Checkpoint(store.root)
 
 
-READS: dict[str, Callable[[Store], object]] = {
-    **{f"commit-{number:05d}.json": Store.ledger for number in range(3)},
+READS: dict[str, Callable[[Checkpoint], object]] = {
+    **{f"commit-{number:05d}.json": Checkpoint.ledger for number in range(3)},
     "server-00002.safetensors": lambda store: store.load_server(2),
     "clients/00007-00002.safetensors": lambda store: store.load_client(7, before=3),
     "releases/00007-00003.safetensors": lambda store: store.sent_after(2),
 }
 
 
-def test_every_flipped_bit_is_found_and_its_file_named(whole: Store) -> None:
+def test_every_flipped_bit_is_found_and_its_file_named(whole: Checkpoint) -> None:
     assert set(READS) == {str(path.relative_to(whole.root)) for path in whole.root.rglob("*") if path.is_file()}
     for name, read in READS.items():
         read(whole)
@@ -318,15 +320,15 @@ def test_every_flipped_bit_is_found_and_its_file_named(whole: Store) -> None:
         for i in range(0, len(data), 3):
             path.write_bytes(data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :])
             with pytest.raises(ValueError, match="is damaged: ") as error:
-                read(Store(whole.root))
+                read(Checkpoint(whole.root))
             assert str(error.value).startswith(str(path))
         path.write_bytes(data)
 
 
 @pytest.mark.parametrize("name", [name for name in READS if not name.startswith("releases")])
 @pytest.mark.parametrize("source", ["another trial", "another round"])
-def test_another_whole_file_in_its_place_is_found(whole: Store, name: str, source: str) -> None:
-    other = whole if source == "another round" else Store(whole.root.with_name("other"))
+def test_another_whole_file_in_its_place_is_found(whole: Checkpoint, name: str, source: str) -> None:
+    other = whole if source == "another round" else Checkpoint(whole.root.with_name("other"))
     if other is whole:
         other.save_server(3, state(9))
         other.save_client(7, 3, state(9))
@@ -339,13 +341,13 @@ def test_another_whole_file_in_its_place_is_found(whole: Store, name: str, sourc
     of = another if "commit" in name else name.replace("2.", "3.")
     (whole.root / name).write_bytes((other.root / (of if other is whole else name)).read_bytes())
     with pytest.raises(ValueError, match=r"is damaged: it is (a copy of|not the commit)"):
-        READS[name](Store(whole.root))
-        Store(whole.root).commit(3, RECORD)
-        Store(whole.root).ledger()
+        READS[name](Checkpoint(whole.root))
+        Checkpoint(whole.root).commit(3, RECORD)
+        Checkpoint(whole.root).ledger()
 
 
 @pytest.mark.parametrize("name", ["server-00002.safetensors", "clients/00007-00002.safetensors"])
-def test_a_state_that_a_commit_tells_of_cannot_be_missing(whole: Store, name: str) -> None:
+def test_a_state_that_a_commit_tells_of_cannot_be_missing(whole: Checkpoint, name: str) -> None:
     """Also if its client sat the rounds since out, and an older one is there."""
     write_tensors(whole.root / "clients" / "00007-00001.safetensors", state(1))
     if "clients" in name:
@@ -354,10 +356,10 @@ def test_a_state_that_a_commit_tells_of_cannot_be_missing(whole: Store, name: st
         assert value_of(whole, 7, before=5) == 2 and whole.load_client(8, before=5) is None
     (whole.root / name).unlink()
     with pytest.raises(ValueError, match=f"{re.escape(str(whole.root / name))} is gone"):
-        Store(whole.root).load_client(7, before=5) if "clients" in name else whole.load_server(2)
+        Checkpoint(whole.root).load_client(7, before=5) if "clients" in name else whole.load_server(2)
 
 
-def test_files_without_a_checksum_are_damaged(whole: Store) -> None:
+def test_files_without_a_checksum_are_damaged(whole: Checkpoint) -> None:
     from safetensors.torch import save
 
     commit, server = whole.root / "commit-00002.json", whole.root / "server-00002.safetensors"
@@ -372,7 +374,7 @@ def test_files_without_a_checksum_are_damaged(whole: Store) -> None:
 
 
 def test_a_write_that_fails_in_the_background_is_raised_before_anything_is_sent(
-    store: Store, monkeypatch: pytest.MonkeyPatch
+    store: Checkpoint, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalFolder, "put", crash)
     store.save_client(1, 0, state(0))

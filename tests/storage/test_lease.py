@@ -18,7 +18,7 @@ import pytest
 
 from raydiff.storage import lease, staging
 from raydiff.storage.atomic_files import LeaseLost
-from raydiff.storage.lease import Lease, held
+from raydiff.storage.lease import Lease, hold_lease
 from raydiff.storage.local import LocalFolder
 from raydiff.storage.storage import storage_at
 
@@ -53,19 +53,19 @@ def pretend(sweep: Path, **fields: Any) -> None:
 
 
 def test_a_second_driver_is_refused_until_the_first_has_ended(sweep: Sweep) -> None:
-    with held(sweep()) as first:
+    with hold_lease(sweep()) as first:
         first()
         says = rf"^mine is being run by process {os.getpid()} on \S+ since [^\n]+$"
-        with pytest.raises(ValueError, match=says), held(sweep()):
+        with pytest.raises(ValueError, match=says), hold_lease(sweep()):
             pass
-    with held(sweep()) as second:
+    with hold_lease(sweep()) as second:
         assert (first.number, second.number) == (1, 2)
         second()
         with pytest.raises(LeaseLost, match=r"^mine is run by another driver now"):
             Lease(first.sweep, 1)()
-        with pytest.raises(ValueError, match="is being run"), held(sweep()):
+        with pytest.raises(ValueError, match="is being run"), hold_lease(sweep()):
             pass
-    with held(sweep()) as third:
+    with hold_lease(sweep()) as third:
         assert third.number == 3
         with pytest.raises(LeaseLost):  # Whatever the next one has done since.
             Lease(first.sweep, 1)()
@@ -74,7 +74,7 @@ def test_a_second_driver_is_refused_until_the_first_has_ended(sweep: Sweep) -> N
 def contend(sweep: Path, barrier: Any, results: Any, go: Any) -> None:
     barrier.wait()
     try:
-        with held(sweep) as mine:
+        with hold_lease(sweep) as mine:
             results.put(mine.number)
             go.wait()
     except ValueError as e:
@@ -93,7 +93,7 @@ def test_of_many_that_start_at_once_one_runs_and_its_death_sets_the_sweep_free(t
     os.kill(pid, signal.SIGKILL)
     for process in processes:
         process.join()
-    with held(sweep) as mine:
+    with hold_lease(sweep) as mine:
         assert mine.number == 2
 
 
@@ -103,7 +103,7 @@ def test_a_process_that_is_gone_and_one_that_has_its_number_now_own_nothing(swee
     folder = sweep()
     for fields in ({"pid": gone.pid}, {"started": "1"}):
         pretend(folder, **fields)
-        with held(folder) as mine:
+        with hold_lease(folder) as mine:
             assert mine.number == 2
         storage_at(folder).delete(["owners/00002.json"])
 
@@ -118,7 +118,7 @@ def test_elsewhere_a_driver_lives_as_long_as_it_gives_signs_of_life(
     pretend(tmp_path, **where)
     waits: list[Callable[[], object]] = [lambda: None, lambda: os.utime(tmp_path / FIRST, (1, 1))]
     monkeypatch.setattr(lease.time, "sleep", lambda _: waits.pop(0)())
-    with pytest.raises(ValueError, match=" is being run by process "), held(tmp_path):
+    with pytest.raises(ValueError, match=" is being run by process "), hold_lease(tmp_path):
         pass
     assert not waits and "dead after 90 s" in capsys.readouterr().out
 
@@ -131,7 +131,7 @@ def test_elsewhere_a_driver_that_is_silent_by_the_storage_s_clock_is_dead(
     began, waited = storage_at(sweep()).modified(FIRST), list[float]()
     monkeypatch.setattr(lease, "_now", lambda storage: (began or 0) + sum(waited))
     monkeypatch.setattr(lease.time, "sleep", lambda _: waited.append(30.0))
-    with held(sweep()) as mine:
+    with hold_lease(sweep()) as mine:
         assert mine.number == 2 and sum(waited) == 90
     assert lease._now(storage_at(sweep())) is not None and storage_at(sweep()).list_names("owners")[0] == "00001.json"
 
@@ -142,7 +142,7 @@ def test_a_process_that_lost_its_lease_is_ended(sweep: Sweep, monkeypatch: pytes
     monkeypatch.setattr(lease, "BEAT_S", 0.001)
     monkeypatch.setattr(lease, "ASK_S", 0.0)
     folder = sweep()
-    with held(folder):
+    with hold_lease(folder):
         storage_at(folder).put("owners/00002.json", b"{}")
         assert ended.wait(60)
     assert says[0].startswith("mine is run by another driver now")
@@ -152,14 +152,14 @@ def test_the_driver_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monk
     touched = threading.Event()
     monkeypatch.setattr(lease, "BEAT_S", 0.001)
     monkeypatch.setattr(os, "utime", lambda path: touched.set() if path == tmp_path / FIRST else None)
-    with held(tmp_path):
+    with hold_lease(tmp_path):
         assert touched.wait(60)
 
 
 def test_where_nothing_was_begun_nothing_is_left(sweep: Sweep, tmp_path: Path) -> None:
     folder = sweep()
     (folder / "sweep.json").unlink()
-    with pytest.raises(ValueError, match="refused"), held(folder):
+    with pytest.raises(ValueError, match="refused"), hold_lease(folder):
         raise ValueError("refused")
     assert not folder.exists() and not [path for path in tmp_path.rglob("owners/*") if path.is_file()]
 
@@ -169,17 +169,17 @@ def test_an_end_that_cannot_be_written_is_one(tmp_path: Path, monkeypatch: pytes
         raise OSError("No space left on device")
 
     (tmp_path / "sweep.json").write_text("{}")
-    with monkeypatch.context() as patch, held(tmp_path):
+    with monkeypatch.context() as patch, hold_lease(tmp_path):
         patch.setattr(LocalFolder, "put", full)
     assert not json.loads((tmp_path / FIRST).read_text())["ended"]
-    with held(tmp_path) as again:
+    with hold_lease(tmp_path) as again:
         assert again.number == 2
 
 
 def test_a_damaged_file_is_named(sweep: Sweep) -> None:
     folder = sweep()
     storage_at(folder).put(FIRST, b"{")
-    with pytest.raises(ValueError, match=rf"{FIRST} is damaged: remove it if no driver of mine"), held(folder):
+    with pytest.raises(ValueError, match=rf"{FIRST} is damaged: remove it if no driver of mine"), hold_lease(folder):
         pass
 
 

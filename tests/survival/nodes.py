@@ -196,9 +196,9 @@ class Federated(Sweep):
 
     def trial(self, digest: str) -> Any:
         """The store of a trial."""
-        from raydiff.storage.checkpoint import Store
+        from raydiff.storage.checkpoint import Checkpoint
 
-        return Store(self.folder / "trials" / digest)
+        return Checkpoint(self.folder / "trials" / digest)
 
     def sent(self, number: int, *clients: int) -> bool:
         """Whether these clients of the running trial have stored what they send in this round."""
@@ -246,7 +246,7 @@ def undisturbed_state(storage: Path) -> dict[str, tuple]:
 
     reference = Federated(storage)
     _, study, rest = arguments.preset([*FEDERATED, "--grid", "seed=0,1,2"])
-    options, overrides = parse_known(sweep.Options, arguments.shorthand(rest), None, study.experiment)
+    options, overrides = parse_known(sweep.SweepOptions, arguments.shorthand(rest), None, study.experiment)
     for experiment in sweep.planned("digits", study, options, overrides).trials:
         this = trial.open_trial(experiment, reference.folder)
         assert list(trial.run(this, trial.local_executor(this)))[-1]["finished"]

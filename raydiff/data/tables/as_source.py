@@ -10,7 +10,7 @@ from torch import Tensor
 
 from raydiff.data.source import Picture, Source
 from raydiff.data.tables.code_books import CODE_BOOKS
-from raydiff.data.tables.read import Table, locate, read, read_again
+from raydiff.data.tables.read import RawTable, locate, read, read_again
 
 
 def source(
@@ -24,7 +24,7 @@ def source(
     if len(labels) > 1:
         raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
     preset = name if name in CODE_BOOKS else None
-    config = Table(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
+    config = RawTable(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
     parts = [read(config, public=public, seed=seed)]
     if preset is not None and len(CODE_BOOKS[preset].files) > 1:
         root = str(file.parents[1])

@@ -40,7 +40,7 @@ class CodeBook:
         return {**grouped, self.label: {value: (value,) for value in self.classes}}
 
 
-CODE_BOOKS: lookup.Table[CodeBook] = lookup.Table(
+CODE_BOOKS: lookup.Registry[CodeBook] = lookup.Registry(
     {name.lower(): f"raydiff.papers.discrete.tables:{name}" for name in ("ADULT", "GERMAN", "LOAN")}
 )
 """By the name of the data set."""

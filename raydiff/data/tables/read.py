@@ -41,7 +41,7 @@ MOST_CLASSES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
+class RawTable:
     """A table and the encoding of its columns."""
 
     source: str = "adult"
@@ -72,10 +72,10 @@ class Table:
     @property
     def given_edges(self) -> dict[str, Sequence[float]]:
         """{column: edges} of columns with declared edges."""
-        return dict(self.known.cuts) if self.known else {}
+        return dict(self.code_book.cuts) if self.code_book else {}
 
     @property
-    def known(self) -> CodeBook | None:
+    def code_book(self) -> CodeBook | None:
         """The preset."""
         return CODE_BOOKS.get(self.preset or self.source)
 
@@ -96,10 +96,10 @@ class Encoded:
     """Short description."""
     notes: tuple[str, ...] = ()
     """Rows left out."""
-    found: tuple[str, ...] = ()
+    fitted_columns: tuple[str, ...] = ()
     """Columns, with the label, whose categories are undeclared and fitted on rows."""
     public: Tensor | None = None
-    """(p,) int64: ascending positions of the public rows that `found` was fitted on; None: on all rows."""
+    """(p,) int64: ascending positions of the public rows that `fitted_columns` was fitted on; None: on all rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ class Encoded:
         return max(len(column.categories) for column in self.mapping.columns)
 
 
-def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
+def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encoded:
     """The table, its undeclared categories fitted on `public` rows, drawn by `seed` (None: on all rows).
 
     Raises:
@@ -124,19 +124,19 @@ def read(config: Table, *, public: int | None = None, seed: int = 0) -> Encoded:
     columns, label = _chosen(config, frame, path)
     order = torch.randperm(len(frame), generator=generator(seed, "splits", "public rows")).numpy()
     frame, notes = _complete(config, frame[[*columns, *([label] if label else [])]], label, path, public=public)
-    found = _found(config, columns, label)
-    rows = None if public is None or not found else _drawn(frame, order, public, path, found)
+    fitted_columns = _found(config, columns, label)
+    rows = None if public is None or not fitted else _drawn(frame, order, public, path, fitted)
     seen = (frame if rows is None else frame.iloc[rows]).apply(_typed)
-    mapping = _fitted(config, seen, columns, label, public=rows is not None)
+    mapping = _fit(config, seen, columns, label, public=rows is not None)
     if merged := [c.name for c in mapping.columns if c.edges is None and seen[c.name].nunique() > len(c.values)]:
         notes.append(f"rare values merged in {', '.join(merged)}")
-    if found:
+    if fitted:
         notes.append(f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows")
     encoded = _encoded(frame, mapping, f"{path.name}", tuple(notes))
-    return dataclasses.replace(encoded, found=found, public=None if rows is None else torch.from_numpy(rows))
+    return dataclasses.replace(encoded, fitted_columns=fitted, public=None if rows is None else torch.from_numpy(rows))
 
 
-def read_again(config: Table, path: Path, mapping: Mapping) -> Encoded:
+def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
     """Another file of the same table, by a mapping that was fitted before. Raises ValueError as `read` does, and on
     values that have no category."""
     frame = cells.frame(path)
@@ -173,8 +173,8 @@ def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
     return path
 
 
-def _chosen(config: Table, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, ...], str | None]:
-    preset = config.known
+def _chosen(config: RawTable, frame: pd.DataFrame, path: Path) -> tuple[tuple[str, ...], str | None]:
+    preset = config.code_book
     label = config.label or (preset.label if preset else None)
     columns = config.columns or (preset.columns if preset else tuple(c for c in frame.columns if c != label))
     wanted = (*columns, *([label] if label else []))
@@ -206,30 +206,30 @@ def _check_there(names: Sequence[str], frame: pd.DataFrame, path: Path) -> None:
 
 
 def _complete(
-    config: Table, wanted: pd.DataFrame, label: str | None, path: Path, *, public: int | None = None
+    config: RawTable, wanted: pd.DataFrame, label: str | None, path: Path, *, public: int | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
     """The kept rows, and notes on those left out: rows with a missing value (preset), else rows without a label, unless
     there are `public` rows (then OTHER)."""
-    if config.known is None and (public is not None or label is None):
+    if config.code_book is None and (public is not None or label is None):
         return wanted, []
-    kept = wanted.dropna(subset=None if config.known else [label])
+    kept = wanted.dropna(subset=None if config.code_book else [label])
     if len(kept) < 2:
         raise ValueError(f"{path} has {len(kept)} of {len(wanted)} rows without missing values, a table needs two")
-    what = "a missing value" if config.known else "no label"
+    what = "a missing value" if config.code_book else "no label"
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
-def _found(config: Table, columns: Sequence[str], label: str | None) -> tuple[str, ...]:
+def _found(config: RawTable, columns: Sequence[str], label: str | None) -> tuple[str, ...]:
     """The columns, the label last, that no preset declares."""
-    declared = {*config.known.cuts, *config.known.groups} if config.known else set()
+    declared = {*config.code_book.cuts, *config.code_book.groups} if config.code_book else set()
     return tuple(name for name in (*columns, label) if name is not None and name not in declared)
 
 
-def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, found: Sequence[str]) -> Ints:
+def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, fitted: Sequence[str]) -> Ints:
     """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
     if public < 1:
         raise ValueError(
-            f"the categories of {', '.join(found)} are undeclared: raise data.public, to fit them on public rows of "
+            f"the categories of {', '.join(fitted)} are undeclared: raise data.public, to fit them on public rows of "
             f"{path.name}, or set data.fitted_on to all (epsilon is then inf)"
         )
     if public > len(frame):
@@ -245,9 +245,9 @@ def _typed(values: pd.Series) -> pd.Series:
     return values.map(plain, na_action="ignore") if numeric else values
 
 
-def _fitted(config: Table, frame: pd.DataFrame, columns: Sequence[str], label: str | None, *, public: bool) -> Mapping:
+def _fit(config: RawTable, frame: pd.DataFrame, columns: Sequence[str], label: str | None, *, public: bool) -> Mapping:
     """`public`: these are the public rows only."""
-    preset, cuts = config.known, config.given_edges
+    preset, cuts = config.code_book, config.given_edges
     bins = config.bins or (preset.bins if preset else 5)
     groups = preset.groups if preset else {}
     if public and bins < 3:

@@ -42,7 +42,7 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attack:
+class AttackResult:
     """Performance on rows that took no part in setting the attack up."""
 
     timestep_index: int  # column of the score matrices that the calibration rows chose
@@ -70,7 +70,7 @@ class Attack:
 
 def attack(
     *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
-) -> Attack:
+) -> AttackResult:
     """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others.
 
     Each argument is a matrix of scores (n, S). Raises ValueError for fewer than 2 rows, different columns, or NaN.
@@ -83,7 +83,7 @@ def attack(
     threshold = _best_threshold(set_in, set_out)
     value, auc_interval = _auc(inside, outside)
     hits, rejections = int((inside <= threshold).sum()), int((outside > threshold).sum())
-    return Attack(
+    return AttackResult(
         timestep_index=column,
         threshold=threshold,
         auc=value,

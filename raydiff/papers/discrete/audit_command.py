@@ -23,7 +23,7 @@ import numpy as np
 
 from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.data.tables.encode import Column
-from raydiff.data.tables.read import Encoded, Table, read
+from raydiff.data.tables.read import Encoded, RawTable, read
 from raydiff.experiment.overrides import short
 from raydiff.models.d3pm_kernel import schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
@@ -44,7 +44,7 @@ SETTINGS = ("label", "unconditional", "steps", "schedule", "rate", "epsilon", "r
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(StorageOptions):
+class AuditOptions(StorageOptions):
     table: str = positional()
     """CSV or parquet file, or adult, german, loan."""
     out: Path
@@ -79,7 +79,7 @@ class Options(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Read, audit, print, save."""
-    options = parse(Options, argv, __doc__)
+    options = parse(AuditOptions, argv, __doc__)
     results = audited(options)
     print(results.save(options.out, with_records=True))
     print(f"\nfiles in {options.out}: {', '.join(FILES)}")
@@ -91,9 +91,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def audited(options: Options) -> AuditResults:
+def audited(options: AuditOptions) -> AuditResults:
     """Read the table and bound every record, before and after removals."""
-    config = Table(source=options.table, label=options.label, bins=options.bins, exclude=options.exclude)
+    config = RawTable(source=options.table, label=options.label, bins=options.bins, exclude=options.exclude)
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
@@ -120,7 +120,7 @@ def audited(options: Options) -> AuditResults:
     return AuditResults(encoded=encoded, labels=labels, release=release, setting=setting, audit=result, removals=after)
 
 
-def _lone_bins(encoded: Encoded, config: Table, result: Audit) -> list[str]:
+def _lone_bins(encoded: Encoded, config: RawTable, result: Audit) -> list[str]:
     """A note on columns in which a record is alone in a quantile bin, among its label's records."""
     columns = [encoded.mapping.columns[i] for i in np.unique(result.alone) if 0 <= i < len(encoded.columns)]
     names = [c.name for c in columns if c.edges is not None and c.name not in config.given_edges]
@@ -154,7 +154,7 @@ def _released(release: ReleasedRows, label: Column | None) -> str:
     return ", ".join(f"{m} released rows of {n}" for n, m in zip(label.categories, release.by_label, strict=True))
 
 
-def _log(folder: Path, options: Options, results: AuditResults) -> str:
+def _log(folder: Path, options: AuditOptions, results: AuditResults) -> str:
     """Log the folder as an artifact, and the summaries as metrics, of a finished MLflow run. Return where it is.
 
     Metrics are `pdp/...`, and `pdp/after_removal/...` with the number of removed records as step. A bound that is not

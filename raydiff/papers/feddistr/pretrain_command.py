@@ -35,7 +35,7 @@ SHOWN, STEPS, GUIDANCE = 6, 50, 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(StorageOptions):
+class PretrainOptions(StorageOptions):
     out: Path
     """Folder to write; it must not exist."""
     no_mlflow: bool = False
@@ -62,7 +62,7 @@ class Plan:
 
 def main(argv: Sequence[str]) -> int:
     """Read, train, save, draw, log."""
-    options, fields = parse_known(Options, argv, __doc__, Plan())
+    options, fields = parse_known(PretrainOptions, argv, __doc__, Plan())
     plan: Plan = overrides.override(Plan(), overrides.parse_overrides(Plan(), fields))
     if options.out.exists():
         raise ValueError(f"{options.out} exists already: give another --out")
@@ -129,7 +129,7 @@ def _draw(plan: Plan, dataset: Dataset, trained: Pretrained, out: Path) -> None:
     sample_grid(rows, out / "samples.png", privacy="public split", most=len(rows))
 
 
-def _log(dataset: Dataset, options: Options) -> str:
+def _log(dataset: Dataset, options: PretrainOptions) -> str:
     options.storage.mkdir(parents=True, exist_ok=True)
     uri, artifacts = sweep_folder.tracking_store(options.storage)
     out, name = options.out, options.out.name

@@ -24,7 +24,7 @@ from raydiff.formats.tables import Table, publish, span
 from raydiff.papers.feddistr.loss_plots import CELL, FEDDISTR, LATENTS, LEVELS, POOLED, draw
 from raydiff.report import load
 from raydiff.report.frontier.rows import settings
-from raydiff.report.guarantees import Guarantee
+from raydiff.report.guarantees import StatedGuarantee
 from raydiff.report.load import Row, column, finished, groups, records
 
 ARM = ["base", "name", "rounds", "target"]
@@ -64,7 +64,7 @@ def readings(runs: pd.DataFrame) -> pd.DataFrame:
     out["name"] = _names(out, done)
     out["loss"] = 1 - done["final/eval/accuracy"]
     out["epsilon"] = column(done, "final/privacy/epsilon_server")
-    guarantees = [Guarantee.of_run(row, "server") for row in rows]
+    guarantees = [StatedGuarantee.of_run(row, "server") for row in rows]
     out["definition"] = [str(g.definition) if g.definition and g.epsilon > 0 else "" for g in guarantees]
     out["declared"] = [g.declared or "" if g.definition and g.epsilon > 0 else "" for g in guarantees]
     out["bytes"], out["per_client"] = sent, sent / done["clients"]

@@ -24,7 +24,7 @@ ACCOUNTANTS = ("theorem", "rdp", "exact")  # from the loosest bound to the tight
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class CalibrateOptions:
     clip: float
     """C: L2 norm of a clipped image (public)."""
     epsilon: float = 10.0
@@ -41,7 +41,7 @@ class Options:
 
 def main(argv: Sequence[str]) -> int:
     """Print the table."""
-    options = parse(Options, argv, __doc__)
+    options = parse(CalibrateOptions, argv, __doc__)
     check_budget(options.epsilon, options.delta)
     lines = table(alphas_bar(options.schedule, options.steps), options)
     print(
@@ -52,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def table(abar: Tensor, options: Options) -> list[str]:
+def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
     """A line per accountant with the smallest depth that satisfies the budget, and one for --t0.
 
     Raises ValueError where --t0 is out of range, or is missing and no depth satisfies the budget.

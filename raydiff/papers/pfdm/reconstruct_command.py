@@ -37,7 +37,7 @@ SHOWN = ("mse", "mse_wrong", "psnr", "ssim", "ssim_wrong", "closest", "closest_i
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options(RunOptions):
+class ReconstructOptions(RunOptions):
     out: Path
     """Folder for the files."""
     records: int = 256
@@ -54,7 +54,7 @@ class Options(RunOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Attack the run's uploads with each denoiser, print and save."""
-    options = parse(Options, argv, __doc__)
+    options = parse(ReconstructOptions, argv, __doc__)
     finished = options.open()
     method = method_of(finished)
     uploads, originals = sent(finished, method, options.records)
@@ -130,7 +130,7 @@ def table(results: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[s
     ]
 
 
-def _pretrained(finished: Finished, method: PFDM, options: Options) -> Params:
+def _pretrained(finished: Finished, method: PFDM, options: ReconstructOptions) -> Params:
     """A denoiser of the method's model trained on the public split; {} without one."""
     public, steps = finished.dataset.splits["public"], options.public_steps
     if not len(public):

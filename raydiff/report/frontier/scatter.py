@@ -11,7 +11,7 @@ import pandas as pd
 
 from raydiff.formats.plots import COLOURS, LINES, MARKERS, legend, logarithmic, panels, save
 from raydiff.formats.tables import short
-from raydiff.lookup import telling
+from raydiff.lookup import distinguishing_fields
 from raydiff.report.frontier.rows import DONE, is_target_epsilon, network_of, noise_floor, ranked_by, swept
 from raydiff.report.guarantees import definitions, described
 from raydiff.report.load import records
@@ -57,7 +57,7 @@ def _styled(rows: pd.DataFrame) -> pd.DataFrame:
         series = [f"{method}, {name}" for method, name in zip(series, names, strict=True)]
     # The axis has the target epsilon, and the series privacy and trust.
     fields = [f for f in swept(rows) if not is_target_epsilon(f) and f.rpartition(".")[2] not in ("privacy", "trust")]
-    needed = {method: telling(records(group), fields) for method, group in rows.groupby("method")}
+    needed = {method: distinguishing_fields(records(group), fields) for method, group in rows.groupby("method")}
     settings = [", ".join(f"{f} {short(r[f])}" for f in needed[r["method"]] if r[f] is not None) for r in items]
     first, others = list(dict.fromkeys(series)), sorted(set(settings))
     colour, line = [first.index(s) for s in series], [others.index(s) for s in settings]
