@@ -9,6 +9,8 @@ ray job submit --working-dir . -- python jobs/sweep.py mnist --name mine --resum
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -118,10 +120,10 @@ def _dry_run(plan: Planned) -> int:
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.cluster import cluster
     from raydiff.runtime.estimate import RemainingTime, duration
-    from raydiff.runtime.slots import fitting, format_resources, total_of
+    from raydiff.runtime.slots import fitting, format_resources, this_machine, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]
-    with cluster(only_join=True) as nodes:
+    with cluster() if os.environ.get("RAY_ADDRESS") else contextlib.nullcontext([this_machine()]) as nodes:
         slot = tuner.slot_of(plan, nodes)
         slots = min(fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
         print(f"{len(trials)} trials, {slots} at once: each {slot.workers} worker(s), {format_resources(slot.total)}")

@@ -1,14 +1,10 @@
-"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`; its workers' start and watchdog.
-
-Tensors travel as numpy arrays, which Ray maps without copying.
-"""
+"""`RayExecutor`, which runs clients on a Ray cluster in place of `LocalExecutor`; its workers' start and watchdog."""
 
 from __future__ import annotations
 
 import itertools
-import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -62,43 +58,40 @@ def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
 
 
 class HeartbeatMonitor:
-    """Waits for the workers of one trial, and kills those without a heartbeat: they then count as dead.
-
-    A message is a heartbeat, and so is each step of a training or piece of another computation
-    (`federated.heartbeat`), whatever time it takes in all. Only waiting counts as silence.
-    """
+    """Waits for the workers of one trial, and kills those without a message or a sign in `federated.heartbeat`."""
 
     def __init__(self, workers: Sequence[Any], folder: Path, runtime: Runtime) -> None:
         self._workers, self._folder = workers, folder
-        self._timeout_s = runtime.client_timeout_s
-        self._start_timeout_s = max(runtime.client_timeout_s, runtime.revive_s)
+        self._timeout_s, self._revive_s = runtime.client_timeout_s, runtime.revive_s
         self.names: dict[int, str] = {}  # worker -> its process's name in `heartbeat`
         self.killed = set[int]()  # Workers that were killed but whose death Ray has not reported yet.
         self._silent_s = dict.fromkeys(range(len(workers)), 0.0)
         self._last: dict[int, object] = {}
 
-    def first(self, pending: Mapping[Any, int], task: Callable[[int], str], seconds: float = math.inf) -> Any:
-        """Return the first of the pending references (-> worker) that is ready or lost; None after these seconds.
-        `task` describes what a worker is computing."""
-        began = last = time.monotonic()
+    def first(self, pending: Mapping[Any, int], task: Callable[[int], str]) -> Any:
+        """Return the first of the pending references (-> worker) that is ready or lost. `task` describes what a worker
+        computes. Raises WorkersLost if one that starts has no node."""
+        last = time.monotonic()
         while True:
-            left = max(0.0, began + seconds - last)
-            ready, _ = ray.wait(list(pending), timeout=min(left, CHECK_S, self._timeout_s / CHECKS))
+            ready, _ = ray.wait(list(pending), timeout=min(CHECK_S, self._timeout_s / CHECKS))
             before, last = last, time.monotonic()
             if ready:
                 self._silent_s[pending[ready[0]]] = 0.0
                 return ready[0]
-            if last - began >= seconds:
-                return None
             for i in pending.values():
                 self._check(i, last - before, task)
 
     def _check(self, i: int, seconds: float, task: Callable[[int], str]) -> None:
-        latest, timeout_s = None, self._start_timeout_s  # A worker without a name may still be starting.
+        latest, timeout_s = None, max(self._timeout_s, self._revive_s)  # It may still be starting.
         if i in self.names:
             latest, timeout_s = heartbeat.sign(self._folder, self.names[i]), self._timeout_s
         self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
         self._last[i] = latest
+        if i not in self.names and self._silent_s[i] >= self._revive_s:
+            # Calls on a worker whose bundle waits for a node never end.
+            group = ray.util.get_current_placement_group()
+            if group and ray.util.placement_group_table(group)["state"] != "CREATED":
+                raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
         if self._silent_s[i] < timeout_s:
             return
         self._silent_s[i] = -KILL_S
@@ -119,9 +112,7 @@ class RayExecutor:
         self._recorded = self._recorded_by_workers()
         self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
         for i, ref in enumerate([self._host(i) for i in range(len(self.workers))]):
-            while self._monitor.first({ref: i}, lambda _: "before it had loaded its clients", self._revive_s) is None:
-                if not _has_its_nodes():
-                    raise WorkersLost(f"worker {i} has had no node for {self._revive_s:g} s")
+            self._monitor.first({ref: i}, lambda _: "before it had loaded its clients")
             try:
                 self._monitor.names[i] = ray.get(ref)
             except RayActorError:
@@ -133,19 +124,14 @@ class RayExecutor:
 
     def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
         """Yield `Client.run` of each client."""
-        if not ids:
-            return
-        ask = self._ask("run", server, number, MESSAGE_S)
-        for client, examples, value, event, metrics in self._in_order(ids, ask):
+        for client, examples, value, event, metrics in self._in_order(ids, self._ask("run", server, number, MESSAGE_S)):
             yield Upload(client, examples, already_private(tensors(value), event, copy=False)), metrics
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         """Yield partial sums of the clients' uploads: one per worker, or more if it takes long or has died."""
-        if not ids:
-            return
         seconds = min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
-        for _, message in self._messages(ids, self._ask("sums", validator.server, validator.number, seconds)):
-            yield message
+        ask = self._ask("sums", validator.server, validator.number, seconds)
+        yield from (message for _, message in self._messages(ids, ask))
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
         """Yield `Client.evaluate` of each client on a split that no client holds."""
@@ -153,7 +139,7 @@ class RayExecutor:
         yield from self._in_order(ids, lambda w, part, _: w.evaluate.remote(self._digest, part, ref, number, split))
 
     def _ask(self, call: str, server: Params, number: int, seconds: float) -> Ask:
-        ref = ray.put(arrays(server))
+        ref = ray.put(arrays(server))  # numpy arrays, which Ray maps without copying
         return lambda worker, part, alone: getattr(worker, call).remote(
             self._digest, part, ref, number, 0.0 if alone else seconds
         )
@@ -179,7 +165,7 @@ class RayExecutor:
         for client in ids:
             parts.setdefault(client % len(self.workers), {})[client] = None
         pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
-        died, idle, deaths = set[int](), set[int](), dict.fromkeys(parts, 0)
+        died, idle, deaths = set[int](), set[int](), Counter[int]()  # workers, workers, at each client
 
         def resume() -> None:
             for i in [i for i in idle if wanted(i)]:
@@ -192,12 +178,12 @@ class RayExecutor:
             try:
                 message = ray.get(ready)
             except LOST:
+                client = next(iter(parts[i]))
                 died.add(i)
-                deaths[i] += 1
-                self._recover(i, next(iter(parts[i])), deaths=deaths[i])
+                deaths[client] += 1
+                self._recover(i, client, deaths=deaths[client])
                 pending[ask(self.workers[i], [*parts[i]], True)] = i
                 continue
-            deaths[i] = 0
             in_order = isinstance(message, list)
             clients = itertools.islice(parts[i], len(message)) if in_order else (sent.client for sent in message.sent)
             for client in [*clients]:
@@ -217,9 +203,8 @@ class RayExecutor:
             reason = "it died without a reason: out of memory, a crash in native code, or its node is gone"
             device_faults.record(self.trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
-            why = device_faults.last_reason(self.trial.folder)
-            died = f"worker {i} died {ATTEMPTS} times before client {client} had its result; {why}"
-            raise WorkerCrashLoop(died) from None
+            died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"
+            raise WorkerCrashLoop("; ".join([died, *device_faults.reasons(self.trial.folder)[-1:]])) from None
         self._revive(i)
 
     def _recorded_by_workers(self) -> int:
@@ -240,9 +225,3 @@ class RayExecutor:
         """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""
         sure = len(clients) == 1 or (alone and not self.trial.experiment.numerics.vectorize)
         return f"at client {next(iter(clients))}{'' if sure else ' or a later one'}"
-
-
-def _has_its_nodes() -> bool:
-    """Whether all bundles of this trial are placed. Calls on the worker of a bundle that waits for a node never end."""
-    group = ray.util.get_current_placement_group()
-    return group is None or ray.util.placement_group_table(group)["state"] == "CREATED"

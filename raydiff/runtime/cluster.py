@@ -11,13 +11,13 @@ import tempfile
 import uuid
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from raydiff.runtime.slots import this_machine
+from raydiff.runtime.slots import Group
 from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
@@ -25,16 +25,10 @@ MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters
 
 
 @contextlib.contextmanager
-def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
-    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one.
-
-    Yields each node's resources. With `only_join` none is started, and those of this machine are yielded. Raises
-    ValueError if Ray does not start.
-    """
+def cluster() -> Iterator[list[dict[str, float]]]:
+    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one, and yield each node's
+    resources. Raises ValueError if Ray does not start."""
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
-    if only_join and not os.environ.get("RAY_ADDRESS"):
-        yield [this_machine()]
-        return
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         if os.environ.get("RAY_ADDRESS"):
@@ -59,10 +53,7 @@ def cluster(*, only_join: bool = False) -> Iterator[list[dict[str, float]]]:
 
 
 def _start_local(quiet: dict[str, Any]) -> None:
-    """Start Ray here, with SIGTERM blocked in its processes, as Ray blocks SIGINT.
-
-    `timeout` and job schedulers send it to whole process groups, and a sweep ends Ray's processes in order.
-    """
+    """Start Ray with SIGTERM blocked, as SIGINT is: job schedulers send it to its processes too."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     try:
         ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
@@ -71,10 +62,7 @@ def _start_local(quiet: dict[str, Any]) -> None:
 
 
 def _own_folder() -> str | None:
-    """Make a folder for a local Ray's sockets that only this user can open, unlike Ray's default one.
-
-    None if its path is too long. Raises ValueError if it exists and others can open it.
-    """
+    """Make a folder for Ray's sockets that only this user can open; None if its path is too long. Raises ValueError."""
     folder = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) / f"raydiff-{os.getuid()}"
     inside = f"{folder}/r"  # Ray makes the folder that it is given readable to everybody.
     if len(inside) > MAX_FOLDER_CHARS:
@@ -129,18 +117,11 @@ def in_one_sentence() -> Iterator[None]:
         raise
 
 
-class Group(NamedTuple):
-    """A placement group of another job."""
-
-    waits: bool
-    job: str
-    bundles: list[dict[str, float]]
-
-
-def groups_of_others() -> list[Group]:
-    """Return the placement groups of other jobs: first those that are placed, then those that wait."""
-    mine, groups = ray.get_runtime_context().get_job_id(), list[Group]()
+def groups_of_others() -> tuple[list[Group], list[Group]]:
+    """Return the placement groups of other jobs: those that are placed, and those that wait."""
+    mine, placed, waiting = ray.get_runtime_context().get_job_id(), list[Group](), list[Group]()
     for id_, group in ray.util.placement_group_table().items():
         if group["state"] != "REMOVED" and not id_.endswith(mine):  # A group's id ends with its job's.
-            groups.append(Group(group["state"] != "CREATED", id_[-len(mine) :], list(group["bundles"].values())))
-    return sorted(groups, key=lambda group: group.waits)
+            groups = placed if group["state"] == "CREATED" else waiting
+            groups.append((id_[-len(mine) :], list(group["bundles"].values())))
+    return placed, waiting

@@ -1,8 +1,7 @@
 """Number of trials that run at once, while nodes come and go and other jobs use the cluster.
 
-Ray Tune waits forever for a placement group that no node can hold, and keeps the processes of a finished trial for the
-next one until its search is over. So capacity is checked every CHECK_EVERY_S, and a fit ends early where it must: the
-caller starts another one with what has no outcome yet.
+Ray Tune waits forever for a placement group that no node can hold. So capacity is checked every CHECK_EVERY_S, and a
+fit ends early where it must: the caller starts another one with the trials that have no outcome.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from raydiff.runtime import cluster
-from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.slots import Slot, fair_slots, format_resources
@@ -26,15 +24,12 @@ QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at l
 
 
 class ConcurrencyController(tune.Callback, tune.Stopper):
-    """Keeps `limit`, the number of trials that may run at once, and decides when a fit ends.
-
-    A fit ends after an interrupt, or when a node lost a GPU, a new node does not see the storage, or no node can hold a
-    trial for `runtime.revive_s` and no autoscaler may add one.
-    """
+    """Keeps `limit`, the number of trials that may run at once, and ends a fit: after an interrupt, or when a node lost
+    a GPU, a new one does not see the storage, or none can hold a trial for `runtime.revive_s` or may be added."""
 
     def __init__(self, plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         self.plan, self.shape, self.progress = plan, shape, progress
-        self.capacity_lost = False
+        self._capacity_lost, self._left_out = False, len(progress.left_out)
         self._active_at = time.monotonic()
         self._checked_nodes = set(cluster.present())
         self._reported = ""
@@ -48,33 +43,24 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         if now - self._checked_at >= CHECK_EVERY_S:
             self._check()
 
-    def on_trial_result(
-        self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
-    ) -> None:
-        """End the fit if the trial reports that its node has lost a GPU."""
-        if GPU_LOST in result and self.progress.leave_out(*result[GPU_LOST]):
-            self.capacity_lost = True
-
     def __call__(self, trial_id: str, result: dict[str, Any]) -> bool:
-        """Stop no single trial."""
         return False
 
     def stop_all(self) -> bool:
         """Whether this fit ends now."""
-        return self.capacity_lost or self.progress.ending
+        return self._capacity_lost or self.progress.ending or len(self.progress.left_out) > self._left_out
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()
         nodes, grows = cluster.present(without=self.progress.left_out), cluster.grows()
-        others, resources = cluster.groups_of_others(), list(nodes.values())
-        fitting = fair_slots(self.shape, resources)
-        fair = fair_slots(self.shape, resources, [(group.job, group.bundles) for group in others])
+        (placed, waiting), resources = cluster.groups_of_others(), list(nodes.values())
+        fitting, fair = (fair_slots(self.shape, resources, others) for others in ([], placed + waiting))
         # While another job waits for nodes too, pending groups beyond the fair part would take them from it.
-        queued = max(QUEUED_TRIALS, fitting) if grows and not any(group.waits for group in others) else 0
+        queued = max(QUEUED_TRIALS, fitting) if grows and not waiting else 0
         most = self.plan.asked.concurrent or self.progress.total
         self.limit = max(1, min(fair + queued, most))
         idle_s = self._checked_at - self._active_at
-        jobs = len({group.job for group in others})
+        jobs = len({job for job, _ in placed + waiting})
         beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
         if fitting and idle_s < WAITING_S:
             count = max(1, min(fair, most))
@@ -84,10 +70,9 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
             why = beside if fitting else ", and no node is large enough"
             self._print(f"waiting for resources: {needs}{why}")
         no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
-        self.capacity_lost = self.capacity_lost or no_room or not self._sees_storage(set(nodes))
+        self._capacity_lost = self._capacity_lost or no_room or not self._sees_storage(set(nodes))
 
     def _print(self, text: str) -> None:
-        """Print a text that differs from the last one."""
         if text != self._reported:
             print(f"  {text}", flush=True)
         self._reported = text
@@ -105,11 +90,9 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
 
 class LimitedSearcher(Searcher):
-    """Suggests what `source` suggests while fewer than `controller.limit` trials run.
-
-    With more than that running, the search ends for this fit: then Tune releases the processes of each trial that ends,
-    which another job may be waiting for. Intermediate results are not passed on: Optuna requires the metric in each.
-    """
+    """Suggests what `source` suggests while fewer than `controller.limit` trials run. With more, the search ends for
+    this fit: then Tune releases the processes of each trial that ends to other jobs. Intermediate results are not
+    passed on: Optuna requires the metric in each."""
 
     def __init__(self, source: Searcher, controller: ConcurrencyController) -> None:
         super().__init__()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import traceback
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import ray
@@ -24,7 +24,6 @@ from raydiff.runtime.slots import Slot, cap_memory
 from raydiff.runtime.sweep_folder import not_writable
 from raydiff.storage import artifact_sync
 from raydiff.storage.atomic_files import LeaseLost
-from raydiff.storage.lease import Lease
 from raydiff.storage.staging import StorageCredentials
 
 GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
@@ -49,14 +48,12 @@ class Coordinator(tune.Trainable):
     _trial: Trial | None
 
     def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
-        """Start the workers in this trial's own placement group, then begin. `credentials`: of a bucket; this process
-        then works in a folder of its own."""
+        """Start the workers in this trial's own placement group, then begin. `credentials`: those of a bucket."""
         process.begin()
         self._credentials = credentials
-        shape = Slot(**config["slot"])
+        shape: Slot = config["slot"]
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
         self._workers = start_workers(shape, ray.util.get_current_placement_group())
-        self._gauges = Gauges()
         self.reset_config(config)
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -67,8 +64,7 @@ class Coordinator(tune.Trainable):
         return True
 
     def step(self) -> dict[str, Any]:
-        """Run one round. An error of the experiment is the trial's last result; after lost processes Tune starts the
-        trial again; a lost GPU is reported to `ConcurrencyController`, which ends the fit."""
+        """Run one round. An error of the experiment is its last result; Tune restarts it after lost processes only."""
         try:
             who = "the server", self._round + 1
             with device_faults.explain_out_of_memory(lambda: who, "gpu_server", self._gpu_server):
@@ -76,13 +72,13 @@ class Coordinator(tune.Trainable):
         except (WorkersLost, LeaseLost):
             raise
         except device_faults.GpuLost as e:
-            result = {"finished": False, "round": self._round, GPU_LOST: (e.node, str(_cause(e)))}
+            result = {"finished": False, "round": self._round, GPU_LOST: _cause(e).args}
             self._results = itertools.repeat(result)
         except Exception as e:
             result = _failure(self._trial, e)
         self._round = result.get("round", self._round)
         if self._trial is not None:
-            self._gauges.tell(self._trial, result)
+            export(self._trial, result)
         # The metric is measured after some rounds only: searchers read the last value from each result.
         self._measured |= {k: result[k] for k in [self._metric] if k in result}
         return {**self._measured, "done": result["finished"], **result}
@@ -92,9 +88,7 @@ class Coordinator(tune.Trainable):
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         experiment = experiment_of(config)
-        sweep, number = Path(config["sweep"]), config["owner"]
-        owner = None if number is None else Lease(sweep, number)
-        self._trial = trials.localize(Trial(experiment, sweep, owner, self._credentials))
+        self._trial = trials.localize(Trial(experiment, config["sweep"], config["owner"], self._credentials))
         if config.get("values"):  # The driver has resolved every experiment but Optuna's.
             self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
         else:
@@ -108,10 +102,7 @@ class Coordinator(tune.Trainable):
 
 
 def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
-    """Return the last result of a failed trial (None: one that had not begun), and write its error.txt.
-
-    The driver writes the outcome: only it knows whether this coordinator still has the trial.
-    """
+    """Return the last result of a failed trial (None: one that had not begun), and write its error.txt."""
     raised = _cause(error)
     reason = (str(raised).strip().splitlines() or [type(raised).__name__])[-1]
     if trial is None:
@@ -124,30 +115,28 @@ def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
 
 
 def _cause(error: Exception) -> BaseException:
-    """Return the error that was raised, in this process or in another."""
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 
-class Gauges:
-    """The gauges of one process, which may run several trials one after the other."""
+def export(trial: Trial, result: Mapping[str, Any]) -> None:
+    """Set the gauges to a round's result; the trial's last result is skipped."""
+    if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
+        return
+    values = {
+        "raydiff_rounds": result["round"] + 1,
+        "raydiff_unprotected": epsilon == math.inf,
+        "raydiff_bytes_sent": result["comm/bytes_up"],
+        "raydiff_rejected": result.get("clients/rejected", 0),
+        "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
+    }
+    if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
+        values["raydiff_epsilon"] = epsilon
+    method = type(trial.experiment.method).__name__
+    tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
+    for name, value in values.items():
+        _gauge(name).set(float(value), tags)
 
-    def __init__(self) -> None:
-        self._gauges = {name: Gauge(name, text, tag_keys=TAGS) for name, text in GAUGES.items()}
 
-    def tell(self, trial: Trial, result: Mapping[str, Any]) -> None:
-        """Export a round's result; the trial's last result is skipped."""
-        if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
-            return
-        values = {
-            "raydiff_rounds": result["round"] + 1,
-            "raydiff_unprotected": epsilon == math.inf,
-            "raydiff_bytes_sent": result["comm/bytes_up"],
-            "raydiff_rejected": result.get("clients/rejected", 0),
-            "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
-        }
-        if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
-            values["raydiff_epsilon"] = epsilon
-        method = type(trial.experiment.method).__name__
-        tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
-        for name, value in values.items():
-            self._gauges[name].set(float(value), tags)
+@functools.cache
+def _gauge(name: str) -> Gauge:
+    return Gauge(name, GAUGES[name], tag_keys=TAGS)

@@ -74,10 +74,7 @@ class DataParallel:
 
 @contextlib.contextmanager
 def executor_and_trainer(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
-    """Yield what makes the executor of a trial whose coordinator is this process, and the trainer of its server.
-
-    Raises ValueError if they do not fit on the cluster.
-    """
+    """Yield what makes a trial's executor, and the trainer of its server. Raises ValueError if they do not fit."""
     runtime, numerics = trial.experiment.runtime, trial.experiment.numerics
     with cluster() as nodes:
         if len(nodes) > 1:

@@ -7,7 +7,6 @@ fresh one. If a fresh process cannot compute either, the GPU is lost, and its no
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import os
 import sys
@@ -26,45 +25,33 @@ DRIVER = Path("/proc/driver/nvidia/gpus")  # One folder for each GPU that the ke
 TRIES, RETRY_S = 3, 2.0  # With exclusive compute mode, the previous process may not have released the GPU yet.
 
 
-@dataclasses.dataclass(eq=False)
 class GpuLost(Exception):
-    """A fresh process cannot compute on its GPU."""
-
-    node: str  # its id in Ray
-    address: str
-    why: str
+    """A fresh process cannot compute on its GPU. Its `args`: the id of its node in Ray, and the message."""
 
     def __str__(self) -> str:
-        return f"a GPU of node {self.address} is lost ({self.why})"
+        return str(self.args[1])
 
 
-@dataclasses.dataclass(eq=False)
 class OutOfMemory(RuntimeError):
     """A process needed more GPU memory than its fraction of a GPU has."""
-
-    who: str  # a client or the server
-    number: int  # of the round
-    field: str  # of `Runtime`, which set the fraction
-    fraction: float
-
-    def __str__(self) -> str:
-        when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
-        raise_it = f"raise --runtime.{self.field.replace('_', '-')}, or " if self.fraction < 1 else ""
-        return (
-            f"{self.who}, {when}: out of GPU memory with runtime.{self.field} = {self.fraction:g} of a GPU: "
-            f"{raise_it}lower the batch size"
-        )
 
 
 @contextlib.contextmanager
 def explain_out_of_memory(who: Callable[[], tuple[str, int]], field: str, fraction: float) -> Iterator[None]:
-    """Raise OutOfMemory if this process's fraction of a GPU has too little memory. `who`: (participant, round)."""
+    """Raise OutOfMemory if this process's fraction of a GPU, set by a field of `Runtime`, has too little memory. `who`:
+    returns (participant, round)."""
     try:
         yield
     except Exception as e:
         if not fraction or not out_of_memory(e) or isinstance(e, ray.exceptions.RayTaskError):  # of another process
             raise
-        raise OutOfMemory(*who(), field, fraction) from None
+        participant, number = who()
+        when = "before round 0" if number == INITIAL else f"in round {number}"
+        advice = f"raise --runtime.{field.replace('_', '-')}, or " if fraction < 1 else ""
+        raise OutOfMemory(
+            f"{participant}, {when}: out of GPU memory with runtime.{field} = {fraction:g} of a GPU: "
+            f"{advice}lower the batch size"
+        ) from None
 
 
 @contextlib.contextmanager
@@ -88,7 +75,8 @@ def check_gpu(fraction: float) -> None:
             return
         if left:
             time.sleep(RETRY_S)
-    raise GpuLost(ray.get_runtime_context().get_node_id(), ray.util.get_node_ip_address(), why)
+    message = f"a GPU of node {ray.util.get_node_ip_address()} is lost ({why})"
+    raise GpuLost(ray.get_runtime_context().get_node_id(), message)
 
 
 def _gpu_error() -> str:
@@ -119,8 +107,3 @@ def reasons(folder: Path) -> list[str]:
     """Return the recorded reasons why processes of this trial were lost, oldest first."""
     path = folder / FILE
     return path.read_text(errors="replace").splitlines() if path.exists() else []
-
-
-def last_reason(folder: Path) -> str:
-    """Return the latest of them; "" if there is none."""
-    return (reasons(folder) or [""])[-1]

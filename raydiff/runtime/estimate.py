@@ -71,8 +71,7 @@ def work(experiment: Experiment) -> float:
 
 
 class RemainingTime:
-    """Estimates seconds of trials that have not finished: in proportion to their `work`, at the pace of the finished
-    trials of the same method, or of all."""
+    """Estimates seconds of trials by their `work`, at the pace of the finished ones of the same method, or of all."""
 
     def __init__(self) -> None:
         self._finished: list[tuple[type, float, float]] = []  # method, work, seconds
@@ -89,10 +88,8 @@ class RemainingTime:
     def seconds(
         self, waiting: Iterable[Experiment], running: Iterable[tuple[Experiment, float]], *, slots: int
     ) -> float | None:
-        """Return the seconds until these trials have finished, `slots` of them at once; None while none has finished.
-
-        Running trials have their seconds so far. An overdue one counts as finished.
-        """
+        """Return the seconds until these trials have finished, `slots` at once; None before the first has finished.
+        Running trials have their seconds so far. An overdue one counts as finished."""
         if not self._finished:
             return None
         left = [*(max(0.0, self.of(e) - so_far) for e, so_far in running), *(self.of(e) for e in waiting)]
@@ -112,10 +109,7 @@ def alone(experiment: Experiment) -> float:
 
 
 def seconds(experiment: Experiment) -> float:
-    """Return the seconds that a trial takes on this machine in processes that have started, evaluation included.
-
-    Measured by a shortened run in this process, with a noise secret of its own and a folder that is deleted.
-    """
+    """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started."""
     method, runtime = experiment.method, replace(experiment.runtime, noise_secret=None)
     full = {f"method.{path}.steps": t.steps for path, t in trainings(method) if t.epochs is None}
     short = {path: min(steps, max(MIN_STEPS, steps // SHORTENED)) for path, steps in full.items()}

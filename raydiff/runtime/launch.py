@@ -1,7 +1,4 @@
-"""From a plan to its report: run the trials in this process or on Ray, log them to MLflow and write the report.
-
-A plan that is refused leaves no files.
-"""
+"""From a plan to its report: run the trials here or on Ray, log them to MLflow, report. A refused plan has no files."""
 
 from __future__ import annotations
 
@@ -67,14 +64,8 @@ def start(
     report: Reporter | None = None,
     track: bool = True,
 ) -> Ended:
-    """Run the trials without an outcome, then report. Raises ValueError if the sweep may not start, or not here.
-
-    Args:
-        resume: Continue the sweep of this name if it exists.
-        extend: The resumed sweep may have more trials than before.
-        retry: Run the failed trials, and only those.
-        track: Log to MLflow.
-    """
+    """Run the trials without an outcome (`retry`: only the failed ones), then report. A sweep of this name may exist
+    (`resume`) and get more trials (`extend`). Raises ValueError if the sweep may not start, or not here."""
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with hold_lease(folder) as owner:
         artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.

@@ -92,8 +92,7 @@ def experiment_of(config: Mapping[str, Any]) -> Experiment:
 
 
 def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:
-    """Resolve every trial of the study for the sweep of this name. Raises ValueError for options or settings that
-    contradict each other."""
+    """Resolve every trial of the study for the sweep of this name. Raises ValueError for contradicting settings."""
     base: Experiment = overrides.override(study.experiment, asked.overrides)
     evaluation = base.evaluation or Evaluation()
     metric, lower = asked.metric or evaluation.metric, True
@@ -115,11 +114,10 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
     folder = sweep_folder.place(base, name)
     secret = trial.planned_secret(folder, base)
     unique = {e.digest: e for e in (trial.resolve(e, secret) for e in planned)}
-    resolved = trial.resolve(base, secret)
     return Planned(
         preset=preset,
         folder=folder,
-        base=resolved,
+        base=trial.resolve(base, secret),
         trials=tuple(unique.values()),
         secret=secret,
         asked=asked,
@@ -142,9 +140,6 @@ def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
 
 
 def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
-    for path in asked.grid or {}:
-        if not overrides.has_path(base, path):
-            raise ValueError(f"unknown field --{path}{nearest(path, overrides.flat(base))}")
     numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
     for option, value in numbers.items():
         if value is not None and not value > 0:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ray import tune
@@ -15,6 +16,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.experiment.trial import cut_short
 from raydiff.runtime import device_faults
+from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
 from raydiff.storage import artifact_sync
@@ -23,16 +25,12 @@ SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process gro
 
 
 class SweepProgress(tune.Callback):
-    """Prints Tune's events and the state of the sweep, and writes the outcomes of failed trials.
-
-    A trial's coordinator does not write that it failed: one that was cut off by a network fails too, when the trial has
-    long gone on elsewhere.
-    """
+    """Prints Tune's events and the state of the sweep, and writes the outcomes of failed trials: a coordinator that was
+    cut off by a network fails too, when the trial has long gone on elsewhere."""
 
     def __init__(self, plan: Planned) -> None:
         self.plan, self.total = plan, plan.total
         self._named = varying([plan.base, *plan.trials], plan.space)
-        self._pending = dict[str, Experiment]()  # by digest
         self._remaining = RemainingTime()
         self.running: dict[str, Running] = {}  # by Tune's trial id
         self.ended = set[str]()  # digests of trials that this sweep does not run again
@@ -50,23 +48,15 @@ class SweepProgress(tune.Callback):
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
         self.running.clear()
-        self._pending, self._rounds_before = {}, dict(self._rounds)
+        self._rounds_before, pending = dict(self._rounds), []
         for experiment, outcome in trials:
             if experiment.digest in self.ended:
                 continue
             if outcome is None:
-                self._pending[experiment.digest] = experiment
+                pending.append(experiment)
             else:
                 self._done(experiment, outcome.get("final", {}).get("time/seconds"))
-        return list(self._pending.values())
-
-    def leave_out(self, node: str, why: str) -> bool:
-        """Place nothing on a node that has lost a GPU. Returns whether this is news."""
-        if node in self.left_out:
-            return False
-        self.left_out.add(node)
-        self._print(f"  {why}: the sweep goes on without this node")
-        return True
+        return pending
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._begin(trial)
@@ -76,6 +66,10 @@ class SweepProgress(tune.Callback):
     ) -> None:
         """A round is over, or the whole trial."""
         this = self._begin(trial)
+        node, why = result.get(GPU_LOST, (None, ""))
+        if node and node not in self.left_out:  # Other trials on the node may have reported it.
+            self.left_out.add(node)
+            self._print(f"  {why}: the sweep goes on without this node")
         this.round, this.digest = result.get("round", -1), result.get("digest", this.digest)
         if "digest" in result:  # Else the trial could not begin.
             self._fetch(this, result.get("failed"))
@@ -86,7 +80,11 @@ class SweepProgress(tune.Callback):
         if "failed" in result:
             self._fail(trial, result["failed"])
         elif result.get("finished"):  # "done" is also set when a scheduler stops the trial.
-            self._finish(self.running.pop(trial.trial_id), result)
+            del self.running[trial.trial_id]
+            self._done(this.experiment, result["time/seconds"], digest=this.digest)
+            metric = self.plan.metric
+            shown = f", {metric.removeprefix('eval/')} {result[metric]:.3f}" if metric in result else ""
+            self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial ended; if it had not finished, a scheduler has stopped it."""
@@ -132,29 +130,20 @@ class SweepProgress(tune.Callback):
     def _begin(self, trial: Any) -> Running:
         if trial.trial_id not in self.running:
             experiment = experiment_of(trial.config)
-            self._pending.pop(experiment.digest, None)
-            this = Running(
-                experiment, self._named(experiment), time.monotonic(), self._rounds.get(experiment.digest, -1)
-            )
-            this.faults = len(self._faults(this))  # of earlier processes
+            number = self._rounds.get(experiment.digest, -1)
+            this = Running(experiment, self._named(experiment), time.monotonic(), number)
+            this.faults = len(device_faults.reasons(self._folder(this)))  # of earlier processes
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
 
     def _fetch(self, this: Running, failed: str | None) -> None:
         """Fetch the trial's files from a bucket, and write the outcome of a failed one."""
-        folder = self.plan.folder / "trials" / this.digest
         with contextlib.suppress(OSError):  # a bucket that does not answer: fetched after the next round
-            artifact_sync.get(folder)
+            artifact_sync.get(self._folder(this))
         # On a full disk there is no outcome: the trial is run again when the sweep is resumed.
         with contextlib.suppress(OSError, ValueError):
             if failed is not None:
-                cut_short(folder, "failed", reason=failed)
-
-    def _finish(self, this: Running, result: dict[str, Any]) -> None:
-        self._done(this.experiment, result["time/seconds"], digest=this.digest)
-        metric = self.plan.metric
-        shown = f", {metric.removeprefix('eval/')} {result[metric]:.3f}" if metric in result else ""
-        self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
+                cut_short(self._folder(this), "failed", reason=failed)
 
     def _fail(self, trial: Any, reason: str) -> None:
         this = self.running.pop(trial.trial_id)
@@ -169,11 +158,11 @@ class SweepProgress(tune.Callback):
         if seconds is not None:
             self._remaining.add(experiment, seconds)
 
-    def _faults(self, this: Running) -> list[str]:
-        return device_faults.reasons(self.plan.folder / "trials" / this.digest)
+    def _folder(self, this: Running) -> Path:
+        return self.plan.folder / "trials" / this.digest
 
     def _print_faults(self, this: Running) -> None:
-        reasons = self._faults(this)
+        reasons = device_faults.reasons(self._folder(this))
         for reason in reasons[this.faults :]:
             self._print(f"  {this.name}: {reason}")
         this.faults = len(reasons)
@@ -184,9 +173,11 @@ class SweepProgress(tune.Callback):
     def _state(self) -> str:
         ended, now = self.done + self.failed, time.monotonic()
         running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
-        suggested = self.total - ended - len(self.running) - len(self._pending)
+        begun = self.ended.union(this.digest for this in self.running.values())
+        waiting = [experiment for experiment in self.plan.trials if experiment.digest not in begun]
+        suggested = self.total - ended - len(self.running) - len(waiting)
         seconds = self._remaining.seconds(
-            [*self._pending.values(), *[self.plan.base] * suggested],
+            [*waiting, *[self.plan.base] * suggested],
             [(this.experiment, now - this.since) for this in self.running.values()],
             slots=len(self.running),
         )

@@ -63,8 +63,7 @@ def optuna_of(plan: Planned, done: int) -> Searcher:
 
 
 def best(plan: Planned) -> Iterator[str]:
-    """Lines on the study's best trials (with several metrics its Pareto front), and the command that shows the study;
-    none where there is no study."""
+    """Lines on the study's best trials, or its Pareto front, and the command that shows it; none without a study."""
     import optuna
 
     if not (log := plan.folder / LOG).exists():

@@ -1,7 +1,6 @@
 """Resources of a trial: the shape of its placement group, how many such groups the nodes hold, and its GPU memory.
 
-A slot is one Tune trial's placement group: bundle 0 is the coordinator (the trainable itself), bundles 1..W its
-workers. All trials of a sweep have the same slot, so that the next trial reuses the processes of the last.
+All trials of a sweep have the same slot, so that the next trial reuses the processes of the last.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ import torch
 from raydiff.experiment.config import Runtime
 
 Resources = Mapping[str, float]
+Group = tuple[str, Sequence[Resources]]  # a placement group: its job, its bundles
 CUDA_CONTEXT_BYTES = int(0.75 * 2**30)  # Outside torch a process took 0.67 to 0.71 GiB on an H100 (torch 2.11).
 COORDINATOR = 0.1  # CPUs per thread: it computes while its workers wait, so a slot's CPUs are those of its workers.
 MAX_SLOTS = 1000
@@ -24,7 +24,7 @@ ROUNDING = 1e-9  # Ray counts resources in units of 1e-4.
 
 @dataclass(frozen=True)
 class Slot:
-    """The shape of a trial's placement group."""
+    """The shape of a Tune trial's placement group."""
 
     workers: int
     threads: int
@@ -50,10 +50,7 @@ def bundle(cpu: float, gpu: float) -> dict[str, float]:
 
 
 def slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[Resources]) -> Slot:
-    """Return the slot of a sweep whose largest trial has this many clients.
-
-    `runtime.workers` defaults to as many workers as fit on these nodes beside the coordinator.
-    """
+    """Return the slot of a sweep whose largest trial has this many clients, by default with all workers that fit."""
 
     def of(workers: int) -> Slot:
         return Slot(min(workers, clients), threads, runtime.gpu_per_worker, runtime.gpu_server)
@@ -81,12 +78,9 @@ def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> s
     )
 
 
-def fair_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[tuple[str, Sequence[Resources]]] = ()) -> int:
-    """Return how many such slots this sweep may use beside other jobs with these (job, bundles).
-
-    It may use all slots that the other jobs leave free, and at least an equal part. A job with no bundles that fit
-    does not count.
-    """
+def fair_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[Group] = ()) -> int:
+    """Return how many such slots this sweep may use: all that other jobs' groups leave free, at least an equal part.
+    A job with no bundles that fit does not count."""
     free, jobs = _free(nodes), set()
     for job, bundles in others:
         remaining = [dict(node) for node in free]
@@ -141,11 +135,8 @@ def this_machine() -> dict[str, float]:
 
 
 def cap_memory(fraction: float) -> None:
-    """Limit this process to a fraction of the GPU's memory, so that it cannot starve the other processes on it.
-
-    With fraction 0 it is kept off the GPU: Ray does not hide GPUs from actors that ask for none. Raises ValueError if
-    this process sees no CUDA device, or the fraction is too small for any tensor.
-    """
+    """Limit this process to a fraction of the GPU's memory. With 0 it is kept off the GPU: Ray does not hide GPUs from
+    actors that ask for none. Raises ValueError if there is no CUDA device, or the fraction holds no tensor."""
     if fraction == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `models.ddpm.device` obeys it, also after torch has looked.
         return

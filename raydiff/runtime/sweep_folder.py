@@ -87,10 +87,7 @@ def plan(
     extend: bool = False,
     secret: bytes | None = None,
 ) -> Plan:
-    """Return the content of sweep.json; nothing is written.
-
-    Raises ValueError if the sweep exists and may not be continued so.
-    """
+    """Return the content of sweep.json. Raises ValueError if the sweep exists and may not be continued so."""
     now: Plan = {
         "id": uuid.uuid4().hex,
         "version": raydiff.__version__,
@@ -110,11 +107,9 @@ def plan(
     then: Plan = read_json(path, needs="trials")
     _check_same_start(at, then, now)
     _check_same_space(at, then, now, extend=extend)
-    return (
-        then
-        if then["trials"] == now["trials"]
-        else {**then, **{k: now[k] for k in ("trials", "command")}, "extended": True}
-    )
+    if then["trials"] == now["trials"]:
+        return then
+    return {**then, "trials": now["trials"], "command": now["command"], "extended": True}
 
 
 def _check_same_start(at: Path, then: Plan, now: Plan) -> None:
@@ -133,9 +128,7 @@ def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     same = all(then[k] == now[k] for k in ("space", "search"))
     if same and (old <= new if extend else old == new):
         return
-    advice = ": --extend adds trials and takes none away" if extend else ""
-    if same and not extend and old < new:
-        advice = ": --extend adds them"
+    advice = ": --extend adds trials and takes none away" if extend or (same and old < new) else ""
     raise ValueError(
         f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
         f"(it was started by: {' '.join(then['command'])}){advice}"

@@ -1,8 +1,4 @@
-"""Numbered tasks on a Ray cluster: the parts of a generated data set, and shadow models.
-
-Each worker opens the trial once. A task has random streams of its own and writes its result to the storage, so results
-are those of one process.
-"""
+"""Numbered tasks on a Ray cluster, with the results of one process: parts of a generated data set, shadow models."""
 
 from __future__ import annotations
 
@@ -33,14 +29,13 @@ def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
     def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
         if not parts:
             return
-        trial, out = make.finished.trial, make.out.absolute()
+        trial, out, client, request = make.finished.trial, make.out.absolute(), make.source.client, make.request
         gpu = _gpu_fraction(min(workers, len(parts)), nodes) if device().type == "cuda" else 0.0
-        folder, client, request = trial.folder, make.source.client, make.request
+        needed, folder = bundle(trial.experiment.numerics.threads, gpu), trial.folder
 
         def opened() -> Do:
             return generation.maker(open_finished(folder), client, out, request).write
 
-        needed = bundle(trial.experiment.numerics.threads, gpu)
         yield from _done(opened, parts, needed, workers=workers, nodes=nodes, folders=(trial.sweep, out))
 
     return spread
@@ -79,10 +74,8 @@ def _done(
     nodes: Sequence[Resources],
     folders: Sequence[Path],
 ) -> Iterator[int]:
-    """Yield the numbers of the tasks as they finish, on as many of the workers as fit.
-
-    Raises ValueError if no worker fits, one is lost, a task fails, or a node does not see the folders.
-    """
+    """Yield the numbers of the tasks as they finish, on as many of the workers as fit. Raises ValueError if none fits,
+    one is lost, a task fails, or a node does not see the folders."""
     most = min(workers, len(numbers))
     count = most - unplaced([needed] * most, nodes)
     if not count:

@@ -1,8 +1,7 @@
 """A sweep: many trials through Ray Tune.
 
-Tune schedules, searches and stops, but keeps no checkpoints: the trial's folder is the only state. A trial that starts
-again continues after its last committed round, and a sweep that is resumed runs the trials without an outcome. Nor does
-Tune keep the sweep: a fit that lost its capacity is followed by another one, with the trials that remain.
+Tune schedules, searches and stops; the trials' folders are the only state. A resumed sweep, and a fit after one that
+lost its capacity, runs the trials without an outcome, each after its last committed round.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from ray import tune
@@ -26,7 +25,7 @@ from ray.tune.schedulers import ASHAScheduler
 from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.trial import Trial, cut_short, noise_secret
+from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, search, sweep_folder
 from raydiff.runtime.cluster import NODE, grows, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
@@ -54,8 +53,7 @@ def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
 
 
 def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
-    """Return the sweep's slot. Raises ValueError where no node can hold it and no autoscaler adds any, or where some
-    node does not see the storage."""
+    """Return the sweep's slot. Raises ValueError if no node can hold it, or one does not see the storage."""
     shape = slot_of(plan, nodes)
     if not grows():
         fitting(shape, nodes)
@@ -70,7 +68,6 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> bool:
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
-    noise_secret(plan.folder, plan.base)  # Made once, here, before any trial reads it.
     with _signals_handled(progress.interrupt):
         _run_fits(plan, shape, progress)
     return progress.interrupted
@@ -147,14 +144,14 @@ def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None
         artifact_sync.get_sweep(plan.folder)
     for digest in sweep_folder.open_ended(plan.folder):
         folder = plan.folder / "trials" / digest
-        fault = device_faults.last_reason(folder)
-        reason = "its processes were lost" + (f": {fault}" if fault else "")
         if progress.interrupted:
-            reason = "interrupted"
+            outcome, reason = "killed", "interrupted"
         elif digest in progress.stopped or out_of_time:
-            reason = "scheduler" if digest in progress.stopped else "time budget"
+            outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
+        else:
+            outcome, reason = "killed", ": ".join(["its processes were lost", *device_faults.reasons(folder)[-1:]])
         with contextlib.suppress(OSError):  # on a full disk
-            cut_short(folder, "stopped" if reason in ("scheduler", "time budget") else "killed", reason=reason)
+            cut_short(folder, outcome, reason=reason)
 
 
 def _fit(plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig) -> None:
@@ -170,10 +167,10 @@ def _fit(plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneCo
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
     config = {
         "experiment": written(plan.base),  # of Optuna's trials
-        "sweep": str(plan.folder),
-        "slot": asdict(shape),
+        "sweep": plan.folder,
+        "slot": shape,
         "metric": search.metric(plan),
-        "owner": plan.owner.number if plan.owner else None,
+        "owner": plan.owner,
     }
     # Tune raises where it cannot write its own state: kept apart from the storage folder, which may be full.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as folder:

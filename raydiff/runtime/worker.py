@@ -1,12 +1,7 @@
-"""`Worker`: the actor that hosts clients.
-
-It hosts any number of clients and writes their private state to the store itself: none of it passes through the
-coordinator.
-"""
+"""`Worker`: the actor that hosts clients. Their private state does not pass through the coordinator."""
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -42,10 +37,7 @@ class Worker:
         self._messages: Iterator[Any] = iter(())
 
     def host(self, trial: Trial, ids: Sequence[int], gpu: float) -> str:
-        """Host these clients of a trial with a fraction of a GPU, and return this process's name in `heartbeat`.
-
-        Raises device_faults.GpuLost.
-        """
+        """Host these clients with a fraction of a GPU; return this process's name in `heartbeat`. Raises GpuLost."""
         trial = localize(trial)
         compute(trial.experiment)
         self._trial, self._messages = None, iter(())  # Unread messages hold the previous trial's clients.
@@ -69,8 +61,8 @@ class Worker:
         (trial, clients), params = self._hosted(digest, ids), tensors(server)
         validator = UploadValidator(clients[0].method, params, number, trial.experiment.clients)
         results = self._explained(ids, number, run_clients(clients, params, number))
-        part = functools.partial(partial_sum, validator, results, store=clients[0].store)
-        self._messages = (part(seconds=seconds) for _ in ids)
+        store = clients[0].store
+        self._messages = (partial_sum(validator, results, store=store, seconds=seconds) for _ in ids)
         return self.more(digest)
 
     def evaluate(self, digest: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Any:

@@ -174,7 +174,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
         sweep_folder.plan(at, trials=[], space={}, search="grid", resume=True)
 
     grown = {**same, "trials": [*same["trials"], trial.resolve(settings.override(same["trials"][0], {"seed": 7}))]}
-    with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds them$"):
+    with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds trials"):
         sweep_folder.plan(at, **grown, resume=True)
     extended = sweep_folder.plan(at, **grown, resume=True, extend=True)
     assert extended["id"] == first["id"] and set(first["trials"]) < set(extended["trials"])

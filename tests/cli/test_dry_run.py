@@ -46,7 +46,7 @@ def test_a_probe_leaves_nothing(tiny: Experiment, tmp_path: Path, monkeypatch: p
 def test_without_its_gpu_no_time_is_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raydiff.runtime.cluster.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
+    monkeypatch.setattr("raydiff.runtime.slots.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(estimate, "seconds", lambda _: pytest.fail("it was probed"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

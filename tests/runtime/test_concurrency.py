@@ -11,7 +11,6 @@ from ray.tune.search import Searcher
 
 from raydiff.experiment.config import Runtime
 from raydiff.runtime import concurrency as module
-from raydiff.runtime.cluster import Group
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.plan import SweepRequest, written
@@ -23,7 +22,7 @@ from raydiff.runtime.slots import Slot
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     """The cluster and the clock, to be changed."""
-    state = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, groups=[], grows=False, unshared=set(), clock=0.0)
+    state = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, groups=([], []), grows=False, unshared=set(), clock=0.0)
 
     def shared(folder, among):
         if among & state.unshared:
@@ -81,8 +80,9 @@ def test_a_node_that_has_lost_a_gpu_ends_the_fit_and_is_left_out(make, state, ca
     state.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 4.0}}
     controller = make()
     assert controller.limit == 6
+    trial = SimpleNamespace(trial_id="0", config={"experiment": written(seeded(0))})
     for _ in range(2):  # Other trials on this node may report it too.
-        controller.on_trial_result(0, [], None, {GPU_LOST: ("n2", "a GPU of node 10.0.0.7 is lost")})
+        controller.progress.on_trial_result(0, [], trial, {GPU_LOST: ("n2", "a GPU of node 10.0.0.7 is lost")})
         assert controller.stop_all()
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == ["  a GPU of node 10.0.0.7 is lost: the sweep goes on without this node"]
@@ -110,16 +110,16 @@ def test_trials_are_queued_for_an_autoscaler_until_another_job_waits_too(make, s
     assert controller.limit == 5 and "no node is large enough" in capsys.readouterr().out
     state.nodes["n1"] = {"CPU": 2.0}
     assert limit_after(controller, state, 5, "RUNNING") == 7
-    state.groups = [Group(True, "a", [{"CPU": 1.0}])]
+    state.groups = [], [("a", [{"CPU": 1.0}])]
     assert limit_after(controller, state, 5, "RUNNING") == 1
     out = capsys.readouterr().out
     assert out.endswith("  running up to 1 trial concurrently, beside 1 other job(s) on the cluster\n")
-    state.groups = [Group(False, "a", [{"CPU": 1.0}])]
+    state.groups = [("a", [{"CPU": 1.0}])], []
     assert limit_after(controller, state, 5, "RUNNING") == 6
 
 
 def test_a_sweep_whose_trials_all_wait_for_another_job_says_so(make, state, capsys):
-    state.groups = [Group(False, "a", [{"CPU": 2.0}])]
+    state.groups = [("a", [{"CPU": 2.0}])], []
     controller = make()
     for status in ("PENDING", "PENDING", "RUNNING"):
         limit_after(controller, state, 6, status)

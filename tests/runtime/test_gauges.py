@@ -28,9 +28,9 @@ def test_a_scrape_of_the_node_has_the_gauges_of_every_trial(tiny: Experiment, wo
     class Coordinator:
         def tell(self, sweep: str, epsilon: float) -> None:
             numbers = {"privacy/epsilon_server": epsilon, "comm/bytes_up": 8.0, "clients/rejected": 2.0}
-            self._gauges, this = coordinator.Gauges(), trial.Trial(tiny, Path(sweep))
-            self._gauges.tell(this, {"round": 4, "finished": False, **numbers})
-            self._gauges.tell(this, {"round": 5, "finished": True, **numbers})
+            this = trial.Trial(tiny, Path(sweep))
+            coordinator.export(this, {"round": 4, "finished": False, **numbers})
+            coordinator.export(this, {"round": 5, "finished": True, **numbers})
 
     epsilons = {"kept": 9.5, "open": math.inf}
     actors = [Coordinator.remote() for _ in epsilons]

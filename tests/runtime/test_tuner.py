@@ -80,11 +80,11 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
 
 
-def federation(folder: Path, experiment, owner: int | None = None) -> tuner.Coordinator:
+def federation(folder: Path, experiment, owner: Lease | None = None) -> tuner.Coordinator:
     """A coordinator outside Ray, about to run this trial."""
     coordinator = object.__new__(tuner.Coordinator)
-    coordinator._gauges, coordinator._gpu_server = SimpleNamespace(tell=lambda *_: None), 0.0
-    coordinator.reset_config({"experiment": written(experiment), "sweep": str(folder), "owner": owner, "metric": "m"})
+    coordinator._gpu_server = 0.0
+    coordinator.reset_config({"experiment": written(experiment), "sweep": folder, "owner": owner, "metric": "m"})
     return coordinator
 
 
@@ -97,7 +97,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     with pytest.raises(LeaseLost):
         tuner._close(plan, SweepProgress(plan), out_of_time=False)
     with pytest.raises(LeaseLost):
-        federation(tmp_path, opened.experiment, owner=1).step()
+        federation(tmp_path, opened.experiment, owner=opened.owner).step()
     with pytest.raises(LeaseLost):
         list(trial.run(opened, trial.local_executor(opened)))
     assert opened.outcome() is None and not list(opened.folder.glob("commit-*"))
