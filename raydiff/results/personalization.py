@@ -23,7 +23,6 @@ from raydiff import seeding, tree
 from raydiff.data.records import Records
 from raydiff.data.unseen_client import UnseenClient
 from raydiff.evaluation import suite
-from raydiff.evaluation.quality.distances import half_counts
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import overrides
 from raydiff.federated.method import Deployed, Metrics, WithKinds, WithNewClients
@@ -36,7 +35,6 @@ from raydiff.tree import Params
 
 Row = dict[str, float]  # a line of a table, by column
 HELD_OUT = "held out"  # the name of the client's evaluation split
-DISTANCES = ("kd_cnn", "fd_cnn")
 READINGS = ("kd_cnn", "kd_cnn_spread", "kd_cnn_floor", "fd_cnn", "fd_cnn_floor", "own_classes", "label_accuracy")
 """Metrics over all of the client's classes; without fd_cnn where records are too few for it."""
 
@@ -60,12 +58,9 @@ class Joining:
     client: UnseenClient
     instruments: Instruments
     seed: int = 0
-    batch: int | None = None  # records per step; None: as the method has it for a client that joins
 
     def __post_init__(self) -> None:
         method_of(self.finished)
-        if self.batch is not None and self.batch < 1:
-            raise ValueError(f"batch must be at least 1, got {self.batch}")
 
     @property
     def classes(self) -> list[str]:
@@ -75,9 +70,7 @@ class Joining:
 
     def training(self, rate: float, epochs: int) -> Training:
         """Return the method's training for an unseen client, at this constant learning rate."""
-        joining = method_of(self.finished).joining
-        batch = self.batch or joining.batch
-        wanted = replace(joining, epochs=epochs, batch=batch, learning_rate=rate, decay="constant")
+        wanted = replace(method_of(self.finished).joining, epochs=epochs, learning_rate=rate, decay="constant")
         return wanted.of(len(self.client.records))
 
     def stages(self, rate: float, epochs: Sequence[int]) -> Iterator[Stage]:
@@ -119,35 +112,6 @@ class Joining:
         held_out = self.client.held_out
         return self._read(self.deploy(state), self.client.records, held_out, self._rng("samples"))
 
-    def old_clients(self, server: Params) -> dict[int, Metrics]:
-        """Return `READINGS` of each old client's model with this server state, on the test records of its classes.
-
-        Limited to the evaluation's `clients`. Raises ValueError for a client whose model is gone, and for one with a
-        class that has fewer than two test records.
-        """
-        finished, test, out = self.finished, self.finished.dataset.splits["test"], dict[int, Metrics]()
-        for number in range(finished.trial.experiment.clients)[: self.instruments.config.clients]:
-            client = finished.client(number)
-            if few := {*client.data.labels[:, 0].tolist()} - half_counts(test.labels[:, 0]).keys():
-                raise ValueError(f"client {number} has class {min(few)}, with fewer than 2 test records: no distance")
-            deployed, rng = client.deploy(server, finished.round), self._rng("old client", number)
-            out[number] = self._read(deployed, client.data, test, rng)
-        return out
-
-    def forgetting(self, state: Params, before: Mapping[int, Metrics]) -> list[Row]:
-        """Return each old client's `DISTANCES` before (`old_clients` of the server's state) and after the new model
-        replaces the shared one. Where only a part is personalised, the shared part stays, and the change is 0."""
-        server, rows = replaced(method_of(self.finished), self.finished.server, state), list[Row]()
-        same = all(torch.equal(server[k], v) for k, v in self.finished.server.items())
-        after = before if same else self.old_clients(server)
-        for number in before:
-            row: Row = {"client": number}
-            for name in (name for name in DISTANCES if name in before[number]):
-                was, is_now = before[number][name], after[number][name]
-                row |= {f"{name}_before": was, f"{name}_after": is_now, f"{name}_change": is_now - was}
-            rows.append(row)
-        return rows
-
     def touched(self) -> tuple[int, int]:
         """Return (parameters that the client trains, parameters of its model)."""
         personal, fixed = method_of(self.finished).join(self.finished.server, self._rng("join"))
@@ -157,7 +121,7 @@ class Joining:
     def key(self, epochs: Sequence[int], rates: Sequence[float]) -> str:
         """Return 16 hex digits of the request, keyed by the sweep's secret: they cover the client's records."""
         records, held_out = (tree.digest(records.leaves) for records in (self.client.records, self.client.held_out))
-        wanted = (self.finished.trial.experiment.digest, records, held_out, *epochs, *rates, self.seed, self.batch)
+        wanted = (self.finished.trial.experiment.digest, records, held_out, *epochs, *rates, self.seed)
         return seeding.keyed_digest(self.finished.secret, "newcomer", repr(wanted))[:16]
 
     def _read(self, deployed: Deployed, records: Records, reference: Records, rng: torch.Generator) -> Metrics:
@@ -188,17 +152,6 @@ def method_of(finished: Finished) -> WithNewClients:
     if not isinstance(method, WithNewClients):
         raise ValueError(f"{type(method).__name__} has no shared model that a new client could make its own")
     return method
-
-
-def replaced(method: WithNewClients, server: Params, state: Params) -> Params:
-    """Return the server's state with the personalised model `state` as the shared one, if it is a whole model."""
-    personal, fixed = method.join(server, seeding.generator(0))
-    if fixed:
-        return server
-    places = {id(value): name for name, value in personal.items()}  # a method may keep its model below a prefix
-    out = {k: state[places[id(v)]] if id(v) in places else v for k, v in server.items()}
-    assert len(places) == sum(id(v) in places for v in server.values())
-    return out
 
 
 def prepare(finished: Finished) -> Instruments:

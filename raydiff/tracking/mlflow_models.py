@@ -161,11 +161,12 @@ def log_unseen_client(
         "parameters_share": touched / whole,
     }
     mlflow_store.log_params(client, run, params)
-    last, values = max(row.get("epoch", 0) for row in rows), list[tuple[str, int, float]]()
-    for row in rows:
-        client_name = f"client_{row['client']:.0f}/" if "client" in row else ""
-        end, step = f"{client_name}lr_{row['learning_rate']:g}", int(row.get("epoch", last))
-        values += [(f"{reading}/{end}", step, value) for reading, value in row.items() if reading not in ROW_KEYS]
+    values = [
+        (f"{reading}/lr_{row['learning_rate']:g}", int(row["epoch"]), value)
+        for row in rows
+        for reading, value in row.items()
+        if reading not in ROW_KEYS
+    ]
     mlflow_store.log_values(client, run, values)
     for path in files:
         client.log_artifact(run, str(path))

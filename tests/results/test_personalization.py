@@ -18,13 +18,11 @@ from raydiff.evaluation import suite
 from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import WithNewClients
-from raydiff.methods import METHODS
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.training import Training, fit
 from raydiff.papers.spire.method import SPIRE
 from raydiff.results.finished import Finished, open_finished
-from raydiff.results.personalization import Joining, Stage, prepare, reopen, replaced, save
+from raydiff.results.personalization import Joining, Stage, prepare, reopen, save
 from raydiff.seeding import generator
 
 LABELS = torch.tensor([[0], [1], [6]])
@@ -56,11 +54,11 @@ def instruments(storage) -> Instruments:
 
 @pytest.fixture
 def joining(storage, late, instruments: Instruments) -> Callable[..., Joining]:
-    def join(name: str, *, seed: int = 0, batch: int | None = None, **choice: Any) -> Joining:
+    def join(name: str, *, seed: int = 0, **choice: Any) -> Joining:
         finished = open_finished((storage if name == "fedavg" else late).folder(name))
         asked = Choice(**{"classes": ("2", "7"), "records": 20, **choice})
         client = choose_client(asked, finished.trial.experiment.data, finished.dataset, usual=30)
-        return Joining(finished, client, instruments, seed, batch)
+        return Joining(finished, client, instruments, seed)
 
     return join
 
@@ -113,8 +111,6 @@ def test_the_rate_is_constant_whatever_the_method_s_own_is(joining) -> None:
     trial = replace(trial, experiment=replace(trial.experiment, method=tuned))
     other = replace(joined, finished=replace(joined.finished, trial=trial))
     assert other.training(0.5, 3) == Training(steps=12, batch=5, learning_rate=0.5, decay="constant", optimizer="sgd")
-    assert replace(other, batch=6).training(0.5, 3).steps == 12 and replace(other, batch=40).training(0.5, 3).steps == 3
-    assert refusal(replace, other, batch=0) == "batch must be at least 1, got 0"
 
 
 def test_only_the_personal_part_is_trained(joining) -> None:
@@ -185,68 +181,6 @@ def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.Monkey
     assert prepare(finished).config == Evaluation() and trained == [80]  # a run without instruments
 
 
-# --- forgetting ---
-
-
-def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
-    for name in ("spire", "several", "sharedrep"):
-        joined = joining(name)
-        server, state = joined.finished.server, last(joined, 3).state
-        before = joined.old_clients(server)
-        rows = joined.forgetting(state, before)
-        assert [r["client"] for r in rows] == [0, 1]
-        assert all(r["kd_cnn_change"] == r["fd_cnn_change"] == 0 for r in rows)
-        assert all(r["kd_cnn_after"] == r["kd_cnn_before"] == before[r["client"]]["kd_cnn"] for r in rows)
-    start = {f"start/{k}": v for k, v in state.items()}  # an old client's middle is private
-    assert set(start) < set(server) and joined.old_clients({**server, **start}) == before
-
-
-def quiet(instruments: Instruments, **changes: Any) -> Instruments:
-    return replace(instruments, config=replace(instruments.config, attack=False, **changes))
-
-
-def test_what_is_forgotten_when_the_whole_model_is_the_new_client_s(joining, instruments: Instruments) -> None:
-    """An old client, here client 1, then samples the new one's model."""
-    joined = joining("fedavg")
-    state, before = last(joined, 20).state, joined.old_clients(joined.finished.server)
-    row = joined.forgetting(state, before)[1]
-    rng, records = generator(0, "newcomer", 0, "old client", 1), joined.finished.client(1).data
-    after = quiet(instruments).of_client("test")(joined.deploy(state), records, rng).metrics["kd_cnn/all"]
-    assert row["kd_cnn_after"] == after and row["kd_cnn_before"] == before[1]["kd_cnn"]
-    assert row["kd_cnn_change"] == row["kd_cnn_after"] - row["kd_cnn_before"] != 0
-    untrained = joined.forgetting(next(joined.stages(RATE, (1,))).state, before)
-    assert all(r["kd_cnn_change"] == 0 for r in untrained)
-
-
-def test_old_clients_are_measured_by_their_own_classes_and_model(joining, instruments: Instruments) -> None:
-    joined = joining("spire")
-    server, client = joined.finished.server, joined.finished.client(1)
-    readings = joined.old_clients(server)
-    rng, deployed = generator(0, "newcomer", 0, "old client", 1), client.deploy(server, joined.finished.round)
-    report = quiet(instruments).of_client("test")(deployed, client.data, rng)
-    assert list(readings) == [0, 1] and readings[1]["kd_cnn"] == report.metrics["kd_cnn/all"]
-    assert list(replace(joined, instruments=quiet(instruments, clients=1)).old_clients(server)) == [0]
-
-
-@pytest.mark.parametrize("name", sorted(METHODS))
-def test_whose_place_the_new_client_s_parameters_take(tiny: Experiment, name: str) -> None:
-    """Of every method: the whole model's if that is trained, then joining starts from it; else nobody's."""
-    method = METHODS[name](model=tiny.method.model)
-    if not isinstance(method, WithNewClients):
-        assert name in ("pfdm", "localonly", "feddistr", "sketch", "dpmerf", "evolution", "marginals")
-        return
-    server = method.init_server(None, generator(0))
-    personal, fixed = method.join(server, generator(1))
-    state = {k: v + 1 for k, v in personal.items()}
-    after = replaced(method, server, state)
-    changed = {k for k in server if not torch.equal(after[k], server[k])}
-    if fixed:
-        assert not changed and set(after) == set(server)
-    else:
-        assert equal(method.join(after, generator(1))[0], state) and len(changed) == len(personal)
-    assert bool(fixed) == (name in ("spire", "sharedrep"))
-
-
 # --- what is kept ---
 
 
@@ -298,7 +232,7 @@ def test_a_request_is_named_by_the_sweeps_secret(joining, monkeypatch: pytest.Mo
     joined, request = joining("fedavg"), ((1, 2), (0.1,))
     key = joined.key(*request)
     assert key == joining("fedavg").key(*request) and len(key) == 16
-    others = [joining("fedavg", batch=4), joining("fedavg", records=19), replace(joined, seed=1), joining("spire")]
+    others = [joining("fedavg", records=19), replace(joined, seed=1), joining("spire")]
     keys = [joined.key((1,), (0.1,)), joined.key((1, 2), (0.2,)), *(other.key(*request) for other in others)]
     monkeypatch.setattr(type(joined.finished), "secret", b"another secret")
-    assert len({key, *keys, joined.key(*request)}) == 8
+    assert len({key, *keys, joined.key(*request)}) == 7
