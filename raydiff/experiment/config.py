@@ -188,8 +188,6 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         of_rows = "discretediffusion (the method marginals has a model of rows by itself)"
         kind, wanted = ("a table", of_rows) if dataset.mapping else ("no table", "a model of pictures")
         raise ValueError(f"data set {dataset.name!r} is {kind}: method.model must be {wanted}")
-    if experiment.numerics.vectorize and getattr(getattr(model, "network", None), "channels_last", False):
-        raise ValueError("method.model.network.channels_last must be false with numerics.vectorize, got true")
     if dataset.mapping is not None:
         counts = tuple(len(column.categories) for column in dataset.mapping.columns)
         model = model.for_table(counts, dataset.cardinalities)

@@ -33,7 +33,7 @@ from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, device
-from raydiff.models.networks import MLP, UNet
+from raydiff.models.networks import MLP
 from raydiff.models.training import Training, optimize
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import (
@@ -95,8 +95,6 @@ class DPSGD(Averaged):
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):
             raise ValueError("model must not be bfloat16 or compiled: torch.func has no gradients then")
-        if isinstance(self.model, DDPM) and isinstance(self.model.network, UNet) and self.model.network.channels_last:
-            raise ValueError("model.network.channels_last must be false: torch.func has one layout of pictures only")
 
     def check_records(self, records: Records) -> None:
         """Raises ValueError for a client with fewer records than its batch, or a sigma that breaks the budget."""

@@ -69,8 +69,6 @@ class UNet:
     """Residual blocks per scale."""
     attention: bool = True
     """Self-attention at the coarsest scale."""
-    channels_last: bool = False
-    """Channels-last memory layout inside the network, which is faster on tensor cores."""
 
     def __post_init__(self) -> None:
         if not self.widths or any(w < 4 or w % 4 for w in self.widths):
@@ -153,10 +151,6 @@ class _Block(nn.Module):
         return out
 
 
-def _channels_last(conv: nn.Module, inputs: tuple[Tensor]) -> tuple[Tensor]:
-    return (inputs[0].contiguous(memory_format=torch.channels_last),)
-
-
 def _sinusoids(t: Tensor) -> Tensor:
     """Transformer position code of t (B,), (B, 64)."""
     half = 32
@@ -186,10 +180,6 @@ class _UNet(nn.Module):
             add_attention=config.attention,
             class_embed_type="identity",
         )
-        if config.channels_last:
-            for conv in self.unet.modules():
-                if isinstance(conv, nn.Conv2d):  # including shortcuts, whose inputs diffusers makes contiguous
-                    conv.register_forward_pre_hook(_channels_last)
         self.timesteps = timesteps
         width = config.embedding_width
         self.conditions = _Conditions(labels, width)

@@ -42,7 +42,7 @@ SMALL = UNet(widths=(8, 8))
 VARIANTS: dict[str, dict[str, Any]] = {
     "mlp": {},
     "unet": {"network": SMALL},
-    "bfloat16": {"network": UNet(widths=(8, 8), channels_last=True), "precision": "bfloat16"},
+    "bfloat16": {"network": UNet(widths=(8, 8)), "precision": "bfloat16"},
     "compile": {"compile": True},
 }
 

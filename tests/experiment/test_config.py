@@ -18,7 +18,7 @@ from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityM
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config
-from raydiff.experiment.config import Experiment, Numerics, Runtime, from_dict
+from raydiff.experiment.config import Experiment, Runtime, from_dict
 from raydiff.experiment.overrides import alternatives, convert, flat, has_path, override, parse_overrides, to_dict
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
@@ -157,13 +157,6 @@ def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment)
     assert kinds == ["PFDM", "MLP", "MajorityMinority"]
     assert shown["runtime.noise_secret"] == "given" and flat(tiny)["runtime.noise_secret"] == "random"
     assert "abab" not in str(shown)
-
-
-def test_channels_last_is_refused_in_lock_step() -> None:
-    model, dataset = DDPM(network=UNet(widths=(8, 16), channels_last=True)), load(Data())
-    with pytest.raises(ValueError, match=r"^method\.model\.network\.channels_last must be false with numerics\.vec"):
-        config.resolve(Experiment(method=FedAvg(model=model), numerics=Numerics(vectorize=True)), dataset)
-    config.resolve(Experiment(method=FedAvg(model=model)), dataset)
 
 
 def test_resolve_fills_in_what_the_data_tell() -> None:

@@ -66,7 +66,6 @@ OTHER: dict[str, Any] = {
     "sigma_data": 1.0,
     "precision": "bfloat16",
     "compile": True,
-    "channels_last": True,
     "accountant": "rdp",
     "server_rounds": 2,
     "network": UNet(widths=(8, 8)),

@@ -23,7 +23,6 @@ from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.sketch import Sketch
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM
-from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
@@ -81,7 +80,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DPSGD, {"averaging": Averaging(max_update_norm=1.0)}, "averaging.max_update_norm"),
     (DPSGD, {"model": DDPM(compile=True)}, "compiled"),
     (DPSGD, {"model": DDPM(precision="bfloat16")}, "bfloat16"),
-    (DPSGD, {"model": DDPM(network=UNet(channels_last=True))}, "model.network.channels_last"),
     (DPMERF, {"features": 5}, "features"),
     (DPMERF, {"length": -1.0}, "length"),
     (DPMERF, {"radius": 0.0}, "radius"),

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
-
 import pytest
 import torch
 
@@ -45,26 +42,6 @@ def test_training_moves_every_parameter(name: str) -> None:
     after, _, loss = fit(model, params, x, labels, training=Training(steps=2, batch=16), rng=generator(1))
     assert 0 < loss < 10
     assert [k for k in params if torch.equal(after[k], params[k])] == []
-
-
-def test_channels_last_is_another_layout_of_the_same_numbers() -> None:
-    plain = MODELS["unet colour"]
-    last = replace(plain, network=replace(plain.network, channels_last=True))
-    params, (x, t, labels) = plain.init(generator(0)), arguments(plain)
-    seen: list[bool] = []
-    for model in (plain, last):
-        module: Any = model.build()
-        convolutions = [layer for layer in module.modules() if isinstance(layer, torch.nn.Conv2d)]
-        for conv in convolutions:
-            conv.register_forward_hook(
-                lambda _, args, out: seen.append(out.is_contiguous(memory_format=torch.channels_last))
-            )
-        assert module(x, t, labels).is_contiguous()
-        assert len(seen) == len(convolutions) and all(seen) is (model is last)
-        seen.clear()
-    expected = plain.predict(params, x, t, labels)
-    assert torch.allclose(last.predict(params, x, t, labels), expected, atol=1e-5)
-    assert not torch.allclose(last.predict(params, x.flip(2), t, labels), expected, atol=1e-2)
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS.values() if model.labels])

@@ -181,6 +181,18 @@ def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.Monkey
     assert prepare(finished).config == Evaluation() and trained == [80]  # a run without instruments
 
 
+def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:
+    for name in ("spire", "several", "sharedrep"):
+        joined = joining(name)
+        finished, server = joined.finished, joined.finished.server
+        client, fixed = finished.client(0), finished.trial.experiment.method.join(server, generator(1))[1]
+        before = client.deploy(server, finished.round).sample(LABELS, generator(5))
+        state = last(joined, 3).state
+        start = {f"start/{k}": v for k, v in state.items() if f"start/{k}" in server}  # of a private middle
+        after = client.deploy({**server, **start}, finished.round).sample(LABELS, generator(5))
+        assert fixed and torch.equal(before, after)
+
+
 # --- what is kept ---
 
 

@@ -125,7 +125,6 @@ def step(model: DDPM, training: Training, *, profile: bool = True) -> dict[str, 
 
 VARIANTS: dict[str, dict[str, Any]] = {
     "bfloat16": {"precision": "bfloat16"},
-    "bfloat16, channels last": {"precision": "bfloat16", "channels_last": True},
     "tf32": {"precision": "tf32"},
     "float32": {"precision": "float32"},
 }
