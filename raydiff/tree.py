@@ -29,8 +29,7 @@ ALIGNMENT = 64  # bytes, of what torch allocates
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and type of the leaves in the buffer of a `Flat`: one after the other, each as torch aligns memory,
-    zeros between them."""
+    """Names, shapes and type of the leaves in a `Flat`'s buffer, each as torch aligns memory, zeros between them."""
 
     names: tuple[str, ...]
     """Ascending."""

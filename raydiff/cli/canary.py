@@ -44,8 +44,7 @@ class CanaryOptions(StorageOptions):
     what: str = positional()
     """A preset, whose fields further options override, or a run."""
     canaries: int | None = None
-    """Releases in all, or canaries of one run (default: 4,000; 16,000 for PFDM and DP-SGD, 1,000 for aggregate
-    trust)."""
+    """Releases in all, or canaries of one run (default: 4,000; PFDM and DP-SGD 16,000; aggregate trust 1,000)."""
     seeds: int = 20
     """Audits."""
     halve: bool = False

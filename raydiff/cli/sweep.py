@@ -36,8 +36,7 @@ class SweepOptions(arguments.ExperimentOptions):
     search: Literal["grid", "random", "optuna", "asha"] = "grid"
     """How trials are chosen."""
     metric: tuple[str, ...] = ()
-    """Objective (default: eval/fd_cnn/all, kd_cnn or utility_loss), and further ones of Optuna: privacy/epsilon_server,
-    comm/bytes_up."""
+    """Objective (default: the distance on all classes), and further ones of Optuna, such as comm/bytes_up."""
     no_baselines: bool = False
     """Leave out the arms that the preset compares with."""
     max_concurrent: int | None = None

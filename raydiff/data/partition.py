@@ -48,8 +48,7 @@ class Dirichlet:
     alpha: float = 0.5
     """Concentration: near 0 each class goes to one client, at infinity clients are equal."""
     balanced: bool = False
-    """Clients with at least 1 / M of all records get none of the later classes, as in NIID-Bench (arXiv 2102.02079).
-    Labels are then public."""
+    """As in NIID-Bench (arXiv 2102.02079): clients with 1 / M of all records get no later class. Labels are public."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.alpha <= 1e6:

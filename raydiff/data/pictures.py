@@ -27,8 +27,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 def read(
     source: Source, rows: dict[str, Tensor], *, size: int | None, colour: Colour
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records at the row numbers of each split, and notes on conversions. Raises ValueError for a table with a size
-    or colour, and as `stack` does."""
+    """The records of each split and notes on conversions. Raises ValueError for a table with a size, and as `stack`."""
     if source.codes is not None:
         if size is not None or colour != "stored":
             raise ValueError(f"{source.says} are no pictures: data.size must be none and data.colour stored")

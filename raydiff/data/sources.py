@@ -59,8 +59,7 @@ def source(
 
 
 def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
-    """The function that this names. Modules that import no Source are refused: a foreign experiment could name any
-    function of this machine."""
+    """The function that this names, of a module that imports Source: an experiment could name any function else."""
     make: Callable[[Path | None, Sequence[str]], Source] = imported(name)
     module = sys.modules.get(getattr(make, "__module__", None) or "")
     if not callable(make) or not any(value is Source for value in vars(module or object).values()):
@@ -76,8 +75,7 @@ def is_known(name: str, labels: Sequence[str]) -> bool:
 
 
 def folder_of(name: str, root: str | None) -> Path | None:
-    """Path of the folder, or of a table's file; None: embedded. A `module:name` gets the folder of data sets itself.
-    Raises ValueError if the path does not exist."""
+    """Path of the folder, or of a table's file; None: embedded. Raises ValueError if the path does not exist."""
     if name in SOURCES and name not in FOLDERS:
         return None
     if read.is_table(name):

@@ -146,8 +146,7 @@ def _record(method: Summed, server: Params, e: Tensor) -> Tensor:
 
 
 def _beside(e: Tensor, cosine: float) -> Tensor:
-    """The unit vector at half the angle of this cosine from one at right angles to e (d,), towards e: for e and -e two
-    vectors with that cosine between them."""
+    """A unit vector by e (d,), such that the vectors of e and -e have this cosine between them."""
     aside = torch.zeros_like(e)
     aside[e.abs().argmin()] = 1.0
     aside -= (aside @ e) * e
@@ -183,8 +182,7 @@ class _Sender(FedAvg):
 
 
 def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
-    """All rounds of a federation of as few clients as possible. The adversary sees what the server publishes under
-    central trust, else what the server sees."""
+    """All rounds of a smallest federation, as outsiders see them under central trust, else as the server does."""
     clients = {"local": 1, "central": 2, "aggregate": privacy.shares or 0}[privacy.trust]
     entry = torch.zeros(clients, 1, 1, 1, 1).index_fill(0, torch.tensor(0), 1.0)  # 1 for client 0, and 0 for the others
     data = [Records(x, torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for x in entry]

@@ -45,8 +45,7 @@ DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients",
 
 
 def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
-    """The settings that decide whom a guarantee covers, and a keyed digest of the public and, per client, private
-    rows."""
+    """The settings that decide whom a guarantee covers, and keyed digests of public and of clients' rows."""
     data, dataset = experiment.data, datasets.load(experiment.data)
     rows = [sorted(dataset.splits["public"].numbers.tolist())]
     if unit == "client":

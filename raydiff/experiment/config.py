@@ -43,22 +43,19 @@ class Runtime:
     gpu_server: float = 0.0
     """GPU fraction of the coordinator, which trains the server's models."""
     storage: str = "~/raydiff"
-    """Folder for sweeps and for the default MLflow store; on a cluster, one that all nodes share, or a bucket:
-    s3://NAME/PREFIX, gs://NAME/PREFIX."""
+    """Folder, which all nodes see, for sweeps and the default MLflow store; or a bucket: s3://NAME/PREFIX, gs://NAME."""
     revive_s: float = 120.0
     """How long a dead worker may take to come back before the trial restarts from its last commit, and how long a trial
     waits for nodes before it continues with fewer workers."""
     budget: Budget | None = None
-    """Privacy budget of all trials on the same data set in this storage folder (`--budget 10`); a trial that would
-    overspend is refused."""
+    """Privacy budget of all trials on the same data set in this storage; a trial that would overspend is refused."""
     client_timeout_s: float = 1800.0
     """Kill a worker without a heartbeat (upload, training or sampling step) for so long, and ask its clients again;
     the trial fails after four times in a row. Must exceed the time of a step and of reading the data."""
     failures: int = 2
     """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
-    """Hex key of the privacy noise; jobs read it only from the environment variable RAYDIFF_NOISE_SECRET. Default:
-    random, kept beside the sweep."""
+    """Hex key of the privacy noise, from RAYDIFF_NOISE_SECRET alone. Default: random, kept beside the sweep."""
 
     def __post_init__(self) -> None:
         if is_bucket(self.storage):
@@ -94,8 +91,7 @@ class Numerics:
     """Train the clients of one process in lock-step: several times faster where networks or batches are small. The
     numbers then also depend on `runtime.workers`, to rounding."""
     server_workers: int = 1
-    """Processes that train the server's models data-parallel, each with `runtime.gpu_server`; with `pool = local` also
-    the clients' (raydiff run only)."""
+    """Processes, each with `runtime.gpu_server`, that train the server's models data-parallel (raydiff run only)."""
 
     def __post_init__(self) -> None:
         for name in ("threads", "server_workers"):
@@ -128,8 +124,7 @@ class Experiment:
     evaluation: Evaluation | None = Evaluation()
     """The experimenter's instruments; none runs the protocol alone (`--protocol-only`)."""
     audit: RowAudit | None = None
-    """Of a table: bound what the model's rows reveal of each record, unless `evaluation` is none; `audit.remove` leaves
-    the most exposed out."""
+    """Of a table: bound what the model's rows reveal of each record; `audit.remove` leaves the most exposed out."""
     numerics: Numerics = Numerics()
     """How it computes."""
     runtime: Runtime = field(default=Runtime(), metadata={"location": "value"})
@@ -247,8 +242,7 @@ def from_dict(data: Mapping[str, Any]) -> Experiment:
 
 
 def read(path: Path, *, edited: bool = False) -> Experiment:
-    """`from_dict` of a config.json, which may be `edited` by hand. Raises ValueError, with the path, if it is
-    damaged."""
+    """`from_dict` of a config.json, which may be `edited` by hand. Raises ValueError if it is damaged."""
     try:
         return from_dict(read_json(path, needs="method", edited=edited))
     except FileNotFoundError:

@@ -89,8 +89,7 @@ def flat(obj: Any) -> dict[str, Any]:
 
 
 def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """`obj` with the fields at these paths replaced at once; a class as a value switches the field to it. Raises
-    ValueError naming the path."""
+    """`obj` with these fields replaced at once, or switched to a class. Raises ValueError naming the path."""
     hints, changes = typing.get_type_hints(type(obj)), dict[str, Any]()
     below: dict[str, dict[str, Any]] = {}
     for path, value in values.items():

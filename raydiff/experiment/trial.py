@@ -112,8 +112,7 @@ def _fields_of(server: Guarantee, outsiders: Guarantee) -> dict[str, Any]:
 
 
 def resolve(experiment: Experiment, secret: bytes | None = None) -> Experiment:
-    """`config.resolve` on the loaded data, with their digest under the sweep's `secret`. Raises ValueError on a
-    misfit."""
+    """`config.resolve` on the loaded data, with their digest by the sweep's `secret`. Raises ValueError as it does."""
     dataset = datasets.load(experiment.data)
     resolved = config.resolve(experiment, dataset)
     parts = shares(resolved, dataset)
@@ -135,8 +134,7 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 
 def begin(trial: Trial) -> None:
-    """Write the trial's config.json. Raises LeaseLost if its driver lost the sweep, ValueError if the data have
-    changed."""
+    """Write config.json. Raises LeaseLost if the driver lost the sweep, ValueError if the data have changed."""
     if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
         name, secret = trial.experiment.data.name, trial.sweep / "secret"
         raise ValueError(f"the data set {name} is not the one that the trial was planned for, or {secret} is damaged")
@@ -150,8 +148,7 @@ def begin(trial: Trial) -> None:
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
-    """The sweep's noise secret, stored once, for its user only, and never logged. Raises ValueError as
-    `planned_secret`."""
+    """The sweep's noise secret, stored for its user only, never logged. Raises ValueError as `planned_secret`."""
     keep_secret(sweep, planned_secret(sweep, experiment))
     return planned_secret(sweep, experiment)
 

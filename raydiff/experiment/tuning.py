@@ -97,8 +97,7 @@ def study_of(candidates: Mapping[str, Candidates], *, seeds: Sequence[int]) -> S
 
 
 def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sweep: Path, metric: str) -> pd.DataFrame:
-    """A row per trial: method, setting, its fields, cell, seed, outcome, the metric and its mean (NaN if one
-    failed)."""
+    """A row per trial: method, setting, its fields, cell, seed, outcome, the metric and its mean."""
     import pandas as pd
 
     from raydiff.experiment.trial import Trial  # Presets are built where trials are not run.
@@ -142,8 +141,7 @@ def keep(
 
 
 def with_tuned(preset: str, build: Callable[[], Study]) -> Study:
-    """The preset's study with the settings stored for it. Raises ValueError if these are damaged or of another
-    space."""
+    """The preset's study with its stored settings. Raises ValueError if these are damaged or of another space."""
     path, study = FOLDER / f"{preset}.json", build()
     if not path.exists():
         return study

@@ -55,8 +55,7 @@ Evaluate = Callable[[Deployed, Records, torch.Generator], Any]
 
 
 class StateCache:
-    """Private states in this process's memory, by client. Above `limit` bytes it evicts those that the store also has,
-    the oldest first."""
+    """Private states in memory, by client. Above `limit` bytes the oldest that the store also has are evicted."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
         self.limit, self.bytes = limit, 0  # The bytes of states that the store also has.

@@ -149,8 +149,7 @@ class Deployed:
 
 
 class Method(Protocol):
-    """Nine pure functions, and the numbers by which they are called. A method that inherits from this class has the
-    defaults that are written here."""
+    """Nine pure functions, and the numbers by which they are called. Methods may inherit the defaults written here."""
 
     @property
     def model(self) -> Any:
@@ -198,8 +197,7 @@ class Method(Protocol):
         """The client's part of a round ("client executes")."""
 
     def upload_event(self, records: int, number: int) -> Event:
-        """The event of a client's upload in round `number`, before it is made: what a budget is charged. It must reveal
-        at least as much as the upload's own."""
+        """The event of an upload in round `number`, not made yet: a budget is charged this, no less than its own."""
         return NonPrivate("uploads whose event the method does not state beforehand")
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
@@ -249,8 +247,7 @@ class WithKinds(WithNewClients, Protocol):
     """One whose unseen client clusters its own records into kinds before it trains."""
 
     def kinds(self, data: Records, rng: torch.Generator) -> tuple[Records, Params]:
-        """(the records with their kind as one more label column, as `trained_model` takes them; leaves about the kinds
-        for the personalised state)."""
+        """(records with their kind as one more label column, for `trained_model`; leaves about kinds for the state)."""
 
 
 @runtime_checkable

@@ -71,8 +71,7 @@ class Sketch(NoisedSums):
     """w C: weight of the second moment beside the sums when the noise is divided."""
 
     refine: float = 0.0
-    """Depth, as a fraction of the denoiser's T, to which a drawn picture is noised before the client's personal
-    denoiser refines it; 0: no personal denoiser."""
+    """Depth, as a fraction of T, from which the client's personal denoiser refines a drawn picture; 0: none."""
     denoiser: DDPM = DDPM()
     """Network and schedule of the client's personal denoiser."""
     local: Training = Training()

@@ -51,8 +51,7 @@ class ByRow:
         return alphas_bar("linear", TIMESTEPS)
 
     def posterior(self, points: Tensor) -> Denoiser:
-        """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, with x uniform on the points
-        (R, P, d) of the labels' row."""
+        """(x_t, t, labels) -> E[z | x_t], with x uniform on the points (R, P, d) of the labels' row."""
         abar = self.abar
 
         def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:

@@ -98,8 +98,7 @@ class DiscreteDiffusion:
         return _Denoiser(self)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        """The random part of one step: t ~ Uniform{1..T} (B,), and u, other (B, n): a value stays if u < abar_t, else
-        becomes `other`."""
+        """The random part of a step: t ~ Uniform{1..T} (B,); u, other (B, n): `other` replaces values if u >= abar."""
         size = (count, len(self.counts))
         return {
             "t": torch.randint(1, self.steps + 1, (count,), generator=rng),

@@ -94,8 +94,7 @@ class DDPM:
     sigma_data: float = 0.5
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
     precision: Precision = "float32"
-    """Arithmetic of the network; parameters, losses and chains are float32. tf32 rounds inputs of products on a GPU to
-    10 bits."""
+    """Of the network; parameters, losses and chains are float32. tf32 rounds inputs of products on a GPU to 10 bits."""
     compile: bool = False
     """Compile the network with `torch.compile`: a minute at the start, faster steps on a GPU."""
 
@@ -130,8 +129,7 @@ class DDPM:
         }
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3), or the same
-        for another `prediction`. Needs no extras."""
+        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3). No extras."""
         x, z, t = batch[0], draws["z"], draws["t"]
         target = self._target(x, z, t)
         return (target - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square().mean()
@@ -198,8 +196,7 @@ class Sampling:
     """How a reverse chain is run."""
 
     sampler: Sampler = "ancestral"
-    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), deterministic,
-    second order, for few steps."""
+    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), for few steps."""
     steps: int | None = None
     """Steps of a whole chain from T to 0 (default: T); part of a chain takes its fraction."""
 
@@ -252,8 +249,7 @@ def _compiled(model: DDPM) -> Callable[..., Tensor]:
 
 
 def device() -> torch.device:
-    """The process's accelerator, else the CPU. An empty CUDA_VISIBLE_DEVICES counts at any time, while torch reads the
-    variable once."""
+    """The process's accelerator, else the CPU. Torch reads CUDA_VISIBLE_DEVICES once; empty, it counts at any time."""
     kept_off = os.environ.get("CUDA_VISIBLE_DEVICES") == ""
     return torch.device("cuda" if not kept_off and torch.cuda.is_available() else "cpu")
 

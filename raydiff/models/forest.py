@@ -67,8 +67,7 @@ class Forest:
         return torch.zeros(len(images), self.width, dtype=torch.float64).scatter_(1, places, 1.0)
 
     def fitted(self, packed: Tensor, numbers: Tensor, *, std: float) -> Params:
-        """Parameters from packed M_r, (R, m (m + 1) / 2), with noise of `std` on each entry, and the number of records
-        of each row of labels, (R,)."""
+        """Parameters from packed M_r, (R, m (m + 1) / 2), with noise of `std`, and counts of records by row (R,)."""
         whole = torch.stack([moments.unpacked(row, self.width) for row in packed])
         # A count off the diagonal stands twice in the norm, so its noise has half the variance.
         pair, totals = std / math.sqrt(2), numbers.clamp_min(1).double()
@@ -105,8 +104,7 @@ class Forest:
         return torch.eye(len(self.counts), dtype=torch.float64).repeat_interleave(torch.tensor(self.counts), dim=0)
 
     def _single(self, whole: Tensor, totals: Tensor, *, std: float, pair: float) -> Tensor:
-        """(R, m): counts of each column's values, which sum to the row's records: the precision-weighted mean of the
-        diagonal and of all tables of the column."""
+        """(R, m): counts of each column's values: the precision-weighted mean of the diagonal and of its tables."""
         column, sizes = self._column, torch.tensor(self.counts, dtype=torch.float64)
         others = (1 - column) / (pair * pair * sizes).clamp_min(1e-12)
         first = 1 / max(std * std, 1e-12)

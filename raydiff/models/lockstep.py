@@ -185,8 +185,7 @@ def _similar(tasks: Sequence[Task]) -> list[list[int]]:
 
 
 def _signature(task: Task) -> Any:
-    """What tasks must agree in: everything but values (except AdamW's step counts) and, unless passes are cut by it,
-    the number of records."""
+    """What tasks must agree in: all but values (AdamW's step counts apart) and, where no pass is cut, record counts."""
     moments = task.moments or {}
     trees = (task.params, moments, task.extras, {"images": task.images[0], "labels": task.labels[0]})
     shapes = [{k: (v.shape, v.dtype) for k, v in tree.items()} for tree in trees]

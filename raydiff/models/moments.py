@@ -75,8 +75,7 @@ def _weights(row: Tensor, column: Tensor) -> Tensor:
 
 
 def without_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
-    """(eigenvalues (d,) of at least 0, eigenvectors (d, d)) of a symmetric second (d, d) freed of noise of `std` on
-    its `packed` entries."""
+    """(eigenvalues (d,) >= 0, eigenvectors (d, d)) of a symmetric (d, d), freed of noise `std` on `packed` entries."""
     values, vectors = torch.linalg.eigh(second)
     edge = math.sqrt(2 * len(second)) * std
     spike = values > edge

@@ -37,8 +37,7 @@ class MLP:
     depth: int = 3
     """Residual blocks."""
     skip: bool = False
-    """Add a multiple of x to the output, learned as a function of t and the labels: with more pixels than hidden units
-    white noise cannot be predicted otherwise."""
+    """Add a learned multiple of x to the output: fewer hidden units than pixels cannot predict white noise else."""
 
     def __post_init__(self) -> None:
         if self.width < 1 or self.depth < 1:

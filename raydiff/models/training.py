@@ -81,8 +81,7 @@ class Training:
     is the rest. A continued training, or another round's, begins a new pass."""
 
     ema: float = 0.0
-    """Decay per step of a moving average of the weights, which is the result of a whole training; after k steps it
-    decays by at most (1 + k) / (10 + k)."""
+    """Decay per step, after k steps at most (1 + k) / (10 + k), of a moving average of weights, which is the result."""
 
     def __post_init__(self) -> None:
         if self.steps < 0 or self.batch < 1:
@@ -202,12 +201,10 @@ class Task:
 
 Train = Callable[[Task], Fitted]
 TRAINER_OVERRIDE: ContextVar[Train | None] = ContextVar("train", default=None)
-"""Trains the tasks of `fit` in place of `Task.alone`: several clients together (`lockstep`), or over several processes
-(`runtime.data_parallel`)."""
+"""Trains the tasks of `fit` in place of `Task.alone`: `lockstep`, or `runtime.data_parallel`."""
 
 ON_STEP: ContextVar[Callable[[int, int, Tensor], None] | None] = ContextVar("watch", default=None)
-"""Callback of `optimize` after each step (`federated.heartbeat`): steps done, steps in all, losses so far, with an
-entry for each step in all."""
+"""Callback of `optimize` after each step (`federated.heartbeat`): steps done, steps in all, losses (steps in all,)."""
 
 
 def fit(

@@ -70,8 +70,7 @@ class Budget:
         return ""
 
     def order(self, first: Sequence[Event]) -> float | None:
-        """Return the Renyi order of the filter after a first trial with these events; None: Gaussian DP. The budget has
-        room for most such trials at that order."""
+        """Return the order at which the budget has room for most trials with these events; None: Gaussian DP."""
         noises = [e for e in first if isinstance(e, Gaussian) and e.std_over_sensitivity > 0]
         sampled = [e for e in noises if e.sampling_rate < 1]
         if any(e.relation == "replace_one" for e in sampled) or not (sampled or accountants.has_discrete(noises)):

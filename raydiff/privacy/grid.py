@@ -56,8 +56,7 @@ KEPT_BACK = 2.0**-13
 
 
 def step_of(std: float) -> float:
-    """g: the power of two in (std / 2 FINENESS, std / FINENESS]. Raises ValueError unless std is positive, finite and
-    large enough for float64."""
+    """g: the power of two in (std / 2 FINENESS, std / FINENESS]. Raises ValueError for a std not fit for float64."""
     if not 2.0**-900 < std < 2.0**900:
         raise ValueError(f"the noise's standard deviation must be a positive number, got {std}")
     return math.ldexp(1.0, math.frexp(std / FINENESS)[1] - 1)

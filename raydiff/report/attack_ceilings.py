@@ -45,8 +45,7 @@ def ceiling(mu: float, fprs: Any) -> Any:
 
 
 def draw(rows: pd.DataFrame, path: Path, *, mu: float, canary: float | None = None) -> None:
-    """Draw a log-log ROC: the ceiling, attacks with intervals, chance, the canaries' interval. Raises ValueError for mu
-    < 0."""
+    """Draw a log-log ROC: ceiling, attacks and canaries with intervals, chance. Raises ValueError for mu < 0."""
     import numpy as np
 
     if not all(0 <= value < math.inf for value in (mu, canary or 0.0)):

@@ -71,8 +71,7 @@ def tables(sweep: SweepView, gain_rows: pd.DataFrame) -> Iterator[Table]:
 
 
 def draw(sweep: SweepView, gain_rows: pd.DataFrame, path: Path) -> None:
-    """A panel per cell, of the definition with the most arms: means over target epsilon, with intervals of the
-    differences."""
+    """A panel per cell, of the definition with the most arms: means over target epsilon, intervals of differences."""
     definition = gain_rows.groupby("definition")["arm"].nunique().idxmax()
     rows = gain_rows[gain_rows["definition"] == definition]
     cells, arms = list(rows.groupby("cell", sort=False)), sorted(rows["arm"].unique())

@@ -112,8 +112,7 @@ def epsilons(rows: pd.DataFrame, definition: PrivacyDefinition) -> pd.Series:
 
 
 def flat(rows: pd.DataFrame) -> pd.DataFrame:
-    """The table for a file: guarantees as text, and a column per definition in place of epsilon if there are
-    several."""
+    """The table for a file: guarantees as text, a column per definition in place of epsilon if there are several."""
     out = rows.assign(**{name: rows[name].map(str) for name in ("guarantee", "guarantee_outsiders")})
     all_definitions = definitions(rows)
     if len(all_definitions) < 2:

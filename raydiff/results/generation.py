@@ -152,7 +152,7 @@ def write(
 
     Args:
         code: versions for the card.
-        say: called with (rows written, rows in all) at the start and after each part.
+        on_progress: called with (rows written, rows in all) at the start and after each part.
 
     Raises ValueError where the folder has other contents.
     """

@@ -38,8 +38,7 @@ class OutOfMemory(RuntimeError):
 
 @contextlib.contextmanager
 def explain_out_of_memory(who: Callable[[], tuple[str, int]], field: str, fraction: float) -> Iterator[None]:
-    """Raise OutOfMemory if this process's fraction of a GPU, set by a field of `Runtime`, has too little memory. `who`:
-    returns (participant, round)."""
+    """Raise OutOfMemory if this process's fraction of a GPU has too little memory. `who`: (participant, round)."""
     try:
         yield
     except Exception as e:

@@ -57,8 +57,7 @@ class BudgetLog:
         return records
 
     def add(self, record: Mapping[str, Any], number: int) -> None:
-        """Write record `number` to the disk, after its predecessors were read. Raises FileExistsError if another
-        process did."""
+        """Write record `number`, after its predecessors were read. Raises FileExistsError if another process did."""
         before = self._file(number - 1)
         previous = None if number == 1 else hashlib.sha256(before.read_bytes()).hexdigest()
         write_text(self._file(number), sealed({**record, "previous": previous}), durable=True, if_absent=True)

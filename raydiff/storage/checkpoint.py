@@ -84,8 +84,7 @@ class Checkpoint:
             self._writes.pop(0).result()
 
     def load_client(self, client: int, *, before: int) -> Params | None:
-        """A client's latest committed state from a round earlier than `before`, or None. Raises ValueError if it is
-        damaged."""
+        """A client's latest committed state of a round before `before`, or None. Raises ValueError if it is damaged."""
         number = self._latest_states(before).get(str(client))
         return None if number is None else self._required(FILE.format("clients", client, number))
 
@@ -154,8 +153,7 @@ class Checkpoint:
         self.check_open(number)
 
     def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
-        """(round, client, event, bytes) of what clients sent, or may have sent, in rounds later than `number`. Raises
-        ValueError if a file is damaged."""
+        """(round, client, event, bytes) of what clients may have sent after `number`. Raises ValueError if damaged."""
         messages: dict[tuple[int, int], Mapping[str, Any]] = {}
         names = [name for name in self.storage.list_names("releases") if _round(name) > number]
         for name in sorted(names, key=lambda name: name.endswith(".jsonl")):  # Of two, the unprotected message counts.
@@ -178,8 +176,7 @@ class Checkpoint:
             yield about["client"], about
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
-        """Make a round count, then remove older states and messages. Raises LeaseLost as `check_open`, and changes
-        nothing."""
+        """Make a round count; remove older states and messages. Raises LeaseLost as `check_open`, changing nothing."""
         self.flush()
         states = [(int(name.partition("-")[0]), _round(name)) for name in self.storage.list_names("clients")]
         earlier = [n for n in self._committed() if n < number]

@@ -74,8 +74,7 @@ class Cipher:
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """Objects below a URI such as s3://lab/diffusion?region=eu-west-1. Raises ValueError for a URI that is not a
-    bucket's, or that holds a password."""
+    """Objects below a URI such as s3://lab/x?region=eu-west-1. Raises ValueError for others and for passwords."""
 
     uri: str
     prefix: str = ""

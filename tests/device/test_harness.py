@@ -55,6 +55,7 @@ def test_a_failing_job_does_not_stop_the_next_and_says_why(results: Any) -> None
     assert all(set(line) >= {"card", "driver", "torch", "what", "ok", "error"} for line in lines(results))
 
 
+@pytest.mark.slow
 def test_a_job_at_its_limit_ends_with_its_children_and_keeps_its_figures(results: Any) -> None:
     CHECK.run(job("hangs", HANG, 2.0), results, time.monotonic() + 60)
     speed, hung = lines(results)
@@ -88,6 +89,7 @@ def test_the_page_is_made_of_whole_lines(results) -> None:
     assert "1 checks passed, 0 were skipped, 1 lines tell of a failure" in text and "assert 1 == 2" in text
 
 
+@pytest.mark.slow
 def test_every_check_belongs_to_one_job() -> None:
     """`-k` of the jobs leaves no test of tests/device out but those of methods that compile nothing."""
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "tests/device", "-q", "--collect-only"]
@@ -106,6 +108,7 @@ def test_every_check_belongs_to_one_job() -> None:
     assert all(METHODS_WITHOUT.search(name) for name, count in counts.items() if not count)
 
 
+@pytest.mark.slow
 def test_without_a_gpu_each_check_is_skipped_by_name() -> None:
     import torch
 

@@ -88,6 +88,7 @@ def test_float32_is_full_unless_the_model_says_otherwise(tmp_path: Path, tiny: E
     assert seen == [(True, True), (False, False), (False, False)]
 
 
+@pytest.mark.slow
 def test_private_gradients_of_a_large_model_are_not_taken_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a GPU; the sums are the CPU's but for their order."""
     monkeypatch.setattr(private_gradient, "FLOATS", 1)

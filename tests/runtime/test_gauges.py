@@ -19,6 +19,7 @@ from raydiff.runtime import coordinator
 DASHBOARD = Path(__file__).resolve().parents[2] / "cluster" / "grafana.json"
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_a_scrape_of_the_node_has_the_gauges_of_every_trial(tiny: Experiment, workers: list[Any]) -> None:
     """An infinite epsilon would hide all gauges of its process."""

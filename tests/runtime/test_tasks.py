@@ -49,6 +49,7 @@ def test_workers_share_the_gpus() -> None:
     assert tasks._gpu_fraction(2, NODES) == 0.0
 
 
+@pytest.mark.slow
 @pytest.mark.ray
 def test_shadows_have_the_bits_of_one_process(storage, copied, workers, monkeypatch: pytest.MonkeyPatch) -> None:
     local_one, remote_one = (

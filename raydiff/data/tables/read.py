@@ -129,8 +129,7 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
 
 
 def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
-    """Another file of the same table, by a mapping that was fitted before. Raises ValueError as `read` does, and on
-    values that have no category."""
+    """Another file of the same table, by a fitted mapping. Raises ValueError as `read`, and on unknown values."""
     frame = cells.frame(path)
     label = None if mapping.label is None else mapping.label.name
     _check_columns(names := [column.name for column in mapping.decoded], frame.columns, path)
@@ -186,8 +185,7 @@ def _check_columns(names: Sequence[str], columns: Iterable[str], path: Path) -> 
 def _complete(
     config: RawTable, wanted: pd.DataFrame, label: str | None, path: Path, *, public: int | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
-    """The kept rows, and notes on those left out: rows with a missing value (preset), else rows without a label, unless
-    there are `public` rows (then OTHER)."""
+    """The kept rows, and notes: a preset leaves out rows with a missing value, else those without a label may go."""
     if config.code_book is None and (public is not None or label is None):
         return wanted, []
     kept = wanted.dropna(subset=None if config.code_book else [label])

@@ -180,8 +180,7 @@ def _auc(members: Tensor, nonmembers: Tensor) -> tuple[float, Interval]:
 
 
 def _newcombe(auc: float, m: int, n: int) -> Interval:
-    """Newcombe, Statistics in Medicine 25 (2006) 559, method 5: all theta within `Z95` of their own standard errors,
-    those of exponential scores, of `auc`."""
+    """Newcombe, Statistics in Medicine 25 (2006) 559, method 5: all theta within `Z95` standard errors of `auc`."""
     balanced = (m + n) / 2 - 1
 
     def furthest(outside: float) -> float:

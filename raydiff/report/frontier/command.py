@@ -21,8 +21,7 @@ from raydiff.report.sweep_view import open_sweep
 
 
 def write(sweep: Path, out: Path) -> str:
-    """Write frontier.csv and, with distances, frontier.png into `out`; returns the table. Raises ValueError as
-    `frontier`."""
+    """Write frontier.csv and, with distances, frontier.png; returns the table. Raises ValueError as `frontier`."""
     rows = frontier(load.runs(sweep))
     out.mkdir(parents=True, exist_ok=True)
     guarantees.flat(rows).to_csv(out / "frontier.csv", index=False)

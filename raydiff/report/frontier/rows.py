@@ -154,8 +154,7 @@ def network_of(frame: pd.DataFrame) -> str | None:
 
 
 def ranked_by(rows: pd.DataFrame) -> str | None:
-    """The measure of the frontier, lower is better: a distance on the minority or on all classes, else one of
-    `measures`."""
+    """The measure of the frontier, lower is better: a distance on the minority or all classes, else of `measures`."""
     names = [f"fd_{network_of(rows)}/{group}" for group in ("minor", "all")]
     names += measures(map(str, rows))
     return next((n for n in names if n in rows and rows[n].notna().any()), None)

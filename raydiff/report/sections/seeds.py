@@ -23,8 +23,7 @@ COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "
 
 
 def compared(sweep: SweepView) -> pd.DataFrame:
-    """The finished trials with cell, setting, value (of the measure), epsilon and privacy definition. Raises ValueError
-    without a measure."""
+    """The finished trials: cell, setting, measure, epsilon, privacy definition. Raises ValueError without a measure."""
     if sweep.measure is None:
         raise ValueError("there is nothing to rank: no finished trial has a measure of quality")
     group = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
