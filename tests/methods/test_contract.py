@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 import torch
 from fake_gpu import attached
-from reference import bits_attack as bits
 from toys import aggregated
 
 from raydiff import tree
@@ -42,7 +41,7 @@ from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.feddistr.method import FedDistr
-from raydiff.privacy import grid
+from raydiff.privacy import bits, grid
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import covers
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing

@@ -12,10 +12,9 @@ import float_noise
 import numpy as np
 import pytest
 import torch
-from reference import bits_attack as bits
 from torch import Tensor
 
-from raydiff.privacy import accountants, canaries, release
+from raydiff.privacy import accountants, bits, canaries, release
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.private_gradient import Mechanism, PrivateGradient
 from raydiff.seeding import NoiseStream, generator
