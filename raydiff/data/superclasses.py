@@ -15,8 +15,8 @@ TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
     {
         "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
         "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
-        "cifar100": "raydiff.papers.feddistr.superclasses:CIFAR100",
-        "cifar100-10x2": "raydiff.papers.feddistr.superclasses:CIFAR100_10X2",
+        "cifar100": "raydiff.papers.feddistr.cifar100:CIFAR100",
+        "cifar100-10x2": "raydiff.papers.feddistr.cifar100:CIFAR100_10X2",
     }
 )
 """Name -> {superclass: its classes}."""

@@ -13,7 +13,7 @@ from raydiff.experiment import spending, trial
 from raydiff.formats.json_files import read_json
 from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
-from raydiff.runtime import local, sweep_folder
+from raydiff.runtime import one_process, sweep_folder
 from raydiff.runtime.plan import Planned
 from raydiff.storage import artifact_sync
 from raydiff.storage.lease import hold_lease
@@ -136,7 +136,7 @@ def _run(
 
     try:
         if runtime.pool == "local" or planned.base.numerics.server_workers > 1:
-            local.run(planned, begin)
+            one_process.run(planned, begin)
             ended = Ended(folder, False)
         else:
             ended = _run_on_ray(planned, begin)

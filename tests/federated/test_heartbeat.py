@@ -16,7 +16,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Heartbeat
 from raydiff.models.ddpm import with_progress
-from raydiff.runtime import local
+from raydiff.runtime import one_process
 from raydiff.runtime.estimate import Running
 from raydiff.storage import staging
 
@@ -137,11 +137,11 @@ def test_in_one_process_its_place_is_printed(
     tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     this, printed = trial.open_trial(tiny, tmp_path), threading.Event()
-    monkeypatch.setattr(local, "EVERY_S", 0.0)
+    monkeypatch.setattr(one_process, "EVERY_S", 0.0)
     monkeypatch.setattr(
-        local, "print", lambda text, flush: printed.set() if text == "  round 3" else None, raising=False
+        one_process, "print", lambda text, flush: printed.set() if text == "  round 3" else None, raising=False
     )
-    with local._progress_lines(this) as running:
+    with one_process._progress_lines(this) as running:
         running.round = 1
         assert printed.wait(60)
 
