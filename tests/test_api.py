@@ -52,6 +52,7 @@ for number, experiment in enumerate(pickle.loads(Path(sys.argv[1]).read_bytes())
 """
 
 
+@pytest.mark.slow
 def test_workers_import_only_what_their_work_needs(tiny: rd.Experiment, tmp_path: Path) -> None:
     """Imports take seconds of each process that hosts clients: at its start, after training, and after measuring."""
     (tmp_path / "experiments").write_bytes(pickle.dumps([replace(tiny, evaluation=None), tiny]))

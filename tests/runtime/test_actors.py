@@ -109,6 +109,7 @@ def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
     assert tree.norm(tree.sub(ends[0].server, ends[2].server)) < 1e-5
 
 
+@pytest.mark.slow
 def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
     method = SPIRE(model=MODEL, rounds=1, local=TRAINING, joining=TRAINING, sampling=DDIM)
     late = dataclasses.replace(

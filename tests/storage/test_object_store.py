@@ -79,6 +79,7 @@ def test_who_put_first_has_it_though_the_answer_was_lost(proxy: Proxy) -> None:
     assert not store.put_if_absent("mine", b"two")
 
 
+@pytest.mark.slow
 def test_an_answer_that_comes_too_late_is_asked_for_again(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(object_store, "ANSWER_S", LATE_S / 4)
     late = iter(["slow", "", "slow", "slow", "", "slow"])
