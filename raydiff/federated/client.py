@@ -86,7 +86,7 @@ class Client:
     """One client. Without a `store` nothing survives this process.
 
     Args:
-        newcomer: it takes part in no round, and fits the shared model afterwards.
+        unseen: it takes part in no round, and fits the shared model afterwards.
         vectorize: it trains in lock-step with others.
         instruments: the metrics of `local_update` leave the client.
         strict: it sends nothing that reveals more than its method declared beforehand (`Budget`).

@@ -10,7 +10,7 @@ import pytest
 import torch
 from scipy.stats import kstest
 from torch import Tensor
-from toys import run
+from toys import KEYS, run
 
 from raydiff.data.records import Records
 from raydiff.federated.method import Round
@@ -128,3 +128,14 @@ def test_under_noise_that_drowns_the_pairs_columns_are_drawn_alone() -> None:
     many = run(replace(METHOD, epsilon=1.0), [chained(0, 20_000)])[-1].server
     edges = {frozenset((i, int(p))) for i, p in enumerate(many["forest/parent"]) if p >= 0}
     assert edges == {frozenset((0, 2)), frozenset((2, 3))}
+
+
+def test_noise_alone_joins_no_columns() -> None:
+    """Columns that are independent stay so, of 20 draws in 17 at least: a chi square with few degrees of freedom is
+    four deviations above its mean in about one case of 300, and there are six pairs of columns."""
+    joined = 0
+    for seed in range(20):
+        keys = replace(KEYS, secret=bytes([seed]) * 16)
+        server = run(replace(METHOD, epsilon=3.0), [rows(seed, 2000)], keys=keys)[-1].server
+        joined += int((server["forest/parent"] >= 0).any())
+    assert joined <= 3

@@ -192,10 +192,10 @@ def test_right_noise_is_not_flagged_and_half_of_it_is(steps: int, rate: float, b
         assert halved.epsilon_of_noise(events) < halved.most.epsilon_of_noise(events)
 
 
-def test_two_thirds_of_the_noise_are_flagged_by_the_canaries_as_separate_releases() -> None:
+def test_noise_at_seven_tenths_is_flagged_by_the_canaries_as_separate_releases() -> None:
     """And the right one in none of 10 runs; the guesses of one run alone flag few."""
-    right = [run(seed, m=2000) for seed in range(10)]
-    weak = [run(seed, m=2000, factor=2 / 3) for seed in range(10)]
+    right = [run(seed, m=4000) for seed in range(10)]
+    weak = [run(seed, m=4000, factor=0.7) for seed in range(10)]
     assert sum(audit.flags(events) for audit, events in right) == 0
     assert sum(audit.flags(events) for audit, events in weak) >= 8
     assert sum(replace(audit, separate=()).flags(events) for audit, events in weak) <= 5
