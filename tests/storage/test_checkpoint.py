@@ -179,6 +179,16 @@ def test_around_every_power_of_ten_clients_and_rounds_are_themselves(store: Chec
     assert [value_of(store, client, before=POWERS[-1] + 1) for client in POWERS] == list(POWERS)
 
 
+def test_a_commit_that_crashes_keeps_the_state_before_it(store: Checkpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save_server(0, state(0))
+    store.commit(0, RECORD)
+    store.save_server(1, state(1))
+    monkeypatch.setattr(os, "link", crash)
+    with pytest.raises(OSError, match="power"):
+        store.commit(1, RECORD)
+    assert store.last_commit() == (0, RECORD) and tree.digest(store.load_server(0)) == tree.digest(state(0))
+
+
 def test_a_client_s_state_is_its_latest_committed_one_whatever_was_asked_before(tmp_path: Path) -> None:
     """Against a dictionary, in random orders."""
     rng = random.Random(0)
