@@ -60,8 +60,7 @@ def lines(folder: Path, *, follow: bool = False) -> Iterator[str]:
         yield "no outcome yet: it is running, or was interrupted and waits for --resume"
         return
     yield f"{outcome['outcome']}" + (f": {outcome['reason']}" if outcome.get("reason") else "")
-    if "text" in outcome:
-        yield outcome["text"]
+    yield from (outcome[name] for name in ("text", "released") if name in outcome)
     yield from (f"  {number}" for number in _numbers(dict(sorted(outcome.get("final", {}).items()))))
     if outcome["outcome"] == "failed" and (folder / "error.txt").exists():
         yield (folder / "error.txt").read_text().rstrip()

@@ -52,6 +52,6 @@ def _print(outcome: dict[str, Any]) -> None:
     if "final" not in outcome:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return
-    print(outcome["text"])
+    print(f"{outcome['text']}\n{outcome['released']}")
     for name, value in sorted(metric_names.shown(metric_names.final(outcome)).items()):
         print(f"  {name.removeprefix('final/')} {value:.4g}")

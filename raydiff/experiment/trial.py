@@ -37,6 +37,7 @@ from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
 from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, rounds
+from raydiff.formats import rounding
 from raydiff.formats.json_files import Jsonl, read_outcome, sealed
 from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
@@ -285,8 +286,18 @@ def _finish(
         write_text(artifacts / f"{name}.json", sealed({"columns": columns, "data": rows}))
     if trial.owner is not None:
         trial.owner()
-    end(trial.folder, "finished", final=final, **_fields_of(*views))
+    end(trial.folder, "finished", final=final, **_fields_of(*views), released=_released(trial, progress, views[1]))
     return final
+
+
+def _released(trial: Trial, progress: Progress, outsiders: Guarantee) -> str:
+    """What is guaranteed for samples and models that are published, which is not what bounds the uploads."""
+    of_client = "of a client's own model, no guarantee"
+    try:
+        trial.experiment.method.deploy(progress.sent)
+    except ValueError:  # The server has no model.
+        return f"released samples: {of_client}"
+    return f"released samples: of the server's model, epsilon {rounding.up(outsiders.epsilon)}; {of_client}"
 
 
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:

@@ -9,6 +9,7 @@ import pandas as pd
 
 from raydiff.formats.tables import Table, with_deviation
 from raydiff.papers import claims as paper_claims
+from raydiff.papers.discrete.summary import shown
 from raydiff.papers.feddistr import report as feddistr
 from raydiff.papers.feddistr.loss_plots import draw
 from raydiff.papers.pfdm import report as collaboration
@@ -16,6 +17,9 @@ from raydiff.papers.spire import report as unseen
 from raydiff.report.html import html, sheet
 from raydiff.report.load import column
 from raydiff.report.sweep_view import Section, SweepView, short_column
+
+PDP = {"own": "by each client's own model", "union": "by a model of all tables"}
+"""Scope of the per-instance bounds of a trial -> what makes the rows."""
 
 
 def studies(sweep: SweepView, out: Path) -> Section:
@@ -68,6 +72,27 @@ def claims(sweep: SweepView, out: Path) -> Section:
     note = "Intervals: Student's at 95 %, paired. Not tested at this scale: the interval holds 0 and its half-width is "
     note += "above the paper's relative gain."
     return Section([*sheet(paper_claims.shown_table(table)._replace(note=note), "claims")], {"claims": table})
+
+
+def row_bounds(sweep: SweepView, out: Path) -> Section:
+    """Of tables: of how many records the per-instance bound says nothing, and what to do then."""
+    rows = []
+    for scope, makers in PDP.items():
+        of_runs = [column(sweep.finished, f"final/pdp/{scope}/{n}") for n in ("records", "vacuous_share", "largest")]
+        for i, records, vacuous, largest in zip(sweep.finished.index, *of_runs, strict=True):
+            if records > 0:
+                rows.append([sweep.settings[i], makers, f"{records:g}", f"{records * vacuous:.0f}", shown(largest)])
+    if not rows:
+        return Section([])
+    header = ["setting", "released rows", "records", "bound of 1 or more: says nothing", "largest bound on delta"]
+    note = (
+        "No guarantee: what released rows reveal of a record, given all others (pDP). Where it says nothing, release "
+    )
+    note += (
+        "an earlier step (--method.model.release), use fewer bins or columns, or a method with a guarantee for each "
+    )
+    note += "record: --method marginals --method.epsilon 1."
+    return Section(sheet(Table(header, rows, note=note), "bounds per record"))
 
 
 def papers(sweep: SweepView, out: Path) -> Section:

@@ -31,6 +31,7 @@ SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registr
         "Seeds, intervals and ranks": seeds,
         "Quality": quality,
         "Attacks against their ceilings": attacks,
+        "What released rows reveal": "raydiff.papers.report_sections:row_bounds",
         "Ledgers": ledgers,
         "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
         "The paper's claims": "raydiff.papers.report_sections:claims",

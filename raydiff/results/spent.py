@@ -24,13 +24,13 @@ def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
     """
     folders = sorted((folder / "trials").glob("*"))
     ledgers = {f: ledger_of(f).server for f in folders}
-    protected = {f: book for f, book in ledgers.items() if all(math.isfinite(g.epsilon) for g in _guarantees(book))}
+    noised = {f: book for f, book in ledgers.items() if all(0 < g.epsilon < math.inf for g in _guarantees(book))}
     if why := _unfit(folder, folders):
         lines = [f"no composed epsilon: {why}"]
     else:
         lines = [
             *_lines(f"all {len(ledgers)} trials composed", ledgers),
-            *_lines(f"the {len(protected)} protected ones alone", protected),
+            *_lines(f"the {len(noised)} that sent noised values alone", noised),
         ]
     if keep:
         write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "text": lines}, indent=1))

@@ -107,8 +107,10 @@ class TrialRun:
         values = ((name, self.step + 1, value) for name, value in metric_names.shown(final).items())
         log_values(client, run, values, at=self.folder.stat().st_mtime)
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
+        released = outcome.get("released", "")
         tags = {"raydiff.privacy": outcome["text"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
-        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], reason)))
+        tags |= {"raydiff.released": released}
+        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], released, reason)))
         client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])  # one write to the disk
         client.update_run(run, name=run_name(read_json(self.folder / "config.json"), epsilon))
         attach_artifacts(client, run, self.folder / "artifacts", final)

@@ -17,13 +17,18 @@ from raydiff.formats.json_files import Jsonl
 
 def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert logs.main(["fedavg", "--storage", str(storage.root)]) == 0
-    first, *rounds, outcome, guarantee, final = capsys.readouterr().out.splitlines()[:6]
+    first, *rounds, outcome, guarantee, released, final = capsys.readouterr().out.splitlines()[:7]
     folder = storage.folder("fedavg")
     written = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert first == f"fedavg/{folder.name}"
     assert [re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d round (\d): ", line)[1] for line in rounds] == ["1", "2"]
     assert f"comm/bytes_up {written[1]['comm/bytes_up']:.4g}" in rounds[1] and "client/" not in rounds[1]
-    assert outcome == "finished" and guarantee.startswith("epsilon inf") and final.startswith("  ")
+    assert (
+        outcome == "finished"
+        and guarantee.startswith("epsilon inf")
+        and "no guarantee" in released
+        and final.startswith("  ")
+    )
 
 
 def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:

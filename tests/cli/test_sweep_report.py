@@ -67,7 +67,7 @@ def test_kinds_of_epsilon_that_do_not_compose_have_a_line_each(folder: Path) -> 
         for noises in ([2.0], [0.5], [1.0, 1.0])
     ]
     kinds = ["per client, replace-one", "per example, add-remove", "per example, replace-one"]
-    for some in (lines[:3], lines[3:]):  # all of them, and the protected ones, which are all
+    for some in (lines[:3], lines[3:]):  # all of them, and the noised ones, which are all
         for line, kind, epsilon in zip(some, kinds, wanted, strict=True):
             assert f": epsilon {up(epsilon)} ({kind}, local trust" in line and "of 3" in line
     assert json.loads((folder / "composed.json").read_text())["text"] == lines

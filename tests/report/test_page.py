@@ -111,7 +111,12 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def test_every_section_is_there_and_none_failed(page: Page) -> None:
-    of_papers = {"Paired comparisons of the presets", "The paper's claims", "Beside the papers"}
+    of_papers = {
+        "What released rows reveal",
+        "Paired comparisons of the presets",
+        "The paper's claims",
+        "Beside the papers",
+    }
     assert list(page.sections) == [title for title in report.SECTIONS if title not in of_papers]
     assert [t for t, part in page.sections.items() if "could not be made" in part.text] == []
 
@@ -235,6 +240,17 @@ def test_a_printed_table_is_shown_without_its_empty_columns_and_with_its_bold_ce
 
 
 # ------------------------------------------------------------------------------------------- sections of the papers
+
+
+@pytest.mark.parametrize(("vacuous", "largest", "shown"), [(1.0, 3.66e5, "1 or more"), (0.5, 0.25, "0.25")])
+def test_of_tables_the_report_counts_the_records_whose_bound_says_nothing(
+    tmp_path: Path, vacuous: float, largest: float, shown: str
+) -> None:
+    numbers = {"pdp/own/records": 1410.0, "pdp/own/vacuous_share": vacuous, "pdp/own/largest": largest}
+    write_trial(tmp_path, "a", method="LocalOnly", outcome=finished(0.0, 2.0, **numbers))
+    section = part(report_sections.row_bounds, tmp_path)
+    (row,) = one(section.tables, "largest bound on delta").rows
+    assert row[2:] == ["1410", f"{1410 * vacuous:.0f}", shown] and "--method marginals" in section.text
 
 
 @pytest.mark.parametrize(("preset", "size"), [("colour-mnist", None), ("mnist-cpu", 14)])

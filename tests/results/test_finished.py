@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from raydiff.experiment import config, overrides, trial
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import read_json, read_outcome
 from raydiff.results.finished import find, open_finished, words
 from raydiff.seeding import generator
 
@@ -74,6 +74,18 @@ def test_the_servers_model_carries_the_runs_guarantee(storage) -> None:
     fields = words(finished.published)
     assert fields["epsilon"] == outcome["outsiders"]["epsilon"] and fields["says"] == source.privacy
     assert {"unit", "relation", "trust", "delta", "accountant"} <= set(fields)
+
+
+@pytest.mark.parametrize("name", ["pfdm", "fedavg", "localonly"])
+def test_the_outcome_states_what_holds_for_published_samples(storage, name: str) -> None:
+    finished = open_finished(storage.folder(name))
+    released = read_outcome(storage.folder(name))["released"]
+    assert finished.source(1).privacy == "none" and released.endswith("of a client's own model, no guarantee")
+    if name == "localonly":
+        assert "server" not in released
+    else:
+        epsilon = finished.source(None).privacy.split()[1]
+        assert f"of the server's model, epsilon {epsilon};" in released
 
 
 def test_sampling_writes_nothing_not_even_a_secret(copied) -> None:

@@ -15,7 +15,7 @@ from raydiff.data.tables.read import Encoded
 from raydiff.formats.plots import panels
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, caveats
 from raydiff.papers.discrete.kernel import Ints
-from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, Summary, most_exposed, summarize
+from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Removal, Summary, most_exposed, shown, summarize
 
 FILES = ("report.txt", "records.parquet", "removals.json", "audit.png")
 EXPOSED = 10
@@ -81,10 +81,10 @@ class AuditResults:
             for code, name in enumerate(label.categories):
                 part = summarize(delta[self.labels == code])
                 median = part.quantiles[QUANTILES.index(0.5)]
-                lines.append(f"  {name}: {part.records} records, median {median:.3g}, largest {part.largest:.3g}")
+                lines.append(f"  {name}: {part.records} records, median {shown(median)}, largest {shown(part.largest)}")
         lines.append("most exposed (row of the file, 0 below the header):")
         for record in most_exposed(delta)[:EXPOSED]:
-            lines.append(f"  row {rows[record]}: {delta[record]:.3g}{self._reason(int(record))}")
+            lines.append(f"  row {rows[record]}: {shown(delta[record])}{self._reason(int(record))}")
         return lines
 
     def _reason(self, record: int) -> str:
@@ -101,16 +101,17 @@ class AuditResults:
 
 def _summary_lines(whole: Summary, removals: Sequence[Removal]) -> list[str]:
     """Lines without a number of a single record or label."""
-    quantiles = (f"{q:.0%} {value:.3g}" for q, value in zip(QUANTILES, whole.quantiles, strict=True))
+    quantiles = (f"{q:.0%} {shown(value)}" for q, value in zip(QUANTILES, whole.quantiles, strict=True))
     lines = [
-        f"delta: largest {whole.largest:.3g}, mean {whole.mean:.3g}" + (" of the finite" if whole.infinite else ""),
+        f"delta: largest {shown(whole.largest)}, mean {shown(whole.mean)}"
+        + (" of the finite" if whole.infinite else ""),
         f"quantiles: {', '.join(quantiles)}",
         f"vacuous (1 or more): {whole.vacuous} of {whole.records}, {whole.infinite} of them infinite",
     ]
     lines += ["", f"after removing the most exposed ({REMOVED}):"] if removals else []
     for removal in removals:
         left = removal.left
-        numbers = f"largest {left.largest:.3g}, mean {left.mean:.3g}, vacuous {left.vacuous}"
+        numbers = f"largest {shown(left.largest)}, mean {shown(left.mean)}, vacuous {left.vacuous}"
         lines.append(f"  {removal.share:.1%}: {numbers}")
     return lines
 

@@ -57,6 +57,11 @@ def summarize(delta: Floats) -> Summary:
     )
 
 
+def shown(delta: float) -> str:
+    """A bound for people: from 1 on it says nothing, however large it is."""
+    return f"{delta:.3g}" if delta < 1 else "1 or more"
+
+
 def most_exposed(delta: Floats) -> Ints:
     """Record numbers by falling delta, the earlier record first among equals."""
     return np.asarray(np.argsort(-delta, kind="stable"))

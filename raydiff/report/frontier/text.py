@@ -22,6 +22,10 @@ MEASURES = {
     "utility_loss": "1 - accuracy on the test split",
 }
 """Beginning of a measure's name -> its meaning."""
+RELEASED = (
+    "epsilon bounds what clients send. Published samples of the server's model have the epsilon against outsiders, "
+    "those of a client's own model have no guarantee; the card of `raydiff generate` states it"
+)
 NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
 LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
@@ -108,6 +112,7 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     if len(all_definitions) > 1:
         notes.append("epsilons of different privacy definitions do not compare; -: the row has none of this definition")
     notes += ["epsilon 0: nothing sent"] if any(g.nothing_sent for g in rows["guarantee"]) else []
+    notes.append(RELEASED)
     reasons = sorted({str(g).removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf})
     notes += [f"epsilon inf: no guarantee ({'; '.join(reasons)})"] if reasons else []
     if distance is not None:

@@ -73,7 +73,7 @@ def saved(file: Path) -> tuple[Path, str]:
 def test_prints_and_saves(saved: tuple[Path, str]) -> None:
     out, text = saved
     assert (out / "report.txt").read_text() in text
-    assert "row 41: inf  no other record of its income has its colour" in text
+    assert "row 41: 1 or more  no other record of its income has its colour" in text
     assert "59 records, 3 columns, k = 4" in text
     assert "1 of them infinite" in text
     assert "conditional on the removed set, not the pipeline's guarantee" in text
@@ -121,7 +121,7 @@ def test_the_only_record_of_a_label_is_said_to_be(tmp_path: Path) -> None:
     results = audited(tmp_path / "people.csv")
     bounds = results.frame().set_index("row")
     assert (bounds.loc[20, "delta"], bounds.loc[20, "alone_in"]) == (np.inf, "income")
-    assert "  row 20: inf  no other record has its income" in results.record_lines()
+    assert "  row 20: 1 or more  no other record has its income" in results.record_lines()
 
 
 def test_columns_with_lone_bins_are_named_and_can_be_left_out(tmp_path: Path) -> None:
