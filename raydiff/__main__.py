@@ -52,7 +52,6 @@ COMMANDS = {
         "feddistr": ("papers.feddistr.report", "utility over entanglement"),
         "pdp": ("papers.discrete.report", "the figures of the per-instance bounds"),
         "referees": ("papers.referees", "a benchmark's accuracies beside those that others published"),
-        "ceilings": ("report.attack_ceilings", "attacks beside the most that the ledger allows"),
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""
