@@ -123,7 +123,6 @@ def _run(folder: Path) -> Row:
     last = lines[-1]["step"] if lines else -1
     sent = filter(None, (SENT.fullmatch(path.name) for path in (folder / "releases").glob("*")))
     behind = any(number > last for number in [*_unrecorded(folder), *(int(match[1] or match[2]) for match in sent)])
-    row["released"] = end.get("released")
     for view in VIEWS:
         guarantee = end.get(view) or _guarantee_so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
