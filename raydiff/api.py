@@ -87,6 +87,15 @@ class Run:
 
         return pd.DataFrame(ledger_of(self.folder).table(self.experiment.method.delta))
 
+    def _repr_html_(self) -> str:
+        """Guarantee, final numbers and sample grid, as a notebook shows them."""
+        from raydiff.report.html import html
+
+        numbers = html.table(["number", "value"], [[k, f"{v:.4g}"] for k, v in self.metrics.items()], name="metrics")
+        grid = self.folder / "artifacts" / "samples.png"
+        picture = html.picture(grid.read_bytes(), alt="samples") if grid.exists() else ""
+        return "".join([html.paragraph(str(self.guarantee)), numbers, picture])
+
     def sample(self, labels: Labels, *, client: int | None = None, seed: int = 0) -> NDArray[Any] | pd.DataFrame:
         """Images (N, C, H, W) float32 on [-1, 1], or rows of a table, from a client's model or (None) the server's.
 
@@ -182,11 +191,25 @@ class Sweep:
 
         return load.runs(self.folder)
 
-    def frontier(self) -> pd.DataFrame:
-        """Privacy against quality by setting, over its seeds."""
-        from raydiff.report.frontier.rows import frontier
+    def frontier(self, *, all: bool = False) -> pd.DataFrame:
+        """Privacy against quality by setting, over its seeds: six columns (`text.brief`), or all (`rows.frontier`)."""
+        from raydiff.report.frontier import rows, text
 
-        return frontier(self.runs)
+        table = rows.frontier(self.runs)
+        return table if all else text.brief(table)
+
+    def best(self) -> Run:
+        """The finished trial that is best by the measure that ranks the frontier. Raises ValueError without one."""
+        from raydiff.report.sweep_view import open_sweep
+
+        view = open_sweep(self.folder)
+        if view.measure is None:
+            raise ValueError(f"no trial of {view.name} has finished with a measure of quality")
+        return Run(view.trial(view.finished.loc[view.finished[view.measure].idxmin(), "digest"]))
+
+    def _repr_html_(self) -> str:
+        """The frontier, as a notebook shows it."""
+        return f"<p>{self.folder.name}</p>{self.frontier().to_html(index=False)}"
 
     def report(self) -> Path:
         """Write a page with all tables and pictures."""
@@ -195,11 +218,11 @@ class Sweep:
         return page.write(self.folder / "report", self.folder)
 
 
-def run(experiment: Experiment, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:
+def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:
     """Run one trial, and print each round.
 
     Args:
-        experiment: its settings.
+        experiment: its settings; of a study those of its base.
         name: in the storage folder; default: run and the time.
         resume: continue the run of this name.
         track: log to MLflow.
@@ -209,9 +232,10 @@ def run(experiment: Experiment, *, name: str | None = None, resume: bool = False
     """
     from raydiff.report.after_sweep import SUMMARY
 
+    base = experiment.experiment if isinstance(experiment, Study) else experiment
     with _private_files():
         asked = SweepRequest(samplers=track)
-        planned = plan("run", Study(experiment=experiment), asked, name=name or sweep_folder.fresh_name("run"))
+        planned = plan("run", Study(experiment=base), asked, name=name or sweep_folder.fresh_name("run"))
         ended = launch.start(planned, resume=resume, report=SUMMARY, track=track)
     result = Run(ended.folder / "trials" / planned.trials[0].digest)
     result.finished  # noqa: B018  # raises where it has not finished

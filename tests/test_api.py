@@ -98,6 +98,11 @@ def test_a_run_is_opened_by_its_names(run: rd.Run) -> None:
         rd.open("two", storage=storage)
 
 
+def test_a_notebook_shows_guarantee_and_numbers_of_a_run(run: rd.Run) -> None:
+    page = run._repr_html_()
+    assert str(run.guarantee) in page and "comm/bytes_up" in page and "<img" not in page
+
+
 def test_samplers_are_saved(run: rd.Run, tmp_path: Path) -> None:
     for client, name in ((1, "own"), (None, "shared")):
         assert (run.save(tmp_path / name, client=client) / "sampler.json").exists()
@@ -121,7 +126,13 @@ def test_a_sweep_without_ray(tiny: rd.Experiment, tmp_path: Path) -> None:
     assert {m.model.network for m in methods} == {tiny.method.model.network}
     assert {m.local for m in methods} == {tiny.method.local}
     assert {m.epsilon for m in methods if isinstance(m, rd.PFDM)} == {10.0, None}
-    assert set(sweep.frontier()["method"]) == {"FedAvg", "LocalOnly", "PFDM"} and len(sweep.runs) == 4
+    assert set(sweep.frontier(all=True)["method"]) == {"FedAvg", "LocalOnly", "PFDM"} and len(sweep.runs) == 4
+    table = sweep.frontier()
+    assert [*table] == ["setting", "target epsilon", "epsilon", "AUC global"]  # Nothing was evaluated.
+    assert set(table["setting"]) == {"FedAvg", "LocalOnly", "PFDM"}
+    assert set(table["target epsilon"].dropna()) == {10.0, "none"} and "LocalOnly" in sweep._repr_html_()
+    with pytest.raises(ValueError, match="a measure of quality"):
+        sweep.best()
     assert (sweep.folder / "report" / "report.html").read_text().startswith("<!")
 
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 from trial_folders import finished, line, stop, write_trial
 
+from raydiff.api import Sweep
 from raydiff.formats import plots
 from raydiff.report import guarantees, load
 from raydiff.report.frontier import command, rows, scatter
@@ -301,6 +302,15 @@ def test_it_fits_a_terminal_and_has_the_range_of_floors(grid: pd.DataFrame, seve
     shown = cells(rows.frontier(grid))
     assert [shown[name][24] for name in ("fd_cnn/minor", "fd_cnn/major")] == ["0.641 to 0.686", "0.686"]
     assert shown["epsilon"].count("0") == 4 and shown["epsilon"].count("inf") == 8
+
+
+def test_six_columns_name_each_setting_and_the_best_trial(several_seeds: Path) -> None:
+    table = texts.brief(table_of(several_seeds))
+    assert [*table] == ["setting", "target epsilon", "epsilon", "fd_cnn/minor", "std", "AUC global"]
+    assert not table[["setting", "target epsilon"]].duplicated().any() and len(table) == 24
+    assert "PFDM, schedule cosine, clients 4" in set(table["setting"]) and table["std"].notna().all()
+    best = Sweep(several_seeds).best().folder
+    assert load.runs(several_seeds).set_index("digest").loc[best.name, "final/eval/fd_cnn/minor"] == pytest.approx(1.15)
 
 
 def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) -> None:

@@ -9,9 +9,19 @@ from collections.abc import Iterator
 import pandas as pd
 
 from raydiff.formats.tables import aligned, number, short, size, span, with_deviation
-from raydiff.report.frontier.rows import DONE, GROUPS, measures, network_of, noise_floor, ranked_by, swept
+from raydiff.report.frontier.rows import (
+    DONE,
+    GROUPS,
+    is_target_epsilon,
+    measures,
+    network_of,
+    noise_floor,
+    ranked_by,
+    swept,
+)
 from raydiff.report.guarantees import definitions, described, epsilons, shown
 from raydiff.report.load import Row, records
+from raydiff.report.sweep_view import setting_name
 
 Column = tuple[str, list[str]]  # a header, and a cell per row
 WIDTH = 100  # characters of a line of notes in a terminal
@@ -46,6 +56,22 @@ def text(table: pd.DataFrame) -> str:
         wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="   ")]
         blocks.insert(0, [head, rule, *lines, "", *wrapped])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
+
+
+def brief(table: pd.DataFrame) -> pd.DataFrame:
+    """Six columns of the frontier: what was compared, target epsilon, epsilon, the measure that ranks with its standard
+    deviation over seeds, and the AUC of the attack on the server's model."""
+    targets = [name for name in swept(table) if is_target_epsilon(name)]
+    names = [name for name in swept(table) if name not in targets]
+    measure = ranked_by(table)
+    columns = {
+        "setting": [setting_name(row, names) for row in records(table)],
+        "target epsilon": table[targets[0]] if targets else None,
+        "epsilon": table["epsilon"],
+        **({measure: table[measure], "std": table[f"{measure}_std"]} if measure else {}),
+        "AUC global": table["auc_global"],
+    }
+    return pd.DataFrame(columns, index=table.index)
 
 
 def columns_of(rows: pd.DataFrame) -> list[Column]:
