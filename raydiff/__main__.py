@@ -31,7 +31,6 @@ COMMANDS = {
     },
     "finished trials": {
         "generate": ("cli.generate", "samples, with a card that says what they reveal"),
-        "push": ("cli.push", "samples to the Hugging Face hub, with their card"),
         "personalize": ("cli.personalize", "fit a finished run to an unseen client"),
         "attack": ("cli.attack", "which records was the model trained on? (LiRA, RMIA; DCR, Anonymeter, DOMIAS)"),
         "reconstruct": ("papers.pfdm.reconstruct_command", "from PFDM's uploads back to the records"),

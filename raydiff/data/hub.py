@@ -1,6 +1,6 @@
 """The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub.
 
-Its data sets, by hub:owner/name, are parquet files; samples can be uploaded as one.
+Its data sets, by hub:owner/name, are parquet files.
 """
 
 from __future__ import annotations
@@ -38,26 +38,6 @@ def folder(name: str) -> Path:
         raise ValueError(f"{name!r} has no parquet files: only data sets in that form are read")
     choices = ", ".join(f"{PREFIX}{repository}/{path.relative_to(snapshot)}" for path in folders)
     raise ValueError(f"{name!r} has parquet files in {'other' if inner else 'several'} folders: name {choices}")
-
-
-def repository(name: str) -> str:
-    """owner/name of hub:owner/name. Raises ValueError where it is no such name."""
-    if not (match := NAME.fullmatch(name)) or match[2]:
-        raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
-    return str(match[1])
-
-
-def upload(folder: Path, repository: str, *, public: bool) -> str:
-    """Upload the folder's files as the data set owner/name, and return its address. Raises ValueError if refused."""
-    from huggingface_hub import HfApi
-
-    api = HfApi()
-    try:
-        api.create_repo(repository, repo_type="dataset", private=not public, exist_ok=True)
-        api.upload_folder(repo_id=repository, repo_type="dataset", folder_path=folder)
-    except Exception as error:  # Whatever the hub's client raises.
-        raise ValueError(f"{PREFIX}{repository} cannot be written: {_first_sentence(error)}") from error
-    return f"{api.endpoint}/datasets/{repository}"
 
 
 def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns: Sequence[str], says: str) -> Path:
