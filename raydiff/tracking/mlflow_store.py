@@ -9,25 +9,41 @@ import logging
 import math
 import os
 import re
+import shlex
 import sqlite3
 import time
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+from raydiff.formats.metric_names import mlflow_name
 
 ARTIFACTS = "mlflow-artifacts"  # the folder beside a SQLite store in which MLflow keeps files
 PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps absolute paths of that folder."""
-REFUSED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
-"""Names of errors of an address without a server: Python's, and those of requests and urllib3."""
 PAGE = 1000  # runs
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
+TEXT = 6000  # characters of a parameter or tag that MLflow takes
+REMARK = "raydiff.remark"  # the tag with what MLflow lacks of a run, and why
+CAUSES = {
+    "ConnectionRefused|ConnectTimeout|NewConnectionError|NameResolution": "no server answers there; start it",
+    "ReadTimeout|RemoteDisconnected": "a server is there and does not answer; restart it",
+    "error code 40[13]": "this login may not: see MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and --experiment",
+    "error code 404|not in a valid JSON": "what answers there is no MLflow server, perhaps a login page",
+    "too many [45]": "the server answers with errors, which its log explains",
+    "out-of-date database": "another version of MLflow wrote it: use that one, or (after a copy) `mlflow db upgrade URI`",
+    "The experiment [^']* 'active'": "its experiment was deleted; `mlflow experiments restore` brings it back",
+}
+"""Pattern of an error's text, or of its causes' types -> what it means, and the remedy."""
 
 
 def connect(uri: str) -> Any:
     """An MlflowClient that prints nothing. Creates a SQLite store that does not exist."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")  # MLflow's default of 120 s is a long silence
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -35,15 +51,24 @@ def connect(uri: str) -> Any:
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    if not uri.startswith("sqlite:///"):
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises
+    if (path := sqlite_file(uri)) is None:
         return MlflowClient(tracking_uri=uri)
-    path = Path(uri.removeprefix("sqlite:///"))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:  # creating a store's tables is not atomic
         fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA schema_version")  # raises at once, where MLflow tries for two minutes
         client = MlflowClient(tracking_uri=uri)
         _follow_move(path)
     return client
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite store, None for another store."""
+    from sqlalchemy import make_url  # decodes as MLflow's own does
+
+    return Path(make_url(uri).database or "") if uri.startswith("sqlite:///") else None
 
 
 def _follow_move(path: Path) -> None:
@@ -53,15 +78,10 @@ def _follow_move(path: Path) -> None:
         return
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         for (location,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
-            old = Path(str(location).removeprefix("file://"))
-            if old.name != ARTIFACTS or old == here or old.exists():
-                continue
-            for table, column in PATH_COLUMNS:
-                rest = f"substr({column}, {len(location) + 1})"
-                db.execute(
-                    f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
-                    (f"file://{here}", len(location), location),
-                )
+            old = Path(unquote(str(location).removeprefix("file://")))
+            if old.name == ARTIFACTS and old != here and not old.exists():
+                for table, column in PATH_COLUMNS:
+                    db.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (location, here.as_uri()))
 
 
 def redacted(text: str) -> str:
@@ -69,19 +89,55 @@ def redacted(text: str) -> str:
     return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
 
 
-def cannot_be_written(uri: str, error: Exception) -> ValueError:
+def cannot_be_written(uri: str, error: BaseException) -> ValueError:
     """The error of an MLflow store, in one sentence."""
-    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {first_line(error)}")
+    advice = "" if isinstance(error, ValueError) or uri.startswith("sqlite:") else "; or unset MLFLOW_TRACKING_URI"
+    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {explanation(error)}{advice}")
 
 
-def first_line(error: Exception) -> str:
-    """First line of an error with passwords removed; of a refused connection that no server answers."""
-    cause: BaseException | None = error
-    while cause is not None:
-        if type(cause).__name__ in REFUSED:
-            return "no server answers there; start it, or unset MLFLOW_TRACKING_URI"
-        cause = cause.__cause__ or cause.__context__
-    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
+def explanation(error: BaseException) -> str:
+    """What an error of a store means and what to do, as in CAUSES; else its `first_line`."""
+    text, cause = f"{type(error).__name__} {error}", error
+    while (cause := cause.__cause__ or cause.__context__) is not None:
+        text += f" {type(cause).__name__}"
+    return next((why for pattern, why in CAUSES.items() if re.search(pattern, text)), first_line(error))
+
+
+def first_line(error: BaseException) -> str:
+    """The start of an error's first line with passwords removed."""
+    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
+
+
+@dataclass
+class Remarks:
+    """What MLflow lacks of one run, and why."""
+
+    client: Any
+    run: str
+    reasons: dict[str, str] = field(default_factory=dict)  # by part of the run
+
+    @contextlib.contextmanager
+    def attempt(self, part: str) -> Iterator[None]:
+        """Make an error of this part a remark; where the run takes no remark either, it is the store's, and raised."""
+        try:
+            yield
+        except Exception as e:  # whatever MLflow or the store of artifacts raises
+            self.reasons[part] = first_line(e)
+            self.client.set_tag(self.run, REMARK, str(self))
+
+    def __str__(self) -> str:
+        return storable("; ".join(f"{part}: {why}" for part, why in self.reasons.items()))
+
+
+@contextlib.contextmanager
+def ended(client: Any, run: str) -> Iterator[None]:
+    """Give the run its final status: FINISHED, or FAILED after an error."""
+    status = "FAILED"
+    try:
+        yield
+        status = "FINISHED"
+    finally:
+        client.set_terminated(run, status)
 
 
 def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
@@ -109,36 +165,48 @@ def log_data(client: Any, run: str, name: str, digest: str) -> None:
 
 
 def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
-    """The id of an experiment, which is created with this artifact location if there is none."""
+    """The id of an experiment, which is created with this artifact location if there is none. Raises ValueError for a
+    deleted one."""
     if (existing := client.get_experiment_by_name(name)) is None:
         try:
             return str(client.create_experiment(name, artifact_location=artifacts))
         except Exception:  # Another process may have created it just now.
             if (existing := client.get_experiment_by_name(name)) is None:
                 raise
+    if existing.lifecycle_stage == "deleted":
+        store = shlex.quote(redacted(client.tracking_uri))
+        raise ValueError(
+            f"its experiment {name} is deleted: give another --experiment NAME, or restore it, by "
+            f"MLFLOW_TRACKING_URI={store} mlflow experiments restore --experiment-id {existing.experiment_id}"
+        )
     return str(existing.experiment_id)
 
 
 def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
-    """Log parameters, each cut to the length that MLflow takes."""
+    """Log parameters, with names by `mlflow_name` and each cut to the length that MLflow takes."""
     from mlflow.entities import Param
 
-    batch = [Param(k, str(v)[:6000]) for k, v in params.items()]
+    batch = [Param(mlflow_name(k), storable(v)) for k, v in params.items()]
     for i in range(0, len(batch), PARAMS):
         client.log_batch(run, params=batch[i : i + PARAMS])
 
 
 def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
-    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now). MLflow stores an
-    infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead."""
+    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now), with names by
+    `mlflow_name`. MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag
+    raydiff.epsilon instead."""
     from mlflow.entities import Metric
 
     ms = int((time.time() if at is None else at) * 1000)
     usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
-    # MLflow takes these letters in a metric's name.
-    metrics = [Metric(re.sub(r"[^\w\-. :/]", "", k)[:250], float(v), ms, step) for k, step, v in usable]
+    metrics = [Metric(mlflow_name(k), float(v), ms, step) for k, step, v in usable]
     for i in range(0, len(metrics), BATCH):
         client.log_batch(run, metrics=metrics[i : i + BATCH])
+
+
+def storable(value: object) -> str:
+    """The text of a value as every store takes it: cut, in UTF-8, without NUL."""
+    return str(value).encode(errors="replace").decode().replace("\0", "?")[:TEXT]
 
 
 def log_folder(
@@ -158,10 +226,10 @@ def log_folder(
         client = connect(uri)
         at = experiment_id(client, experiment, artifacts)
         run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
-        log_params(client, run, params)
-        log_values(client, run, metrics)
-        client.log_artifacts(run, str(folder), folder.name)
-        client.set_terminated(run, "FINISHED")
+        with ended(client, run):
+            log_params(client, run, params)
+            log_values(client, run, metrics)
+            client.log_artifacts(run, str(folder), folder.name)
         return run
     except Exception as e:  # whatever MLflow raises
         raise cannot_be_written(uri, e) from e
