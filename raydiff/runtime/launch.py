@@ -49,8 +49,7 @@ class Ended:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 where every trial finished, was stopped by the scheduler, or was out of time, and MLflow has
-        everything."""
+        """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
         if self.interrupted:
             return 130
         badly = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)

@@ -54,8 +54,7 @@ def find_run(uri: str, folder: Path) -> str:
 
 def open_client(uri: str) -> Any:
     """`mlflow_store.connect`. Raises ValueError for a SQLite store that does not exist, which MLflow would create."""
-    path = mlflow_store.sqlite_file(uri)
-    if path is not None and not path.exists():
+    if (path := mlflow_store.sqlite_file(uri)) and not path.exists():
         raise ValueError(f"there is no MLflow store {path}")
     return mlflow_store.connect(uri)
 
@@ -160,15 +159,15 @@ def log_unseen_client(
         "parameters": touched,
         "parameters_share": touched / whole,
     }
+    mlflow_store.log_params(client, run, params)
     values = [
         (f"{reading}/lr_{row['learning_rate']:g}", int(row["epoch"]), value)
         for row in rows
         for reading, value in row.items()
         if reading not in ROW_KEYS
     ]
-    with mlflow_store.ended(client, run):
-        mlflow_store.log_params(client, run, params)
-        mlflow_store.log_values(client, run, values)
-        for path in files:
-            client.log_artifact(run, str(path))
+    mlflow_store.log_values(client, run, values)
+    client.set_terminated(run, "FINISHED")
+    for path in files:
+        client.log_artifact(run, str(path))
     return run

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import logging
 import math
@@ -13,7 +14,7 @@ import shlex
 import sqlite3
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,10 @@ REMARK = "raydiff.remark"  # the tag with what MLflow lacks of a run, and why
 CAUSES = {
     "ConnectionRefused|ConnectTimeout|NewConnectionError|NameResolution": "no server answers there; start it",
     "ReadTimeout|RemoteDisconnected": "a server is there and does not answer; restart it",
-    "error code 40[13]": "this login may not: see MLFLOW_TRACKING_USERNAME, MLFLOW_TRACKING_PASSWORD and --experiment",
+    "error code 40[13]": "it wants another login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
     "error code 404|not in a valid JSON": "what answers there is no MLflow server, perhaps a login page",
     "too many [45]": "the server answers with errors, which its log explains",
-    "out-of-date database": "another version of MLflow wrote it: use that one, or (after a copy) `mlflow db upgrade URI`",
+    "out-of-date database": "another version of MLflow wrote it: use that one, or `mlflow db upgrade` on a copy",
     "The experiment [^']* 'active'": "its experiment was deleted; `mlflow experiments restore` brings it back",
 }
 """Pattern of an error's text, or of its causes' types -> what it means, and the remedy."""
@@ -65,10 +66,9 @@ def connect(uri: str) -> Any:
 
 
 def sqlite_file(uri: str) -> Path | None:
-    """The file of a SQLite store, None for another store."""
-    from sqlalchemy import make_url  # decodes as MLflow's own does
-
-    return Path(make_url(uri).database or "") if uri.startswith("sqlite:///") else None
+    """The file of a SQLite store; None for another store."""
+    path = uri.removeprefix("sqlite:///").partition("?")[0]
+    return Path(unquote(path)) if uri.startswith("sqlite:///") else None
 
 
 def _follow_move(path: Path) -> None:
@@ -109,35 +109,25 @@ def first_line(error: BaseException) -> str:
 
 
 @dataclass
-class Remarks:
-    """What MLflow lacks of one run, and why."""
+class RunClient:
+    """An MlflowClient for one run: an error of `log_...` is a remark on the run, and the rest of the run goes on."""
 
     client: Any
     run: str
-    reasons: dict[str, str] = field(default_factory=dict)  # by part of the run
+    lacks: str = ""  # why MLflow lacks something of the run
 
-    @contextlib.contextmanager
-    def attempt(self, part: str) -> Iterator[None]:
-        """Make an error of this part a remark; where the run takes no remark either, it is the store's, and raised."""
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+        return functools.partial(self.attempt, method) if name.startswith("log_") else method
+
+    def attempt(self, log: Callable[..., object], *args: Any, **options: Any) -> None:
+        """Call a function that logs. Raises where the run takes no remark either: it was deleted, or the store fails."""
         try:
-            yield
+            log(*args, **options)
         except Exception as e:  # whatever MLflow or the store of artifacts raises
-            self.reasons[part] = first_line(e)
-            self.client.set_tag(self.run, REMARK, str(self))
-
-    def __str__(self) -> str:
-        return storable("; ".join(f"{part}: {why}" for part, why in self.reasons.items()))
-
-
-@contextlib.contextmanager
-def ended(client: Any, run: str) -> Iterator[None]:
-    """Give the run its final status: FINISHED, or FAILED after an error."""
-    status = "FAILED"
-    try:
-        yield
-        status = "FINISHED"
-    finally:
-        client.set_terminated(run, status)
+            if (why := first_line(e)) not in self.lacks:
+                self.lacks = storable(f"{self.lacks}; {why}".removeprefix("; "))
+            self.client.set_tag(self.run, REMARK, self.lacks)
 
 
 def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
@@ -174,10 +164,10 @@ def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
             if (existing := client.get_experiment_by_name(name)) is None:
                 raise
     if existing.lifecycle_stage == "deleted":
-        store = shlex.quote(redacted(client.tracking_uri))
+        uri = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(client.tracking_uri))}"
+        restore = f"{uri} mlflow experiments restore --experiment-id {existing.experiment_id}"
         raise ValueError(
-            f"its experiment {name} is deleted: give another --experiment NAME, or restore it, by "
-            f"MLFLOW_TRACKING_URI={store} mlflow experiments restore --experiment-id {existing.experiment_id}"
+            f"its experiment {name} is deleted: give another --experiment NAME, or restore it by {restore}"
         )
     return str(existing.experiment_id)
 
@@ -226,10 +216,10 @@ def log_folder(
         client = connect(uri)
         at = experiment_id(client, experiment, artifacts)
         run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
-        with ended(client, run):
-            log_params(client, run, params)
-            log_values(client, run, metrics)
-            client.log_artifacts(run, str(folder), folder.name)
+        log_params(client, run, params)
+        log_values(client, run, metrics)
+        client.set_terminated(run, "FINISHED")
+        client.log_artifacts(run, str(folder), folder.name)
         return run
     except Exception as e:  # whatever MLflow raises
         raise cannot_be_written(uri, e) from e

@@ -18,7 +18,7 @@ from raydiff import __version__
 from raydiff.formats import metric_names
 from raydiff.formats.json_files import read_json
 from raydiff.tracking import mlflow_store
-from raydiff.tracking.mlflow_store import Remarks, redacted, storable
+from raydiff.tracking.mlflow_store import RunClient, redacted, storable
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
 
 PERIOD_S = 2.0  # between two updates from the files
@@ -85,8 +85,8 @@ class Mlflow(threading.Thread):
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
         if not self._ready.wait(SILENCE_S):
             print(f"waiting for the MLflow store {redacted(self.uri)}", flush=True)
-        if not self._ready.wait(OPENING_S):
-            self.error = TimeoutError(f"no answer within {OPENING_S + SILENCE_S:g} s")
+            if not self._ready.wait(OPENING_S):
+                self.error = TimeoutError(f"no answer within {OPENING_S:g} s")
         if self.error is not None:
             raise mlflow_store.cannot_be_written(self.uri, self.error)
 
@@ -122,29 +122,26 @@ class Mlflow(threading.Thread):
         try:
             if self._sweep_run is None or self.is_alive():
                 raise self.error or TimeoutError("it was never opened")
-            remarks = self._sweep_run.remarks
-            self._client.set_terminated(remarks.run, status if self.error is None else "KILLED")
+            client, parent = self._sweep_run.client, self._sweep_run.run
+            client.set_terminated(parent, status if self.error is None else "KILLED")
             for digest, run in self._runs.items():
                 if digest not in self._trials or self._trials[digest].ended_ns is None:  # It has no outcome.json.
-                    with remarks.attempt(f"status of {digest}"):
-                        self._client.set_terminated(run, "KILLED")
-                        self._client.set_tag(run, OUTCOME, "killed")
-            if note:
-                self._client.set_tag(remarks.run, "mlflow.note.content", storable(note))
-            with remarks.attempt("means"):
-                self._log_means(means)
-            for path in files:
-                with remarks.attempt(path.name):
-                    self._client.log_artifact(remarks.run, str(path))
+                    client.set_terminated(run, "KILLED")
+                    client.set_tag(run, OUTCOME, "killed")
             if self.error is not None:
                 raise self.error
-            gaps = self._failed | {name: str(trial.remarks) for name, trial in self._trials.items()}
-            if not (lacking := [f"{name}: {gap}" for name, gap in {**gaps, "sweep": str(remarks)}.items() if gap]):
-                return None
-            location = redacted(self._client.get_experiment(self.experiment_id).artifact_location)
-            return (
-                f"{len(lacking)} of {len(self._runs) + 1} runs lack parts, such as {lacking[0]} (artifacts: {location})"
-            )
+            if note:
+                client.set_tag(parent, "mlflow.note.content", storable(note))
+            self._log_means(means)
+            for path in files:
+                client.log_artifact(parent, str(path))
+            gaps = self._failed | {name: trial.client.lacks for name, trial in self._trials.items()}
+            if lacking := [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]:
+                location = redacted(client.get_experiment(self.experiment_id).artifact_location)
+                return (
+                    f"{len(lacking)} of {len(gaps) + 1} runs lack parts, such as {lacking[0]} (artifacts: {location})"
+                )
+            return None
         except Exception as e:
             return mlflow_store.explanation(self.error or e)
 
@@ -155,9 +152,9 @@ class Mlflow(threading.Thread):
         mlflow_store.delete_runs(client, self.experiment_id, tags)
         for name, row in means.items():
             run = client.create_run(self.experiment_id, run_name=name[:200], tags={**tags, **self.tags}).info.run_id
-            with mlflow_store.ended(client, run):
-                mlflow_store.log_params(client, run, {k: v for k, v in row.items() if isinstance(v, str)})
-                mlflow_store.log_values(client, run, ((k, 0, v) for k, v in metric_names.shown(row).items()))
+            mlflow_store.log_params(client, run, {k: v for k, v in row.items() if isinstance(v, str)})
+            mlflow_store.log_values(client, run, ((k, 0, v) for k, v in metric_names.shown(row).items()))
+            client.set_terminated(run, "FINISHED")
 
     def _open(self) -> None:
         client = mlflow_store.connect(self.uri)
@@ -166,8 +163,8 @@ class Mlflow(threading.Thread):
         self._client = client
 
     def _find_runs(self) -> None:
-        """Find this sweep's runs by its id, for names are given again; create the parent if there is none. A trial whose
-        run was deleted or lacks something is logged again."""
+        """Find this sweep's runs by its id, for names are given again; create the parent if there is none. Trials whose
+        run is not found, or lacks something, are logged again."""
         client, parent = self._client, None
         identity = read_json(self.sweep / "sweep.json", needs="id")["id"]
         self._runs = {}
@@ -183,9 +180,9 @@ class Mlflow(threading.Thread):
         client.update_run(parent, status="RUNNING")
         if parent != self.parent:
             self.parent, self._trials = parent, {}
-            remarks = Remarks(client, parent)
-            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, remarks, self.log_sampler)
-        kept = [t for t in self._trials.values() if self._runs.get(t.folder.name) == t.run and not t.remarks.reasons]
+            client = RunClient(client, parent)
+            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.log_sampler)
+        kept = [t for t in self._trials.values() if self._runs.get(t.folder.name) == t.run and not t.client.lacks]
         self._trials = {trial.folder.name: trial for trial in kept}
 
     def _update(self) -> None:
