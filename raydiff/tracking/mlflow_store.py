@@ -15,7 +15,7 @@ import sqlite3
 import time
 import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -121,7 +121,7 @@ class RunClient:
         return functools.partial(self.attempt, method) if name.startswith("log_") else method
 
     def attempt(self, log: Callable[..., object], *args: Any, **options: Any) -> None:
-        """Call a function that logs. Raises where the run takes no remark either: it was deleted, or the store fails."""
+        """Call a function that logs. Raises where the run takes no remark either: it is deleted, or the store fails."""
         try:
             log(*args, **options)
         except Exception as e:  # whatever MLflow or the store of artifacts raises

@@ -135,13 +135,11 @@ class Mlflow(threading.Thread):
             self._log_means(means)
             for path in files:
                 client.log_artifact(parent, str(path))
-            gaps = self._failed | {name: trial.client.lacks for name, trial in self._trials.items()}
-            if lacking := [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]:
-                location = redacted(client.get_experiment(self.experiment_id).artifact_location)
-                return (
-                    f"{len(lacking)} of {len(gaps) + 1} runs lack parts, such as {lacking[0]} (artifacts: {location})"
-                )
-            return None
+            gaps = {name: trial.client.lacks for name, trial in self._trials.items()} | self._failed
+            lacking = [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]
+            where = redacted(client.get_experiment(self.experiment_id).artifact_location)
+            begin = f"{len(lacking)} of {len(gaps) + 1} runs lack parts (artifacts belong in {where})"
+            return f"{begin}, for one {lacking[0]}" if lacking else None
         except Exception as e:
             return mlflow_store.explanation(self.error or e)
 
