@@ -30,10 +30,10 @@ BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 an
 TEXT = 6000  # characters of a parameter or tag that MLflow takes
 REMARK = "raydiff.remark"  # the tag with what MLflow lacks of a run, and why
 CAUSES = {
-    "ConnectionRefused|ConnectTimeout|NewConnectionError|NameResolution": "no server answers there; start it",
-    "ReadTimeout|RemoteDisconnected": "a server is there and does not answer; restart it",
-    "error code 40[13]": "it wants another login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
-    "error code 404|not in a valid JSON": "what answers there is no MLflow server, perhaps a login page",
+    "ConnectTimeout|NewConnection|NameResolution": "no server answers there; start it, or unset MLFLOW_TRACKING_URI",
+    "ReadTimeout|RemoteDisconnected": "a server is there and does not answer; restart it, or unset MLFLOW_TRACKING_URI",
+    "error code 40[13]|_DENIED": "it wants another login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    "error code 404|not in a valid JSON": "what answers there is no MLflow server: correct MLFLOW_TRACKING_URI",
     "too many [45]": "the server answers with errors, which its log explains",
     "out-of-date database": "another version of MLflow wrote it: use that one, or `mlflow db upgrade` on a copy",
     "The experiment [^']* 'active'": "its experiment was deleted; `mlflow experiments restore` brings it back",
@@ -91,8 +91,7 @@ def redacted(text: str) -> str:
 
 def cannot_be_written(uri: str, error: BaseException) -> ValueError:
     """The error of an MLflow store, in one sentence."""
-    advice = "" if isinstance(error, ValueError) or uri.startswith("sqlite:") else "; or unset MLFLOW_TRACKING_URI"
-    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {explanation(error)}{advice}")
+    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {explanation(error)}")
 
 
 def explanation(error: BaseException) -> str:
@@ -155,8 +154,7 @@ def log_data(client: Any, run: str, name: str, digest: str) -> None:
 
 
 def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
-    """The id of an experiment, which is created with this artifact location if there is none. Raises ValueError for a
-    deleted one."""
+    """The id of an experiment, created with this artifact location if there is none. Raises ValueError if deleted."""
     if (existing := client.get_experiment_by_name(name)) is None:
         try:
             return str(client.create_experiment(name, artifact_location=artifacts))
@@ -164,16 +162,14 @@ def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
             if (existing := client.get_experiment_by_name(name)) is None:
                 raise
     if existing.lifecycle_stage == "deleted":
-        uri = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(client.tracking_uri))}"
-        restore = f"{uri} mlflow experiments restore --experiment-id {existing.experiment_id}"
-        raise ValueError(
-            f"its experiment {name} is deleted: give another --experiment NAME, or restore it by {restore}"
-        )
+        restore = f"mlflow experiments restore --experiment-id {existing.experiment_id}"
+        restore = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(client.tracking_uri))} {restore}"
+        raise ValueError(f"its experiment {name} is deleted: name another by --experiment, or restore it by {restore}")
     return str(existing.experiment_id)
 
 
 def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
-    """Log parameters, with names by `mlflow_name` and each cut to the length that MLflow takes."""
+    """Log parameters, each cut to the length that MLflow takes."""
     from mlflow.entities import Param
 
     batch = [Param(mlflow_name(k), storable(v)) for k, v in params.items()]
@@ -182,9 +178,8 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
 
 
 def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
-    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now), with names by
-    `mlflow_name`. MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag
-    raydiff.epsilon instead."""
+    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now). MLflow stores an
+    infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead."""
     from mlflow.entities import Metric
 
     ms = int((time.time() if at is None else at) * 1000)

@@ -199,11 +199,7 @@ class Mlflow(threading.Thread):
         assert self._sweep_run is not None
         if folder.name not in self._trials:
             trial = TrialRun(self._sweep_run, folder)
-            try:
-                trial.attach(self._runs.get(folder.name))
-            finally:
-                if trial.run:  # A run that was created before an error is found again.
-                    self._runs[folder.name] = trial.run
-            self._trials[folder.name] = trial
+            trial.attach(self._runs.get(folder.name))  # A run that was created before an error is found again.
+            self._runs[folder.name], self._trials[folder.name] = trial.run, trial
         self._trials[folder.name].update()
         self._failed.pop(folder.name, None)

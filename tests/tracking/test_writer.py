@@ -395,7 +395,7 @@ def test_a_store_that_cannot_be_written_is_named_without_its_password(sweep: Swe
         follower.wait_ready()
     assert "hunter2" not in str(e.value)
     follower.close()
-    assert follower.end("FINISHED") == "no server answers there; start it"
+    assert follower.end("FINISHED") == "no server answers there; start it, or unset MLFLOW_TRACKING_URI"
 
 
 REFUSALS: dict[str, tuple[str, Exception]] = {
@@ -415,11 +415,11 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
     from mlflow import MlflowClient
 
     call, error = REFUSALS[refusal]
-    folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(3)]
+    folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
     for folder in folders:
         sample_grid([torch.rand(4, 1, 8, 8)], folder / "artifacts" / "samples.png", privacy="none")
         finish(folder, final={"loss": 2.0})
-    original, victim = getattr(MlflowClient, call), folders[1].name
+    original, victim = getattr(MlflowClient, call), min(folder.name for folder in folders)  # the first that is logged
 
     def refuse(client: Any, run: str, *args: Any, **options: Any) -> Any:
         if client.get_run(run).data.tags.get("raydiff.trial") == victim and "tags" not in options:
@@ -431,7 +431,7 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
             client.log_model_artifacts(run, str(folder))
 
     with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, call, refuse if refusal != "sampler" else lambda *_: refuse(*_))
+        patch.setattr(MlflowClient, call, refuse)
         follower = sweep.follower()
         follower.log_sampler = log_sampler
         follower.start()
@@ -450,7 +450,7 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
             assert sweep.history(run, "server/loss") == [(0, 1.0)] and sweep.history(run, "final/loss") == [(1, 2.0)]
 
 
-@pytest.mark.parametrize("location", ["/proc/server/x", "s3://lab/mlflow", "nosuch://x", "mlflow-artifacts:/x"])
+@pytest.mark.parametrize("location", ["/proc/server/x", "s3://lab/mlflow", "mlflow-artifacts:/x"])
 def test_without_a_store_of_artifacts_the_runs_have_their_numbers(
     sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch, location: str
 ) -> None:
@@ -459,9 +459,9 @@ def test_without_a_store_of_artifacts_the_runs_have_their_numbers(
     finish(sweep.trial(experiment, 1.0), final={"loss": 2.0})
     reason = sweep.follow().end("FINISHED")
     assert reason is not None and location in reason
-    for run in (*sweep.runs("trial"), *sweep.runs("sweep")):
-        assert run.info.status == "FINISHED"
-    assert run.data.metrics.keys() >= set() and sweep.runs("trial")[0].data.metrics["final/loss"] == 2.0
+    (trial,), (parent,) = sweep.runs("trial"), sweep.runs("sweep")
+    assert (trial.info.status, parent.info.status) == ("FINISHED", "FINISHED")
+    assert trial.data.metrics["final/loss"] == 2.0 and trial.data.tags["raydiff.remark"]
 
 
 def remove(sweep: Sweep, kind: str) -> None:
@@ -480,8 +480,13 @@ def remove(sweep: Sweep, kind: str) -> None:
                 db.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (run,))
 
 
-@pytest.mark.parametrize("kind", ["trial", "for good", "sweep", "experiment"])
-@pytest.mark.parametrize("when", ["while it runs", "before it is resumed"])
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        *((kind, "while it runs") for kind in ("trial", "for good", "sweep", "experiment")),
+        *((kind, "before it is resumed") for kind in ("sweep", "experiment")),
+    ],
+)
 def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, kind: str, when: str) -> None:
     """But not against the deletion of the whole experiment, which is named."""
     folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
@@ -500,9 +505,7 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
         finish(folder, final={"loss": 0.5})
     follower.start()
     if kind == "experiment" and when == "before it is resumed":
-        with pytest.raises(
-            ValueError, match=r"experiment digits is deleted: give another --experiment NAME, or restore"
-        ):
+        with pytest.raises(ValueError, match=r"experiment digits is deleted: name another by --experiment, or restore"):
             follower.wait_ready()
         return
     follower.begin()
@@ -519,7 +522,7 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
 
 
 def test_a_damaged_trial_leaves_the_others_whole(sweep: Sweep, experiment: Experiment) -> None:
-    damaged, *others = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(3)]
+    damaged, *others = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
     for folder in (damaged, *others):
         finish(folder)
     (damaged / "outcome.json").write_text("{")
