@@ -96,9 +96,10 @@ def cannot_be_written(uri: str, error: BaseException) -> ValueError:
 
 def explanation(error: BaseException) -> str:
     """What an error of a store means and what to do, as in CAUSES; else its `first_line`."""
-    text, cause = f"{type(error).__name__} {error}", error
-    while (cause := cause.__cause__ or cause.__context__) is not None:
-        text += f" {type(cause).__name__}"
+    text, cause = "", error.__cause__ or error.__context__
+    while cause is not None:
+        text, cause = f"{text} {type(cause).__name__}", cause.__cause__ or cause.__context__
+    text += f" {type(error).__name__} {error}"
     return next((why for pattern, why in CAUSES.items() if re.search(pattern, text)), first_line(error))
 
 
