@@ -106,4 +106,4 @@ def test_every_name_has_one_of_its_own_in_mlflow(tmp_path: Path, migrated: Path)
     assert [logged.params[mlflow_name(name)] for name in ODD_NAMES] == [str(n) for n in range(len(ODD_NAMES))]
     kept = {"recall_1", "x" * 250, "a", "a/b", "é", "日本", " ", " a", "a b", "a:b", "-"}
     assert {name for name in ODD_NAMES if mlflow_name(name) == name} == kept
-    assert mlflow_name("recall@1") == "recall_1-e740af1f"
+    assert mlflow_name("final/eval/hits/top@1") == "final/eval/hits/top_1-7ef76561"  # in docs/how-to/sweep.md
