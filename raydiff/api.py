@@ -237,6 +237,7 @@ def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool
         asked = SweepRequest(samplers=track)
         planned = plan("run", Study(experiment=base), asked, name=name or sweep_folder.fresh_name("run"))
         ended = launch.start(planned, resume=resume, report=SUMMARY, track=track)
+        ended.print_incomplete()
     result = Run(ended.folder / "trials" / planned.trials[0].digest)
     result.finished  # noqa: B018  # raises where it has not finished
     return result
@@ -278,7 +279,9 @@ def sweep(
     )
     with _private_files():
         planned = plan("sweep", study, asked, name=name or sweep_folder.fresh_name("sweep"))
-        return Sweep(launch.start(planned, resume=resume, report=FULL, track=track).folder)
+        ended = launch.start(planned, resume=resume, report=FULL, track=track)
+        ended.print_incomplete()
+        return Sweep(ended.folder)
 
 
 def preset(name: str) -> Study:

@@ -45,7 +45,8 @@ def main(argv: Sequence[str]) -> int:
     _print(outcome)
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
     print(f"all numbers and samples as a page: raydiff report {ended.folder}\nopen the run {ended.opened_by}")
-    return 0 if outcome.get("outcome") == "finished" else 130 if ended.interrupted else 1
+    ended.print_incomplete()
+    return int(bool(ended.incomplete)) if outcome.get("outcome") == "finished" else 130 if ended.interrupted else 1
 
 
 def _print(outcome: dict[str, Any]) -> None:

@@ -82,6 +82,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"open the runs {ended.opened_by}")
     if plan.asked.search == "optuna":
         print("\n".join(search.best(plan)))
+    ended.print_incomplete()
     return ended.code
 
 

@@ -76,4 +76,5 @@ def main(argv: Sequence[str]) -> int:
         shown = ", ".join(f"{field} {overrides.short(value)}" for field, value in settings.items())
         print(f"{method}: {shown} ({metric} {means[method]:.4g})")
     print(f"files: {path}, {path.with_suffix('.csv')}")
+    ended.print_incomplete()
     return ended.code

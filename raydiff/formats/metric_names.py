@@ -10,6 +10,8 @@ The columns of a sweep's table begin with `final/`, which is no part of the name
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -26,6 +28,7 @@ CALIBRATION = ("threshold", "timestep_index", "fpr_reached")
 DETAILS = ("tpr_calibrated", "balanced_accuracy", "tpr_at_0", "tpr_ceiling")
 """Prefixes of an attack's statistics that are in tables only."""
 ENDINGS = ("floor", "low", "high", "spread", "real")
+NAME = 250  # characters of a name that MLflow takes
 Role = Literal["value", "floor", "low", "high", "spread", "real", "count", "calibration"]
 
 
@@ -116,6 +119,15 @@ class Metric:
         if detail or self.attack not in ("", "best"):
             return False
         return self.group == "all" if self.name in COVERAGE else self.group in ("", "all", "minor")
+
+
+def mlflow_name(name: str) -> str:
+    """Return the name that MLflow gets: the same where it takes it; else with `_` for the letters it refuses, and a
+    digest of the name at the end, so that no two names become one."""
+    allowed = "/".join(word for word in re.sub(r"[^\w\-. :/]", "_", name).split("/") if word.strip("."))
+    if allowed == name and 0 < len(name) <= NAME:
+        return name
+    return f"{allowed[: NAME - 9]}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def shown(values: Mapping[str, Any]) -> dict[str, Any]:

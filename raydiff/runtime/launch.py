@@ -40,6 +40,7 @@ class Ended:
     folder: Path
     interrupted: bool
     failed: bool = False  # Whether a trial failed now, or had no node to run on: then the folder may not say so.
+    incomplete: str = ""  # what MLflow lacks
 
     @property
     def opened_by(self) -> str:
@@ -48,11 +49,19 @@ class Ended:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 where every trial finished, was stopped by the scheduler, or was out of time."""
+        """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
         if self.interrupted:
             return 130
         badly = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
-        return int(self.failed or bool(badly))
+        return int(self.failed or bool(badly) or bool(self.incomplete))
+
+    def print_incomplete(self) -> None:
+        """Say what MLflow lacks, and what adds it."""
+        if self.incomplete:
+            again = sweep_folder.resume_command(self.folder.name)
+            print(
+                f"MLflow is incomplete: {self.incomplete}; once it can be written, add the rest by: {again}", flush=True
+            )
 
 
 def start(
@@ -146,41 +155,41 @@ def _run(
         ended = Ended(folder, True)
         for digest in sweep_folder.open_ended(folder):
             trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
-    except ValueError:  # The storage cannot be written any more, say.
+    except BaseException:  # The storage cannot be written any more, say, or code of the user's exits.
         if begun.is_set():
             _close(mlflow, folder, report, "KILLED")
         raise
     try:
-        _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
+        incomplete = _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
     except KeyboardInterrupt:
         print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
-        _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
+        incomplete = _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
         ended = replace(ended, interrupted=True)
-    return ended
+    return replace(ended, incomplete=incomplete)
 
 
-def _report(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str) -> None:
+def _report(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str) -> str:
     table = report.write(folder, composed_guarantee) if report and report.write else ""
     try:
         artifact_sync.put(folder)
     except OSError as e:
         print(f"the report is only on this machine, in {folder / 'report'}: {e}", flush=True)
-    _close(mlflow, folder, report, status, table)
+    incomplete = _close(mlflow, folder, report, status, table)
     if noise := chance.noise(folder):
         print(noise, flush=True)
+    return incomplete
 
 
 def _close(
     mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str, table: str = "", timeout_s: float = 120.0
-) -> None:
-    """Let MLflow catch up with the trials' files, attach the report, and print what MLflow lacks."""
+) -> str:
+    """Let MLflow catch up with the trials' files, attach the report, and return what MLflow lacks."""
     if mlflow is None:
-        return
+        return ""
     mlflow.close(timeout_s)
     text, means = report.describe(folder, table) if report else ("", {})
     files = tuple(sorted((folder / "report").glob("*")))
-    if incomplete := mlflow.end(status, files, note=text, means=means):
-        print(incomplete)
+    return mlflow.end(status, files, note=text, means=means) or ""
 
 
 def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:

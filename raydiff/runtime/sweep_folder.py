@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -184,10 +185,15 @@ def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers
 
 
 def tracking_store(storage: Path) -> tuple[str, str | None]:
-    """Return (URI, artifact location): MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps."""
-    uri = os.environ.get("MLFLOW_TRACKING_URI", f"sqlite:///{storage}/mlflow.db")
+    """Return (URI, artifact location): MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps. Raises ValueError if
+    MLflow cannot keep it there."""
+    uri, storage = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), storage.absolute()
+    if not uri and (odd := re.search("[#?%]", str(storage))):
+        needs = "give another --runtime.storage, or set MLFLOW_TRACKING_URI to a store elsewhere"
+        raise ValueError(f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: {needs}")
+    uri = uri or f"sqlite:///{storage}/mlflow.db"
     # A server sets the location of artifacts; for a database MLflow would take the working directory.
-    return uri, None if uri.startswith(("http", "databricks")) else f"file://{storage}/{ARTIFACTS}"
+    return uri, None if uri.startswith(("http", "databricks")) else (storage / ARTIFACTS).as_uri()
 
 
 def opened_by(at: Path, experiment: str) -> str:
@@ -197,7 +203,7 @@ def opened_by(at: Path, experiment: str) -> str:
     page = f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
     if uri.startswith("http"):
         return f"at {uri.rstrip('/')}{page}"
-    return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {uri}"
+    return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
 def trial_folder(run: str, storage: Path) -> Path:

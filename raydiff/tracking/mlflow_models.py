@@ -28,7 +28,7 @@ def find_trial(uri: str, run: str, sweeps: Path) -> str:
     try:
         tags = client.get_run(run).data.tags
     except MlflowException as e:
-        raise ValueError(f"the run {run} cannot be read from {store}: {mlflow_store.first_line(e)}") from None
+        raise ValueError(f"the run {run} cannot be read from {store}: {mlflow_store.explanation(e)}") from None
     if "raydiff.sweep" not in tags:
         raise ValueError(f"the run {run} in {store} is not one of raydiff's")
     sweep, names = tags["raydiff.sweep"], [tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags]
@@ -54,8 +54,7 @@ def find_run(uri: str, folder: Path) -> str:
 
 def open_client(uri: str) -> Any:
     """`mlflow_store.connect`. Raises ValueError for a SQLite store that does not exist, which MLflow would create."""
-    path = uri.removeprefix("sqlite:///")
-    if path != uri and not Path(path).exists():
+    if (path := mlflow_store.sqlite_file(uri)) and not path.exists():
         raise ValueError(f"there is no MLflow store {path}")
     return mlflow_store.connect(uri)
 
@@ -168,7 +167,7 @@ def log_unseen_client(
         if reading not in ROW_KEYS
     ]
     mlflow_store.log_values(client, run, values)
+    client.set_terminated(run, "FINISHED")
     for path in files:
         client.log_artifact(run, str(path))
-    client.set_terminated(run, "FINISHED")
     return run

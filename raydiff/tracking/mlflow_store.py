@@ -4,30 +4,47 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import json
 import logging
 import math
 import os
 import re
+import shlex
 import sqlite3
 import time
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
+
+from raydiff.formats.metric_names import mlflow_name
 
 ARTIFACTS = "mlflow-artifacts"  # the folder beside a SQLite store in which MLflow keeps files
 PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps absolute paths of that folder."""
-REFUSED = ("ConnectionRefusedError", "ConnectTimeout", "NewConnectionError", "NameResolutionError")
-"""Names of errors of an address without a server: Python's, and those of requests and urllib3."""
 PAGE = 1000  # runs
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
+TEXT = 6000  # characters of a parameter or tag that MLflow takes
+REMARK = "raydiff.remark"  # the tag with what MLflow lacks of a run, and why
+CAUSES = {
+    "ConnectTimeout|NewConnection|NameResolution": "no server answers there; start it, or unset MLFLOW_TRACKING_URI",
+    "ReadTimeout|RemoteDisconnected": "a server is there and does not answer; restart it, or unset MLFLOW_TRACKING_URI",
+    "error code 40[13]|_DENIED": "it wants another login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+    "error code 404|not in a valid JSON": "what answers there is no MLflow server: correct MLFLOW_TRACKING_URI",
+    "too many [45]": "the server answers with errors, which its log explains",
+    "out-of-date database": "another version of MLflow wrote it: use that one, or `mlflow db upgrade` on a copy",
+    "The experiment [^']* 'active'": "its experiment was deleted; `mlflow experiments restore` brings it back",
+}
+"""Pattern of an error's text, or of its causes' types -> what it means, and the remedy."""
 
 
 def connect(uri: str) -> Any:
     """An MlflowClient that prints nothing. Creates a SQLite store that does not exist."""
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # we wait and retry ourselves
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "15")  # MLflow's default of 120 s is a long silence
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")  # two lines for each run of a server
     os.environ.setdefault("GIT_PYTHON_REFRESH", "quiet")
@@ -35,15 +52,23 @@ def connect(uri: str) -> Any:
     from mlflow import MlflowClient
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
-    if not uri.startswith("sqlite:///"):
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs tracebacks of what it raises
+    if (path := sqlite_file(uri)) is None:
         return MlflowClient(tracking_uri=uri)
-    path = Path(uri.removeprefix("sqlite:///"))
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_name(f"{path.name}.lock").open("w") as lock:  # creating a store's tables is not atomic
         fcntl.flock(lock, fcntl.LOCK_EX)
+        with contextlib.closing(sqlite3.connect(path)) as db:
+            db.execute("PRAGMA schema_version")  # raises at once, where MLflow tries for two minutes
         client = MlflowClient(tracking_uri=uri)
         _follow_move(path)
     return client
+
+
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite store; None for another store."""
+    path = uri.removeprefix("sqlite:///").partition("?")[0]
+    return Path(unquote(path)) if uri.startswith("sqlite:///") else None
 
 
 def _follow_move(path: Path) -> None:
@@ -53,15 +78,10 @@ def _follow_move(path: Path) -> None:
         return
     with contextlib.closing(sqlite3.connect(path)) as db, db:
         for (location,) in db.execute("SELECT DISTINCT artifact_location FROM experiments").fetchall():
-            old = Path(str(location).removeprefix("file://"))
-            if old.name != ARTIFACTS or old == here or old.exists():
-                continue
-            for table, column in PATH_COLUMNS:
-                rest = f"substr({column}, {len(location) + 1})"
-                db.execute(
-                    f"UPDATE {table} SET {column} = ? || {rest} WHERE substr({column}, 1, ?) = ?",
-                    (f"file://{here}", len(location), location),
-                )
+            old = Path(unquote(str(location).removeprefix("file://")))
+            if old.name == ARTIFACTS and old != here and not old.exists():
+                for table, column in PATH_COLUMNS:
+                    db.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (location, here.as_uri()))
 
 
 def redacted(text: str) -> str:
@@ -69,19 +89,45 @@ def redacted(text: str) -> str:
     return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
 
 
-def cannot_be_written(uri: str, error: Exception) -> ValueError:
+def cannot_be_written(uri: str, error: BaseException) -> ValueError:
     """The error of an MLflow store, in one sentence."""
-    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {first_line(error)}")
+    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {explanation(error)}")
 
 
-def first_line(error: Exception) -> str:
-    """First line of an error with passwords removed; of a refused connection that no server answers."""
-    cause: BaseException | None = error
+def explanation(error: BaseException) -> str:
+    """What an error of a store means and what to do, as in CAUSES; else its `first_line`."""
+    text, cause = "", error.__cause__ or error.__context__
     while cause is not None:
-        if type(cause).__name__ in REFUSED:
-            return "no server answers there; start it, or unset MLFLOW_TRACKING_URI"
-        cause = cause.__cause__ or cause.__context__
-    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])
+        text, cause = f"{text} {type(cause).__name__}", cause.__cause__ or cause.__context__
+    text += f" {type(error).__name__} {error}"
+    return next((why for pattern, why in CAUSES.items() if re.search(pattern, text)), first_line(error))
+
+
+def first_line(error: BaseException) -> str:
+    """The start of an error's first line with passwords removed."""
+    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
+
+
+@dataclass
+class RunClient:
+    """An MlflowClient for one run: an error of `log_...` is a remark on the run, and the rest of the run goes on."""
+
+    client: Any
+    run: str
+    lacks: str = ""  # why MLflow lacks something of the run
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self.client, name)
+        return functools.partial(self.attempt, method) if name.startswith("log_") else method
+
+    def attempt(self, log: Callable[..., object], *args: Any, **options: Any) -> None:
+        """Call a function that logs. Raises where the run takes no remark either: it is deleted, or the store fails."""
+        try:
+            log(*args, **options)
+        except Exception as e:  # whatever MLflow or the store of artifacts raises
+            if (why := first_line(e)) not in self.lacks:
+                self.lacks = storable(f"{self.lacks}; {why}".removeprefix("; "))
+            self.client.set_tag(self.run, REMARK, self.lacks)
 
 
 def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
@@ -109,13 +155,17 @@ def log_data(client: Any, run: str, name: str, digest: str) -> None:
 
 
 def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
-    """The id of an experiment, which is created with this artifact location if there is none."""
+    """The id of an experiment, created with this artifact location if there is none. Raises ValueError if deleted."""
     if (existing := client.get_experiment_by_name(name)) is None:
         try:
             return str(client.create_experiment(name, artifact_location=artifacts))
         except Exception:  # Another process may have created it just now.
             if (existing := client.get_experiment_by_name(name)) is None:
                 raise
+    if existing.lifecycle_stage == "deleted":
+        restore = f"mlflow experiments restore --experiment-id {existing.experiment_id}"
+        restore = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(client.tracking_uri))} {restore}"
+        raise ValueError(f"its experiment {name} is deleted: name another by --experiment, or restore it by {restore}")
     return str(existing.experiment_id)
 
 
@@ -123,7 +173,7 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
     """Log parameters, each cut to the length that MLflow takes."""
     from mlflow.entities import Param
 
-    batch = [Param(k, str(v)[:6000]) for k, v in params.items()]
+    batch = [Param(mlflow_name(k), storable(v)) for k, v in params.items()]
     for i in range(0, len(batch), PARAMS):
         client.log_batch(run, params=batch[i : i + PARAMS])
 
@@ -135,10 +185,14 @@ def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]],
 
     ms = int((time.time() if at is None else at) * 1000)
     usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
-    # MLflow takes these letters in a metric's name.
-    metrics = [Metric(re.sub(r"[^\w\-. :/]", "", k)[:250], float(v), ms, step) for k, step, v in usable]
+    metrics = [Metric(mlflow_name(k), float(v), ms, step) for k, step, v in usable]
     for i in range(0, len(metrics), BATCH):
         client.log_batch(run, metrics=metrics[i : i + BATCH])
+
+
+def storable(value: object) -> str:
+    """The text of a value as every store takes it: cut, in UTF-8, without NUL."""
+    return str(value).encode(errors="replace").decode().replace("\0", "?")[:TEXT]
 
 
 def log_folder(
@@ -160,8 +214,8 @@ def log_folder(
         run = str(client.create_run(at, run_name=name, tags=dict(tags)).info.run_id)
         log_params(client, run, params)
         log_values(client, run, metrics)
-        client.log_artifacts(run, str(folder), folder.name)
         client.set_terminated(run, "FINISHED")
+        client.log_artifacts(run, str(folder), folder.name)
         return run
     except Exception as e:  # whatever MLflow raises
         raise cannot_be_written(uri, e) from e

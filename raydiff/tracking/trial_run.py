@@ -11,11 +11,11 @@ from typing import Any
 
 from raydiff.formats import metric_names, rounding
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
-from raydiff.tracking.mlflow_store import log_data, log_params, log_values
+from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_params, log_values, storable
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
-OUTCOME = "raydiff.outcome"  # the tag that a run gets last: with it the run is complete
+OUTCOME = "raydiff.outcome"  # the tag that a run gets last: with it the run is complete, without remarks
 FIRST = "privacy/epsilon_server"  # MLflow's page shows metrics in the order in which it got them.
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none."""
@@ -25,7 +25,7 @@ LogSampler = Callable[[Any, str, Path], object]
 class SweepRun:
     """The sweep's own run, the parent of its trials' runs."""
 
-    client: Any
+    client: RunClient
     experiment_id: str
     run: str
     tags: Mapping[str, str]  # of every run of the sweep
@@ -43,10 +43,11 @@ class TrialRun:
     step: int = -1  # last round that MLflow has
     earlier_outcome: str = ""  # recorded by an earlier writer
     ended_ns: int | None = None  # modification time of the outcome.json that MLflow has
+    client: RunClient = field(init=False)
 
     def attach(self, run: str | None) -> None:
         """Take this run or create one, log the trial's config, and read how far MLflow has got."""
-        client = self.sweep.client
+        client = self.sweep.client.client
         tree = read_json(self.folder / "config.json", needs="data_digest")
         data = tree["data_digest"].removeprefix(KEYED)[:16]
         params, logged = flatten(tree), None
@@ -57,8 +58,10 @@ class TrialRun:
             run = str(created.info.run_id)
         else:
             logged = client.get_run(run)
-            params = {k: v for k, v in params.items() if k not in logged.data.params}  # MLflow's are write-once.
-        self.run = run
+            names = logged.data.params  # MLflow's are write-once.
+            params = {k: v for k, v in params.items() if metric_names.mlflow_name(k) not in names}
+            client.set_tag(run, "mlflow.parentRunId", self.sweep.run)  # An earlier parent may have been deleted.
+        self.run, self.client = run, (client := RunClient(client, run))
         if not (logged and logged.inputs.dataset_inputs):
             dataset = tree["data"]["name"], data
             log_data(client, run, *dataset)
@@ -67,7 +70,8 @@ class TrialRun:
                 self.sweep.datasets.add(dataset)
         self.earlier_outcome = logged.data.tags.get(OUTCOME, "") if logged else ""
         log_params(client, run, params)
-        history = client.get_metric_history(run, "round") if logged else []
+        whole = logged and not logged.data.tags.get(REMARK)  # Else once more: MLflow keeps equal values once.
+        history = client.get_metric_history(run, "round") if whole else []
         self.step = max((metric.step for metric in history), default=-1)
 
     def update(self) -> None:
@@ -81,7 +85,7 @@ class TrialRun:
             self.ended_ns = written
             return
         if outcome is None and (self.earlier_outcome in STATUS or self.ended_ns is not None):
-            self.sweep.client.update_run(self.run, status="RUNNING")
+            self.client.update_run(self.run, status="RUNNING")
             self.earlier_outcome, self.ended_ns = "", None
         self._log_rounds()
         if outcome is not None:
@@ -96,31 +100,37 @@ class TrialRun:
             values = metric_names.shown(of_round)
             names = sorted(values, key=lambda name: name != FIRST)
             rows = [*((name, step, values[name]) for name in names), ("round", step, step)]
-            log_values(self.sweep.client, self.run, rows, at=line["time"])
+            log_values(self.client, self.run, rows, at=line["time"])
             self.step = step
 
     def _finish(self, outcome: dict[str, Any]) -> None:
         from mlflow.entities import RunTag
 
-        client, run = self.sweep.client, self.run
+        client, run = self.client, self.run
         final = metric_names.final(outcome)
         values = ((name, self.step + 1, value) for name, value in metric_names.shown(final).items())
         log_values(client, run, values, at=self.folder.stat().st_mtime)
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
         released = outcome.get("released", "")
         tags = {"raydiff.privacy": outcome["text"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
-        tags |= {"raydiff.released": released}
-        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], released, reason)))
-        client.log_batch(run, tags=[RunTag(k, v) for k, v in tags.items()])  # one write to the disk
+        tags |= {"raydiff.released": released, REMARK: client.lacks}
+        tags["mlflow.note.content"] = "
+
+".join(filter(None, (outcome["text"], released, reason)))
+        client.log_batch(run, tags=[RunTag(k, storable(v)) for k, v in tags.items()])  # one write to the disk
         client.update_run(run, name=run_name(read_json(self.folder / "config.json"), epsilon))
         attach_artifacts(client, run, self.folder / "artifacts", final)
         if outcome["outcome"] == "finished" and self.sweep.log_sampler is not None:
-            try:
-                self.sweep.log_sampler(client, run, self.folder)
-            except ValueError as e:
-                client.set_tag(run, "raydiff.sampler", f"not logged: {e}")
+            client.attempt(self._log_sampler, self.sweep.log_sampler)
         client.set_terminated(run, STATUS[outcome["outcome"]])
-        client.set_tag(run, OUTCOME, outcome["outcome"])
+        if not client.lacks:
+            client.set_tag(run, OUTCOME, outcome["outcome"])
+
+    def _log_sampler(self, log: LogSampler) -> None:
+        try:
+            log(self.client.client, self.run, self.folder)
+        except ValueError as e:
+            self.client.set_tag(self.run, "raydiff.sampler", storable(f"not logged: {e}"))
 
 
 def attach_artifacts(client: Any, run: str, folder: Path, final: Mapping[str, object]) -> None:

@@ -7,22 +7,24 @@ tags and adds what is missing.
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import threading
 import types
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from raydiff import __version__
 from raydiff.formats import metric_names
 from raydiff.formats.json_files import read_json
 from raydiff.tracking import mlflow_store
+from raydiff.tracking.mlflow_store import RunClient, redacted, storable
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
 
 PERIOD_S = 2.0  # between two updates from the files
 LONGEST_WAIT_S = 60.0  # between two attempts while MLflow cannot be reached
-DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
-NOTE = 8000  # characters of a tag's value
+SILENCE_S = 10.0  # Whoever waits longer for MLflow is told so.
+OPENING_S = 180.0  # A busy machine creates a SQLite store in a minute; a database server may never answer.
 
 
 class Mlflow(threading.Thread):
@@ -43,7 +45,8 @@ class Mlflow(threading.Thread):
         log_sampler: LogSampler | None = None,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
-        self.uri, self.experiment, self.sweep, self.tags, self.artifacts = uri, experiment, sweep, dict(tags), artifacts
+        self.uri, self.experiment, self.sweep, self.artifacts = uri, experiment, sweep, artifacts
+        self.tags = {name: storable(value) for name, value in tags.items()}
         self.log_sampler = log_sampler
         self.parent: str | None = None
         self.experiment_id = ""
@@ -52,6 +55,7 @@ class Mlflow(threading.Thread):
         self._sweep_run: SweepRun | None = None
         self._runs: dict[str, str] = {}  # trial digest -> run id
         self._trials: dict[str, TrialRun] = {}  # by digest
+        self._failed: dict[str, str] = {}  # trial digest -> why it could not be logged, though others were
         self._ready, self._begun, self._closing = threading.Event(), threading.Event(), threading.Event()
 
     def run(self) -> None:
@@ -63,24 +67,26 @@ class Mlflow(threading.Thread):
             self.error = e
         self._ready.set()
         self._begun.wait()
-        while True:
+        while self._client is not None:
             stopping = self._closing.is_set()
             try:
-                if self._client is None:
-                    self._open()
-                if self._sweep_run is None:
+                if self._sweep_run is None or stopping:  # At the end once more: runs may have been deleted.
                     self._find_runs()
                 self._update()
-                self.error, wait = None, PERIOD_S
+                self.error = None
             except Exception as e:  # Whatever MLflow raises, the sweep goes on and the files keep everything.
-                self.error, wait = e, min(2 * wait, LONGEST_WAIT_S)
+                self.error = e
             if stopping:
                 return
+            wait = min(2 * wait, LONGEST_WAIT_S) if self.error or self._failed else PERIOD_S
             self._closing.wait(wait)
 
     def wait_ready(self) -> None:
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
-        self._ready.wait()
+        if not self._ready.wait(SILENCE_S):
+            print(f"waiting for the MLflow store {redacted(self.uri)}", flush=True)
+            if not self._ready.wait(OPENING_S):
+                self.error = TimeoutError(f"no answer within {OPENING_S:g} s")
         if self.error is not None:
             raise mlflow_store.cannot_be_written(self.uri, self.error)
 
@@ -92,10 +98,10 @@ class Mlflow(threading.Thread):
         """Bring MLflow up to date with the files, then stop; give up after `timeout_s` without a finished trial."""
         self._closing.set()
         self._begun.set()
-        self.join(timeout_s)
-        ended = 0
+        self.join(min(SILENCE_S, timeout_s))
+        ended = -1
         while self.is_alive() and ended < (ended := self._ended()):
-            print(f"MLflow has {ended} finished trials, the others follow", flush=True)
+            print(f"waiting for MLflow, which has {ended} finished trials; the others follow", flush=True)
             self.join(timeout_s)
         if self.is_alive():
             self.error = TimeoutError(f"still writing after {timeout_s:g} s")
@@ -112,28 +118,30 @@ class Mlflow(threading.Thread):
         means: Mapping[str, Mapping[str, object]] = types.MappingProxyType({}),
     ) -> str | None:
         """After `close`, end the parent run with a status (FINISHED or KILLED), files, a description in Markdown, and
-        runs of the settings' means (`_log_means`). Returns the reason if MLflow lacks something that the files have."""
+        runs of the settings' means (`_log_means`). Returns what MLflow lacks of what the files have, or None."""
         try:
-            disk_full = isinstance(self.error, OSError) and self.error.errno in DISK  # MLflow may lie elsewhere.
-            if self.error is not None and not disk_full:
-                raise self.error
+            if self._sweep_run is None or self.is_alive():
+                raise self.error or TimeoutError("it was never opened")
+            client, parent = self._sweep_run.client, self._sweep_run.run
+            client.set_terminated(parent, status if self.error is None else "KILLED")
             for digest, run in self._runs.items():
                 if digest not in self._trials or self._trials[digest].ended_ns is None:  # It has no outcome.json.
-                    self._client.set_terminated(run, "KILLED")
-                    self._client.set_tag(run, OUTCOME, "killed")
-            assert self.parent is not None
+                    client.set_terminated(run, "KILLED")
+                    client.set_tag(run, OUTCOME, "killed")
             if self.error is not None:
-                self._client.set_terminated(self.parent, "KILLED")
                 raise self.error
             if note:
-                self._client.set_tag(self.parent, "mlflow.note.content", note[:NOTE])
+                client.set_tag(parent, "mlflow.note.content", storable(note))
             self._log_means(means)
-            self._client.set_terminated(self.parent, status)
             for path in files:
-                self._client.log_artifact(self.parent, str(path))
+                client.log_artifact(parent, str(path))
+            gaps = {name: trial.client.lacks for name, trial in self._trials.items()} | self._failed
+            lacking = [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]
+            where = redacted(client.get_experiment(self.experiment_id).artifact_location)
+            begin = f"{len(lacking)} of {len(gaps) + 1} runs lack parts (artifacts belong in {where})"
+            return f"{begin}, for one {lacking[0]}" if lacking else None
         except Exception as e:
-            return f"MLflow is behind the files ({type(e).__name__}); the same command with --resume catches up"
-        return None
+            return mlflow_store.explanation(self.error or e)
 
     def _log_means(self, means: Mapping[str, Mapping[str, object]]) -> None:
         """A finished run below the parent for each setting, in place of those of an earlier end: text is a parameter, a
@@ -149,12 +157,15 @@ class Mlflow(threading.Thread):
     def _open(self) -> None:
         client = mlflow_store.connect(self.uri)
         self.experiment_id = mlflow_store.experiment_id(client, self.experiment, self.artifacts)
+        client.set_experiment_tag(self.experiment_id, "raydiff.version", __version__)  # raises where one may only read
         self._client = client
 
     def _find_runs(self) -> None:
-        """Find this sweep's runs by its id, for names are given again; create the parent if there is none."""
+        """Find this sweep's runs by its id, for names are given again; create the parent if there is none. Trials whose
+        run is not found, or lacks something, are logged again."""
         client, parent = self._client, None
         identity = read_json(self.sweep / "sweep.json", needs="id")["id"]
+        self._runs = {}
         for run in mlflow_store.all_runs(client, self.experiment_id, f"tags.`raydiff.id` = '{identity}'"):
             if digest := run.data.tags.get("raydiff.trial"):
                 self._runs[digest] = run.info.run_id
@@ -165,23 +176,30 @@ class Mlflow(threading.Thread):
             parent_tags = {"raydiff.kind": "sweep", **tags}
             parent = client.create_run(self.experiment_id, run_name=self.sweep.name, tags=parent_tags).info.run_id
         client.update_run(parent, status="RUNNING")
-        self.parent = parent
-        self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.log_sampler)
+        if parent != self.parent:
+            self.parent, self._trials = parent, {}
+            client = RunClient(client, parent)
+            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.log_sampler)
+        kept = [t for t in self._trials.values() if self._runs.get(t.folder.name) == t.run and not t.client.lacks]
+        self._trials = {trial.folder.name: trial for trial in kept}
 
     def _update(self) -> None:
         for folder in sorted(path.parent for path in self.sweep.glob("trials/*/config.json")):
             followed = self._trials.get(folder.name)
             if followed is None or followed.ended_ns != modified_ns(folder / "outcome.json"):
-                self._update_trial(folder)
+                try:
+                    self._update_trial(folder)
+                except Exception as e:
+                    self._find_runs()  # raises where MLflow takes nothing; else it is this trial's trouble
+                    self._failed[folder.name] = mlflow_store.first_line(e)
+                    with contextlib.suppress(Exception):
+                        self._update_trial(folder)
 
     def _update_trial(self, folder: Path) -> None:
         assert self._sweep_run is not None
         if folder.name not in self._trials:
             trial = TrialRun(self._sweep_run, folder)
-            try:
-                trial.attach(self._runs.get(folder.name))
-            finally:
-                if trial.run:  # A run that was created before an error is found again.
-                    self._runs[folder.name] = trial.run
-            self._trials[folder.name] = trial
+            trial.attach(self._runs.get(folder.name))  # A run that was created before an error is found again.
+            self._runs[folder.name], self._trials[folder.name] = trial.run, trial
         self._trials[folder.name].update()
+        self._failed.pop(folder.name, None)

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -296,3 +297,28 @@ def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tm
     assert of("mnist") == of("mnist", "trial runs") == "trial runs"
     with pytest.raises(ValueError, match="logs to MLflow's experiment trial runs, not other: leave --experiment out"):
         of("mnist", "other")
+
+
+def test_what_mlflow_lacks_is_the_exit_code_and_the_last_line_whose_command_adds_it(
+    tmp_path, migrated, monkeypatch, command
+):
+    """Here the files, whose place is no folder until it is mended."""
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
+    client = MlflowClient(uri)
+    experiment = client.create_experiment("theirs", artifact_location=f"{tmp_path}/theirs/files")
+    (tmp_path / "theirs").write_text("no folder")
+    small = "--method fedavg --method.rounds 1 --method.local.steps 1 --data.train 60 --data.public 80 --partition iid"
+    where = f"--experiment theirs --runtime.storage {tmp_path}/s"
+    arguments = f"run digits --protocol-only --runtime.pool local {small} {where}".split()
+    monkeypatch.setattr(sys, "argv", ["raydiff", *arguments])
+    code, out, err = command(*arguments)
+    assert err == ""
+    *_, last = out.splitlines()
+    lacking, _, again = last.partition("add the rest by: raydiff ")
+    assert code == 1 and lacking.startswith("MLflow is incomplete: 1 of 2 runs lack parts (artifacts belong in ")
+    assert {run.info.status for run in client.search_runs([experiment])} == {"FINISHED"}
+    (tmp_path / "theirs").unlink()
+    code, out, err = command(*again.split())
+    assert (code, err) == (0, "") and "incomplete" not in out
+    assert list(tmp_path.glob("theirs/files/*/artifacts/ledger.json"))

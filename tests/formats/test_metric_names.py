@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from raydiff.formats.metric_names import Metric
+from raydiff.formats.metric_names import Metric, mlflow_name
+from raydiff.tracking import mlflow_store
 
 
 @pytest.mark.parametrize(
@@ -64,3 +67,43 @@ def test_what_changes_with_the_sampler() -> None:
     changes = ("fd_cnn/all", "kid/minor", "fid/all", "kd_cnn/all_spread", "density/major", "own_classes")
     others = ("fd_cnn/all_floor", "recall/all_real", "label_accuracy/real", "accuracy")
     assert [Metric.parse(name).of_samples for name in (*changes, *others)] == [True] * 6 + [False] * 4
+
+
+ODD_NAMES = [
+    *("recall@1", "recall_1", "recall#1", "x" * 250, "x" * 251, "x" * 300, "x" * 299 + "y", "", ".", "..", "...", "/a"),
+    *("a", "a/", "a//b", "a/b", "./a", "../a", "a/../b", "a/..", "a\0b", "a\nb", "a\tb", "a\\b", "é", "é@1", "日本"),
+    *(
+        "😀",
+        " ",
+        " a",
+        "a b",
+        "a:b",
+        "a%b",
+        "a?b",
+        "a;b",
+        'a"b',
+        "a'b",
+        "a`b",
+        "a*b",
+        "\udcff",
+        "-",
+        "/",
+        "//",
+        "a/./b",
+    ),
+]
+
+
+def test_every_name_has_one_of_its_own_in_mlflow(tmp_path: Path, migrated: Path) -> None:
+    """Those that MLflow takes stay as they are; it takes all others, too, and no two become one."""
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    client = mlflow_store.connect(f"sqlite:///{tmp_path}/mlflow.db")
+    run = client.create_run("0").info.run_id
+    mlflow_store.log_values(client, run, [(name, 0, number) for number, name in enumerate(ODD_NAMES)])
+    mlflow_store.log_params(client, run, {name: number for number, name in enumerate(ODD_NAMES)})
+    logged = client.get_run(run).data
+    assert [logged.metrics[mlflow_name(name)] for name in ODD_NAMES] == list(range(len(ODD_NAMES)))
+    assert [logged.params[mlflow_name(name)] for name in ODD_NAMES] == [str(n) for n in range(len(ODD_NAMES))]
+    kept = {"recall_1", "x" * 250, "a", "a/b", "é", "日本", " ", " a", "a b", "a:b", "-"}
+    assert {name for name in ODD_NAMES if mlflow_name(name) == name} == kept
+    assert mlflow_name("final/eval/hits/top@1") == "final/eval/hits/top_1-7ef76561"  # in docs/how-to/sweep.md

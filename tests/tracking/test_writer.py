@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import math
 import re
 import shutil
-import threading
+import sqlite3
 import types
 from collections.abc import Callable
 from dataclasses import replace
@@ -286,7 +287,7 @@ def test_closing_waits_as_long_as_trials_end(
     monkeypatch.setattr(follower, "_ended", lambda: len(ended))
     follower.close()
     assert not left and follower.error is None
-    assert [line.split()[2] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
+    assert [line.split()[5] for line in capsys.readouterr().out.splitlines()] == ["1", "2"]
     left.append("d")
     monkeypatch.setattr(follower, "join", lambda _: None)
     follower.close(7.0)
@@ -346,18 +347,16 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
 def test_an_error_costs_no_second_run(
     sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch, call: str
 ) -> None:
-    """The same follower tries again, and finds the run that it had created."""
+    """The same follower tries again, at the end at the latest, and finds the run that it had created."""
     from mlflow import MlflowClient
 
     original, outages = getattr(MlflowClient, call), list[int]()
-    back = threading.Event()
 
     def flaky(*args: Any, **options: Any) -> None:
         if len(outages) < 2:
             outages.append(1)
             raise ConnectionError("no server")
         original(*args, **options)
-        back.set()
 
     monkeypatch.setattr(MlflowClient, call, flaky)
     finish(sweep.trial(experiment, 4.0, 3.0))
@@ -365,7 +364,6 @@ def test_an_error_costs_no_second_run(
     follower.start()
     follower.wait_ready()
     follower.begin()
-    assert back.wait(30)
     follower.close()
     (run,) = sweep.runs("trial")
     assert follower.error is None and run.info.status == "FINISHED"
@@ -397,23 +395,138 @@ def test_a_store_that_cannot_be_written_is_named_without_its_password(sweep: Swe
         follower.wait_ready()
     assert "hunter2" not in str(e.value)
     follower.close()
-    reason = follower.end("FINISHED")
-    assert reason is not None and reason.startswith("MLflow is behind the files (")
+    assert follower.end("FINISHED") == "no server answers there; start it, or unset MLFLOW_TRACKING_URI"
 
 
-def test_on_a_disk_that_cannot_be_written_no_run_is_left_running(
-    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+REFUSALS: dict[str, tuple[str, Exception]] = {
+    "disk": ("log_dict", OSError(errno.EROFS, "Read-only file system")),
+    "picture": ("log_image", PermissionError(errno.EACCES, "Permission denied: '/srv/x'")),
+    "data": ("log_inputs", ValueError("no such data set")),
+    "numbers": ("log_batch", RuntimeError("refused")),
+    "sampler": ("log_model_artifacts", RuntimeError("Unable to locate credentials")),
+}
+
+
+@pytest.mark.parametrize("refusal", REFUSALS)
+def test_what_is_refused_of_one_trial_costs_nothing_else(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
-    """Artifacts lie on it, and MLflow's store elsewhere. The next follower corrects the status."""
+    """Every run has its final status, the sweep's end names the reason, and the next follower adds what is missing."""
+    from mlflow import MlflowClient
 
-    def attach(*_: object) -> None:
-        raise OSError(errno.EROFS, "Read-only file system")
+    call, error = REFUSALS[refusal]
+    folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
+    for folder in folders:
+        sample_grid([torch.rand(4, 1, 8, 8)], folder / "artifacts" / "samples.png", privacy="none")
+        finish(folder, final={"loss": 2.0})
+    original, victim = getattr(MlflowClient, call), min(folder.name for folder in folders)  # the first that is logged
 
-    finish(sweep.trial(experiment))
+    def refuse(client: Any, run: str, *args: Any, **options: Any) -> Any:
+        if client.get_run(run).data.tags.get("raydiff.trial") == victim and "tags" not in options:
+            raise error
+        return original(client, run, *args, **options)
+
+    def log_sampler(client: Any, run: str, folder: Path) -> None:
+        if refusal == "sampler":
+            client.log_model_artifacts(run, str(folder))
+
     with monkeypatch.context() as patch:
-        patch.setattr(trial_run, "attach_artifacts", attach)
-        reason = sweep.follow(OSError).end("FINISHED")
-    assert reason is not None and reason.startswith("MLflow is behind the files (OSError)")
-    assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["KILLED", "KILLED"]
+        patch.setattr(MlflowClient, call, refuse)
+        follower = sweep.follower()
+        follower.log_sampler = log_sampler
+        follower.start()
+        follower.begin()
+        follower.close()
+        reason = follower.end("FINISHED")
+    assert reason is not None and victim in reason and str(error) in reason and str(sweep.artifacts) in reason
+    statuses = {run.data.tags["raydiff.trial"]: run.info.status for run in sweep.runs("trial")}
+    assert statuses == {folder.name: "FINISHED" for folder in folders}
+    whole = {run.data.tags["raydiff.trial"]: "raydiff.outcome" in run.data.tags for run in sweep.runs("trial")}
+    assert whole == {folder.name: folder.name != victim for folder in folders}
     assert sweep.follow().end("FINISHED") is None
-    assert [sweep.runs(kind)[0].info.status for kind in ("sweep", "trial")] == ["FINISHED", "FINISHED"]
+    for run in (*sweep.runs("trial"), *sweep.runs("sweep")):
+        assert run.info.status == "FINISHED" and not run.data.tags.get("raydiff.remark")
+        if "raydiff.trial" in run.data.tags:
+            assert sweep.history(run, "server/loss") == [(0, 1.0)] and sweep.history(run, "final/loss") == [(1, 2.0)]
+
+
+@pytest.mark.parametrize("location", ["/proc/server/x", "s3://lab/mlflow", "mlflow-artifacts:/x"])
+def test_without_a_store_of_artifacts_the_runs_have_their_numbers(
+    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch, location: str
+) -> None:
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    sweep.artifacts = location  # type: ignore[assignment]
+    finish(sweep.trial(experiment, 1.0), final={"loss": 2.0})
+    reason = sweep.follow().end("FINISHED")
+    assert reason is not None and location in reason
+    (trial,), (parent,) = sweep.runs("trial"), sweep.runs("sweep")
+    assert (trial.info.status, parent.info.status) == ("FINISHED", "FINISHED")
+    assert trial.data.metrics["final/loss"] == 2.0 and trial.data.tags["raydiff.remark"]
+
+
+def remove(sweep: Sweep, kind: str) -> None:
+    """Delete the sweep's own run, a trial's, that for good, or the experiment, in MLflow's page as it were."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(sweep.uri)
+    if kind == "experiment":
+        client.delete_experiment(sweep.runs("sweep")[0].info.experiment_id)
+        return
+    run = sweep.runs("sweep" if kind == "sweep" else "trial")[0].info.run_id
+    client.delete_run(run)
+    if kind == "for good":
+        with contextlib.closing(sqlite3.connect(sweep.uri.removeprefix("sqlite:///"))) as db, db:
+            for table in ("metrics", "latest_metrics", "params", "tags", "runs"):
+                db.execute(f"DELETE FROM {table} WHERE run_uuid = ?", (run,))
+
+
+@pytest.mark.parametrize(
+    ("kind", "when"),
+    [
+        *((kind, "while it runs") for kind in ("trial", "for good", "sweep", "experiment")),
+        *((kind, "before it is resumed") for kind in ("sweep", "experiment")),
+    ],
+)
+def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, kind: str, when: str) -> None:
+    """But not against the deletion of the whole experiment, which is named."""
+    folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
+    if when == "while it runs":
+        follower = sweep.follower()
+        follower._open()
+        follower._find_runs()
+        follower._update()
+        remove(sweep, kind)
+    else:
+        sweep.follow()
+        remove(sweep, kind)
+        follower = sweep.follower()
+    for folder in folders:
+        Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
+        finish(folder, final={"loss": 0.5})
+    follower.start()
+    if kind == "experiment" and when == "before it is resumed":
+        with pytest.raises(ValueError, match=r"experiment digits is deleted: name another by --experiment, or restore"):
+            follower.wait_ready()
+        return
+    follower.begin()
+    follower.close()
+    reason = follower.end("FINISHED")
+    if kind == "experiment":
+        assert reason is not None and "its experiment was deleted" in reason
+        return
+    (parent,), runs = sweep.runs("sweep"), sweep.runs("trial")
+    assert reason is None and {run.data.tags["raydiff.trial"] for run in runs} == {folder.name for folder in folders}
+    assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in runs)
+    assert [run.info.status for run in (parent, *runs)] == ["FINISHED"] * 3
+    assert all(sweep.history(run, "server/loss") == [(0, 1.0), (1, 0.5)] for run in runs)
+
+
+def test_a_damaged_trial_leaves_the_others_whole(sweep: Sweep, experiment: Experiment) -> None:
+    damaged, *others = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
+    for folder in (damaged, *others):
+        finish(folder)
+    (damaged / "outcome.json").write_text("{")
+    reason = sweep.follow().end("FINISHED")
+    assert reason is not None and damaged.name in reason and "outcome.json" in reason
+    statuses = {run.data.tags["raydiff.trial"]: run.info.status for run in sweep.runs("trial")}
+    assert statuses == {damaged.name: "KILLED", **{folder.name: "FINISHED" for folder in others}}
