@@ -6,7 +6,6 @@ from __future__ import annotations
 import functools
 import os
 import select
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -58,6 +57,8 @@ COMMANDS = {
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""
 READ_SWEEPS = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs"}
 """Commands whose arguments may name sweeps in a bucket."""
+RUN_TRIALS = {"sweep", "run", "tune"}
+"""Commands that go on where nobody reads what they print: their record is in files."""
 BUCKETS = ("s3://", "gs://", "file://")
 
 
@@ -75,7 +76,19 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
     if name not in modules:
         raise ValueError(f"there is no command {name!r}{nearest(name, modules) or '; `raydiff` alone lists them'}")
     command: Callable[[Sequence[str]], int | None] = import_module(f"raydiff.{modules[name]}").main
-    return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
+    _check_surroundings()
+    with process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
+        return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
+
+
+def _check_surroundings() -> None:
+    """Raises ValueError where the user has no home directory, or the working directory is gone."""
+    if os.path.expanduser("~") == "~":
+        raise ValueError(f"user {os.getuid()} has no home directory: set HOME to a folder that this user may write")
+    try:
+        os.getcwd()
+    except OSError as e:
+        raise ValueError(f"the working directory cannot be used ({e.strerror}): change to another one") from None
 
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
@@ -83,20 +96,24 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
     from raydiff.tracking.mlflow_store import redacted
 
     process.begin()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # A scheduler's SIGTERM ends a command as Ctrl-C does.
-    try:
-        code = run(arguments) or 0
-        sys.stdout.flush()  # Here a broken pipe can still be handled.
-        sys.exit(code)
-    except KeyboardInterrupt:
-        print("interrupted; the same command starts again, or continues", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError) as e:
-        if isinstance(e, BrokenPipeError) and _stdout_is_closed():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
-            sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
-        print(f"error: {redacted(str(e))}", file=sys.stderr)
-        sys.exit(2)
+    with process.optional_output("stderr"), process.stop_signals(process.interrupt):
+        try:
+            code = run(arguments) or 0
+            sys.stdout.flush()  # Here a broken pipe or a full disk can still be handled.
+            sys.exit(code)
+        except KeyboardInterrupt as e:
+            print("interrupted; the same command starts again, or continues", file=sys.stderr)
+            sys.exit(128 + process.signal_of(e))
+        except (ValueError, OSError) as e:
+            closed = isinstance(e, BrokenPipeError) and _stdout_is_closed()
+            try:
+                sys.stdout.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
+            if closed:
+                sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
+            print(f"error: {redacted(str(e))}", file=sys.stderr)
+            sys.exit(2)
 
 
 def _fetched(arguments: Sequence[str]) -> list[str]:

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     _print(outcome)
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
     print(f"all numbers and samples as a page: raydiff report {ended.folder}\nopen the run {ended.opened_by}")
-    return 0 if outcome.get("outcome") == "finished" else 130 if ended.interrupted else 1
+    return 0 if outcome.get("outcome") == "finished" else ended.code or 1
 
 
 def _print(outcome: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raydiff import process
 from raydiff.runtime.slots import Group
 from raydiff.storage.storage import storage_at
 
@@ -26,17 +27,22 @@ MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters
 
 @contextlib.contextmanager
 def cluster() -> Iterator[list[dict[str, float]]]:
-    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one, and yield each node's
-    resources. Raises ValueError if Ray does not start."""
+    """Join the Ray of this process or the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one,
+    and yield each node's resources. A Ray that this process had stays. Raises ValueError if Ray does not start."""
+    if ray.is_initialized():
+        _refuse_client()
+        yield list(present().values())
+        return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
     try:
         if os.environ.get("RAY_ADDRESS"):
             ray.init(**quiet)
+            _refuse_client()
         else:
             _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
-        raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
+        raise ValueError(_not_started(e)) from e
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
         signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends the process before outcomes are written.
     try:
@@ -52,9 +58,28 @@ def cluster() -> Iterator[list[dict[str, float]]]:
             gc.enable()
 
 
+def _not_started(error: Exception) -> str:
+    """Return the message that Ray did not start, and what to set."""
+    reason = " ".join(str(error).split())
+    if address := os.environ.get("RAY_ADDRESS"):
+        return (
+            f"no Ray can be joined at RAY_ADDRESS={address}: {reason}; start it, or unset RAY_ADDRESS for a local one"
+        )
+    needs = (
+        f"; it keeps a token in ~/.ray and sockets in RAY_TMPDIR (at most {MAX_FOLDER_CHARS} characters): set HOME and "
+    )
+    needs += "RAY_TMPDIR to folders that you may write, or RAY_AUTH_TOKEN_PATH to a file with 32 or more random letters"
+    return f"Ray did not start: {reason}{needs if isinstance(error, OSError) else ''}"
+
+
+def _refuse_client() -> None:
+    if ray.util.client.ray.is_connected():
+        raise ValueError("a sweep does not run through Ray Client (ray://): submit it with ray job submit")
+
+
 def _start_local(quiet: dict[str, Any]) -> None:
-    """Start Ray with SIGTERM blocked, as SIGINT is: job schedulers send it to its processes too."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Start Ray with signals blocked that terminals and batch systems send to its processes too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOP_SIGNALS)
     try:
         ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
     finally:
@@ -78,7 +103,14 @@ def _own_folder() -> str | None:
 def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
     """Return node id -> resources of each node that is alive and not being drained, `without` those with these ids."""
     excluded = {*ray._private.state.state.get_draining_nodes(), *without}  # Ray 2.60 has no public API for it.
-    return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
+    mine, context = dict[str, float](), ray.get_runtime_context()
+    if context.get_task_id():  # A task or actor runs the sweep, and needs its resources itself.
+        mine = context.get_assigned_resources()
+    return {
+        n["NodeID"]: {k: v - mine.get(k, 0) * (n["NodeID"] == context.get_node_id()) for k, v in n["Resources"].items()}
+        for n in ray.nodes()
+        if n["Alive"] and n["NodeID"] not in excluded
+    }
 
 
 def grows() -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydiff import process
 from raydiff.experiment import spending, trial
 from raydiff.formats.json_files import read_json
 from raydiff.results import chance
@@ -38,7 +39,7 @@ class Ended:
     """How a sweep ended."""
 
     folder: Path
-    interrupted: bool
+    interrupted: int  # the number of the signal that ended it, or 0
     failed: bool = False  # Whether a trial failed now, or had no node to run on: then the folder may not say so.
 
     @property
@@ -50,7 +51,7 @@ class Ended:
     def code(self) -> int:
         """The exit code: 0 where every trial finished, was stopped by the scheduler, or was out of time."""
         if self.interrupted:
-            return 130
+            return 128 + self.interrupted
         badly = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
         return int(self.failed or bool(badly))
 
@@ -75,7 +76,7 @@ def start(
         planned = replace(planned, owner=owner)
         if retry and not (planned := _retried(planned)).trials:
             print(f"no trial of {folder.name} has failed")
-            return Ended(folder, False)
+            return Ended(folder, 0)
         _announce(planned, report)
         mlflow, log = None, {"experiment": about["experiment"], "samplers": planned.asked.samplers}
         if track:
@@ -137,13 +138,13 @@ def _run(
     try:
         if runtime.pool == "local" or planned.base.numerics.server_workers > 1:
             one_process.run(planned, begin)
-            ended = Ended(folder, False)
+            ended = Ended(folder, 0)
         else:
             ended = _run_on_ray(planned, begin)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         if not begun.is_set():
             raise
-        ended = Ended(folder, True)
+        ended = Ended(folder, process.signal_of(e))
         for digest in sweep_folder.open_ended(folder):
             trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
     except ValueError:  # The storage cannot be written any more, say.
@@ -152,10 +153,10 @@ def _run(
         raise
     try:
         _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
         _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
-        ended = replace(ended, interrupted=True)
+        ended = replace(ended, interrupted=process.signal_of(e))
     return ended
 
 
@@ -180,7 +181,7 @@ def _close(
     text, means = report.describe(folder, table) if report else ("", {})
     files = tuple(sorted((folder / "report").glob("*")))
     if incomplete := mlflow.end(status, files, note=text, means=means):
-        print(incomplete)
+        print(sweep_folder.as_called(incomplete))
 
 
 def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:

@@ -21,8 +21,6 @@ from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
 from raydiff.storage import artifact_sync
 
-SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
-
 
 class SweepProgress(tune.Callback):
     """Prints Tune's events and the state of the sweep, and writes the outcomes of failed trials: a coordinator that was
@@ -36,14 +34,13 @@ class SweepProgress(tune.Callback):
         self.ended = set[str]()  # digests of trials that this sweep does not run again
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
         self.done = self.failed = 0
-        self.interrupted = False
+        self.interrupted = 0  # the number of the signal
         self.ending = False  # after an interrupt, or an error that stops the sweep
         self.no_capacity = False  # no node can hold a trial any more
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began
         self._start = self._printed_at = time.monotonic()
-        self._interrupted_at = 0.0
 
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
@@ -117,15 +114,18 @@ class SweepProgress(tune.Callback):
                 self._print_faults(this)
             self._print("  " + self._state())
 
-    def interrupt(self, number: int, *_: Any) -> None:
-        """Signal handler: end the sweep in order; a second signal, later than SAME_SIGNAL_S, ends it at once."""
-        if not self.interrupted:
-            self.interrupted = self.ending = True
-            self._interrupted_at = time.monotonic()
-            self._print("interrupted: ending the running trials; committed rounds are kept")
-        elif time.monotonic() - self._interrupted_at > SAME_SIGNAL_S:
+    def setup(self, *_: Any, **__: Any) -> None:
+        """Take SIGUSR1 back, which every `Tuner.fit` of Ray 2.60 handles itself."""
+        with contextlib.suppress(ValueError):  # outside the main thread
+            signal.signal(signal.SIGUSR1, signal.getsignal(signal.SIGTERM))
+
+    def interrupt(self, number: int) -> None:
+        """Handle a signal: end the sweep in order; a second signal ends it at once."""
+        if self.interrupted:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        self.interrupted, self.ending = number, True
+        self._print("interrupted: ending the running trials; committed rounds are kept")
 
     def _begin(self, trial: Any) -> Running:
         if trial.trial_id not in self.running:

@@ -11,17 +11,16 @@ import itertools
 import logging
 import math
 import os
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
+from raydiff import process
 from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
@@ -62,27 +61,15 @@ def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     return shape
 
 
-def run(plan: Planned, shape: Slot, progress: SweepProgress) -> bool:
-    """Run the trials that have no outcome within the time budget. Returns whether an interrupt ended it."""
+def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
+    """Run the trials that have no outcome within the time budget. Returns the signal that ended it, or 0."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
-    with _signals_handled(progress.interrupt):
+    with process.stop_signals(progress.interrupt):
         _run_fits(plan, shape, progress)
     return progress.interrupted
-
-
-@contextlib.contextmanager
-def _signals_handled(interrupt: Callable[..., None]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM, which `ray job stop` sends, by this function; outside the main thread do nothing."""
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
@@ -102,7 +89,8 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         try:
             shape = _refitted(plan, shape, progress) if number else shape
         except ValueError as e:
-            print(f"no trial can go on: {e}; continue with --resume on a larger cluster", flush=True)
+            again = sweep_folder.resume_command(plan.folder.name)
+            print(f"no trial can go on: {e}; on a larger cluster continue with: {again}", flush=True)
             progress.no_capacity = True
             break
         tuned = tune.TuneConfig(
