@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import functools
 import os
-import select
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from raydiff import __version__, process
@@ -75,20 +75,13 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
         return 0
     if name not in modules:
         raise ValueError(f"there is no command {name!r}{nearest(name, modules) or '; `raydiff` alone lists them'}")
+    try:
+        Path.home(), Path.cwd()  # Both may be missing in a container or a job.
+    except (RuntimeError, OSError) as e:
+        raise ValueError(f"{e}: set HOME to a folder that you may write, and work in a folder that exists") from None
     command: Callable[[Sequence[str]], int | None] = import_module(f"raydiff.{modules[name]}").main
-    _check_surroundings()
     with process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
         return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
-
-
-def _check_surroundings() -> None:
-    """Raises ValueError where the user has no home directory, or the working directory is gone."""
-    if os.path.expanduser("~") == "~":
-        raise ValueError(f"user {os.getuid()} has no home directory: set HOME to a folder that this user may write")
-    try:
-        os.getcwd()
-    except OSError as e:
-        raise ValueError(f"the working directory cannot be used ({e.strerror}): change to another one") from None
 
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
@@ -105,13 +98,12 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
             print("interrupted; the same command starts again, or continues", file=sys.stderr)
             sys.exit(128 + process.signal_of(e))
         except (ValueError, OSError) as e:
-            closed = isinstance(e, BrokenPipeError) and _stdout_is_closed()
             try:
                 sys.stdout.flush()
             except OSError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
-            if closed:
-                sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
+                if isinstance(e, BrokenPipeError):
+                    sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
             print(f"error: {redacted(str(e))}", file=sys.stderr)
             sys.exit(2)
 
@@ -127,13 +119,6 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
             value = str(artifact_sync.fetch(value))
         fetched.append(f"{option}{equals}{value}")
     return fetched
-
-
-def _stdout_is_closed() -> bool:
-    """Whether standard output is a pipe whose reader, such as `head`, has ended."""
-    output = select.poll()
-    output.register(1, 0)
-    return bool(output.poll(0))
 
 
 def _overview() -> str:

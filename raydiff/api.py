@@ -279,8 +279,6 @@ def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **
         with process.optional_output("stdout", "stderr"), process.stop_signals(process.interrupt):
             planned = plan(call, study, asked, name=name)
             ended = launch.start(planned, **more)
-            if ended.interrupted:
-                print(f"interrupted; continue with: {sweep_folder.resume_command(name)}", flush=True)
     except ValueError as e:
         e.args = tuple(sweep_folder.as_called(str(arg)) for arg in e.args) if type(e) is ValueError else e.args
         raise

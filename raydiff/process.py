@@ -9,7 +9,6 @@ import math
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU
@@ -47,19 +46,13 @@ def begin() -> None:
 
 
 class OptionalFile(io.FileIO):
-    """Standard output or error as a file that drops what it cannot take: its reader has ended, its disk is full."""
-
-    failed = False
+    """Standard output or error that drops what it cannot take: its reader has ended, or its disk is full."""
 
     def write(self, data: Any, /) -> int:
-        """Write what can be written; the first failure is reported on the other stream."""
+        """Write what can be written."""
         try:
-            return super().write(data) or len(data)  # None: a pipe that is full and does not block
-        except OSError as e:
-            if not self.failed:
-                self.failed, name = True, ("", "output", "error")[self.fileno()]
-                with contextlib.suppress(OSError):
-                    os.write(3 - self.fileno(), f"standard {name}: {e.strerror}; going on without it\n".encode())
+            return super().write(data) or len(data)  # None: it would wait
+        except OSError:
             return len(data)
 
 
@@ -69,8 +62,6 @@ def optional_output(*names: str) -> Iterator[None]:
     before: dict[str, TextIO] = {name: getattr(sys, name) for name in names}
     for name, stream in before.items():
         if stream is getattr(sys, f"__{name}__") and stream is not None:
-            with contextlib.suppress(OSError):
-                stream.flush()
             raw = io.BufferedWriter(OptionalFile(1 + (name == "stderr"), "w", closefd=False))
             setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True))
     try:
@@ -92,9 +83,11 @@ def stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
         if last - before > SAME_REQUEST_S:
             handle(number)
 
-    main = threading.current_thread() is threading.main_thread()
-    numbers = [n for n in STOP_SIGNALS if main and signal.getsignal(n) != signal.SIG_IGN]
-    earlier = {number: signal.signal(number, once) for number in numbers}
+    earlier = {}
+    with contextlib.suppress(ValueError):  # outside the main thread
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                earlier[number] = signal.signal(number, once)
     try:
         yield
     finally:

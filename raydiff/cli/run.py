@@ -39,8 +39,6 @@ def main(argv: Sequence[str]) -> int:
     asked = SweepRequest(overrides=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
     planned = plan(preset, Study(experiment=start), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
-    if ended.interrupted:
-        print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
     _print(outcome)
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")

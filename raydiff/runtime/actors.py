@@ -22,6 +22,7 @@ from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import Partial, UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.runtime import device_faults
+from raydiff.runtime.cluster import memory_kill
 from raydiff.runtime.slots import Slot
 from raydiff.runtime.worker import NotHosted, Worker
 from raydiff.storage.staging import StorageCredentials
@@ -200,7 +201,8 @@ class RayExecutor:
         if i in self._monitor.killed:
             self._monitor.killed.discard(i)
         elif self._recorded == before:
-            reason = "it died without a reason: out of memory, a crash in native code, or its node is gone"
+            reason = memory_kill()
+            reason = reason or "it died without a reason: out of memory, a crash in native code, or its node is gone"
             device_faults.record(self.trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
             died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -140,13 +142,12 @@ def _run(
             one_process.run(planned, begin)
             ended = Ended(folder, 0)
         else:
-            ended = _run_on_ray(planned, begin)
+            ended = _run_on_ray(planned, begin, functools.partial(_head_lost, folder, mlflow, report))
     except KeyboardInterrupt as e:
         if not begun.is_set():
             raise
         ended = Ended(folder, process.signal_of(e))
-        for digest in sweep_folder.open_ended(folder):
-            trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
+        _kill_open(folder, "interrupted")
     except ValueError:  # The storage cannot be written any more, say.
         if begun.is_set():
             _close(mlflow, folder, report, "KILLED")
@@ -157,7 +158,22 @@ def _run(
         print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
         _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
         ended = replace(ended, interrupted=process.signal_of(e))
+    if ended.interrupted:
+        print(f"interrupted; continue with: {sweep_folder.resume_command(folder.name)}", flush=True)
     return ended
+
+
+def _kill_open(folder: Path, reason: str) -> None:
+    for digest in sweep_folder.open_ended(folder):
+        trial.cut_short(folder / "trials" / digest, "killed", reason=reason)
+
+
+def _head_lost(folder: Path, mlflow: Mlflow | None, report: Reporter | None, reason: str) -> None:
+    """End the sweep from a second thread: the first may wait for Ray, which soon ends this process."""
+    _kill_open(folder, reason)
+    _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
+    print(f"{reason}; continue on a new Ray with: {sweep_folder.resume_command(folder.name)}", flush=True)
+    os._exit(1)
 
 
 def _report(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str) -> None:
@@ -184,9 +200,9 @@ def _close(
         print(sweep_folder.as_called(incomplete))
 
 
-def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
+def _run_on_ray(planned: Planned, begin: Callable[[], None], lost: Callable[[str], None]) -> Ended:
     from raydiff.runtime import tuner
-    from raydiff.runtime.cluster import cluster
+    from raydiff.runtime.cluster import cluster, head_watched
     from raydiff.runtime.progress import SweepProgress
 
     since = time.monotonic()
@@ -195,5 +211,6 @@ def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
         begin()
         print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         progress = SweepProgress(planned)
-        interrupted = tuner.run(planned, slot, progress)
+        with head_watched(lost):
+            interrupted = tuner.run(planned, slot, progress)
         return Ended(planned.folder, interrupted, progress.failed > 0 or progress.no_capacity)

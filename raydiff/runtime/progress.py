@@ -16,6 +16,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.experiment.trial import cut_short
 from raydiff.runtime import device_faults
+from raydiff.runtime.cluster import memory_kill
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
@@ -93,19 +94,18 @@ class SweepProgress(tune.Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial's processes were lost; Tune starts it again, after its last committed round."""
-        this = self._begin(trial)
+        this = self._lost(trial)
         del self.running[trial.trial_id]
-        self._print_faults(this)
         self._print(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
-        this = self._begin(trial)
+        this = self._lost(trial)
         if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
         else:
-            self._print_faults(this)
-            self._fail(trial, "its processes were lost more often than runtime.failures allows")
+            last = device_faults.reasons(self._folder(this))[-1:]
+            self._fail(trial, "; ".join(["its processes were lost more often than runtime.failures allows", *last]))
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Print the state every EVERY_S."""
@@ -135,6 +135,14 @@ class SweepProgress(tune.Callback):
             this.faults = len(device_faults.reasons(self._folder(this)))  # of earlier processes
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
+
+    def _lost(self, trial: Any) -> Running:
+        """Record why Ray has killed processes of this trial, and print what is new."""
+        this = self._begin(trial)
+        if reason := memory_kill():
+            device_faults.record(self._folder(this), reason)
+        self._print_faults(this)
+        return this
 
     def _fetch(self, this: Running, failed: str | None) -> None:
         """Fetch the trial's files from a bucket, and write the outcome of a failed one."""
