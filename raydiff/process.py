@@ -38,11 +38,10 @@ def begin() -> None:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        stream = getattr(sys, name)
-        if stream is None:
-            setattr(sys, name, os.fdopen(number, "w" if number else "r", closefd=False))
-        elif number and isinstance(stream, io.TextIOWrapper):
+        stream = getattr(sys, name) or os.fdopen(number, "w" if number else "r", closefd=False)
+        if number and isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # A name may have letters that LANG lacks.
+        setattr(sys, name, stream)
 
 
 class OptionalFile(io.FileIO):

@@ -94,18 +94,17 @@ class SweepProgress(tune.Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial's processes were lost; Tune starts it again, after its last committed round."""
-        this = self._lost(trial)
+        this, why = self._lost(trial)
         del self.running[trial.trial_id]
-        self._print(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}")
+        self._print(f"  {this.name}: its processes were lost{why}; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
-        this = self._lost(trial)
+        this, why = self._lost(trial)
         if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
         else:
-            last = device_faults.reasons(self._folder(this))[-1:]
-            self._fail(trial, "; ".join(["its processes were lost more often than runtime.failures allows", *last]))
+            self._fail(trial, f"its processes were lost more often than runtime.failures allows{why}")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Print the state every EVERY_S."""
@@ -136,13 +135,15 @@ class SweepProgress(tune.Callback):
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
 
-    def _lost(self, trial: Any) -> Running:
-        """Record why Ray has killed processes of this trial, and print what is new."""
+    def _lost(self, trial: Any) -> tuple[Running, str]:
+        """Print what is recorded of a trial whose processes were lost, and record a lack of memory, which is returned:
+        the trial may have no folder yet."""
         this = self._begin(trial)
+        self._print_faults(this)
         if reason := memory_kill():
             device_faults.record(self._folder(this), reason)
-        self._print_faults(this)
-        return this
+            this.faults += 1
+        return this, f" ({reason})" if reason else ""
 
     def _fetch(self, this: Running, failed: str | None) -> None:
         """Fetch the trial's files from a bucket, and write the outcome of a failed one."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from planned import planned_as, seeded
 
+from raydiff import process
 from raydiff.experiment import trial
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
@@ -40,7 +43,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
     plan = planned_as(tmp_path / "s", trials)
     progress, shape = SweepProgress(plan), tuner.check(plan, [{"CPU": 2.0}])
-    assert tuner.run(plan, shape, progress) is False
+    assert tuner.run(plan, shape, progress) == 0
     failed, finished = outcomes(plan)
     assert (failed["outcome"], finished["outcome"]) == ("failed", "finished")
     assert "the server, in round 1: the loss became" in failed["reason"]
@@ -73,7 +76,7 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
 
     monkeypatch.setattr(tuner, "_fit", fit)
     monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
-    monkeypatch.setattr(tuner, "_signals_handled", contextlib.nullcontext)
+    monkeypatch.setattr(tuner.process, "stop_signals", contextlib.nullcontext)
     assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) is False
     assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
@@ -120,7 +123,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     def fit(plan, shape, progress, tuned):
-        assert signal.getsignal(signal.SIGTERM) == progress.interrupt
+        assert signal.getsignal(signal.SIGTERM) not in handlers
 
     def full(*_):
         raise ValueError("a trial needs 1 GPU")
@@ -129,10 +132,29 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None)
+    monkeypatch.setattr(cluster, "head_watched", contextlib.nullcontext)
+    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, lost=print)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_a_signal_that_tune_takes_for_itself_ends_the_sweep_too(tmp_path):
+    progress = SweepProgress(planned_as(tmp_path, [seeded(0)]))
+    with process.stop_signals(progress.interrupt):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as each `fit` of Tune does
+        progress.setup()
+        signal.raise_signal(signal.SIGUSR1)
+    assert progress.interrupted == signal.SIGUSR1 and progress.ending
+
+
+def test_a_sweep_whose_ray_has_lost_its_head_ends_with_outcomes(tmp_path, tiny, monkeypatch, capsys):
+    this = trial.open_trial(tiny, tmp_path / "s")
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="1"):
+        launch._head_lost(tmp_path / "s", None, None, "Ray's head has not answered")
+    assert (this.outcome()["outcome"], this.outcome()["reason"]) == ("killed", "Ray's head has not answered")
+    assert "--resume" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
