@@ -100,14 +100,11 @@ def _own_folder() -> str | None:
 def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
     """Return node id -> resources of each node that is alive and not being drained, `without` those with these ids."""
     excluded = {*ray._private.state.state.get_draining_nodes(), *without}  # Ray 2.60 has no public API for it.
-    mine, context = dict[str, float](), ray.get_runtime_context()
-    if context.get_task_id():  # A task or actor runs the sweep, and needs its resources itself.
-        mine = context.get_assigned_resources()
-    return {
-        n["NodeID"]: {k: v - mine.get(k, 0) * (n["NodeID"] == context.get_node_id()) for k, v in n["Resources"].items()}
-        for n in ray.nodes()
-        if n["Alive"] and n["NodeID"] not in excluded
-    }
+    nodes = {n["NodeID"]: dict(n["Resources"]) for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
+    context = ray.get_runtime_context()
+    if context.get_task_id() and (here := nodes.get(context.get_node_id())):  # A task or actor runs the sweep.
+        here.update({k: here.get(k, 0) - v for k, v in context.get_assigned_resources().items()})
+    return nodes
 
 
 @contextlib.contextmanager
@@ -139,8 +136,8 @@ def memory_kill() -> str:
     table = ray._private.state.state._global_state_accessor.get_worker_table()  # Ray 2.60 has no public API for it.
     job, since_ms = f"job ID={ray.get_runtime_context().get_job_id()}", 1000 * (time.time() - RECENT_S)
     rows = [row for row in map(WorkerTableData.FromString, table) if row.exit_type == NODE_OUT_OF_MEMORY]
-    killed = [row for row in rows if row.end_time_ms > since_ms and job in row.exit_detail]
-    return f"Ray: {killed[-1].exit_detail.splitlines()[0]}: {MORE_MEMORY}" if killed else ""
+    killed = {row.end_time_ms: row.exit_detail for row in rows if row.end_time_ms > since_ms and job in row.exit_detail}
+    return f"Ray: {killed[max(killed)].splitlines()[0]}: {MORE_MEMORY}" if killed else ""
 
 
 def grows() -> bool:

@@ -94,17 +94,18 @@ class SweepProgress(tune.Callback):
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial's processes were lost; Tune starts it again, after its last committed round."""
-        this, why = self._lost(trial)
+        this = self._begin(trial)
         del self.running[trial.trial_id]
+        why = self._lost(this)
         self._print(f"  {this.name}: its processes were lost{why}; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
-        this, why = self._lost(trial)
+        this = self._begin(trial)
         if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
         else:
-            self._fail(trial, f"its processes were lost more often than runtime.failures allows{why}")
+            self._fail(trial, f"its processes were lost more often than runtime.failures allows{self._lost(this)}")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Print the state every EVERY_S."""
@@ -135,15 +136,13 @@ class SweepProgress(tune.Callback):
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
 
-    def _lost(self, trial: Any) -> tuple[Running, str]:
-        """Print what is recorded of a trial whose processes were lost, and record a lack of memory, which is returned:
-        the trial may have no folder yet."""
-        this = self._begin(trial)
+    def _lost(self, this: Running) -> str:
+        """Print why a trial's processes were lost. Return and record a lack of memory: it may have no folder yet."""
         self._print_faults(this)
         if reason := memory_kill():
             device_faults.record(self._folder(this), reason)
             this.faults += 1
-        return this, f" ({reason})" if reason else ""
+        return f" ({reason})" if reason else ""
 
     def _fetch(self, this: Running, failed: str | None) -> None:
         """Fetch the trial's files from a bucket, and write the outcome of a failed one."""

@@ -55,7 +55,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-    assert tuner.run(plan, shape, SweepProgress(plan)) is False
+    assert tuner.run(plan, shape, SweepProgress(plan)) == 0
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
@@ -77,7 +77,7 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     monkeypatch.setattr(tuner, "_fit", fit)
     monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
     monkeypatch.setattr(tuner.process, "stop_signals", contextlib.nullcontext)
-    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) is False
+    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) == 0
     assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
