@@ -148,7 +148,7 @@ def _run(
             raise
         ended = Ended(folder, process.signal_of(e))
         _kill_open(folder, "interrupted")
-    except ValueError:  # The storage cannot be written any more, say.
+    except Exception:  # The storage cannot be written any more, say.
         if begun.is_set():
             _close(mlflow, folder, report, "KILLED")
         raise
@@ -213,4 +213,4 @@ def _run_on_ray(planned: Planned, begin: Callable[[], None], lost: Callable[[str
         progress = SweepProgress(planned)
         with head_watched(lost):
             interrupted = tuner.run(planned, slot, progress)
-        return Ended(planned.folder, interrupted, progress.failed > 0 or progress.no_capacity)
+        return Ended(planned.folder, interrupted, progress.failed > 0 or bool(progress.no_capacity))

@@ -37,7 +37,7 @@ class SweepProgress(tune.Callback):
         self.done = self.failed = 0
         self.interrupted = 0  # the number of the signal
         self.ending = False  # after an interrupt, or an error that stops the sweep
-        self.no_capacity = False  # no node can hold a trial any more
+        self.no_capacity = ""  # why no node can hold a trial any more
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began

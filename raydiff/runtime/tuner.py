@@ -26,7 +26,7 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, search, sweep_folder
-from raydiff.runtime.cluster import NODE, grows, present, storage_is_shared
+from raydiff.runtime.cluster import NODE, grows, memory_kill, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.plan import Planned, written
@@ -89,9 +89,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         try:
             shape = _refitted(plan, shape, progress) if number else shape
         except ValueError as e:
-            again = sweep_folder.resume_command(plan.folder.name)
-            print(f"no trial can go on: {e}; on a larger cluster continue with: {again}", flush=True)
-            progress.no_capacity = True
+            _give_up(plan, progress, str(e))
             break
         tuned = tune.TuneConfig(
             search_alg=search.PlannedTrials(pending) if pending else search.optuna_of(plan, suggested),
@@ -100,8 +98,20 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             scheduler=scheduler if pending else None,
             time_budget_s=left_s if plan.asked.budget_s else None,
         )
-        _fit(plan, shape, progress, tuned)
+        try:
+            _fit(plan, shape, progress, tuned)
+        except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
+            if not (reason := memory_kill()):
+                raise
+            _give_up(plan, progress, reason)
+            break
     _close(plan, progress, out_of_time=time.monotonic() >= deadline)
+
+
+def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
+    progress.no_capacity = reason
+    again = sweep_folder.resume_command(plan.folder.name)
+    print(f"no trial can go on: {reason}; on a larger cluster continue with: {again}", flush=True)
 
 
 def _without_outcome(plan: Planned, progress: SweepProgress) -> tuple[list[Experiment], int]:
@@ -137,7 +147,8 @@ def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None
         elif digest in progress.stopped or out_of_time:
             outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
         else:
-            outcome, reason = "killed", ": ".join(["its processes were lost", *device_faults.reasons(folder)[-1:]])
+            why = [*filter(None, [progress.no_capacity]), *device_faults.reasons(folder)][-1:]
+            outcome, reason = "killed", ": ".join(["its processes were lost", *why])
         with contextlib.suppress(OSError):  # on a full disk
             cut_short(folder, outcome, reason=reason)
 

@@ -139,6 +139,26 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
 
 
+def test_where_ray_kills_a_process_that_starts_for_lack_of_memory_the_sweep_ends_with_outcomes(
+    tmp_path, tiny, monkeypatch, capsys
+):
+    """Tune raises it out of `fit`; any other error of Tune's goes on."""
+    this = trial.open_trial(tiny, tmp_path / "s")
+    plan = planned_as(tmp_path / "s", [this.experiment])
+
+    def fit(*_):
+        raise RuntimeError("Caught unexpected exception: 4 worker(s) were killed")
+
+    monkeypatch.setattr(tuner, "_fit", fit)
+    monkeypatch.setattr(tuner, "memory_kill", lambda: "")
+    with pytest.raises(RuntimeError):
+        tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), SweepProgress(plan))
+    monkeypatch.setattr(tuner, "memory_kill", lambda: "the node runs low on memory")
+    tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), progress := SweepProgress(plan))
+    assert this.outcome()["reason"] == "its processes were lost: the node runs low on memory" and progress.no_capacity
+    assert "no trial can go on: the node runs low on memory; " in capsys.readouterr().out
+
+
 def test_a_signal_that_tune_takes_for_itself_ends_the_sweep_too(tmp_path):
     progress = SweepProgress(planned_as(tmp_path, [seeded(0)]))
     with process.stop_signals(progress.interrupt):
