@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.core.generated.common_pb2 import NODE_OUT_OF_MEMORY
-from ray.core.generated.gcs_pb2 import WorkerTableData
+from ray.core.generated.common_pb2 import NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
+from ray.core.generated.gcs_pb2 import WorkerTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -133,7 +133,8 @@ def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
 
 def memory_kill() -> str:
     """Return why Ray has just killed a process of this job, if it was for lack of memory; "" if it killed none."""
-    table = ray._private.state.state._global_state_accessor.get_worker_table()  # Ray 2.60 has no public API for it.
+    # Ray 2.60 has no public API for it.
+    table = ray._private.state.state._global_state_accessor.get_worker_table()  # type: ignore[union-attr]
     job, since_ms = f"job ID={ray.get_runtime_context().get_job_id()}", 1000 * (time.time() - RECENT_S)
     rows = [row for row in map(WorkerTableData.FromString, table) if row.exit_type == NODE_OUT_OF_MEMORY]
     killed = {row.end_time_ms: row.exit_detail for row in rows if row.end_time_ms > since_ms and job in row.exit_detail}
