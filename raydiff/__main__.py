@@ -78,7 +78,10 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
     try:
         Path.home(), Path.cwd()  # Both may be missing in a container or a job.
     except (RuntimeError, OSError) as e:
-        raise ValueError(f"{e}: set HOME to a folder that you may write, and work in a folder that exists") from None
+        why = "the home or the working directory is missing"
+        raise ValueError(
+            f"{why} ({e}): set HOME to a folder that you may write, and work in a folder that exists"
+        ) from None
     command: Callable[[Sequence[str]], int | None] = import_module(f"raydiff.{modules[name]}").main
     with process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
         return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
