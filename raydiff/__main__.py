@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import functools
 import os
-import select
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import NoReturn
 
 from raydiff import __version__, process
@@ -56,6 +55,8 @@ COMMANDS = {
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""
 READ_SWEEPS = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs"}
 """Commands whose arguments may name sweeps in a bucket."""
+RUN_TRIALS = {"sweep", "run", "tune"}
+"""Commands that go on where nobody reads what they print: their record is in files."""
 BUCKETS = ("s3://", "gs://", "file://")
 
 
@@ -72,8 +73,16 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
         return 0
     if name not in modules:
         raise ValueError(f"there is no command {name!r}{nearest(name, modules) or '; `raydiff` alone lists them'}")
+    try:
+        Path.home(), Path.cwd()  # Both may be missing in a container or a job.
+    except (RuntimeError, OSError) as e:
+        why = "the home or the working directory is missing"
+        raise ValueError(
+            f"{why} ({e}): set HOME to a folder that you may write, and work in a folder that exists"
+        ) from None
     command: Callable[[Sequence[str]], int | None] = import_module(f"raydiff.{modules[name]}").main
-    return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
+    with process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
+        return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
 
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
@@ -81,20 +90,23 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
     from raydiff.tracking.mlflow_store import redacted
 
     process.begin()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # A scheduler's SIGTERM ends a command as Ctrl-C does.
-    try:
-        code = run(arguments) or 0
-        sys.stdout.flush()  # Here a broken pipe can still be handled.
-        sys.exit(code)
-    except KeyboardInterrupt:
-        print("interrupted; the same command starts again, or continues", file=sys.stderr)
-        sys.exit(130)
-    except (ValueError, OSError) as e:
-        if isinstance(e, BrokenPipeError) and _stdout_is_closed():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
-            sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
-        print(f"error: {redacted(str(e))}", file=sys.stderr)
-        sys.exit(2)
+    with process.optional_output("stderr"), process.stop_signals(process.interrupt):
+        try:
+            code = run(arguments) or 0
+            sys.stdout.flush()  # Here a broken pipe or a full disk can still be handled.
+            sys.exit(code)
+        except KeyboardInterrupt as e:
+            print("interrupted; the same command starts again, or continues", file=sys.stderr)
+            sys.exit(128 + process.signal_of(e))
+        except (ValueError, OSError) as e:
+            try:
+                sys.stdout.flush()
+            except OSError:
+                os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
+                if isinstance(e, BrokenPipeError):
+                    sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
+            print(f"error: {redacted(str(e))}", file=sys.stderr)
+            sys.exit(2)
 
 
 def _fetched(arguments: Sequence[str]) -> list[str]:
@@ -108,13 +120,6 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
             value = str(artifact_sync.fetch(value))
         fetched.append(f"{option}{equals}{value}")
     return fetched
-
-
-def _stdout_is_closed() -> bool:
-    """Whether standard output is a pipe whose reader, such as `head`, has ended."""
-    output = select.poll()
-    output.register(1, 0)
-    return bool(output.poll(0))
 
 
 def _overview() -> str:

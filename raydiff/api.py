@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import signal
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raydiff import seeding
+from raydiff import process, seeding
 from raydiff.data.records import Records
 from raydiff.data.unseen_client import UnseenClient
 from raydiff.experiment import presets
@@ -29,7 +29,7 @@ from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
 from raydiff.results.finished import Finished, open_finished
 from raydiff.runtime import launch, sweep_folder
-from raydiff.runtime.plan import Search, Space, SweepRequest, plan
+from raydiff.runtime.plan import Planned, Search, Space, SweepRequest, plan
 from raydiff.storage import artifact_sync
 
 if TYPE_CHECKING:
@@ -232,13 +232,11 @@ def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool
     """
     from raydiff.report.after_sweep import SUMMARY
 
-    base = experiment.experiment if isinstance(experiment, Study) else experiment
-    with _private_files():
-        asked = SweepRequest(samplers=track)
-        planned = plan("run", Study(experiment=base), asked, name=name or sweep_folder.fresh_name("run"))
-        ended = launch.start(planned, resume=resume, report=SUMMARY, track=track)
-        ended.print_incomplete()
-    result = Run(ended.folder / "trials" / planned.trials[0].digest)
+    asked = SweepRequest(samplers=track)
+    study = experiment if isinstance(experiment, Study) else Study(experiment=experiment)
+    study = Study(experiment=study.experiment)
+    planned = _start("run", study, asked, name=name, resume=resume, report=SUMMARY, track=track)
+    result = Run(planned.folder / "trials" / planned.trials[0].digest)
     result.finished  # noqa: B018  # raises where it has not finished
     return result
 
@@ -277,11 +275,7 @@ def sweep(
         concurrent=concurrent,
         budget_s=budget_s,
     )
-    with _private_files():
-        planned = plan("sweep", study, asked, name=name or sweep_folder.fresh_name("sweep"))
-        ended = launch.start(planned, resume=resume, report=FULL, track=track)
-        ended.print_incomplete()
-        return Sweep(ended.folder)
+    return Sweep(_start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track).folder)
 
 
 def preset(name: str) -> Study:
@@ -301,11 +295,22 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
     return Run(sweep_folder.trial_folder(str(path), root))
 
 
-@contextlib.contextmanager
-def _private_files() -> Iterator[None]:
-    """Make what is written within readable by its user only."""
-    umask = os.umask(0o077)
+def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any) -> Planned:
+    """Plan and run trials as a command does: files of this user only, output that may fail, signals that end them in
+    order. The signal is raised again at the end: a script ends too. Messages name the Python `call`."""
+    name = name or sweep_folder.fresh_name(call)
+    umask, token = os.umask(0o077), sweep_folder.CALL.set(f'rd.{call}(..., name="{name}")')
     try:
-        yield
+        with process.optional_output("stdout", "stderr"), process.stop_signals(process.interrupt):
+            planned = plan(call, study, asked, name=name)
+            ended = launch.start(planned, **more)
+            ended.print_incomplete()
+    except ValueError as e:
+        e.args = tuple(sweep_folder.as_called(str(arg)) for arg in e.args) if type(e) is ValueError else e.args
+        raise
     finally:
         os.umask(umask)
+        sweep_folder.CALL.reset(token)
+    if ended.interrupted:
+        signal.raise_signal(ended.interrupted)
+    return planned

@@ -1,22 +1,104 @@
-"""Settings of every raydiff process."""
+"""Settings of every raydiff process: private files, output that may fail, and the signals that end it in order."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import io
+import math
 import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU
+from typing import Any, TextIO
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 KEPT_BYTES = 2**28
+STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU)
+"""Signals by which users, terminals and batch systems ask a process to end: the default action ends it at once."""
+SAME_REQUEST_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
 
 def begin() -> None:
     """Make files of this process and its children private to the user, and keep freed memory, at most KEPT_BYTES.
 
     Each client's training allocates a model's weights several times, and fresh memory costs more than the arithmetic on
-    it. Only glibc has this setting.
+    it. Only glibc has this setting. Standard streams that are closed become /dev/null: otherwise the next file that is
+    opened would get their number, and what libraries print.
     """
     os.umask(0o077)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        stream = getattr(sys, name) or os.fdopen(number, "w" if number else "r", closefd=False)
+        if number and isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # A name may have letters that LANG lacks.
+        setattr(sys, name, stream)
+
+
+class OptionalFile(io.FileIO):
+    """Standard output or error that drops what it cannot take: its reader has ended, or its disk is full."""
+
+    def write(self, data: Any, /) -> int:
+        """Write what can be written."""
+        try:
+            return super().write(data) or len(data)  # None: it would wait
+        except OSError:
+            return len(data)
+
+
+@contextlib.contextmanager
+def optional_output(*names: str) -> Iterator[None]:
+    """Let work go on where stdout or stderr (`names`) cannot be written. What a caller has put in their place stays."""
+    before: dict[str, TextIO] = {name: getattr(sys, name) for name in names}
+    for name, stream in before.items():
+        if stream is getattr(sys, f"__{name}__") and stream is not None:
+            raw = io.BufferedWriter(OptionalFile(1 + (name == "stderr"), "w", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(raw, stream.encoding, "backslashreplace", line_buffering=True))
+    try:
+        yield
+    finally:
+        for name, stream in before.items():
+            setattr(sys, name, stream)
+
+
+@contextlib.contextmanager
+def stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call `handle` with the number of each of STOP_SIGNALS, once in SAME_REQUEST_S. A signal that is ignored, as under
+    `nohup`, stays ignored. Outside the main thread do nothing."""
+    last = -math.inf
+
+    def once(number: int, _: object) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > SAME_REQUEST_S:
+            handle(number)
+
+    earlier = {}
+    with contextlib.suppress(ValueError):  # outside the main thread
+        for number in STOP_SIGNALS:
+            if signal.getsignal(number) != signal.SIG_IGN:
+                earlier[number] = signal.signal(number, once)
+    try:
+        yield
+    finally:
+        for number, handler in earlier.items():
+            signal.signal(number, handler)
+
+
+def interrupt(number: int) -> None:
+    """Raise KeyboardInterrupt with the number of a signal."""
+    raise KeyboardInterrupt(number)
+
+
+def signal_of(error: KeyboardInterrupt) -> int:
+    """Return the number of the signal that an interrupt stands for."""
+    return int(error.args[0]) if error.args else SIGINT

@@ -39,14 +39,12 @@ def main(argv: Sequence[str]) -> int:
     asked = SweepRequest(overrides=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
     planned = plan(preset, Study(experiment=start), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
-    if ended.interrupted:
-        print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
     _print(outcome)
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
     print(f"all numbers and samples as a page: raydiff report {ended.folder}\nopen the run {ended.opened_by}")
     ended.print_incomplete()
-    return int(bool(ended.incomplete)) if outcome.get("outcome") == "finished" else 130 if ended.interrupted else 1
+    return int(bool(ended.incomplete)) if outcome.get("outcome") == "finished" else ended.code or 1
 
 
 def _print(outcome: dict[str, Any]) -> None:

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> int:
     preset, study, rest = arguments.preset(argv)
     options, fields = parse_known(SweepOptions, arguments.shorthand(rest), __doc__, study.experiment)
     from raydiff.report.after_sweep import FULL
-    from raydiff.runtime import launch, search, sweep_folder
+    from raydiff.runtime import launch, search
 
     plan = planned(preset, study, options, fields)
     if options.dry_run:
@@ -77,8 +77,6 @@ def main(argv: Sequence[str]) -> int:
     more = {"resume": options.resume, "extend": options.extend, "retry": options.retry is not None}
     ended = launch.start(plan, report=FULL, **more)
     print(f"whole run: {time.monotonic() - since:.0f} s")
-    if ended.interrupted:
-        print(f"\ninterrupted; continue with: {sweep_folder.resume_command(plan.folder.name)}")
     print(f"open the runs {ended.opened_by}")
     if plan.asked.search == "optuna":
         print("\n".join(search.best(plan)))

@@ -58,7 +58,6 @@ def main(argv: Sequence[str]) -> int:
     exists = options.resume and (planned.folder / "sweep.json").exists()
     ended = launch.start(planned, resume=options.resume, extend=exists, report=SUMMARY)
     if ended.interrupted:
-        print(f"interrupted; continue with: {sweep_folder.resume_command(name)}")
         return ended.code
     rows = tuning.table(candidates, planned.trials, ended.folder, metric)
     chosen = tuning.chosen(candidates, rows, lower_is_better=lower)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import ObjectLostError, RayActorError
+from ray.exceptions import ObjectLostError, OutOfMemoryError, RayActorError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -22,6 +22,7 @@ from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import Partial, UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.runtime import device_faults
+from raydiff.runtime.cluster import memory_kill
 from raydiff.runtime.slots import Slot
 from raydiff.runtime.worker import NotHosted, Worker
 from raydiff.storage.staging import StorageCredentials
@@ -35,7 +36,8 @@ PART_S = 30.0  # longest computation of one partial sum, which is lost if the wo
 CHECKS = 8  # checks of heartbeats per timeout
 CHECK_S = 30.0  # longest time between two checks
 KILL_S = 30.0  # time for a killed process to end: Ray takes 6 s for a stopped one
-LOST = (RayActorError, NotHosted, ObjectLostError)  # of a call whose worker has died, or its node with the result
+DIED = (RayActorError, OutOfMemoryError)  # The second is of a worker that was killed while it started.
+LOST = (*DIED, NotHosted, ObjectLostError)  # of a call whose worker has died, or its node with the result
 
 
 class WorkersLost(RuntimeError):
@@ -115,7 +117,7 @@ class RayExecutor:
             self._monitor.first({ref: i}, lambda _: "before it had loaded its clients")
             try:
                 self._monitor.names[i] = ray.get(ref)
-            except RayActorError:
+            except DIED:
                 self._revive(i)
 
     def _host(self, i: int) -> Any:
@@ -200,7 +202,8 @@ class RayExecutor:
         if i in self._monitor.killed:
             self._monitor.killed.discard(i)
         elif self._recorded == before:
-            reason = "it died without a reason: out of memory, a crash in native code, or its node is gone"
+            reason = memory_kill()
+            reason = reason or "it died without a reason: out of memory, a crash in native code, or its node is gone"
             device_faults.record(self.trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
             died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"
@@ -217,7 +220,7 @@ class RayExecutor:
             try:
                 self._monitor.names[i] = ray.get(self._host(i), timeout=left)
                 return
-            except (RayActorError, ray.exceptions.GetTimeoutError):
+            except (*DIED, ray.exceptions.GetTimeoutError):
                 time.sleep(0.2)  # Calls on an actor that has not restarted may fail at once.
         raise WorkersLost(f"worker {i} did not come back within {self._revive_s:g} s")
 

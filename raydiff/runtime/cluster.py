@@ -6,28 +6,47 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import stat
 import tempfile
+import threading
+import time
 import uuid
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 import ray
+from ray.core.generated.common_pb2 import NODE_OUT_OF_MEMORY  # type: ignore[attr-defined]
+from ray.core.generated.gcs_pb2 import WorkerTableData  # type: ignore[attr-defined]
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raydiff import process
 from raydiff.runtime.slots import Group
 from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
+RECENT_S = 60.0  # A process is reported dead seconds after Ray has killed it, and clocks of nodes differ.
+MORE_MEMORY = "lower runtime.workers or --max-concurrent, or raise RAY_memory_usage_threshold (0.95) before Ray starts"
 MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters, and Linux allows 107.
+NEEDS = (
+    f"; it keeps a token in ~/.ray and sockets in RAY_TMPDIR (at most {MAX_FOLDER_CHARS} characters): set HOME and "
+    "RAY_TMPDIR to folders that you may write, or RAY_AUTH_TOKEN_PATH to a file with 32 or more random letters"
+)
+HEAD_S, CHECK_HEAD_S = 30.0, 5.0  # Ray 2.60 ends a driver 60 s after it has lost the head.
 
 
 @contextlib.contextmanager
 def cluster() -> Iterator[list[dict[str, float]]]:
-    """Join the cluster that RAY_ADDRESS names (a submitted job has it), or start a local one, and yield each node's
-    resources. Raises ValueError if Ray does not start."""
+    """Join the Ray of this process, or the cluster that RAY_ADDRESS names (a submitted job has it), or start a local
+    one, and yield each node's resources. A Ray of this process is left as it was. Raises ValueError if none starts."""
+    if os.environ.get("RAY_ADDRESS", "").startswith("ray://") or ray.util.client.ray.is_connected():
+        raise ValueError("a sweep does not run through Ray Client (ray://): submit it with `ray job submit`")
+    if ray.is_initialized():
+        yield list(present().values())
+        return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
     try:
@@ -36,7 +55,10 @@ def cluster() -> Iterator[list[dict[str, float]]]:
         else:
             _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
-        raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
+        remedy = NEEDS if isinstance(e, OSError) else ""
+        if address := os.environ.get("RAY_ADDRESS"):
+            remedy = f"; unset RAY_ADDRESS={address} for a Ray on this machine"
+        raise ValueError(f"Ray did not start: {' '.join(str(e).split())}{remedy}") from e
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
         signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends the process before outcomes are written.
     try:
@@ -53,8 +75,8 @@ def cluster() -> Iterator[list[dict[str, float]]]:
 
 
 def _start_local(quiet: dict[str, Any]) -> None:
-    """Start Ray with SIGTERM blocked, as SIGINT is: job schedulers send it to its processes too."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    """Start Ray with signals blocked that terminals and batch systems send to its processes too."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, process.STOP_SIGNALS)
     try:
         ray.init(address="local", include_dashboard=False, _temp_dir=_own_folder(), **quiet)
     finally:
@@ -78,7 +100,45 @@ def _own_folder() -> str | None:
 def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
     """Return node id -> resources of each node that is alive and not being drained, `without` those with these ids."""
     excluded = {*ray._private.state.state.get_draining_nodes(), *without}  # Ray 2.60 has no public API for it.
-    return {n["NodeID"]: n["Resources"] for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
+    nodes = {n["NodeID"]: dict(n["Resources"]) for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
+    context = ray.get_runtime_context()
+    if context.get_task_id() and (here := nodes.get(context.get_node_id())):  # A task or actor runs the sweep.
+        here.update({k: here.get(k, 0) - v for k, v in context.get_assigned_resources().items()})
+    return nodes
+
+
+@contextlib.contextmanager
+def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
+    """Call `lost`, in a thread, with the reason, once Ray's head has not answered for HEAD_S."""
+    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
+    over = threading.Event()
+
+    def watch() -> None:
+        silent_since = None
+        while not over.wait(CHECK_HEAD_S):
+            try:
+                socket.create_connection((host.strip("[]"), int(port)), CHECK_HEAD_S).close()
+                silent_since = None
+            except OSError:
+                silent_since = silent_since or time.monotonic()
+                if time.monotonic() - silent_since >= HEAD_S:
+                    return lost(f"Ray's head at {host}:{port} has not answered for {HEAD_S:g} s")
+
+    threading.Thread(target=copy_context().run, args=(watch,), daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def memory_kill() -> str:
+    """Return why Ray has just killed a process of this job, if it was for lack of memory; "" if it killed none."""
+    # Ray 2.60 has no public API for it.
+    table = ray._private.state.state._global_state_accessor.get_worker_table()  # type: ignore[union-attr]
+    job, since_ms = f"job ID={ray.get_runtime_context().get_job_id()}", 1000 * (time.time() - RECENT_S)
+    rows = [row for row in map(WorkerTableData.FromString, table) if row.exit_type == NODE_OUT_OF_MEMORY]
+    killed = {row.end_time_ms: row.exit_detail for row in rows if row.end_time_ms > since_ms and job in row.exit_detail}
+    return f"Ray: {killed[max(killed)].splitlines()[0]}: {MORE_MEMORY}" if killed else ""
 
 
 def grows() -> bool:

@@ -62,6 +62,7 @@ def exit_on_device_error(folder: Path, who: str) -> Iterator[None]:
         if not device_lost(e):
             raise
         record(folder, f"{who}: {_first_line(e)}")
+        print(_first_line(e), file=sys.stderr, flush=True)
         os._exit(1)
 
 
@@ -96,8 +97,7 @@ def _first_line(error: Exception) -> str:
 
 
 def record(folder: Path, reason: str) -> None:
-    """Write why a process was lost to stderr and to `lost.txt` in the trial's folder."""
-    print(reason, file=sys.stderr, flush=True)
+    """Write why a process was lost to `lost.txt` in the trial's folder."""
     with contextlib.suppress(OSError), (folder / FILE).open("a") as f:  # The disk may be full.
         f.write(reason + "\n")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import os
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydiff import process
 from raydiff.experiment import spending, trial
 from raydiff.formats.json_files import read_json
 from raydiff.results import chance
@@ -38,7 +41,7 @@ class Ended:
     """How a sweep ended."""
 
     folder: Path
-    interrupted: bool
+    interrupted: int  # the number of the signal that ended it, or 0
     failed: bool = False  # Whether a trial failed now, or had no node to run on: then the folder may not say so.
     incomplete: str = ""  # what MLflow lacks
 
@@ -51,7 +54,7 @@ class Ended:
     def code(self) -> int:
         """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
         if self.interrupted:
-            return 130
+            return 128 + self.interrupted
         badly = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
         return int(self.failed or bool(badly) or bool(self.incomplete))
 
@@ -84,7 +87,7 @@ def start(
         planned = replace(planned, owner=owner)
         if retry and not (planned := _retried(planned)).trials:
             print(f"no trial of {folder.name} has failed")
-            return Ended(folder, False)
+            return Ended(folder, 0)
         _announce(planned, report)
         mlflow, log = None, {"experiment": about["experiment"], "samplers": planned.asked.samplers}
         if track:
@@ -146,26 +149,40 @@ def _run(
     try:
         if runtime.pool == "local" or planned.base.numerics.server_workers > 1:
             one_process.run(planned, begin)
-            ended = Ended(folder, False)
+            ended = Ended(folder, 0)
         else:
-            ended = _run_on_ray(planned, begin)
-    except KeyboardInterrupt:
+            ended = _run_on_ray(planned, begin, functools.partial(_head_lost, folder, mlflow, report))
+    except KeyboardInterrupt as e:
         if not begun.is_set():
             raise
-        ended = Ended(folder, True)
-        for digest in sweep_folder.open_ended(folder):
-            trial.cut_short(folder / "trials" / digest, "killed", reason="interrupted")
+        ended = Ended(folder, process.signal_of(e))
+        _kill_open(folder, "interrupted")
     except BaseException:  # The storage cannot be written any more, say, or code of the user's exits.
         if begun.is_set():
             _close(mlflow, folder, report, "KILLED")
         raise
     try:
         incomplete = _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as e:
         print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
         incomplete = _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
-        ended = replace(ended, interrupted=True)
+        ended = replace(ended, interrupted=process.signal_of(e))
+    if ended.interrupted:
+        print(f"interrupted; continue with: {sweep_folder.resume_command(folder.name)}", flush=True)
     return replace(ended, incomplete=incomplete)
+
+
+def _kill_open(folder: Path, reason: str) -> None:
+    for digest in sweep_folder.open_ended(folder):
+        trial.cut_short(folder / "trials" / digest, "killed", reason=reason)
+
+
+def _head_lost(folder: Path, mlflow: Mlflow | None, report: Reporter | None, reason: str) -> None:
+    """End the sweep from a second thread: the first may wait for Ray, which soon ends this process."""
+    _kill_open(folder, reason)
+    _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
+    print(f"{reason}; continue on a new Ray with: {sweep_folder.resume_command(folder.name)}", flush=True)
+    os._exit(1)
 
 
 def _report(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str) -> str:
@@ -192,9 +209,9 @@ def _close(
     return mlflow.end(status, files, note=text, means=means) or ""
 
 
-def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
+def _run_on_ray(planned: Planned, begin: Callable[[], None], lost: Callable[[str], None]) -> Ended:
     from raydiff.runtime import tuner
-    from raydiff.runtime.cluster import cluster
+    from raydiff.runtime.cluster import cluster, head_watched
     from raydiff.runtime.progress import SweepProgress
 
     since = time.monotonic()
@@ -203,5 +220,6 @@ def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
         begin()
         print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         progress = SweepProgress(planned)
-        interrupted = tuner.run(planned, slot, progress)
-        return Ended(planned.folder, interrupted, progress.failed > 0 or progress.no_capacity)
+        with head_watched(lost):
+            interrupted = tuner.run(planned, slot, progress)
+        return Ended(planned.folder, interrupted, progress.failed > 0 or bool(progress.no_capacity))

@@ -16,12 +16,11 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.experiment.trial import cut_short
 from raydiff.runtime import device_faults
+from raydiff.runtime.cluster import memory_kill
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
 from raydiff.storage import artifact_sync
-
-SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
 
 class SweepProgress(tune.Callback):
@@ -36,14 +35,13 @@ class SweepProgress(tune.Callback):
         self.ended = set[str]()  # digests of trials that this sweep does not run again
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
         self.done = self.failed = 0
-        self.interrupted = False
+        self.interrupted = 0  # the number of the signal
         self.ending = False  # after an interrupt, or an error that stops the sweep
-        self.no_capacity = False  # no node can hold a trial any more
+        self.no_capacity = ""  # why no node can hold a trial any more
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began
         self._start = self._printed_at = time.monotonic()
-        self._interrupted_at = 0.0
 
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
@@ -98,8 +96,8 @@ class SweepProgress(tune.Callback):
         """The trial's processes were lost; Tune starts it again, after its last committed round."""
         this = self._begin(trial)
         del self.running[trial.trial_id]
-        self._print_faults(this)
-        self._print(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}")
+        why = self._lost(this)
+        self._print(f"  {this.name}: its processes were lost{why}; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
@@ -107,8 +105,7 @@ class SweepProgress(tune.Callback):
         if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
         else:
-            self._print_faults(this)
-            self._fail(trial, "its processes were lost more often than runtime.failures allows")
+            self._fail(trial, f"its processes were lost more often than runtime.failures allows{self._lost(this)}")
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Print the state every EVERY_S."""
@@ -117,15 +114,18 @@ class SweepProgress(tune.Callback):
                 self._print_faults(this)
             self._print("  " + self._state())
 
-    def interrupt(self, number: int, *_: Any) -> None:
-        """Signal handler: end the sweep in order; a second signal, later than SAME_SIGNAL_S, ends it at once."""
-        if not self.interrupted:
-            self.interrupted = self.ending = True
-            self._interrupted_at = time.monotonic()
-            self._print("interrupted: ending the running trials; committed rounds are kept")
-        elif time.monotonic() - self._interrupted_at > SAME_SIGNAL_S:
+    def setup(self, *_: Any, **__: Any) -> None:
+        """Take SIGUSR1 back, which every `Tuner.fit` of Ray 2.60 handles itself."""
+        with contextlib.suppress(ValueError):  # outside the main thread
+            signal.signal(signal.SIGUSR1, signal.getsignal(signal.SIGTERM))
+
+    def interrupt(self, number: int) -> None:
+        """Handle a signal: end the sweep in order; a second signal ends it at once."""
+        if self.interrupted:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
+        self.interrupted, self.ending = number, True
+        self._print("interrupted: ending the running trials; committed rounds are kept")
 
     def _begin(self, trial: Any) -> Running:
         if trial.trial_id not in self.running:
@@ -135,6 +135,14 @@ class SweepProgress(tune.Callback):
             this.faults = len(device_faults.reasons(self._folder(this)))  # of earlier processes
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
+
+    def _lost(self, this: Running) -> str:
+        """Print why a trial's processes were lost. Return and record a lack of memory: it may have no folder yet."""
+        self._print_faults(this)
+        if reason := memory_kill():
+            device_faults.record(self._folder(this), reason)
+            this.faults += 1
+        return f" ({reason})" if reason else ""
 
     def _fetch(self, this: Running, failed: str | None) -> None:
         """Fetch the trial's files from a bucket, and write the outcome of a failed one."""

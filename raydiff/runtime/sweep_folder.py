@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
+from contextvars import ContextVar
 from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
@@ -34,6 +35,10 @@ from raydiff.tracking.writer import Mlflow
 Plan = dict[str, Any]
 """The content of sweep.json."""
 UNFINISHED = ("failed", "killed", "time budget")  # outcomes and reasons of trials that a resumed sweep runs again
+CALL = ContextVar("CALL", default="")
+"""How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
+ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
+"""Option -> the argument of `api.sweep` where its name is another."""
 NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
 
 
@@ -97,7 +102,7 @@ def plan(
         "trials": sorted(e.digest for e in trials),
         "space": json.loads(json.dumps(space)),
         "search": search,
-        "command": list(sys.argv),
+        "command": [CALL.get()] if CALL.get() else list(sys.argv),
         "secret": seeding.keyed_digest(secret, "sweep", at.name)[:16] if secret else None,  # to recognise it
     }
     path = at / "sweep.json"
@@ -232,13 +237,22 @@ def _log_sampler(client: Any, run: str, folder: Path) -> None:
 
 
 def resume_command(name: str) -> str:
-    """Return the command line that continues this sweep."""
+    """Return the command line or the Python call that continues this sweep."""
+    if CALL.get():
+        return CALL.get().removesuffix(")") + ", resume=True)"
     named = any(a == "--name" or a.startswith("--name=") for a in sys.argv)
     return " ".join([command(), *([] if named else ["--name", name]), "--resume"])
 
 
+def as_called(text: str) -> str:
+    """Return a message with the options in it as arguments, if Python has called."""
+    return re.sub(r"--([a-z][\w-]*)", lambda m: ARGUMENTS.get(m[1], m[1]), text) if CALL.get() else text
+
+
 def command() -> str:
-    """Return this command line without --resume."""
+    """Return this command line without --resume, or the Python call."""
+    if CALL.get():
+        return CALL.get()
     script, *argv = sys.argv
     program = f"python {script}" if script.endswith("jobs/sweep.py") else "raydiff"
     return " ".join([program, *(a for a in argv if a != "--resume")])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import ray
-from ray.exceptions import RayActorError
+from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util import ActorPool
 
 from raydiff import process
@@ -88,7 +88,7 @@ def _done(
     try:
         with in_one_sentence():
             yield from pool.map_unordered(lambda one, number: one.do.remote(number), list(numbers))
-    except RayActorError as e:
+    except (RayActorError, OutOfMemoryError) as e:
         raise ValueError("a worker was lost: run the same command to continue") from e
 
 

@@ -11,23 +11,22 @@ import itertools
 import logging
 import math
 import os
-import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
+from raydiff import process
 from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, search, sweep_folder
-from raydiff.runtime.cluster import NODE, grows, present, storage_is_shared
+from raydiff.runtime.cluster import NODE, grows, memory_kill, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.plan import Planned, written
@@ -62,27 +61,15 @@ def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     return shape
 
 
-def run(plan: Planned, shape: Slot, progress: SweepProgress) -> bool:
-    """Run the trials that have no outcome within the time budget. Returns whether an interrupt ended it."""
+def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
+    """Run the trials that have no outcome within the time budget. Returns the signal that ended it, or 0."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
-    with _signals_handled(progress.interrupt):
+    with process.stop_signals(progress.interrupt):
         _run_fits(plan, shape, progress)
     return progress.interrupted
-
-
-@contextlib.contextmanager
-def _signals_handled(interrupt: Callable[..., None]) -> Iterator[None]:
-    """Handle SIGINT and SIGTERM, which `ray job stop` sends, by this function; outside the main thread do nothing."""
-    numbers = (signal.SIGINT, signal.SIGTERM) if threading.current_thread() is threading.main_thread() else ()
-    before = {number: signal.signal(number, interrupt) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
@@ -102,8 +89,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         try:
             shape = _refitted(plan, shape, progress) if number else shape
         except ValueError as e:
-            print(f"no trial can go on: {e}; continue with --resume on a larger cluster", flush=True)
-            progress.no_capacity = True
+            _give_up(plan, progress, str(e))
             break
         tuned = tune.TuneConfig(
             search_alg=search.PlannedTrials(pending) if pending else search.optuna_of(plan, suggested),
@@ -112,8 +98,20 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             scheduler=scheduler if pending else None,
             time_budget_s=left_s if plan.asked.budget_s else None,
         )
-        _fit(plan, shape, progress, tuned)
+        try:
+            _fit(plan, shape, progress, tuned)
+        except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
+            if not (reason := memory_kill()):
+                raise
+            _give_up(plan, progress, reason)
+            break
     _close(plan, progress, out_of_time=time.monotonic() >= deadline)
+
+
+def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
+    progress.no_capacity = reason
+    again = sweep_folder.resume_command(plan.folder.name)
+    print(f"no trial can go on: {reason}; on a larger cluster continue with: {again}", flush=True)
 
 
 def _without_outcome(plan: Planned, progress: SweepProgress) -> tuple[list[Experiment], int]:
@@ -149,7 +147,8 @@ def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None
         elif digest in progress.stopped or out_of_time:
             outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
         else:
-            outcome, reason = "killed", ": ".join(["its processes were lost", *device_faults.reasons(folder)[-1:]])
+            why = [*filter(None, [progress.no_capacity]), *device_faults.reasons(folder)][-1:]
+            outcome, reason = "killed", ": ".join(["its processes were lost", *why])
         with contextlib.suppress(OSError):  # on a full disk
             cut_short(folder, outcome, reason=reason)
 

@@ -8,6 +8,8 @@ import errno
 import os
 import re
 import shutil
+import signal
+import sqlite3
 import stat
 import sys
 from collections.abc import Callable
@@ -25,7 +27,7 @@ from raydiff.experiment import presets as names
 from raydiff.experiment import trial
 from raydiff.formats.json_files import read_json
 from raydiff.report.after_sweep import FULL
-from raydiff.runtime import launch, sweep_folder
+from raydiff.runtime import launch, one_process, sweep_folder
 from raydiff.runtime.plan import Planned
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.checkpoint import Checkpoint
@@ -322,3 +324,40 @@ def test_what_mlflow_lacks_is_the_exit_code_and_the_last_line_whose_command_adds
     code, out, err = command(*again.split())
     assert (code, err) == (0, "") and "incomplete" not in out
     assert list(tmp_path.glob("theirs/files/*/artifacts/ledger.json"))
+
+
+def test_a_command_without_a_home_or_in_a_removed_folder_is_refused_in_one_sentence(tmp_path, monkeypatch, command):
+    """A user id without an entry, as OpenShift gives it; the folder of a job that was cleaned up."""
+
+    def nobody(_):
+        raise KeyError("uid not found")
+
+    with monkeypatch.context() as patch:
+        patch.delenv("HOME")
+        patch.setattr("pwd.getpwuid", nobody)
+        code, output, errors = command("ls")
+    assert (code, output, errors.count("\n")) == (2, "", 1) and "set HOME to a folder" in errors
+    (folder := tmp_path / "removed").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    code, output, errors = command("ls", "--storage", tmp_path)
+    assert (code, output, errors.count("\n")) == (2, "", 1) and "work in a folder that exists" in errors
+
+
+def test_from_python_messages_say_how_to_go_on_in_python(tmp_path, tiny, monkeypatch, capsys, migrated):
+    """Not with the words of another program, such as a notebook's kernel."""
+    monkeypatch.setattr(sys, "argv", argv := ["ipykernel_launcher.py", "-f", "kernel.json", "--my-own-option"])
+    shutil.copy(migrated, tmp_path / "mlflow.db")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    monkeypatch.setattr(one_process, "_run_trial", lambda this, *_: trial.begin(this) or signal.raise_signal(2))
+    base = settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)})
+    with pytest.raises(KeyboardInterrupt):
+        rd.sweep(base, name="s")
+    assert 'interrupted; continue with: rd.sweep(..., name="s", resume=True)\n' in capsys.readouterr().out
+    with pytest.raises(ValueError, match="exists already: continue it with resume=True, or give another name"):
+        rd.sweep(base, name="s")
+    with sqlite3.connect(tmp_path / "mlflow.db") as store:
+        texts = [value for (value,) in store.execute("select value from tags")]
+    assert 'To continue: `rd.sweep(..., name="s", resume=True)`' in "".join(texts)
+    texts.append((tmp_path / "sweeps" / "s" / "sweep.json").read_text())
+    assert not any(word in text for text in texts for word in (*argv, "raydiff -"))

@@ -22,6 +22,10 @@ USED = {
         "ray 2.60.0",
         "ray._private.state:GlobalState.get_draining_nodes",
     ),
+    ("runtime/cluster.py", "ray._private.state.state._global_state_accessor.get_worker_table"): (
+        "ray 2.60.0",
+        "ray._raylet:GlobalStateAccessor.get_worker_table",
+    ),
     ("runtime/cluster.py", "_temp_dir"): ("ray 2.60.0", "ray:init"),  # read from **kwargs
     ("models/ddpm.py", "torch._dynamo.config.recompile_limit"): (
         "torch 2.14.1",

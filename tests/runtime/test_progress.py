@@ -16,7 +16,8 @@ from raydiff.runtime.progress import SweepProgress
 
 
 @pytest.fixture
-def progress(tmp_path):
+def progress(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "memory_kill", lambda: "")
     return SweepProgress(planned_as(tmp_path, [seeded(n) for n in range(9)]))
 
 
@@ -67,17 +68,14 @@ def test_the_remaining_time_follows_the_trials_that_run_now(progress, clock, cap
     assert remaining == ["13:20 min", "6:40 min", "4:26 min", "3:20 min"]
 
 
-def test_an_interrupt_ends_the_sweep_and_a_later_second_one_at_once(progress, clock, monkeypatch):
-    """`timeout` sends its signal to its command, then to the whole group: within a second that is one."""
+def test_an_interrupt_ends_the_sweep_and_a_later_second_one_at_once(progress, monkeypatch):
     calls = []
     monkeypatch.setattr(module.signal, "signal", lambda number, to: calls.append((number, to)))
     monkeypatch.setattr(module.os, "kill", lambda pid, number: calls.append((pid, number)))
     progress.on_trial_start(0, [], tune_trial(0))
-    for clock[0] in (0.0, 0.5):
-        progress.interrupt(signal.SIGTERM)
+    progress.interrupt(signal.SIGTERM)
     progress.on_trial_complete(0, [], tune_trial(0, round=1))
     assert progress.interrupted and progress.ending and not progress.stopped and not calls
-    clock[0] = 5.0
     progress.interrupt(signal.SIGINT)
     assert calls == [(signal.SIGINT, signal.SIG_DFL), (os.getpid(), signal.SIGINT)]
 
@@ -94,6 +92,18 @@ def test_a_lost_trial_fails_only_where_no_round_was_committed_since_the_fit_bega
     assert lost(1) and progress.failed == 2 and not progress.running
     out = capsys.readouterr().out
     assert "it goes on after round 4" in out and out.count("more often than runtime.failures allows") == 2
+
+
+def test_a_lack_of_memory_is_the_reason_in_the_lines_and_in_the_trials_file(progress, monkeypatch, capsys):
+    """A trial that was killed before it had a folder has no file."""
+    monkeypatch.setattr(module, "memory_kill", lambda: "the node runs low on memory")
+    (progress.plan.folder / "trials" / seeded(1).digest).mkdir(parents=True)
+    progress.on_trial_recover(0, [], tune_trial(0))
+    progress.on_trial_error(0, [], tune_trial(1))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all("(the node runs low on memory)" in line for line in lines)
+    folder = progress.plan.folder / "trials" / seeded(1).digest
+    assert module.device_faults.reasons(folder) == ["the node runs low on memory"]
 
 
 @pytest.mark.parametrize("stop", [False, True])

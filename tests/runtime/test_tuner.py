@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import os
 import signal
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,6 +15,7 @@ import pytest
 import torch
 from planned import planned_as, seeded
 
+from raydiff import process
 from raydiff.experiment import trial
 from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
@@ -40,7 +43,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
     plan = planned_as(tmp_path / "s", trials)
     progress, shape = SweepProgress(plan), tuner.check(plan, [{"CPU": 2.0}])
-    assert tuner.run(plan, shape, progress) is False
+    assert tuner.run(plan, shape, progress) == 0
     failed, finished = outcomes(plan)
     assert (failed["outcome"], finished["outcome"]) == ("failed", "finished")
     assert "the server, in round 1: the loss became" in failed["reason"]
@@ -52,7 +55,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-    assert tuner.run(plan, shape, SweepProgress(plan)) is False
+    assert tuner.run(plan, shape, SweepProgress(plan)) == 0
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
@@ -73,8 +76,8 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
 
     monkeypatch.setattr(tuner, "_fit", fit)
     monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
-    monkeypatch.setattr(tuner, "_signals_handled", contextlib.nullcontext)
-    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) is False
+    monkeypatch.setattr(tuner.process, "stop_signals", contextlib.nullcontext)
+    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) == 0
     assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
@@ -120,7 +123,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
     def fit(plan, shape, progress, tuned):
-        assert signal.getsignal(signal.SIGTERM) == progress.interrupt
+        assert signal.getsignal(signal.SIGTERM) not in handlers
 
     def full(*_):
         raise ValueError("a trial needs 1 GPU")
@@ -129,10 +132,49 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None)
+    monkeypatch.setattr(cluster, "head_watched", contextlib.nullcontext)
+    ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, lost=print)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
+
+
+def test_where_ray_kills_a_process_that_starts_for_lack_of_memory_the_sweep_ends_with_outcomes(
+    tmp_path, tiny, monkeypatch, capsys
+):
+    """Tune raises it out of `fit`; any other error of Tune's goes on."""
+    this = trial.open_trial(tiny, tmp_path / "s")
+    plan = planned_as(tmp_path / "s", [this.experiment])
+
+    def fit(*_):
+        raise RuntimeError("Caught unexpected exception: 4 worker(s) were killed")
+
+    monkeypatch.setattr(tuner, "_fit", fit)
+    monkeypatch.setattr(tuner, "memory_kill", lambda: "")
+    with pytest.raises(RuntimeError):
+        tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), SweepProgress(plan))
+    monkeypatch.setattr(tuner, "memory_kill", lambda: "the node runs low on memory")
+    tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), progress := SweepProgress(plan))
+    assert this.outcome()["reason"] == "its processes were lost: the node runs low on memory" and progress.no_capacity
+    assert "no trial can go on: the node runs low on memory; " in capsys.readouterr().out
+
+
+def test_a_signal_that_tune_takes_for_itself_ends_the_sweep_too(tmp_path):
+    progress = SweepProgress(planned_as(tmp_path, [seeded(0)]))
+    with process.stop_signals(progress.interrupt):
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as each `fit` of Tune does
+        progress.setup()
+        signal.raise_signal(signal.SIGUSR1)
+    assert progress.interrupted == signal.SIGUSR1 and progress.ending
+
+
+def test_a_sweep_whose_ray_has_lost_its_head_ends_with_outcomes(tmp_path, tiny, monkeypatch, capsys):
+    this = trial.open_trial(tiny, tmp_path / "s")
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    with pytest.raises(SystemExit, match="1"):
+        launch._head_lost(tmp_path / "s", None, None, "Ray's head has not answered")
+    assert (this.outcome()["outcome"], this.outcome()["reason"]) == ("killed", "Ray's head has not answered")
+    assert "--resume" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
