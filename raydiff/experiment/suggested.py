@@ -43,7 +43,7 @@ def splits(data: Data) -> dict[str, int]:
     """Return default sizes of all splits but train."""
     folder = sources.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
-        rows, test_rows = len(cells.frame(folder)), 0
+        rows, test_rows = len(cells.read(folder, data.csv).frame), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
         rows, test_rows = len(source.labels) - source.own_test, source.own_test
