@@ -106,7 +106,11 @@ def for_rows(dataset: Dataset) -> Suggestion:
         "data.train": f"all that the others leave: {rows}",
         "method.local.steps": f"{steps * 30 / rows:.0f} epochs of {rows} rows in batches of 30",
     }
-    return Suggestion("tabular-german", {"data.train": "none", "method.local.steps": steps}, why)
+    values: dict[str, Any] = {"data.train": "none", "method.local.steps": steps}
+    if len(dataset.splits["train"].labels.unique()) < 2:
+        values["evaluation.attack"] = False
+        why["evaluation.attack"] = "the training rows have one class only, and attacks compare classes"
+    return Suggestion("tabular-german", values, why)
 
 
 def suggested(dataset: Dataset) -> Suggestion:

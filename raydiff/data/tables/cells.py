@@ -107,11 +107,13 @@ def _csv(path: Path, csv_format: Csv) -> Cells:
 
 
 def _text(path: Path, encoding: str) -> str:
-    most, data = sizes.memory() // 8, b""
+    sizes.check_fits(f"the table {path}", path.stat().st_size, "take fewer rows")
+    packed, data = path.suffix.lower() == ".gz", b""
     try:
-        with (gzip.open if path.suffix.lower() == ".gz" else open)(path, "rb") as file:
-            data = file.read(most)
-            sizes.check_fits(f"the table {path}", 8 * (len(data) + len(file.read(1))), "take fewer rows")
+        with (gzip.open if packed else open)(path, "rb") as file:
+            data = file.read(sizes.memory() // 8 if packed else -1)
+            if file.read(1):
+                raise ValueError(f"the table {path} takes an eighth of this machine's memory: take fewer rows")
         text = data.decode(encoding)
         if "\0" in text:
             raise UnicodeDecodeError(encoding, data, max(0, data.find(b"\0")), len(data), "NUL")

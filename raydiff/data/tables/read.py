@@ -49,7 +49,8 @@ class TableOptions:
     """How a table's file is read."""
 
     bins: int | None = None
-    """Largest number k of categories of a table's column, with missing values; None: the preset's, or 5."""
+    """Largest number k of categories of a table's column, with missing values; None: the preset's, or 5, and one more for
+    values of no public row."""
     exclude: tuple[str, ...] = ()
     """Columns of a table to leave out."""
     types: tuple[str, ...] = ()
@@ -243,7 +244,7 @@ def _complete(
         return wanted, []
     kept = wanted.dropna(subset=None if config.code_book else [label])
     if len(kept) < 2:
-        raise ValueError(f"{path} has {len(kept)} rows but those with {what}: a table needs two")
+        raise ValueError(f"{path} has {len(kept)} of {len(wanted)} rows without {what}, a table needs two")
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
@@ -291,7 +292,7 @@ def _taken(config: RawTable, raw: pd.DataFrame, kinds: Dictionary[str, Kind], id
     if config.exclude:
         notes.append(f"columns left out by data.exclude: {_named(config.exclude)}")
     if identifiers:
-        how = f"--data.types '{identifiers[0]}=text' or '=number' keeps one"
+        how = f"to keep one: --data.types '{identifiers[0]}=text', or number"
         notes.append(f"columns left out since they name rows: {_named(identifiers)} ({how})")
     return notes
 
@@ -312,7 +313,7 @@ def _fit(
 ) -> Mapping:
     """`frame`: canonical texts; of public rows only if `public`."""
     preset, cuts = config.code_book, config.given_edges
-    bins = config.bins or (preset.bins if preset else 5)
+    bins = config.bins or (preset.bins if preset else 5 + public)
     groups = preset.groups if preset else {}
     if public and bins < 3:
         raise ValueError(f"data.bins must be at least 3, one of them for values of no public row, got {bins}")
