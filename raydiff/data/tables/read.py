@@ -49,8 +49,8 @@ class TableOptions:
     """How a table's file is read."""
 
     bins: int | None = None
-    """Largest number k of categories of a table's column, with missing values; None: the preset's, or 5, and one more for
-    values of no public row."""
+    """Largest number k of categories of a table's column, with missing values; None: the preset's, or 5, and one for
+    values that no public row has."""
     exclude: tuple[str, ...] = ()
     """Columns of a table to leave out."""
     types: tuple[str, ...] = ()
@@ -156,8 +156,8 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     seen = frame if rows is None else frame.iloc[rows]
     guessed, most = {*fitted} - {*config.declared, *config.columns}, config.bins or 5
     identifiers = [c for c in columns if c in guessed and is_identifier(seen[c], kinds[c], rows=len(order), most=most)]
-    if not (columns := tuple(name for name in columns if name not in identifiers)):
-        raise ValueError(f"all columns of {path} name its rows: keep one with --data.types {identifiers[0]}=text")
+    identifiers = identifiers if len(identifiers) < len(columns) else []
+    columns = tuple(name for name in columns if name not in identifiers)
     mapping = _fit(config, seen, columns, label, kinds, public=rows is not None)
     fitted = tuple(name for name in fitted if name not in identifiers)
     if fitted:
@@ -276,11 +276,11 @@ def _canonical(frame: pd.DataFrame, kinds: Dictionary[str, Kind], config: RawTab
     """Each cell by itself in the one spelling of its value."""
 
     def respelled(values: pd.Series) -> pd.Series:
-        kind, texts = kinds[str(values.name)], values.dropna().unique()
-        if kind == "text":  # A parquet file's dates have been read as seconds.
-            of_file: Any = table.kinds.get(str(values.name), kind)
-            return values.map({text: shown(text, of_file) for text in texts})
-        return values.map({text: canonical(text, kind, config.csv.decimal) for text in texts})
+        name, texts = str(values.name), values.dropna().unique()
+        of_file: Any = table.kinds.get(name)
+        if of_file in ("date", "duration"):  # Such cells of a parquet file have been read as seconds.
+            return values.map({text: shown(text, of_file) for text in texts}) if kinds[name] == "text" else values
+        return values.map({text: canonical(text, kinds[name], config.csv.decimal) for text in texts})
 
     return frame.apply(respelled)
 
