@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, number_text
+from raydiff.lookup import check_one_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,8 +46,7 @@ class Csv:
     def __post_init__(self) -> None:
         if self.delimiter is not None and len(DELIMITERS.get(self.delimiter, self.delimiter)) != 1:
             raise ValueError(f"delimiter must be one character or tab, got {self.delimiter!r}")
-        if self.decimal not in (".", ","):
-            raise ValueError(f"decimal must be a point or a comma, got {self.decimal!r}")
+        check_one_of("decimal", self.decimal, (".", ","))
         try:
             codecs.lookup(self.encoding)
         except LookupError:

@@ -27,11 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff.data.tables import cells
-from raydiff.data.tables.cells import Cells, Csv
-from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
+from raydiff.data.tables.cells import Cells
+from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, is_identifier, shown
-from raydiff.lookup import check_one_of, nearest
+from raydiff.data.tables.options import RawTable as RawTable
+from raydiff.data.tables.options import TableOptions as TableOptions
+from raydiff.lookup import nearest
 from raydiff.seeding import generator
 
 if TYPE_CHECKING:
@@ -42,69 +44,6 @@ SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 MOST_CLASSES = 100
 MOST_NAMED = 6
 """Columns of one kind that a note names; of more, only their number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """How a table's file is read."""
-
-    bins: int | None = None
-    """Largest number k of categories of a table's column, with missing values; None: the preset's, or 5, and one for
-    values that no public row has."""
-    exclude: tuple[str, ...] = ()
-    """Columns of a table to leave out."""
-    types: tuple[str, ...] = ()
-    """COLUMN=TYPE of a table's columns: text, number, date or duration; others are inferred."""
-    classes: tuple[str, ...] = ()
-    """All classes of a table's label; empty: those of its rows. Rows of no such class are left out."""
-    csv: Csv = Csv()
-    """How a CSV file is written."""
-
-    def __post_init__(self) -> None:
-        if self.bins is not None and self.bins < 2:
-            raise ValueError(f"data.bins must be at least 2, got {self.bins}")
-        for column, kind in self.declared.items():
-            if not column or kind not in MEANING:
-                wanted = f"COLUMN=TYPE of the types {', '.join(MEANING)}"
-                raise ValueError(f"data.types must be {wanted}, got '{column}={kind}'{nearest(kind, MEANING)}")
-
-    @property
-    def declared(self) -> dict[str, Any]:
-        """{column: kind} of `types`."""
-        return {column: kind for column, _, kind in (text.rpartition("=") for text in self.types)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RawTable(TableOptions):
-    """A table and the encoding of its columns."""
-
-    source: str = "adult"
-    """A CSV or parquet file, or adult, german or loan below RAYDIFF_DATA."""
-    preset: str | None = None
-    """adult, german or loan: read `source` as that table, unless fields below are set."""
-    label: str | None = None
-    """The label column; None: the preset's, or none."""
-    columns: tuple[str, ...] = ()
-    """The columns, in order; empty: the preset's, or all but the label."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.preset is not None:
-            check_one_of("preset", self.preset, CODE_BOOKS)
-        if self.code_book and (self.types or self.classes):
-            raise ValueError(f"data.types and data.classes must be empty: those of {self.source} are declared")
-        if len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"columns must name each column once, got {' '.join(self.columns)}")
-
-    @property
-    def given_edges(self) -> dict[str, Sequence[float]]:
-        """{column: edges} of columns with declared edges."""
-        return dict(self.code_book.cuts) if self.code_book else {}
-
-    @property
-    def code_book(self) -> CodeBook | None:
-        """The preset."""
-        return CODE_BOOKS.get(self.preset or self.source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,8 +86,7 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     columns, label = _chosen(config, table, path)
     order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows")).numpy()
     frame, notes = _complete(config, table, [*columns, *([label] if label else [])], label, path, public=public)
-    declared = {*config.code_book.cuts, *config.code_book.groups} if config.code_book else set()
-    fitted = tuple(name for name in frame if name not in declared)
+    fitted = tuple(name for name in frame if name not in {*config.given_edges, *config.groups})
     rows = None if public is None or not fitted else _drawn(frame, order, public, path, fitted)
     raw = frame if rows is None else frame.iloc[rows]
     kinds = {name: _kind(config, table, name, raw[name].dropna().unique()) for name in frame}
@@ -261,11 +199,8 @@ def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, fitted: Se
 
 def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> Kind:
     """The kind of a column: declared, of the file's type, or inferred from its declared or else from these texts."""
-    groups = config.code_book.groups.get(name) if config.code_book else None
-    if name == config.label and config.classes:
-        texts = config.classes
-    if groups is not None:
-        texts = [text for group in groups.values() for text in group]
+    if name in config.groups:
+        texts = [text for group in config.groups[name].values() for text in group]
     if kind := "number" if name in config.given_edges else config.declared.get(name):
         return kind
     of_file: Any = table.kinds.get(name) if len(texts) else None  # A private cell may decide the type of no value.
@@ -289,8 +224,6 @@ def _taken(config: RawTable, raw: pd.DataFrame, kinds: Dictionary[str, Kind], id
     """Notes: what each column was taken for, and which were left out."""
     of_kind = {kind: _named([name for name in raw if kinds[name] == kind]) for kind in MEANING}
     notes = [f"columns taken for {'; '.join(f'{kind}: {names}' for kind, names in of_kind.items() if names)}"]
-    if config.exclude:
-        notes.append(f"columns left out by data.exclude: {_named(config.exclude)}")
     if identifiers:
         how = f"to keep one: --data.types '{identifiers[0]}=text', or number"
         notes.append(f"columns left out since they name rows: {_named(identifiers)} ({how})")
@@ -314,7 +247,7 @@ def _fit(
     """`frame`: canonical texts; of public rows only if `public`."""
     preset, cuts = config.code_book, config.given_edges
     bins = config.bins or (preset.bins if preset else 5 + public)
-    groups = preset.groups if preset else {}
+    groups = config.groups
     if public and bins < 3:
         raise ValueError(f"data.bins must be at least 3, one of them for values of no public row, got {bins}")
     fitted = []
@@ -332,8 +265,6 @@ def _fit(
         fitted.append(column)
     if max(len(column.categories) for column in fitted) < 2:
         raise ValueError(f"all columns ({', '.join(columns)}) have one value only: there is nothing to learn")
-    if label is not None and config.classes:
-        groups = {label: {text: (text,) for text in config.classes}}
     return Mapping(tuple(fitted), None if label is None else _label(frame[label], kinds[label], groups, public))
 
 
