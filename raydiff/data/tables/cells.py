@@ -80,8 +80,8 @@ def read(path: Path, csv_format: Csv) -> Cells:
 def _csv(path: Path, csv_format: Csv) -> Cells:
     import pandas as pd  # slow to import
 
-    default = "\t" if ".tsv" in path.suffixes[-2:] else ","
-    delimiter = DELIMITERS.get(csv_format.delimiter or default, csv_format.delimiter or default)
+    delimiter = csv_format.delimiter or ("tab" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ",")
+    delimiter = DELIMITERS.get(delimiter, delimiter)
     text, line, rows = _text(path, csv_format.encoding), 1, list[list[str]]()
     # What stands at the end shows whether a quotation mark is open.
     reader = csv.reader(io.StringIO(text + "\n\0", newline=""), delimiter=delimiter, skipinitialspace=True)

@@ -94,8 +94,8 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     seen = frame if rows is None else frame.iloc[rows]
     guessed, most = {*fitted} - {*config.declared, *config.columns}, config.bins or 5
     identifiers = [c for c in columns if c in guessed and is_identifier(seen[c], kinds[c], rows=len(order), most=most)]
-    identifiers = identifiers if len(identifiers) < len(columns) else []
-    columns = tuple(name for name in columns if name not in identifiers)
+    columns = tuple(name for name in columns if name not in identifiers) or columns
+    identifiers = [name for name in identifiers if name not in columns]
     mapping = _fit(config, seen, columns, label, kinds, public=rows is not None)
     fitted = tuple(name for name in fitted if name not in identifiers)
     if fitted:
@@ -273,11 +273,9 @@ def _label(
 ) -> Column:
     values, name = values.dropna(), str(values.name)
     if (declared := groups.get(name)) is None and (classes := values.nunique()) < 2:
-        only = f"one value only{f', {values.iloc[0]!r},' if classes else ''}{' in its public rows' if public else ''}"
-        remedy = (
-            f"name all its classes (--data.classes {values.iloc[0] if classes else 'no'} ...), or raise data.public"
-        )
-        raise ValueError(f"label {name!r} has {only}{f': {remedy}' if public else ''}")
+        has = f"has one value only, {values.iloc[0]!r}," if classes else "has no value"
+        remedy = " in its public rows: name all its classes (--data.classes A B ...), or raise data.public"
+        raise ValueError(f"label {name!r} {has}{remedy if public else ''}")
     if declared is None and classes > MOST_CLASSES:
         raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, got {classes}")
     return groups_of(values, kind=kind, bins=MOST_CLASSES + public, groups=declared, public=public)
