@@ -141,6 +141,8 @@ def test_typed_columns_keep_their_kind_and_every_value(tmp_path: Path, name: str
         pa.array([b"a", b"b"]),
         pa.array([b"a", b"b"], pa.large_binary()),
         pa.array([b"ab", b"cd"], pa.binary(2)),
+        pa.array([b"a", b"b"]).dictionary_encode(),
+        pa.array(pd.period_range("2020-01", periods=2, freq="M")),
         pa.array([[1], [2]]),
         pa.array([[1, 2], [3, 4]], pa.list_(pa.int64(), 2)),
         pa.array([{"a": 1}, {"a": 2}]),
@@ -150,7 +152,7 @@ def test_typed_columns_keep_their_kind_and_every_value(tmp_path: Path, name: str
 )
 def test_types_that_are_no_value_are_refused_by_name_and_can_be_left_out(tmp_path: Path, array: pa.Array) -> None:
     pq.write_table(pa.table({"x": array, "a": [1, 2], "y": ["p", "q"]}), path := tmp_path / "t.parquet")
-    with pytest.raises(ValueError, match=r"^column 'x' of t.parquet has the type .*: --data.exclude x$"):
+    with pytest.raises(ValueError, match=r"^column 'x' of t.parquet is of type .*: leave it out \(--data.exclude x\)$"):
         read(RawTable(source=str(path), label="y"))
     assert read(RawTable(source=str(path), label="y", exclude=("x",))).columns == ("a",)
 

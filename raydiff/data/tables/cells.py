@@ -139,9 +139,9 @@ def _parquet(path: Path) -> Cells:
         table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as e:
         raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
-    columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
-    kinds = [_kind(column.type) for column in columns]
-    texts = [_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    types = [t.value_type if pa.types.is_dictionary(t) else t for t in table.schema.types]
+    kinds = [_kind(type_) for type_ in types]
+    texts = [_texts(*of) for of in zip(table.columns, types, kinds, strict=True)]
     frame = pd.DataFrame(dict(enumerate(texts)), dtype=str).set_axis(table.column_names, axis=1)
     return Cells(frame, dict(zip(table.column_names, kinds, strict=True)))
 
@@ -159,15 +159,17 @@ def _kind(type_: Any) -> Kind | str:
     return next((kind for kind, of in tests.items() if any(test(type_) for test in of)), str(type_))
 
 
-def _texts(column: Any, kind: Kind | str) -> list[str | None]:
+def _texts(column: Any, type_: Any, kind: Kind | str) -> list[str | None]:
     import pyarrow as pa
 
-    values: list[Any] = [None] * len(column)
+    if kind not in MEANING:
+        return [None] * len(column)
+    column = column.cast(type_)  # of a dictionary its values
     if kind in ("date", "duration"):
-        unit = Decimal(86_400) if pa.types.is_date32(column.type) else TICKS[getattr(column.type, "unit", "ms")]
-        counts = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64()).to_pylist()
-        values = [None if n is None else n * unit for n in counts]
-    elif kind in MEANING:
+        unit = Decimal(86_400) if pa.types.is_date32(type_) else TICKS[getattr(type_, "unit", "ms")]
+        counts = column.cast(pa.int32() if type_.bit_width == 32 else pa.int64()).to_pylist()
+        values: list[Any] = [None if n is None else n * unit for n in counts]
+    else:
         values = column.to_pylist()
     spelled = {float: number_text, Decimal: lambda x: canonical(format(x, "f"), "number")}
     return [None if v is None or v != v or v == MISSING else spelled.get(type(v), str)(v) for v in values]

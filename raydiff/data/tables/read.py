@@ -154,9 +154,7 @@ def _chosen(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...]
         raise ValueError(f"label {label!r} is also among the columns: it is a condition, apart from them")
     for name in (*columns, *([label] if label else [])):
         if (kind := table.kinds.get(name, "text")) not in MEANING:
-            raise ValueError(
-                f"column {name!r} of {path.name} has the type {kind}, which is no value: --data.exclude {name}"
-            )
+            raise ValueError(f"column {name!r} of {path.name} is of type {kind}: leave it out (--data.exclude {name})")
     return columns, label
 
 
