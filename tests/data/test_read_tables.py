@@ -103,7 +103,7 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
     table = read(RawTable(source=path, preset="mine"))
     assert table.rows.tolist() == list(range(2, 12))
     assert table.notes[0] == "rows with a missing value are left out"
-    with pytest.raises(ValueError, match="has 1 of 12 rows without a missing value"):
+    with pytest.raises(ValueError, match="keeps 1 of 12 rows, a table needs two: no row may have a missing value"):
         read(RawTable(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
 
 

@@ -85,11 +85,12 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     table = cells.read(path, config.csv)
     columns, label = _chosen(config, table, path)
     order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows")).numpy()
-    frame, notes = _complete(config, table, [*columns, *([label] if label else [])], label, path, public=public)
-    fitted = tuple(name for name in frame if name not in {*config.given_edges, *config.groups})
+    names = [*columns, *([label] if label else [])]
+    frame, notes = _complete(config, table, names, label, path, public=public)
+    fitted = tuple(name for name in names if name not in {*config.given_edges, *config.groups})
     rows = None if public is None or not fitted else _drawn(frame, order, public, path, fitted)
     raw = frame if rows is None else frame.iloc[rows]
-    kinds = {name: _kind(config, table, name, raw[name].dropna().unique()) for name in frame}
+    kinds = {name: _kind(config, table, name, raw[name].dropna().unique()) for name in names}
     frame = _canonical(frame, kinds, config, table)
     seen = frame if rows is None else frame.iloc[rows]
     guessed, most = {*fitted} - {*config.declared, *config.columns}, config.bins or 5
@@ -99,7 +100,7 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     mapping = _fit(config, seen, columns, label, kinds, public=rows is not None)
     fitted = tuple(name for name in fitted if name not in identifiers)
     if fitted:
-        notes += _taken(config, raw[list(fitted)], kinds, identifiers)
+        notes += _taken({name: kinds[name] for name in fitted}, identifiers)
     if merged := [c.name for c in mapping.columns if c.edges is None and seen[c.name].nunique() > len(c.values)]:
         notes.append(f"rare values merged in {', '.join(merged)}")
     if fitted:
@@ -113,7 +114,8 @@ def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
     table = cells.read(path, config.csv)
     kinds = {column.name: column.kind for column in mapping.decoded}
     _check_columns([*kinds], table.frame.columns, path)
-    frame, notes = _complete(config, table, [*kinds], mapping.label and mapping.label.name, path)
+    label = None if mapping.label is None else mapping.label.name
+    frame, notes = _complete(config, table, [*kinds], label, path)
     return _encoded(_canonical(frame, kinds, config, table), mapping, path.name, tuple(notes))
 
 
@@ -145,13 +147,14 @@ def _chosen(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...]
     preset, names = config.code_book, table.frame.columns
     label = config.label or (preset.label if preset else None)
     columns = config.columns or (preset.columns if preset else tuple(c for c in names if c != label))
-    _check_columns((*columns, *([label] if label else []), *config.declared), names, path)
-    _check_columns(config.exclude, columns, path)
+    _check_columns((*columns, *([label] if label else []), *config.declared, *config.exclude), names, path)
     columns = tuple(c for c in columns if c not in config.exclude)
     if not columns:
         raise ValueError(f"{path} has no column but the label {label!r} and those that data.exclude names")
-    if label in columns:
-        raise ValueError(f"label {label!r} is also among the columns: it is a condition, apart from them")
+    if label in (*columns, *config.exclude):
+        raise ValueError(
+            f"label {label!r} is also among the columns or data.exclude: it is a condition, apart from them"
+        )
     for name in (*columns, *([label] if label else [])):
         if (kind := table.kinds.get(name, "text")) not in MEANING:
             raise ValueError(f"column {name!r} of {path.name} is of type {kind}: leave it out (--data.exclude {name})")
@@ -180,7 +183,7 @@ def _complete(
         return wanted, []
     kept = wanted.dropna(subset=None if config.code_book else [label])
     if len(kept) < 2:
-        raise ValueError(f"{path} has {len(kept)} of {len(wanted)} rows without {what}, a table needs two")
+        raise ValueError(f"{path} keeps {len(kept)} of {len(wanted)} rows, a table needs two: no row may have {what}")
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
@@ -199,10 +202,10 @@ def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> 
     """The kind of a column: declared, of the file's type, or inferred from its declared or else from these texts."""
     if name in config.groups:
         texts = [text for group in config.groups[name].values() for text in group]
-    if kind := "number" if name in config.given_edges else config.declared.get(name):
-        return kind
+    declared: dict[str, Any] = {**config.declared, **dict.fromkeys(config.given_edges, "number")}
     of_file: Any = table.kinds.get(name) if len(texts) else None  # A private cell may decide the type of no value.
-    return of_file or inferred(texts, config.csv.decimal)
+    kind: Kind = declared.get(name) or of_file or inferred(texts, config.csv.decimal)
+    return kind
 
 
 def _canonical(frame: pd.DataFrame, kinds: Dictionary[str, Kind], config: RawTable, table: Cells) -> pd.DataFrame:
@@ -218,9 +221,9 @@ def _canonical(frame: pd.DataFrame, kinds: Dictionary[str, Kind], config: RawTab
     return frame.apply(respelled)
 
 
-def _taken(config: RawTable, raw: pd.DataFrame, kinds: Dictionary[str, Kind], identifiers: Sequence[str]) -> list[str]:
+def _taken(kinds: Dictionary[str, Kind], identifiers: Sequence[str]) -> list[str]:
     """Notes: what each column was taken for, and which were left out."""
-    of_kind = {kind: _named([name for name in raw if kinds[name] == kind]) for kind in MEANING}
+    of_kind = {kind: _named([name for name in kinds if kinds[name] == kind]) for kind in MEANING}
     notes = [f"columns taken for {'; '.join(f'{kind}: {names}' for kind, names in of_kind.items() if names)}"]
     if identifiers:
         how = f"to keep one: --data.types '{identifiers[0]}=text', or number"
