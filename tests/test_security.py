@@ -186,7 +186,7 @@ def test_a_table_that_does_not_fit_is_not_read(tmp_path: Path, monkeypatch: pyte
         pq.write_table(pa.table({"a": [1] * 1000, "b": [2] * 1000}), path)
     monkeypatch.setattr(sizes, "memory", lambda: 4003)
     with pytest.raises(ValueError, match=f"^the table {path} would take 0 MB"):
-        cells.read(path, cells.Csv()).frame
+        cells.read(path, cells.Csv())
 
 
 def test_a_data_set_of_the_hub_is_not_downloaded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
