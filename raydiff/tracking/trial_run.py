@@ -114,9 +114,7 @@ class TrialRun:
         released = outcome.get("released", "")
         tags = {"raydiff.privacy": outcome["text"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
         tags |= {"raydiff.released": released, REMARK: client.lacks}
-        tags["mlflow.note.content"] = "
-
-".join(filter(None, (outcome["text"], released, reason)))
+        tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], released, reason)))
         client.log_batch(run, tags=[RunTag(k, storable(v)) for k, v in tags.items()])  # one write to the disk
         client.update_run(run, name=run_name(read_json(self.folder / "config.json"), epsilon))
         attach_artifacts(client, run, self.folder / "artifacts", final)
