@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats import plots
+from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import shown
 
 RATES = ["fpr", "tpr", "low", "high"]
@@ -27,7 +28,7 @@ LEAST = 1e-4  # where the logarithmic axes begin
 
 def read(path: Path) -> pd.DataFrame:
     """The table. Raises ValueError for one without these columns, or with rates outside [0, 1]."""
-    rows = pd.read_csv(path)
+    rows = read_csv(path)
     if missing := [c for c in ("attack", *RATES) if c not in rows]:
         raise ValueError(f"{path} has no column {', '.join(missing)}")
     rates = rows[RATES].replace("auc", math.nan).apply(pd.to_numeric, errors="coerce")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING, number_text, plain
+from raydiff.formats.csv_files import read_csv
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,7 +29,7 @@ def frame(path: Path) -> pd.DataFrame:
     sizes.check_fits(f"the table {path}", _claimed(path), "take fewer rows")
     try:
         as_text: Any = {"dtype": str, "keep_default_na": False, "skipinitialspace": True, "low_memory": False}
-        table = _parquet(path) if path.suffix.lower() == ".parquet" else pd.read_csv(path, **as_text)
+        table = _parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path, **as_text)
     except Exception as e:  # Each kind of damage has its own exception.
         raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
     if not table.index.equals(pd.RangeIndex(len(table))):

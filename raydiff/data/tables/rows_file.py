@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Mapping
+from raydiff.formats.csv_files import write_csv
 
 FILE = "rows.csv"
 
@@ -29,7 +30,7 @@ def write_part(
     path: Path, codes: NDArray[np.int64], labels: NDArray[np.int64], mapping: Mapping, *, header: bool
 ) -> None:
     """Write rows from codes (s, n) and labels (s,), see `Mapping.decode`; `header` in the first part only."""
-    mapping.decode(codes, labels).to_csv(path, index=False, header=header, lineterminator="\n", encoding="utf-8")
+    write_csv(path, mapping.decode(codes, labels), header=header)
 
 
 def join(parts: Sequence[Path], path: Path) -> None:
