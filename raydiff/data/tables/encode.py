@@ -17,7 +17,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Dictionary
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,7 @@ OTHER = "(other)"
 UNUSED = "(none)"
 """Name of codes that the column does not use, which only noised rows have."""
 NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?)", re.ASCII | re.IGNORECASE)
+Kind = Literal["text", "number", "date", "duration"]
 WHOLE = re.compile(r"\+?(-?)0*(\d+)(\.0*)?", re.ASCII)
 
 
@@ -47,6 +48,12 @@ class Column:
     """e_1 < .. < e_m, which cut numbers into < e_1, e_1 to < e_2, .., >= e_m; None: a column of texts."""
     values: Dictionary[str, int] = field(default_factory=dict)
     """Code of each text; others go to OTHER, if there is such a category."""
+    kind: Kind = "text"
+    """What its cells are: a date is a number of seconds since 1970-01-01 UTC, a duration a number of seconds."""
+    limits: tuple[float, float] | None = None
+    """Smallest and largest number of the rows that `edges` was fitted on; None: no edges, or declared ones."""
+    step: float | None = None
+    """The numbers of these rows are multiples of it, such as 1, 0.01 or, of dates, 86400; None: unknown."""
 
     def code(self, text: str | None) -> int:
         """Code of one value (None: missing), or -1 if it has no category. Among texts a number may have any spelling,
@@ -117,8 +124,11 @@ class Mapping:
 
 
 def _column(read: dict[str, Any]) -> Column:
-    edges = None if read["edges"] is None else tuple(map(float, read["edges"]))
-    return Column(read["name"], tuple(read["categories"]), edges, {k: int(v) for k, v in read["values"].items()})
+    edges, limits = (None if read[name] is None else tuple(map(float, read[name])) for name in ("edges", "limits"))
+    values = {k: int(v) for k, v in read["values"].items()}
+    return Column(
+        **{**read, "categories": tuple(read["categories"]), "values": values, "edges": edges, "limits": limits}
+    )
 
 
 def bins_of(values: pd.Series, *, name: str, bins: int, edges: Sequence[float] | None, public: bool = False) -> Column:
