@@ -207,7 +207,11 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
             count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
             if len(records) < 4 or count < 2:
                 has = f"client {number} has {len(records)} records and the {split} split {count} in its mix of classes"
-                raise ValueError(f"{has}, and evaluation.attack needs 4 and 2: raise data.{split}")
+                lower = "lower clients, raise data.train (partition.least 4 of a Dirichlet partition)"
+                remedy = lower if len(records) < 4 else f"raise data.{split}"
+                raise ValueError(
+                    f"{has}, and evaluation.attack needs 4 and 2: {remedy} or set evaluation.attack to false"
+                )
         if attack and not denoisers and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(records) for c in group)
