@@ -1,7 +1,7 @@
 """CSV files that people open in spreadsheets.
 
 A text that a spreadsheet would compute as a formula gets an apostrophe in front (OWASP, "CSV Injection"), a cell as
-well as a column's name; `read_csv` and `without_marks` take it off again. Numbers stay numbers, also as text: -1.5.
+well as a column's name; `read_csv` and `unmarked` take it off again. Numbers stay numbers, also as text: -1.5.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def read_csv(path: Path, **options: Any) -> pd.DataFrame:
     """`pandas.read_csv` of a file of `write_csv`."""
     import pandas as pd  # slow to import
 
-    return without_marks(pd.read_csv(path, **options))
+    return _changed(pd.read_csv(path, **options), unmarked)
 
 
-def without_marks(table: pd.DataFrame) -> pd.DataFrame:
-    """The table as before `write_csv`."""
-    return _changed(table, lambda text: text[1:] if text[:1] == "'" and FORMULA.match(text[1:]) else text)
+def unmarked(text: str) -> str:
+    """A text of a file of `write_csv` without the apostrophe that keeps a spreadsheet from computing it."""
+    return text[1:] if text[:1] == "'" and FORMULA.match(text[1:]) else text
 
 
 def _changed(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:

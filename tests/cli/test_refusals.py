@@ -41,7 +41,7 @@ REFUSED = {
     "init digits --method.clp 3": r"unknown field --method\.clp; did you mean method\.clip",
     "init digits --clients 900": r"a minority client would get",
     "preview digit": r"unknown data set 'digit'.*; did you mean digits\?",
-    "preview --clients 120": r"a minority client would get 0 records",
+    "preview --clients 120": r"a minority client would get 0 of the",
     "preview digits --data.public-from digits": "public records must hold no record of the run",
     "theory digitz": "digitz",
     "theory digits --train 5000": "too few for",

@@ -20,6 +20,7 @@ from raydiff.data.tables import cells, rows_file
 from raydiff.data.tables.encode import Column, Mapping
 from raydiff.formats.csv_files import read_csv, write_csv
 from raydiff.formats.tables import publish
+from raydiff.seeding import generator
 
 FORMULAS = ["=1+1", "+1+1", "-1+1", "@SUM(A1)", "=cmd|' /C calc'!A0", "\t=1", "\r=1", "\n=1", " =1", "-2+3\nb", "="]
 FORMULAS += ["'=1", "''=1", "+49 30 123", "-inf", "\N{FULLWIDTH EQUALS SIGN}1+1", "@", "\tb"]
@@ -35,7 +36,7 @@ def held(path: Path) -> list[list[str]]:
 def by_rows(path: Path, table: pd.DataFrame) -> None:
     columns = tuple(Column(name, tuple(cells)) for name, cells in table.items())
     codes = np.arange(len(table))[:, None].repeat(len(columns), axis=1)
-    rows_file.write_part(path, codes, codes[:, 0], Mapping(columns), header=True)
+    write_csv(path, rows_file.rows(Mapping(columns), codes, codes[:, 0], generator(0)))
 
 
 def by_report(path: Path, table: pd.DataFrame) -> None:
