@@ -11,6 +11,7 @@ DIR is a data set: --data.name ./DIR, or ./DIR/rows.csv for a table. After an in
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,7 +78,9 @@ def _as_data(finished: Finished, out: Path) -> str:
     if (mapping := finished.dataset.mapping) is None:
         return f"--data.name {out}"
     bins = 1 + max(len(column.categories) for column in mapping.columns)  # One more, for values no public row has.
-    return f"--data.name {out / rows_file.FILE} --data.labels {finished.dataset.label_columns[0]!r} --data.bins {bins}"
+    types = shlex.join([f"{column.name}={column.kind}" for column in mapping.decoded])
+    label = shlex.quote(finished.dataset.label_columns[0])
+    return f"--data.name {out / rows_file.FILE} --data.labels {label} --data.bins {bins} --data.types {types}"
 
 
 def _print_progress(done: int, rows: int) -> None:

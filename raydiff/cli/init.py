@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     classes = dataset.label_names[0]
     named = f": {', '.join(map(str, classes))}" if len(classes) <= NAMED else ""
     about = f"{name}: {dataset.says}, {len(classes)} classes{named}"
-    notes = [note for note in (_public(dataset, experiment), suggestion.warns) if note]
+    notes = [note for note in (*dataset.notes, _public(dataset, experiment), suggestion.warns) if note]
     head = [about, f"written by: raydiff init {shlex.join(argv)}", train, *notes]
     out.write_text(suggested.written("\n".join(head), suggestion, values))
     print("\n".join([about, *notes, f"wrote {out}", f"next: {train}"]))
@@ -76,10 +76,9 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""
-    return (
-        f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them: "
-        "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
-    )
+    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them"
+    other = "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
+    return says if dataset.mapping is not None else f"{says}: {other}"
 
 
 def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from raydiff.data.splits import SPLITS as SPLITS
 from raydiff.data.splits import cut
 from raydiff.data.tables import read
 from raydiff.data.tables.encode import Mapping
+from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import check_one_of
 
 FittedOn = Literal["public", "all"]
@@ -34,13 +35,13 @@ LEARNED = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Data:
+class Data(TableOptions):
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
     name: str = field(default="digits", metadata={"location": "folder"})
     """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (with a /),
-    hub:owner/name of the Hugging Face hub, a table (adult, german, loan, a .csv or .parquet file), or module:name, a
-    function like those of `sources.SOURCES`."""
+    hub:owner/name of the Hugging Face hub, a table (adult, german, loan, a .csv, .tsv or .parquet file), or
+    module:name, a function like those of `sources.SOURCES`."""
     root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
@@ -49,8 +50,6 @@ class Data:
     """Convert all pictures to grey or rgb; stored: no conversion."""
     labels: tuple[str, ...] = ()
     """Label columns, the class first; empty: the only one, of parquet files `label` or else `fine_label`."""
-    bins: int | None = None
-    """Largest number of categories of a table's column; None: the preset's, or 5."""
     superclasses: str | None = None
     """Replace classes by superclasses, dropping other classes: parity or pairs of the ten digits; cifar100 (its 20
     coarse classes), or cifar100-10x2 (10 of these with 2 classes each). Clients then see only the superclass."""
@@ -73,12 +72,13 @@ class Data:
     (of a table drawn without reading rows). all: everybody's, before any mechanism: epsilon is then inf."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         for name in ("name", "public_from"):
             if getattr(self, name) == "":
                 raise ValueError(f"data.{name} must name a data set or a folder, got ''")
         if self.public_from is not None and self.public < 1:
             raise ValueError(f"data.public must be at least 1 with data.public_from, got {self.public}")
-        least = {"size": 1, "train": 1, "bins": 2, "public": 0, "validation": 0, "calibration": 0, "test": 0}
+        least = {"size": 1, "train": 1, "public": 0, "validation": 0, "calibration": 0, "test": 0}
         for name, low in least.items():
             if (value := getattr(self, name)) is not None and value < low:
                 raise ValueError(f"data.{name} must be at least {low}, got {value}")
@@ -182,7 +182,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
 def source_of(config: Data, folder: Path | None) -> Source:
     """All rows of the data set in this folder."""
     public = None if config.fitted_on == "all" else config.public
-    fit: dict[str, Any] = {"bins": config.bins, "public": public, "seed": config.split_seed}
+    fit: dict[str, Any] = {"options": config, "public": public, "seed": config.split_seed}
     return names.source(config.name, folder, config.labels, table=config.superclasses, **fit)
 
 

@@ -20,6 +20,7 @@ from raydiff.data import folders, hub, parquet, superclasses
 from raydiff.data.source import Picture, Source
 from raydiff.data.tables import read
 from raydiff.data.tables.code_books import CODE_BOOKS
+from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import imported, is_outside, nearest
 
 WANTED = "a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
@@ -31,7 +32,7 @@ def source(
     labels: Sequence[str],
     *,
     table: str | None = None,
-    bins: int | None = None,
+    options: TableOptions | None = None,
     public: int | None = None,
     seed: int = 0,
 ) -> Source:
@@ -39,16 +40,17 @@ def source(
 
     Args:
         table: One of `superclasses.TABLES`, whose superclasses replace the classes.
-        bins: Maximum number of categories of a table's column.
+        options: How a table is read.
         public: Number of a table's rows, drawn by `seed`, to fit undeclared categories on; None: all.
     """
     if read.is_table(name):
         if table is not None:
             raise ValueError(f"data set {name!r} is a table: data.superclasses must be none")
         assert folder is not None
-        return table_rows(name, folder, labels, bins=bins, public=public, seed=seed)
-    if bins is not None:
-        raise ValueError(f"data set {name!r} is no table: data.bins must be none")
+        return table_rows(name, folder, labels, options or TableOptions(), public=public, seed=seed)
+    for f in dataclasses.fields(TableOptions):
+        if options is not None and getattr(options, f.name) != f.default:
+            raise ValueError(f"data set {name!r} is no table: data.{f.name} is for tables only")
     out = (_outside(name) if is_outside(name) else SOURCES.get(name, files))(folder, labels)
     if not isinstance(out, Source):
         raise ValueError(f"{name} must be {WANTED}")
@@ -137,14 +139,15 @@ def files(folder: Path | None, labels: Sequence[str]) -> Source:
 
 
 def table_rows(
-    name: str, file: Path, labels: Sequence[str], *, bins: int | None, public: int | None = None, seed: int = 0
+    name: str, file: Path, labels: Sequence[str], options: TableOptions, *, public: int | None = None, seed: int = 0
 ) -> Source:
     """The rows of a table, their codes in place of pictures; test rows of a preset last, encoded by the mapping of the
     others. Raises ValueError as `read.read`, and if there is no label."""
     if len(labels) > 1:
         raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
     preset = name if name in CODE_BOOKS else None
-    config = read.RawTable(source=str(file), preset=preset, label=labels[0] if labels else None, bins=bins)
+    fields = {f.name: getattr(options, f.name) for f in dataclasses.fields(TableOptions)}
+    config = read.RawTable(source=str(file), preset=preset, label=labels[0] if labels else None, **fields)
     parts = [first := read.read(config, public=public, seed=seed)]
     if preset is not None and len(CODE_BOOKS[preset].files) > 1:
         parts.append(read.read_again(config, read.locate(preset, str(file.parents[1]), part=1), first.mapping))

@@ -38,7 +38,8 @@ def _partitioned(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
     return [*(rest[part] for part in parts), *late]
 
 
-PUBLIC = {f"data.{n}" for n in ["split_seed", "public", "public_from", "labels", "superclasses", "test", "fitted_on"]}
+PUBLIC = {f"data.{n}" for n in ("split_seed", "public", "public_from", "labels", "superclasses", "classes", "test")}
+PUBLIC |= {"data.fitted_on"}
 """Fields that can change the public rows."""
 DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients", "partition", "newcomers", "audit")
 """Other fields, with their own fields, that can move records from one client to another."""
@@ -52,7 +53,7 @@ def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str,
         train = dataset.splits["train"].numbers
         rows += sorted(sorted(train[part].tolist()) for part in shares(experiment, dataset))
     other = data.public_from and sources.identity(data.public_from)
-    text = json.dumps([sources.identity(data.name), other, data.superclasses, data.labels, rows])
+    text = json.dumps([sources.identity(data.name), other, data.superclasses, data.labels, data.classes, rows])
     return {**_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
 
 

@@ -43,7 +43,7 @@ def splits(data: Data) -> dict[str, int]:
     """Return default sizes of all splits but train."""
     folder = sources.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
-        rows, test_rows = len(cells.frame(folder)), 0
+        rows, test_rows = len(cells.read(folder, data.csv).frame), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
         rows, test_rows = len(source.labels) - source.own_test, source.own_test
@@ -106,7 +106,11 @@ def for_rows(dataset: Dataset) -> Suggestion:
         "data.train": f"all that the others leave: {rows}",
         "method.local.steps": f"{steps * 30 / rows:.0f} epochs of {rows} rows in batches of 30",
     }
-    return Suggestion("tabular-german", {"data.train": "none", "method.local.steps": steps}, why)
+    values: dict[str, Any] = {"data.train": "none", "method.local.steps": steps}
+    if len(dataset.splits["train"].labels.unique()) < 2:
+        values["evaluation.attack"] = False
+        why["evaluation.attack"] = "the training rows have one class only, and attacks compare classes"
+    return Suggestion("tabular-german", values, why)
 
 
 def suggested(dataset: Dataset) -> Suggestion:

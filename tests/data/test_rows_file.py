@@ -95,8 +95,8 @@ def test_declared_bins_end_a_neighbours_width_beyond_their_edges(edges: Any, low
     assert numbers.min() == pytest.approx(low, abs=0.02) and numbers.max() == pytest.approx(high, abs=0.02)
     assert (numbers.dtype == "Int64") == (edges != (0.5, 1.0))
     card = rows_file.describe(Mapping((column,)), "drawn")
-    assert card["ranges"] == {"x": [low, high]} and "drawn uniformly" in card["values"]
-    assert "ranges" not in rows_file.describe(Mapping((column,)), "bins")
+    assert card["ranges"] == {"x": [str(low), str(high)]} and "drawn uniformly" in card["values"]
+    assert not rows_file.describe(Mapping((column,)), "bins")["ranges"]
 
 
 def test_draws_are_uniform_and_of_this_seed() -> None:

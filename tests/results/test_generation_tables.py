@@ -169,7 +169,7 @@ def test_numbers_come_out_as_numbers_of_the_generations_seed(
     assert 0 < len(ages) < 50 and ages.str.isdecimal().all()
     assert [age.categories[code] for code in age.codes(ages)] == bins["age"].dropna().tolist()
     card = json.loads((tmp_path / "drawn" / "card.json").read_text())
-    low, high = card["ranges"]["age"]
+    low, high = map(int, card["ranges"]["age"])
     assert card["numbers"] == "drawn" and ages.astype(int).between(low, high).all()
     with pytest.raises(ValueError, match="numbers, ranges, values differ"):
         write(finished, 0, tmp_path / "drawn", GenerationRequest(num=50, numbers="bins"), code=CODE)

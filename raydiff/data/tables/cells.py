@@ -1,91 +1,174 @@
 """Cells of a CSV or parquet file as text. Each cell is read by itself: no cell changes the text of another.
 
-Nor does a unit, scale or time zone of the column: midnight and zeros that end a fraction are left out, a parquet
-duration is a number of seconds, and a time with a zone is in UTC (Z).
+Nor does a unit, scale or time zone of a parquet column: dates are seconds since 1970-01-01 UTC, times and durations
+seconds. Parquet cells keep their values; in a CSV file blanks around a cell are dropped, and marks are missing values.
 """
 
 from __future__ import annotations
 
-import re
+import codecs
+import csv
+import gzip
+import io
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from raydiff.data import sizes
-from raydiff.data.tables.encode import MISSING, number_text, plain
-from raydiff.formats.csv_files import read_csv
+from raydiff.data.tables.encode import MISSING
+from raydiff.data.tables.kinds import MEANING, Kind, canonical, number_text
+from raydiff.formats.csv_files import unmarked
 
 if TYPE_CHECKING:
     import pandas as pd
 
-ZEROS = re.compile(r"(?<=:\d\d)(?:\.0+|(\.\d*[1-9])0+)(?=[-+Z]|$)", re.ASCII)
-MARKS = {"", "?", "NA", "N/A", "NaN", "nan", "null", "NULL", MISSING}
-PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+DELIMITERS = {"tab": "\t", "\\t": "\t", "';'": ";", "'|'": "|", "','": ","}
+TICKS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")}
+"""Unit of a parquet type -> its seconds."""
 
 
-def frame(path: Path) -> pd.DataFrame:
-    """The whole file: stripped texts, or missing. Raises ValueError if it cannot be read."""
+@dataclass(frozen=True, kw_only=True)
+class Csv:
+    """How CSV and TSV files are written."""
+
+    delimiter: str | None = None
+    """One character between cells, or tab; None: a comma, in .tsv files a tab."""
+    encoding: str = "utf-8"
+    """Encoding of the text, such as utf-8, latin-1, cp1252 or utf-16."""
+    decimal: str = "."
+    """Decimal mark of numbers: a point, or a comma; points before three digits then separate thousands."""
+    missing: tuple[str, ...] = ("?", "NA", "N/A", "#N/A", "NaN", "nan", "NaT", "null", "NULL", "<NA>")
+    """Cells that are missing values, beside empty ones."""
+
+    def __post_init__(self) -> None:
+        if self.delimiter is not None and len(DELIMITERS.get(self.delimiter, self.delimiter)) != 1:
+            raise ValueError(f"delimiter must be one character or tab, got {self.delimiter!r}")
+        if self.decimal not in (".", ","):
+            raise ValueError(f"decimal must be a point or a comma, got {self.decimal!r}")
+        try:
+            codecs.lookup(self.encoding)
+        except LookupError:
+            raise ValueError(f"encoding must be one of Python's, such as latin-1, got {self.encoding!r}") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Cells:
+    """The texts of a whole file."""
+
+    frame: pd.DataFrame
+    """Texts, or missing."""
+    kinds: dict[str, Kind | str] = field(default_factory=dict)
+    """Kind of each parquet column, or the type that no column of a table can have; of a CSV file none."""
+
+
+def read(path: Path, csv_format: Csv) -> Cells:
+    """The whole file. Raises ValueError, with the cause, the line and the option, if it cannot be read."""
+    parquet = path.suffix.lower() == ".parquet"
+    if parquet and csv_format != Csv():
+        raise ValueError(f"data.csv has no meaning for {path}, a parquet file")
+    cells = _parquet(path) if parquet else _csv(path, csv_format)
+    names, rows = cells.frame.columns, len(cells.frame)
+    if not names.is_unique:
+        raise ValueError(f"{path} has two columns {names[names.duplicated()][0]!r}: rename one in the file")
+    if rows < 2:
+        raise ValueError(f"{path} has {rows} row{'' if rows == 1 else 's'}, a table needs two at least")
+    return cells
+
+
+def _csv(path: Path, csv_format: Csv) -> Cells:
     import pandas as pd  # slow to import
 
-    sizes.check_fits(f"the table {path}", _claimed(path), "take fewer rows")
+    default = "\t" if ".tsv" in path.suffixes[-2:] else ","
+    delimiter = DELIMITERS.get(csv_format.delimiter or default, csv_format.delimiter or default)
+    text, line, rows = _text(path, csv_format.encoding), 1, list[list[str]]()
+    # What stands at the end shows whether a quotation mark is open.
+    reader = csv.reader(io.StringIO(text + "\n\0", newline=""), delimiter=delimiter, skipinitialspace=True)
     try:
-        as_text: Any = {"dtype": str, "keep_default_na": False, "skipinitialspace": True, "low_memory": False}
-        table = _parquet(path) if path.suffix.lower() == ".parquet" else read_csv(path, **as_text)
-    except Exception as e:  # Each kind of damage has its own exception.
-        raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
-    if not table.index.equals(pd.RangeIndex(len(table))):
-        raise ValueError(f"{path} cannot be read as a table (its rows have more fields than its header)")
-    if not table.columns.is_unique:
-        raise ValueError(f"{path} has two columns {table.columns[table.columns.duplicated()][0]!r}")
-    if len(table) < 2:
-        raise ValueError(f"{path} has {len(table)} row{'' if len(table) == 1 else 's'}, a table needs two at least")
-    out = table.apply(lambda c: c.str.strip().str.replace(ZEROS, r"\1", regex=True).str.removesuffix(" 00:00:00"))
-    return pd.DataFrame(out.mask(out.isin(MARKS)))
+        for cells in reader:
+            if any(cells) or len(cells) > 1:  # else a blank line
+                other = [name for name, d in DELIMITERS.items() if len(cells) == 1 and not rows and d in cells[0]]
+                if other:
+                    raise csv.Error(f"no {delimiter!r}: set --data.csv.delimiter {other[0]}")
+                if cells[-1].endswith("\0") and cells != ["\0"]:
+                    raise csv.Error("a quotation mark that is not closed")
+                if rows and len(cells) != len(rows[0]) and cells != ["\0"]:
+                    raise csv.Error(
+                        f"{len(cells)} cells, and the header {len(rows[0])}: quote a {delimiter!r} in a cell"
+                    )
+                rows.append([unmarked(cell).strip() for cell in cells])
+            line = reader.line_num + 1
+    except csv.Error as e:
+        raise ValueError(f"{path} cannot be read as a table: line {line} has {e}") from e
+    names = [name or f"Unnamed: {i}" for i, name in enumerate(rows[0])] if len(rows) > 1 else []
+    frame = pd.DataFrame(rows[1:-1], columns=names, dtype=str)
+    return Cells(frame.mask(frame.isin({"", MISSING, *csv_format.missing})))
 
 
-def _parquet(path: Path) -> pd.DataFrame:
+def _text(path: Path, encoding: str) -> str:
+    sizes.check_fits(f"the table {path}", path.stat().st_size, "take fewer rows")
+    packed, data = path.suffix.lower() == ".gz", b""
+    try:
+        with (gzip.open if packed else open)(path, "rb") as file:
+            data = file.read(sizes.memory() // 8 if packed else -1)
+            if file.read(1):
+                raise ValueError(f"the table {path} takes an eighth of this machine's memory: take fewer rows")
+        text = data.decode(encoding)
+        if "\0" in text:
+            raise UnicodeDecodeError(encoding, data, max(0, data.find(b"\0")), len(data), "NUL")
+        return text.removeprefix("\ufeff")
+    except UnicodeError as e:
+        line = data.count(b"\n", 0, getattr(e, "start", 0)) + 1
+        remedy = "set --data.csv.encoding, such as latin-1, cp1252 or utf-16"
+        raise ValueError(f"{path} cannot be read as a table: line {line} is not text in {encoding}: {remedy}") from e
+    except (OSError, EOFError, zlib.error) as e:
+        raise ValueError(f"{path} cannot be read as a table: {e}") from e
+
+
+def _parquet(path: Path) -> Cells:
     import pandas as pd
-    import pyarrow.parquet as pq
-
-    table = pq.ParquetFile(path).read()
-    index = (table.schema.pandas_metadata or {}).get("index_columns", ())
-    table = table.drop_columns([name for name in index if name in table.column_names])
-    return pd.DataFrame(dict(enumerate(map(_texts, table.columns)))).set_axis(table.column_names, axis=1)
-
-
-def _texts(column: Any) -> list[str | None]:
     import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column = column.cast(column.type.value_type)
-    kind, zone = column.type, ""
-    if pa.types.is_duration(kind):
-        counts = column.cast(pa.int64()).to_pylist()
-        return [None if n is None else number_text(n / PER_SECOND[kind.unit]) for n in counts]
-    if not pa.types.is_temporal(kind):
-        return [None if value is None else _text(value) for value in column.to_pylist()]
-    if pa.types.is_timestamp(kind) and kind.tz:
-        column, zone = column.cast(pa.timestamp(kind.unit)), "Z"
-    return [time and time + zone for time in column.cast(pa.string()).to_pylist()]  # Python's end at the year 9999.
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):  # It has None for a field that another row alone has.
-        value = {key: _text(v) for key, v in sorted(value.items()) if v is not None}
-    elif isinstance(value, list | tuple):
-        value = [_text(v) for v in value]
-    text = number_text(value) if isinstance(value, float) else str(value)
-    return text if isinstance(value, float | str) else plain(text)
-
-
-def _claimed(path: Path) -> int:
-    """Claimed bytes: a small parquet file may have very many rows."""
-    if path.suffix.lower() != ".parquet":
-        return path.stat().st_size
     import pyarrow.parquet as pq
 
     try:
         about = pq.read_metadata(path)
-    except Exception as e:  # As above.
+        unpacked = sum(int(about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
+        claimed = max(unpacked, 8 * int(about.num_rows) * int(about.num_columns))  # A small file may have many rows.
+        sizes.check_fits(f"the table {path}", claimed, "take fewer rows")
+        table = pq.ParquetFile(path).read()
+    except (OSError, pa.ArrowException) as e:
         raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
-    unpacked = sum(int(about.row_group(i).total_byte_size) for i in range(about.num_row_groups))
-    return max(unpacked, 8 * int(about.num_rows) * int(about.num_columns))
+    columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
+    kinds = [_kind(column.type) for column in columns]
+    texts = [_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    frame = pd.DataFrame(dict(enumerate(texts)), dtype=str).set_axis(table.column_names, axis=1)
+    return Cells(frame, dict(zip(table.column_names, kinds, strict=True)))
+
+
+def _kind(type_: Any) -> Kind | str:
+    """The kind of a column of this parquet type; of another type its name."""
+    import pyarrow.types as pt
+
+    tests: dict[Kind, tuple[Callable[[Any], bool], ...]] = {
+        "number": (pt.is_integer, pt.is_floating, pt.is_decimal),
+        "date": (pt.is_date, pt.is_timestamp),
+        "duration": (pt.is_duration, pt.is_time),
+        "text": (pt.is_boolean, pt.is_string, pt.is_large_string, pt.is_string_view, pt.is_null),
+    }
+    return next((kind for kind, of in tests.items() if any(test(type_) for test in of)), str(type_))
+
+
+def _texts(column: Any, kind: Kind | str) -> list[str | None]:
+    import pyarrow as pa
+
+    values: list[Any] = [None] * len(column)
+    if kind in ("date", "duration"):
+        unit = Decimal(86_400) if pa.types.is_date32(column.type) else TICKS[getattr(column.type, "unit", "ms")]
+        counts = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64()).to_pylist()
+        values = [None if n is None else n * unit for n in counts]
+    elif kind in MEANING:
+        values = column.to_pylist()
+    spelled = {float: number_text, Decimal: lambda x: canonical(format(x, "f"), "number")}
+    return [None if v is None or v != v or v == MISSING else spelled.get(type(v), str)(v) for v in values]

@@ -12,15 +12,17 @@ import bisect
 import itertools
 import json
 import math
-import re
-from collections.abc import Iterable, Sequence
 from collections.abc import Mapping as Dictionary
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from raydiff.data.tables import kinds
+from raydiff.data.tables.kinds import Kind, canonical, number_text, value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,9 +33,6 @@ OTHER = "(other)"
 """Name of the category of rare values and of values that no public row has."""
 UNUSED = "(none)"
 """Name of codes that the column does not use, which only noised rows have."""
-NUMBER = re.compile(r"[+-]?((\d+\.?\d*|\.\d+)(e[+-]?\d+)?|inf(inity)?)", re.ASCII | re.IGNORECASE)
-Kind = Literal["text", "number", "date", "duration"]
-WHOLE = re.compile(r"\+?(-?)0*(\d+)(\.0*)?", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -56,12 +55,12 @@ class Column:
     """The numbers of these rows are multiples of it, such as 1, 0.01 or, of dates, 86400; None: unknown."""
 
     def code(self, text: str | None) -> int:
-        """Code of one value (None: missing), or -1 if it has no category. Among texts a number may have any spelling,
-        as 1.0 for 1; among bins, what is no finite number is missing."""
+        """Code of one canonical text (None: missing), or -1 if it has no category. Among bins, what is no finite number
+        is missing."""
         rest = self.values.get(OTHER, -1)
         if text is not None and self.edges is None:
-            return self.values.get(text, self.values.get(plain(text), rest))
-        if text is not None and self.edges is not None and math.isfinite(x := number(text)):
+            return self.values.get(text, rest)
+        if text is not None and self.edges is not None and math.isfinite(x := value(text)):
             return bisect.bisect_right(self.edges, x)
         return self.categories.index(MISSING) if MISSING in self.categories else rest
 
@@ -131,75 +130,50 @@ def _column(read: dict[str, Any]) -> Column:
     )
 
 
-def bins_of(values: pd.Series, *, name: str, bins: int, edges: Sequence[float] | None, public: bool = False) -> Column:
+def bins_of(values: pd.Series, *, kind: Kind, bins: int, edges: Sequence[float] | None, public: bool = False) -> Column:
     """A column of numbers, cut at these edges, or so that its parts are as equal as can be; at most `bins` categories.
 
     `public`: these are public values, and others may be missing. Raises ValueError as `numbers` does."""
-    x = numbers(values.dropna(), name)
+    x, declared = numbers(values.dropna(), kind), edges is not None
     missing = [MISSING] if public or values.isna().any() else []
-    if edges is None:
-        edges = _quantiles(x, bins - len(missing))
-    return Column(name, (*_intervals(edges), *missing), tuple(map(float, edges)))
+    edges = _quantiles(x, bins - len(missing)) if edges is None else edges
+    names, limits = (*_intervals(edges, kind), *missing), None if declared else (float(x.min()), float(x.max()))
+    step = None if declared else kinds.step(x, kind)
+    return Column(str(values.name), names, tuple(map(float, edges)), kind=kind, limits=limits, step=step)
 
 
 def groups_of(
-    values: pd.Series, *, name: str, bins: int, groups: Dictionary[str, Sequence[str]] | None, public: bool = False
+    values: pd.Series, *, kind: Kind, bins: int, groups: Dictionary[str, Sequence[str]] | None, public: bool = False
 ) -> Column:
-    """A column of texts: in these groups, or one category for each value, the rarest merged; at most `bins`.
+    """A column of few values: in these groups, or one category for each value, the rarest merged; at most `bins`.
 
-    `public`: these are public values, and OTHER is always a category. Raises ValueError if there are more values than
-    bins and most occur once, as in an identifier."""
-    missing = [MISSING] if values.isna().any() else []
+    `public`: these are public values, and OTHER is always a category."""
+    name, missing = str(values.name), [MISSING] if values.isna().any() else []
     if groups is not None:
-        codes = {value: i for i, group in enumerate(groups.values()) for value in group}
-        return Column(name, (*groups, *missing), values=codes)
+        codes = {canonical(text, kind): i for i, group in enumerate(groups.values()) for text in group}
+        return Column(name, (*groups, *missing), values=codes, kind=kind)
     counts = values.value_counts()
     order = sorted(counts.index, key=lambda text: (-counts[text], text))  # Ties go by name, not by row.
     room = bins - len(missing) - public
-    if len(order) > room and 2 * len(order) > counts.sum():
-        rows = f"{len(values)} {'public ' if public else ''}rows"
-        raise ValueError(
-            f"column {name!r} has {len(order)} values in {rows}, more than the {bins} categories that bins allow, and "
-            "too rare to merge: leave it out of the columns"
-        )
     if public or len(order) > room:
         kept = [text for text in order if text != OTHER][: room if public else room - 1]
         names = [*_natural(kept), OTHER]
     else:
         names = _natural(order)
-    return Column(name, (*names, *missing), values={text: i for i, text in enumerate(names)})
+    shown = (kinds.shown(text, kind) for text in names)
+    return Column(name, (*shown, *missing), values={text: i for i, text in enumerate(names)}, kind=kind)
 
 
-def numbers(values: pd.Series, name: str) -> NDArray[np.float64]:
-    """(s,) float64 of texts. Raises ValueError unless all are finite numbers."""
-    x = np.array([number(text) for text in values], dtype=np.float64)
+def numbers(values: pd.Series, kind: Kind = "number") -> NDArray[np.float64]:
+    """(s,) float64 of canonical texts. Raises ValueError unless all are finite numbers."""
+    x = np.array([value(text) for text in values], dtype=np.float64)
     if not np.isfinite(x).all():
-        raise ValueError(f"column {name!r} must hold finite numbers, got {values[~np.isfinite(x)].iloc[0]!r}")
+        name, bad = values.name, values[~np.isfinite(x)].iloc[0]
+        raise ValueError(
+            f"column {name!r} must hold {kinds.MEANING[kind]}, got {bad!r}: set --data.types {name}=text, or of a CSV "
+            f"file add {bad!r} to --data.csv.missing"
+        )
     return x
-
-
-def number(text: str) -> float:
-    """The number that this text spells; nan where it spells none."""
-    return float(text) if NUMBER.fullmatch(text) else math.nan
-
-
-def are_numbers(texts: Iterable[str]) -> bool:
-    """Whether all spell a number, and there is at least one."""
-    values = [number(text) for text in texts]
-    return bool(values) and not any(map(math.isnan, values))
-
-
-def plain(text: str) -> str:
-    """The shortest spelling of a finite number, exact where it is whole; another text as it is."""
-    if not math.isfinite(x := number(text)):
-        return text
-    whole = WHOLE.fullmatch(text)
-    return whole[1] + whole[2] if whole and x else number_text(x)
-
-
-def number_text(x: float) -> str:
-    """Shortest text of a number: 40, 0.5."""
-    return str(int(x)) if float(x).is_integer() else repr(float(x))
 
 
 def _quantiles(x: NDArray[np.float64], bins: int) -> list[float]:
@@ -214,14 +188,14 @@ def _quantiles(x: NDArray[np.float64], bins: int) -> list[float]:
     return edges
 
 
-def _intervals(edges: Sequence[float]) -> list[str]:
+def _intervals(edges: Sequence[float], kind: Kind) -> list[str]:
     if not len(edges):
-        return ["any number"]
-    texts = [number_text(e) for e in edges]
+        return [f"any {kind}"]
+    texts = [kinds.shown(number_text(e), kind) for e in edges]
     return [f"< {texts[0]}", *(f"{a} to < {b}" for a, b in itertools.pairwise(texts)), f">= {texts[-1]}"]
 
 
 def _natural(texts: Sequence[str]) -> list[str]:
     """In order of value where all are numbers, else by name."""
-    numeric = are_numbers(texts)
-    return sorted(texts, key=lambda text: (number(text) if numeric else 0, text))
+    x = {text: value(text) for text in texts}
+    return sorted(texts, key=lambda text: (text,) if any(map(math.isnan, x.values())) else (x[text], text))

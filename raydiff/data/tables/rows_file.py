@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Column, Mapping, number_text
+from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Column, Mapping
+from raydiff.data.tables.kinds import number_text, shown, value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,13 +30,14 @@ CODED += "noised; an apostrophe before a text that a spreadsheet would compute"
 
 def describe(mapping: Mapping, numbers: Numbers) -> dict[str, Any]:
     """Entry of a card: the meaning of values, and the categories of every column, the label last."""
-    ends = {column.name: _ends(column) for column in mapping.columns if column.edges is not None}
+    bins = [column for column in mapping.columns if column.edges is not None and numbers == "drawn"]
+    ranges = {c.name: [shown(number_text(x), c.kind) for x in (_ends(c)[0], _ends(c)[-1])] for c in bins}
     return {
         "file": FILE,
         "values": f"{VALUES[numbers]}; {CODED}",
         "columns": {column.name: [c for c in column.categories if c != MISSING] for column in mapping.decoded},
         "numbers": numbers,
-        **({"ranges": {name: [x[0], x[-1]] for name, x in ends.items()}} if numbers == "drawn" else {}),
+        "ranges": ranges,
     }
 
 
@@ -47,11 +50,11 @@ def rows(
 
     table = mapping.decode(codes, labels)
     for i, column in enumerate(mapping.columns if rng else ()):
-        cells = table[column.name]
+        cells, names = table[column.name], {*column.categories} - {MISSING, OTHER}
         if column.edges is not None:
             cells = pd.Series(_within_bins(column, codes[:, i], rng), dtype=object)
-        elif column.kind != "text":
-            cells = cells.where(~cells.isin([OTHER, UNUSED]), None)
+        elif column.kind == "date" or (column.kind != "text" and all(map(math.isfinite, map(value, names)))):
+            cells = cells.where(cells.isin(names), None)
         else:
             continue
         table[column.name] = cells if column.kind == "date" else pd.to_numeric(cells).convert_dtypes()
@@ -69,7 +72,7 @@ def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator 
     else:
         multiples = np.maximum(np.rint((high - low) / step) + (bins == last), 1)
         x = (np.rint(low / step) + np.floor(uniform * multiples)) * step
-    texts = [number_text(round(value, 6) if step else value) for value in x.tolist()]
+    texts = [shown(number_text(round(n, 6) if step else n), column.kind) for n in x.tolist()]
     return [text if code <= last else None for text, code in zip(texts, codes.tolist(), strict=True)]
 
 

@@ -21,9 +21,10 @@ from typing import Literal
 
 import numpy as np
 
-from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.cli.options import StorageOptions, parse_known, positional
 from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, RawTable, read
+from raydiff.experiment import overrides
 from raydiff.experiment.overrides import short
 from raydiff.models.d3pm_kernel import schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
@@ -39,7 +40,7 @@ CONFIDENTIALITY = {
     True: "holds the bound of every record, and its row of the file",
 }
 """--log-confidential -> what the MLflow run holds."""
-SETTINGS = ("label", "unconditional", "steps", "schedule", "rate", "epsilon", "release", "release_step")
+SETTINGS = ("unconditional", "steps", "schedule", "rate", "epsilon", "release", "release_step")
 """Options that are logged as parameters."""
 
 
@@ -49,14 +50,8 @@ class AuditOptions(StorageOptions):
     """CSV or parquet file, or adult, german, loan."""
     out: Path
     """Folder for the files; its name is the MLflow run's."""
-    label: str | None = None
-    """Label column, on which the model is conditional."""
     unconditional: bool = False
     """For a model that is conditional on nothing: each record is bounded among all rows."""
-    exclude: tuple[str, ...] = ()
-    """Columns to leave out."""
-    bins: int | None = None
-    """k: the most categories of a column."""
     steps: int = 10
     """T."""
     schedule: Literal["linear", "sigmoid", "cosine"] = "linear"
@@ -79,21 +74,28 @@ class AuditOptions(StorageOptions):
 
 def main(argv: Sequence[str]) -> int:
     """Read, audit, print, save."""
-    options = parse(AuditOptions, argv, __doc__)
-    results = audited(options)
+    options, table = parsed(argv)
+    results = audited(options, table)
     print(results.save(options.out, with_records=True))
     print(f"\nfiles in {options.out}: {', '.join(FILES)}")
     if options.log or options.log_confidential:
         with tempfile.TemporaryDirectory() as temporary:  # --out may hold other files
             folder = Path(temporary) / "audit"
             results.save(folder, with_records=options.log_confidential)
-            print(_log(folder, options, results))
+            print(_log(folder, options, table, results))
     return 0
 
 
-def audited(options: AuditOptions) -> AuditResults:
+def parsed(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
+    """The options, and the table: --exclude and the like, or --data.exclude as a trial names it."""
+    words = [word.replace("--data.", "--", 1) if word.startswith("--data.") else word for word in argv]
+    options, fields = parse_known(AuditOptions, words, __doc__, RawTable())
+    table: RawTable = overrides.override(RawTable(source=options.table), overrides.parse_overrides(RawTable(), fields))
+    return options, table
+
+
+def audited(options: AuditOptions, config: RawTable) -> AuditResults:
     """Read the table and bound every record, before and after removals."""
-    config = RawTable(source=options.table, label=options.label, bins=options.bins, exclude=options.exclude)
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
@@ -111,7 +113,6 @@ def audited(options: AuditOptions) -> AuditResults:
     setting = (
         f"{encoded.says}: {len(codes)} records, {len(encoded.columns)} columns, k = {encoded.k}",
         *encoded.notes,
-        *([f"columns left out: {', '.join(options.exclude)}"] if options.exclude else []),
         *_lone_bins(encoded, config, result),
         f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g}, for {_released(release, label)}",
         f"{options.schedule} schedule, rate {options.rate:g}, T = {options.steps}, rows of step {options.release_step}",
@@ -154,7 +155,7 @@ def _released(release: ReleasedRows, label: Column | None) -> str:
     return ", ".join(f"{m} released rows of {n}" for n, m in zip(label.categories, release.by_label, strict=True))
 
 
-def _log(folder: Path, options: AuditOptions, results: AuditResults) -> str:
+def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditResults) -> str:
     """Log the folder as an artifact, and the summaries as metrics, of a finished MLflow run. Return where it is.
 
     Metrics are `pdp/...`, and `pdp/after_removal/...` with the number of removed records as step. A bound that is not
@@ -178,7 +179,12 @@ def _log(folder: Path, options: AuditOptions, results: AuditResults) -> str:
         **{f"raydiff.audit.{name}": str(value) for name, value in values.items() if not math.isfinite(value)},
         **{f"raydiff.made_by.{name}": value for name, value in sweep_folder.version().items()},
     }
-    table = {"table": Path(options.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
+    table = {
+        "table": Path(options.table).name,
+        "label": short(config.label),
+        "columns": " ".join(encoded.columns),
+        "k": encoded.k,
+    }
     run = mlflow_store.log_folder(
         uri,
         folder,
@@ -186,7 +192,7 @@ def _log(folder: Path, options: AuditOptions, results: AuditResults) -> str:
         name=options.out.name,
         tags=tags,
         artifacts=artifacts,
-        params={**table, **{name: short(getattr(options, name)) for name in SETTINGS}},
+        params={**table, "label": short(config.label), **{name: short(getattr(options, name)) for name in SETTINGS}},
         metrics=metrics,
     )
     return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"

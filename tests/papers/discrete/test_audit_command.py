@@ -16,7 +16,6 @@ import pytest
 from PIL import Image
 from reference import pdp_reference
 
-from raydiff.cli.options import parse
 from raydiff.data.tables.read import RawTable, read
 from raydiff.models.d3pm_kernel import Sigmoid
 from raydiff.papers.discrete import audit_command as audit
@@ -61,7 +60,7 @@ def run(file: Path, out: Path, *more: str) -> str:
 
 def audited(file: Path, *more: str) -> AuditResults:
     """The results without any file written; nothing is removed unless --remove is among `more`."""
-    return audit.audited(parse(audit.AuditOptions, [str(file), *PEOPLE, "--out", "none", "--remove", *more], None))
+    return audit.audited(*audit.parsed([str(file), *PEOPLE, "--out", "none", "--remove", *more]))
 
 
 @pytest.fixture(scope="module")
@@ -207,7 +206,7 @@ def test_the_log_has_a_summary_and_no_record(file: Path, store: Path) -> None:
     assert "after removing the most exposed" in text and "confidential to the curator" in text
     with Image.open(files["audit/audit.png"]) as logged_picture, Image.open(out / "audit.png") as whole:
         assert (logged_picture.width, whole.width) == (600, 1200)  # only the panel of removals
-    assert set(entry.data.params) == {"table", "columns", "k", *audit.SETTINGS}
+    assert set(entry.data.params) == {"table", "label", "columns", "k", *audit.SETTINGS}
     assert (entry.data.params["table"], entry.data.params["release"]) == ("people.csv", "7")
     finite = frame["delta"][np.isfinite(frame["delta"])]
     names = ("records", "delta_mean", *(f"delta_q{q}" for q in ("05", "25", "50", "75", "95")), "vacuous", "infinite")
