@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,12 @@ import pytest
 import torch
 from storages import Storage
 
+from raydiff.cli.generate import _as_data
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
+from raydiff.data.tables import rows_file
 from raydiff.data.tables.read import RawTable, read
-from raydiff.experiment import trial
+from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.formats.json_files import read_json
@@ -151,6 +154,20 @@ def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> N
     cut = {"test": 9, "public": 9, "validation": 9, "calibration": 9}
     again = load(Data(name=str(tmp_path / "rows.csv"), labels=("buys",), bins=4, **cut))
     assert again.shape == (1, 1, 3) and again.label_names == (("no", "yes", "(other)"),)
+
+
+@pytest.mark.parametrize("numbers", get_args(rows_file.Numbers))
+def test_the_printed_options_read_the_samples_again(finished: Finished, tmp_path: Path, numbers: Any) -> None:
+    """With the columns, their kinds and cells, whatever a reader would take for missing or for a number."""
+    write(finished, 0, tmp_path / "a b", GenerationRequest(num=80, numbers=numbers), code=CODE)
+    options = shlex.split(_as_data(finished, tmp_path / "a b", numbers))
+    start = Experiment(data=Data(train=40, public=20, validation=5, calibration=5, test=10), partition=Iid())
+    data = overrides.override(start, overrides.parse_overrides(start, options)).data
+    again, mapping = load(data).mapping, finished.dataset.mapping
+    assert again is not None and mapping is not None and data.csv.missing == ("",)
+    kinds = [column.kind if numbers == "drawn" else "text" for column in mapping.columns]
+    assert [(c.name, c.kind) for c in again.columns] == [*zip(COLUMNS[:3], kinds, strict=True)]
+    assert kinds == (["text", "number", "text"] if numbers == "drawn" else ["text"] * 3)
 
 
 def test_numbers_come_out_as_numbers_of_the_generations_seed(
