@@ -105,9 +105,8 @@ def _columns(mapping: Mapping, public: Records) -> str:
         counts = codes.bincount(minlength=len(column.categories)).tolist()
         named = (f"{name}: {n}" if len(public) else name for name, n in zip(column.categories, counts, strict=True))
         rows.append((f"  {column.name}", column.kind, textwrap.shorten(", ".join(named), 160, placeholder=" ...")))
-    return "\n".join(
-        [f"columns, what each was taken for, and the {len(public)} public rows by category:", *aligned(rows)]
-    )
+    title = f"columns, what each was taken for, and the {len(public)} public rows by category:"
+    return "\n".join([title, *aligned(rows)])
 
 
 def _labels(dataset: Dataset, splits: Sequence[str]) -> str:

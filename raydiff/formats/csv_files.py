@@ -44,17 +44,13 @@ def unmarked(text: str) -> str:
 
 
 def _changed(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
-    """The table with other texts in cells and names of columns; columns without a change keep their types."""
+    """The table with other texts in cells and names of columns."""
     import pandas as pd  # slow to import
 
-    def new(values: list[Any]) -> list[Any]:
+    def texts(values: Any) -> list[Any]:
         return [change(value) if isinstance(value, str) else value for value in values]
 
-    columns: dict[int, Any] = {}
-    for place, (_, column) in enumerate(table.items()):
-        old = column.tolist()
-        values = new(old)
-        kept = all(a is b for a, b in zip(old, values, strict=True))
-        kind: Any = object if isinstance(column.dtype, pd.CategoricalDtype) else column.dtype
-        columns[place] = column if kept else pd.Series(values, column.index, dtype=kind)
-    return pd.DataFrame(columns, index=table.index).set_axis(new(table.columns.tolist()), axis=1)
+    columns = {i: column for i, (_, column) in enumerate(table.items())}
+    held = {i: texts(c) for i, c in columns.items() if str(c.dtype) in ("object", "str", "string", "category")}
+    columns |= {i: pd.Series(values, table.index, dtype=object) for i, values in held.items()}
+    return pd.DataFrame(columns, index=table.index).set_axis(texts(table.columns), axis=1)

@@ -131,6 +131,8 @@ class Maker:
 
 def maker(finished: Finished, client: int | None, out: Path, request: GenerationRequest) -> Maker:
     """Return the writer of samples. Raises ValueError as `Finished.source`."""
+    if finished.dataset.mapping is None and request.numbers != GenerationRequest.numbers:
+        raise ValueError(f"numbers has no meaning for pictures, got {request.numbers}")
     source = finished.source(client, request.labels)
     return Maker(finished, source, out, request, plan(source, request))
 

@@ -23,6 +23,7 @@ REFUSED = {
     "attack pfdm --source global --client 1": "--client has no meaning with --source global",
     "generate nix": "there is no run nix in ",
     "generate pfdm --num 0": "num must be at least 1, got 0",
+    "generate pfdm --numbers bins": "numbers has no meaning for pictures, got bins",
     "generate pfdm --client 7": "there is no client 7: this trial has clients 0 to 1",
     "generate pfdm --num 1000000000000000": "num must be at most 1,000,000,000, got",
     "generate localonly --source global": "LocalOnly has no model that its clients share",

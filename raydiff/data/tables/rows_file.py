@@ -31,13 +31,12 @@ CODED += "noised; an apostrophe before a text that a spreadsheet would compute"
 def describe(mapping: Mapping, numbers: Numbers) -> dict[str, Any]:
     """Entry of a card: the meaning of values, and the categories of every column, the label last."""
     bins = [column for column in mapping.columns if column.edges is not None and numbers == "drawn"]
-    ranges = {c.name: [shown(number_text(x), c.kind) for x in (_ends(c)[0], _ends(c)[-1])] for c in bins}
     return {
         "file": FILE,
         "values": f"{VALUES[numbers]}; {CODED}",
         "columns": {column.name: [c for c in column.categories if c != MISSING] for column in mapping.decoded},
         "numbers": numbers,
-        "ranges": ranges,
+        "ranges": {c.name: [shown(number_text(x), c.kind) for x in (_ends(c)[0], _ends(c)[-1])] for c in bins},
     }
 
 
