@@ -149,8 +149,10 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
     present, parts = _classes(records.labels[:, 0])[0], []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
-        one = " (one at least is for the others)" if how.own_classes else ""
-        raise ValueError(f"newcomers.classes: {wanted} classes are needed{one}, there are {len(present)}")
+        one, more = (" (one at least is for the others)", " or newcomers.clients") if how.own_classes else ("", "")
+        raise ValueError(
+            f"newcomers.classes: {wanted} classes are needed{one}, there are {len(present)}: lower it{more}"
+        )
     order = torch.randperm(len(records), generator=rng)
     left = {int(c): order[records.labels[order, 0] == c] for c in present}
     shuffled = present[torch.randperm(len(present), generator=rng)]
