@@ -103,7 +103,7 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
     table = read(RawTable(source=path, preset="mine"))
     assert table.rows.tolist() == list(range(2, 12))
     assert table.notes[0] == "rows with a missing value are left out"
-    with pytest.raises(ValueError, match="has 1 of 12 rows without missing values"):
+    with pytest.raises(ValueError, match="keeps 1 of 12 rows, a table needs two: no row may have a missing value"):
         read(RawTable(source=written(tmp_path / "t.csv", people(sex=[None] * 11 + ["f"])), preset="mine"))
 
 
@@ -145,9 +145,9 @@ def test_public_rows_that_cannot_be(tmp_path: Path) -> None:
     ):
         with pytest.raises(ValueError, match=says):
             read(config, public=public)
-    with pytest.raises(ValueError, match="bins must be at least 3"):
+    with pytest.raises(ValueError, match=r"data\.bins must be at least 3"):
         read(RawTable(source=config.source, label="pays", bins=2), public=20)
-    with pytest.raises(ValueError, match="label 'pays' has one value only in its public rows"):
+    with pytest.raises(ValueError, match="label 'pays' has one value only, 'yes', in its public rows"):
         read(config, public=1)
 
 
@@ -188,8 +188,7 @@ def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> N
 @pytest.mark.parametrize(
     ("frame", "fields", "says"),
     [
-        (people(sex="f"), {}, "column 'sex' has one value only"),
-        (people(town=list("abcdefghijkl")), {}, "column 'town' has 12 values in 12 rows, more than the 5 categories"),
+        (people(sex="f")[["sex", "pays"]], {}, "all columns (sex) have one value only"),
         (people().iloc[:1], {}, "has 1 row, a table needs two"),
         (people().iloc[:0], {}, "has 0 rows, a table needs two"),
         (people(age=[math.inf, *range(11)]), {}, "column 'age' must hold finite numbers, got 'inf'"),
@@ -204,13 +203,9 @@ def test_bad_tables_are_refused(tmp_path: Path, frame: pd.DataFrame, fields: dic
     assert says in refusal(source=written(tmp_path / "t.csv", frame), **{"label": "pays", **fields})
 
 
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [("a.csv", b""), ("b.csv", b"\xff\xfe\x00a,b"), ("c.parquet", b"no parquet"), ("d.csv", b"a,b\n1,2\n1,2,3,4\n")],
-)
-def test_files_that_cannot_be_read(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    assert f"{name} cannot be read as a table" in refusal(source=str(tmp_path / name))
+def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
+    (tmp_path / "c.parquet").write_bytes(b"no parquet")
+    assert "c.parquet cannot be read as a table (ArrowInvalid)" in refusal(source=str(tmp_path / "c.parquet"))
 
 
 @pytest.mark.parametrize("name", CODE_BOOKS)

@@ -136,7 +136,7 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
         ({"size": 8}, "are no pictures: data.size must be none"),
         ({"colour": "rgb"}, "are no pictures: data.size must be none and data.colour stored"),
         ({"superclasses": "parity"}, "is a table: data.superclasses must be none"),
-        ({"name": "digits", "labels": ()}, "data set 'digits' is no table: data.bins must be none"),
+        ({"name": "digits", "labels": ()}, "data set 'digits' is no table: data.bins is for tables only"),
         ({"name": "people.csv"}, "there is no file"),
     ],
 )

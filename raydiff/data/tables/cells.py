@@ -21,6 +21,7 @@ from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, number_text
 from raydiff.formats.csv_files import unmarked
+from raydiff.lookup import check_one_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -46,8 +47,7 @@ class Csv:
     def __post_init__(self) -> None:
         if self.delimiter is not None and len(DELIMITERS.get(self.delimiter, self.delimiter)) != 1:
             raise ValueError(f"delimiter must be one character or tab, got {self.delimiter!r}")
-        if self.decimal not in (".", ","):
-            raise ValueError(f"decimal must be a point or a comma, got {self.decimal!r}")
+        check_one_of("decimal", self.decimal, (".", ","))
         try:
             codecs.lookup(self.encoding)
         except LookupError:
@@ -81,8 +81,8 @@ def read(path: Path, csv_format: Csv) -> Cells:
 def _csv(path: Path, csv_format: Csv) -> Cells:
     import pandas as pd  # slow to import
 
-    default = "\t" if ".tsv" in path.suffixes[-2:] else ","
-    delimiter = DELIMITERS.get(csv_format.delimiter or default, csv_format.delimiter or default)
+    delimiter = csv_format.delimiter or ("tab" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ",")
+    delimiter = DELIMITERS.get(delimiter, delimiter)
     text, line, rows = _text(path, csv_format.encoding), 1, list[list[str]]()
     # What stands at the end shows whether a quotation mark is open.
     reader = csv.reader(io.StringIO(text + "\n\0", newline=""), delimiter=delimiter, skipinitialspace=True)
@@ -140,9 +140,9 @@ def _parquet(path: Path) -> Cells:
         table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as e:
         raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
-    columns = [c.cast(c.type.value_type) if pa.types.is_dictionary(c.type) else c for c in table.columns]
-    kinds = [_kind(column.type) for column in columns]
-    texts = [_texts(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+    types = [t.value_type if pa.types.is_dictionary(t) else t for t in table.schema.types]
+    kinds = [_kind(type_) for type_ in types]
+    texts = [_texts(*of) for of in zip(table.columns, types, kinds, strict=True)]
     frame = pd.DataFrame(dict(enumerate(texts)), dtype=str).set_axis(table.column_names, axis=1)
     return Cells(frame, dict(zip(table.column_names, kinds, strict=True)))
 
@@ -160,15 +160,17 @@ def _kind(type_: Any) -> Kind | str:
     return next((kind for kind, of in tests.items() if any(test(type_) for test in of)), str(type_))
 
 
-def _texts(column: Any, kind: Kind | str) -> list[str | None]:
+def _texts(column: Any, type_: Any, kind: Kind | str) -> list[str | None]:
     import pyarrow as pa
 
-    values: list[Any] = [None] * len(column)
+    if kind not in MEANING:
+        return [None] * len(column)
+    column = column.cast(type_)  # of a dictionary its values
     if kind in ("date", "duration"):
-        unit = Decimal(86_400) if pa.types.is_date32(column.type) else TICKS[getattr(column.type, "unit", "ms")]
-        counts = column.cast(pa.int32() if column.type.bit_width == 32 else pa.int64()).to_pylist()
-        values = [None if n is None else n * unit for n in counts]
-    elif kind in MEANING:
+        unit = Decimal(86_400) if pa.types.is_date32(type_) else TICKS[getattr(type_, "unit", "ms")]
+        counts = column.cast(pa.int32() if type_.bit_width == 32 else pa.int64()).to_pylist()
+        values: list[Any] = [None if n is None else n * unit for n in counts]
+    else:
         values = column.to_pylist()
     spelled = {float: number_text, Decimal: lambda x: canonical(format(x, "f"), "number")}
     return [None if v is None or v != v or v == MISSING else spelled.get(type(v), str)(v) for v in values]

@@ -62,12 +62,11 @@ def inferred(texts: Collection[str], decimal: str) -> Kind:
 
 
 def canonical(text: str, kind: Kind, decimal: str = ".") -> str:
-    """One spelling of a value: plain digits, exact without an exponent, of dates and durations their seconds; other
-    texts as they are."""
-    x = value(text, kind, decimal)
-    pointed = _pointed(text, decimal)
+    """One spelling of a value: plain digits, exact without an exponent, of dates and durations their seconds; another
+    text as it is, in quotation marks where it could be taken for seconds."""
+    x, pointed = value(text, kind, decimal), _pointed(text, decimal)
     if not math.isfinite(x):
-        return text
+        return text if kind == "text" or math.isnan(value(text)) or kind == "number" else f"'{text}'"
     if kind != "number" or "e" in text.lower():
         return number_text(x)
     whole, _, part = pointed.lstrip("+-").partition(".")

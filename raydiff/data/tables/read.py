@@ -27,11 +27,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff.data.tables import cells
-from raydiff.data.tables.cells import Cells, Csv
-from raydiff.data.tables.code_books import CODE_BOOKS, CodeBook
+from raydiff.data.tables.cells import Cells
+from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, is_identifier, shown
-from raydiff.lookup import check_one_of, nearest
+from raydiff.data.tables.options import RawTable as RawTable
+from raydiff.data.tables.options import TableOptions as TableOptions
+from raydiff.lookup import nearest
 from raydiff.seeding import generator
 
 if TYPE_CHECKING:
@@ -42,69 +44,6 @@ SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 MOST_CLASSES = 100
 MOST_NAMED = 6
 """Columns of one kind that a note names; of more, only their number."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """How a table's file is read."""
-
-    bins: int | None = None
-    """Largest number k of categories of a table's column, with missing values; None: the preset's, or 5, and one more for
-    values of no public row."""
-    exclude: tuple[str, ...] = ()
-    """Columns of a table to leave out."""
-    types: tuple[str, ...] = ()
-    """COLUMN=TYPE of a table's columns: text, number, date or duration; others are inferred."""
-    classes: tuple[str, ...] = ()
-    """All classes of a table's label; empty: those of its rows. Rows of no such class are left out."""
-    csv: Csv = Csv()
-    """How a CSV file is written."""
-
-    def __post_init__(self) -> None:
-        if self.bins is not None and self.bins < 2:
-            raise ValueError(f"data.bins must be at least 2, got {self.bins}")
-        for column, kind in self.declared.items():
-            if not column or kind not in MEANING:
-                wanted = f"COLUMN=TYPE of the types {', '.join(MEANING)}"
-                raise ValueError(f"data.types must be {wanted}, got '{column}={kind}'{nearest(kind, MEANING)}")
-
-    @property
-    def declared(self) -> dict[str, Any]:
-        """{column: kind} of `types`."""
-        return {column: kind for column, _, kind in (text.rpartition("=") for text in self.types)}
-
-
-@dataclass(frozen=True, kw_only=True)
-class RawTable(TableOptions):
-    """A table and the encoding of its columns."""
-
-    source: str = "adult"
-    """A CSV or parquet file, or adult, german or loan below RAYDIFF_DATA."""
-    preset: str | None = None
-    """adult, german or loan: read `source` as that table, unless fields below are set."""
-    label: str | None = None
-    """The label column; None: the preset's, or none."""
-    columns: tuple[str, ...] = ()
-    """The columns, in order; empty: the preset's, or all but the label."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.preset is not None:
-            check_one_of("preset", self.preset, CODE_BOOKS)
-        if self.code_book and (self.types or self.classes):
-            raise ValueError(f"data.types and data.classes must be empty: those of {self.source} are declared")
-        if len(set(self.columns)) < len(self.columns):
-            raise ValueError(f"columns must name each column once, got {' '.join(self.columns)}")
-
-    @property
-    def given_edges(self) -> dict[str, Sequence[float]]:
-        """{column: edges} of columns with declared edges."""
-        return dict(self.code_book.cuts) if self.code_book else {}
-
-    @property
-    def code_book(self) -> CodeBook | None:
-        """The preset."""
-        return CODE_BOOKS.get(self.preset or self.source)
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,22 +85,22 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     table = cells.read(path, config.csv)
     columns, label = _chosen(config, table, path)
     order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows")).numpy()
-    frame, notes = _complete(config, table, [*columns, *([label] if label else [])], label, path, public=public)
-    declared = {*config.code_book.cuts, *config.code_book.groups} if config.code_book else set()
-    fitted = tuple(name for name in frame if name not in declared)
+    names = [*columns, *([label] if label else [])]
+    frame, notes = _complete(config, table, names, label, path, public=public)
+    fitted = tuple(name for name in names if name not in {*config.given_edges, *config.groups})
     rows = None if public is None or not fitted else _drawn(frame, order, public, path, fitted)
     raw = frame if rows is None else frame.iloc[rows]
-    kinds = {name: _kind(config, table, name, raw[name].dropna().unique()) for name in frame}
+    kinds = {name: _kind(config, table, name, raw[name].dropna().unique()) for name in names}
     frame = _canonical(frame, kinds, config, table)
     seen = frame if rows is None else frame.iloc[rows]
     guessed, most = {*fitted} - {*config.declared, *config.columns}, config.bins or 5
     identifiers = [c for c in columns if c in guessed and is_identifier(seen[c], kinds[c], rows=len(order), most=most)]
-    if not (columns := tuple(name for name in columns if name not in identifiers)):
-        raise ValueError(f"all columns of {path} name its rows: keep one with --data.types {identifiers[0]}=text")
+    columns = tuple(name for name in columns if name not in identifiers) or columns
+    identifiers = [name for name in identifiers if name not in columns]
     mapping = _fit(config, seen, columns, label, kinds, public=rows is not None)
     fitted = tuple(name for name in fitted if name not in identifiers)
     if fitted:
-        notes += _taken(config, raw[list(fitted)], kinds, identifiers)
+        notes += _taken({name: kinds[name] for name in fitted}, identifiers)
     if merged := [c.name for c in mapping.columns if c.edges is None and seen[c.name].nunique() > len(c.values)]:
         notes.append(f"rare values merged in {', '.join(merged)}")
     if fitted:
@@ -175,7 +114,8 @@ def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
     table = cells.read(path, config.csv)
     kinds = {column.name: column.kind for column in mapping.decoded}
     _check_columns([*kinds], table.frame.columns, path)
-    frame, notes = _complete(config, table, [*kinds], mapping.label and mapping.label.name, path)
+    label = None if mapping.label is None else mapping.label.name
+    frame, notes = _complete(config, table, [*kinds], label, path)
     return _encoded(_canonical(frame, kinds, config, table), mapping, path.name, tuple(notes))
 
 
@@ -207,18 +147,17 @@ def _chosen(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...]
     preset, names = config.code_book, table.frame.columns
     label = config.label or (preset.label if preset else None)
     columns = config.columns or (preset.columns if preset else tuple(c for c in names if c != label))
-    _check_columns((*columns, *([label] if label else []), *config.declared), names, path)
-    _check_columns(config.exclude, columns, path)
+    _check_columns((*columns, *([label] if label else []), *config.declared, *config.exclude), names, path)
     columns = tuple(c for c in columns if c not in config.exclude)
     if not columns:
         raise ValueError(f"{path} has no column but the label {label!r} and those that data.exclude names")
-    if label in columns:
-        raise ValueError(f"label {label!r} is also among the columns: it is a condition, apart from them")
+    if label in (*columns, *config.exclude):
+        raise ValueError(
+            f"label {label!r} is also among the columns or data.exclude: it is a condition, apart from them"
+        )
     for name in (*columns, *([label] if label else [])):
         if (kind := table.kinds.get(name, "text")) not in MEANING:
-            raise ValueError(
-                f"column {name!r} of {path.name} has the type {kind}, which is no value: --data.exclude {name}"
-            )
+            raise ValueError(f"column {name!r} of {path.name} is of type {kind}: leave it out (--data.exclude {name})")
     return columns, label
 
 
@@ -244,7 +183,7 @@ def _complete(
         return wanted, []
     kept = wanted.dropna(subset=None if config.code_book else [label])
     if len(kept) < 2:
-        raise ValueError(f"{path} has {len(kept)} of {len(wanted)} rows without {what}, a table needs two")
+        raise ValueError(f"{path} keeps {len(kept)} of {len(wanted)} rows, a table needs two: no row may have {what}")
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
@@ -261,36 +200,31 @@ def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, fitted: Se
 
 def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> Kind:
     """The kind of a column: declared, of the file's type, or inferred from its declared or else from these texts."""
-    groups = config.code_book.groups.get(name) if config.code_book else None
-    if name == config.label and config.classes:
-        texts = config.classes
-    if groups is not None:
-        texts = [text for group in groups.values() for text in group]
-    if kind := "number" if name in config.given_edges else config.declared.get(name):
-        return kind
+    if name in config.groups:
+        texts = [text for group in config.groups[name].values() for text in group]
+    declared: dict[str, Any] = {**config.declared, **dict.fromkeys(config.given_edges, "number")}
     of_file: Any = table.kinds.get(name) if len(texts) else None  # A private cell may decide the type of no value.
-    return of_file or inferred(texts, config.csv.decimal)
+    kind: Kind = declared.get(name) or of_file or inferred(texts, config.csv.decimal)
+    return kind
 
 
 def _canonical(frame: pd.DataFrame, kinds: Dictionary[str, Kind], config: RawTable, table: Cells) -> pd.DataFrame:
     """Each cell by itself in the one spelling of its value."""
 
     def respelled(values: pd.Series) -> pd.Series:
-        kind, texts = kinds[str(values.name)], values.dropna().unique()
-        if kind == "text":  # A parquet file's dates have been read as seconds.
-            of_file: Any = table.kinds.get(str(values.name), kind)
-            return values.map({text: shown(text, of_file) for text in texts})
-        return values.map({text: canonical(text, kind, config.csv.decimal) for text in texts})
+        name, texts = str(values.name), values.dropna().unique()
+        of_file: Any = table.kinds.get(name)
+        if of_file in ("date", "duration"):  # Such cells of a parquet file have been read as seconds.
+            return values.map({text: shown(text, of_file) for text in texts}) if kinds[name] == "text" else values
+        return values.map({text: canonical(text, kinds[name], config.csv.decimal) for text in texts})
 
     return frame.apply(respelled)
 
 
-def _taken(config: RawTable, raw: pd.DataFrame, kinds: Dictionary[str, Kind], identifiers: Sequence[str]) -> list[str]:
+def _taken(kinds: Dictionary[str, Kind], identifiers: Sequence[str]) -> list[str]:
     """Notes: what each column was taken for, and which were left out."""
-    of_kind = {kind: _named([name for name in raw if kinds[name] == kind]) for kind in MEANING}
+    of_kind = {kind: _named([name for name in kinds if kinds[name] == kind]) for kind in MEANING}
     notes = [f"columns taken for {'; '.join(f'{kind}: {names}' for kind, names in of_kind.items() if names)}"]
-    if config.exclude:
-        notes.append(f"columns left out by data.exclude: {_named(config.exclude)}")
     if identifiers:
         how = f"to keep one: --data.types '{identifiers[0]}=text', or number"
         notes.append(f"columns left out since they name rows: {_named(identifiers)} ({how})")
@@ -314,7 +248,7 @@ def _fit(
     """`frame`: canonical texts; of public rows only if `public`."""
     preset, cuts = config.code_book, config.given_edges
     bins = config.bins or (preset.bins if preset else 5 + public)
-    groups = preset.groups if preset else {}
+    groups = config.groups
     if public and bins < 3:
         raise ValueError(f"data.bins must be at least 3, one of them for values of no public row, got {bins}")
     fitted = []
@@ -332,8 +266,6 @@ def _fit(
         fitted.append(column)
     if max(len(column.categories) for column in fitted) < 2:
         raise ValueError(f"all columns ({', '.join(columns)}) have one value only: there is nothing to learn")
-    if label is not None and config.classes:
-        groups = {label: {text: (text,) for text in config.classes}}
     return Mapping(tuple(fitted), None if label is None else _label(frame[label], kinds[label], groups, public))
 
 
@@ -342,11 +274,9 @@ def _label(
 ) -> Column:
     values, name = values.dropna(), str(values.name)
     if (declared := groups.get(name)) is None and (classes := values.nunique()) < 2:
-        only = f"one value only{f', {values.iloc[0]!r},' if classes else ''}{' in its public rows' if public else ''}"
-        remedy = (
-            f"name all its classes (--data.classes {values.iloc[0] if classes else 'no'} ...), or raise data.public"
-        )
-        raise ValueError(f"label {name!r} has {only}{f': {remedy}' if public else ''}")
+        has = f"has one value only, {values.iloc[0]!r}," if classes else "has no value"
+        remedy = " in its public rows: name all its classes (--data.classes A B ...), or raise data.public"
+        raise ValueError(f"label {name!r} {has}{remedy if public else ''}")
     if declared is None and classes > MOST_CLASSES:
         raise ValueError(f"label {name!r} must have at most {MOST_CLASSES} classes, got {classes}")
     return groups_of(values, kind=kind, bins=MOST_CLASSES + public, groups=declared, public=public)

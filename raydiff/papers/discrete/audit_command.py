@@ -13,6 +13,7 @@ records.parquet, removals.json and audit.png. All of them are confidential.
 from __future__ import annotations
 
 import math
+import re
 import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -88,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
 
 def parsed(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
     """The options, and the table: --exclude and the like, or --data.exclude as a trial names it."""
-    words = [word.replace("--data.", "--", 1) if word.startswith("--data.") else word for word in argv]
+    words = [re.sub(r"^--data\.(labels(?=$|=))?", lambda m: "--label" if m[1] else "--", word) for word in argv]
     options, fields = parse_known(AuditOptions, words, __doc__, RawTable())
     table: RawTable = overrides.override(RawTable(source=options.table), overrides.parse_overrides(RawTable(), fields))
     return options, table
