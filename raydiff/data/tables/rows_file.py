@@ -28,7 +28,7 @@ CODED = f"groups of texts; {OTHER}: rare values; {UNUSED}: a code that the colum
 CODED += "noised; an apostrophe before a text that a spreadsheet would compute"
 
 
-def describe(mapping: Mapping, numbers: Numbers) -> dict[str, Any]:
+def describe(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
     """Entry of a card: the meaning of values, and the categories of every column, the label last."""
     bins = [column for column in mapping.columns if column.edges is not None and numbers == "drawn"]
     return {
