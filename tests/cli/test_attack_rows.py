@@ -41,7 +41,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Storage:
     """Sweeps of one trial each on 320 rows of two texts, a number and a label."""
     storage, rng = Storage(tmp_path_factory.mktemp("tables")), generator(0)
     town, pet, label = (torch.randint(k, (320,), generator=rng).tolist() for k in (4, 3, 2))
-    frame = {"town": [f"town {c}" for c in town], "pet": [f"pet {c}" for c in pet], "age": range(320)}
+    frame = {"town": [f"town {c}" for c in town], "pet": [f"pet {c}" for c in pet], "age": range(0, 960, 3)}
     path = storage.root / "people.csv"
     pd.DataFrame({**frame, "buys": [("no", "yes")[i] for i in label]}).to_csv(path, index=False)
     split = Data(train=60, public=40, validation=0, calibration=20, test=200)

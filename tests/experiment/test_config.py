@@ -15,6 +15,7 @@ import pytest
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers
+from raydiff.data.tables.cells import Csv
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config
@@ -41,6 +42,13 @@ SPECIAL: dict[str, Any] = {
     "method.t0": 20,
     "data.labels": ("digit",),
     "data.bins": 4,
+    "data.exclude": ("id",),
+    "data.types": ("zip=text",),
+    "data.classes": ("no", "yes"),
+    "data.csv.delimiter": ";",
+    "data.csv.encoding": "latin-1",
+    "data.csv.decimal": ",",
+    "data.csv.missing": ("-",),
     "data.superclasses": "pairs",
     "partition": Iid(),
     "newcomers": Newcomers(),
@@ -78,6 +86,9 @@ EXPERIMENTS: dict[str, Callable[[Experiment], Experiment]] = {
     "unet": lambda e: replace(e, method=LocalOnly(model=DDPM(network=UNet(widths=(8, 16)), labels=(3, 2)))),
     "secret": lambda e: replace(e, runtime=Runtime(workers=2, noise_secret="ab" * 16)),
     "own data": lambda e: replace(e, data=Data(name="/birds", colour="grey", labels=("a", "b"), public_from="hub:x/y")),
+    "own table": lambda e: replace(
+        e, data=Data(name="/t.csv", csv=Csv(decimal=",", missing=("-",)), types=("a=text",))
+    ),
     "entangled": lambda e: replace(e, partition=Entangled(xi=0.057), data=Data(superclasses="pairs"), clients=5),
     "scaffold": lambda e: replace(e, method=Scaffold()),
     "audited": lambda e: replace(e, audit=RowAudit(remove=0.03)),
