@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raydiff import process, seeding
 from raydiff.data.records import Records
+from raydiff.data.tables import rows_file
 from raydiff.data.unseen_client import UnseenClient
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment, Runtime
@@ -134,7 +135,8 @@ class Run:
         rows = self._rows(labels)
         x: Tensor = sample(rows, seeding.generator(seed, "api"))
         if (mapping := self.finished.dataset.mapping) is not None:
-            return mapping.decode(codes_of(x).numpy(), rows[:, 0].numpy())
+            rng = seeding.generator(seed, "api", "numbers")
+            return rows_file.rows(mapping, codes_of(x).numpy(), rows[:, 0].numpy(), rng)
         return x.numpy()
 
     def _rows(self, labels: Labels) -> Tensor:

@@ -28,6 +28,7 @@ from raydiff.cli.options import RunOptions, check, is_vacant, parse, subset
 from raydiff.evaluation.attacks import anonymeter, closest, domias, lira, quantile, rmia
 from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
 from raydiff.evaluation.figures import draw_roc
+from raydiff.formats.csv_files import write_csv
 from raydiff.formats.tables import aligned
 from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
@@ -78,7 +79,7 @@ def _write(out: Path, readings: Sequence[Mapping[str, Any]], **about: Any) -> No
     out.mkdir(parents=True, exist_ok=True)
     content = {**about, "privacy": "none", "made_by": sweep_folder.version(), "readings": readings}
     write_text(out / "readings.json", json.dumps(content, indent=1))
-    pd.DataFrame(readings).to_csv(out / "readings.csv", index=False)
+    write_csv(out / "readings.csv", pd.DataFrame(readings))
 
 
 def _with_interval(value: float, interval: Interval) -> str:

@@ -11,6 +11,7 @@ DIR is a data set: --data.name ./DIR, or ./DIR/rows.csv for a table. After an in
 from __future__ import annotations
 
 import functools
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Literal
 
 from raydiff.cli.options import RunOptions, check, parse, subset
 from raydiff.data.tables import rows_file
+from raydiff.data.tables.rows_file import Numbers
 from raydiff.results import generation
 from raydiff.results.finished import Finished
 from raydiff.results.generation import GenerationRequest
@@ -60,7 +62,8 @@ def main(argv: Sequence[str]) -> int:
     request, code = subset(options, GenerationRequest), sweep_folder.version()
     write = functools.partial(generation.write, finished, client, out, request, code=code, on_progress=_print_progress)
     privacy = write() if options.workers == 1 else _on_ray(write, options.workers)
-    print(f"samples: {out} (privacy: {privacy})\nuse them as a data set with {_as_data(finished, out.absolute())}")
+    print(f"samples: {out} (privacy: {privacy})")
+    print(f"use them as a data set with {_as_data(finished, out.absolute(), options.numbers)}")
     return 0
 
 
@@ -72,12 +75,16 @@ def _on_ray(write: Callable[..., str], workers: int) -> str:
         return write(spread=tasks.of_samples(workers, nodes))
 
 
-def _as_data(finished: Finished, out: Path) -> str:
+def _as_data(finished: Finished, out: Path, numbers: Numbers) -> str:
     """The options of commands that read the samples."""
     if (mapping := finished.dataset.mapping) is None:
-        return f"--data.name {out}"
+        return f"--data.name {shlex.quote(str(out))}"
     bins = 1 + max(len(column.categories) for column in mapping.columns)  # One more, for values no public row has.
-    return f"--data.name {out / rows_file.FILE} --data.labels {finished.dataset.label_columns[0]!r} --data.bins {bins}"
+    kinds = {c.name: c.kind if numbers == "drawn" and c is not mapping.label else "text" for c in mapping.decoded}
+    types = shlex.join([f"{name}={kind.replace('duration', 'number')}" for name, kind in kinds.items()])  # in seconds
+    label = shlex.quote(finished.dataset.label_columns[0])
+    how = f"--data.labels {label} --data.bins {bins} --data.types {types} --data.csv.missing ''"  # only empty cells
+    return f"--data.name {shlex.quote(str(out / rows_file.FILE))} {how}"
 
 
 def _print_progress(done: int, rows: int) -> None:

@@ -21,6 +21,7 @@ import pandas as pd
 from raydiff.cli.options import RunOptions, check, is_vacant, parse
 from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.evaluation.figures import draw_curves
+from raydiff.formats.csv_files import write_csv
 from raydiff.formats.tables import aligned
 from raydiff.models.training import Diverged
 from raydiff.results import personalization
@@ -84,7 +85,7 @@ def main(argv: Sequence[str]) -> int:
     out.mkdir(parents=True, exist_ok=True)
     rows = [row for rate in rates for row in _measured(joining, epochs, rate, out)]
     draw_curves(rows, out / "curves.png", title=title)
-    pd.DataFrame(rows).to_csv(out / "curves.csv", index=False)
+    write_csv(out / "curves.csv", pd.DataFrame(rows))
     print(f"files in {out}; {time.monotonic() - started:.0f} s in all")
     if parent is not None:
         files = [out / "curves.png", out / "curves.csv"]

@@ -1,16 +1,18 @@
-"""Look at a data set as a trial would use it: pictures, labels, splits, norms, partition. Nothing is trained.
+"""Look at a data set as a trial would use it: pictures or columns, labels, splits, norms, partition; train nothing.
 
     raydiff preview digits                                 # a preset
     raydiff preview path/to/folder --data.size 32          # a data set, by its name or path
     raydiff preview mnist-cpu --clients 4 --partition dirichlet
 
-Overrides are those of raydiff run. Pictures and norms are of the public split only; labels are public by declaration.
+Overrides are those of raydiff run. Pictures, norms and counts of a table's cells are of the public split only; labels
+are public by declaration, but of a table only where its partition deals by label.
 Some methods add a picture: for FedDistr on superclasses, latents of the test split, which no client holds.
 """
 
 from __future__ import annotations
 
 import shlex
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,11 +27,16 @@ from raydiff.cli.options import parse_known
 from raydiff.data import datasets, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
+from raydiff.data.records import Records
+from raydiff.data.tables.encode import Mapping
+from raydiff.data.tables.read import is_table
 from raydiff.evaluation import figures
 from raydiff.experiment import overrides, suggested
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
+from raydiff.formats.tables import aligned
 from raydiff.lookup import Registry
+from raydiff.models.d3pm import codes_of
 from raydiff.storage import staging
 
 MOST_ROWS = 24  # of a table that is printed, and most columns
@@ -49,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     """Load the data, print its tables, draw its pictures."""
     name, rest = arguments.first(argv, "digits")
     is_preset = name in PRESETS
-    start: Experiment = PRESETS[name if is_preset else "digits"]().experiment
+    start: Experiment = PRESETS[name if is_preset else "tabular-german" if is_table(name) else "digits"]().experiment
     if not is_preset:
         start = replace(start, data=Data(name=name))
     options, fields = parse_known(PreviewOptions, arguments.shorthand(rest), __doc__, start)
@@ -59,39 +66,54 @@ def main(argv: Sequence[str]) -> int:
         sizes = {f"data.{split}": size for split, size in suggested.splits(experiment.data).items()}
         experiment = overrides.override(experiment, sizes)
     method, dataset = experiment.method, datasets.load(experiment.data)
-    if dataset.mapping is not None:
-        raise ValueError(f"data set {dataset.name!r} is a table: a preview shows pictures")
     has_clip = hasattr(method, "center") and (is_preset or "method.clip" in changes)  # Else it is yet to be chosen.
     clip, center = getattr(method, "clip", None) if has_clip else None, bool(getattr(method, "center", False))
     public, train = dataset.splits["public"], dataset.splits["train"]
     rng = seeding.generator(experiment.seed, "partition")
     parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
     counts = partition.counts(train, parts, len(dataset.base_names))
-    norms = overview.norms(public, center=center) if len(public) else None
-    print(_source(dataset), _labels(dataset), _norms(norms, clip), _clients(dataset, counts), sep="\n\n")
+    hides_labels = dataset.mapping is not None and not partition.publishes_labels(experiment.partition)
+    norms = overview.norms(public, center=center) if len(public) and dataset.mapping is None else None
+    about = _columns(dataset.mapping, public) if dataset.mapping else _norms(norms, clip)
+    labels = _labels(dataset, ("public",) if hides_labels else SPLITS)
+    print(_source(dataset), labels, about, _clients(dataset, counts, hides_labels=hides_labels), sep="\n\n")
     folder = options.out or staging.root(experiment.runtime.storage) / "previews" / Path(name).absolute().name
-    folder.mkdir(parents=True, exist_ok=True)
+    if not hides_labels:
+        folder.mkdir(parents=True, exist_ok=True)
+        figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
     if norms is not None:
         overview.draw_pictures(public, dataset.label_names[0], folder / "pictures.png")
         overview.draw_norms(norms, folder / "norms.png", clip=clip)
-    figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
     if (draw := MORE_PICTURES.get(type(method).__name__)) and dataset.splits["test"].base is not None:
         print(f"\n{draw(method, dataset, folder / 'latents.png')}")
-    print(f"\npictures in {folder}\nnext: raydiff {'run' if is_preset else 'init'} {shlex.join([name, *fields])}")
+    print("" if hides_labels else f"\npictures in {folder}")
+    print(f"next: raydiff {'run' if is_preset else 'init'} {shlex.join([name, *fields])}")
     return 0
 
 
 def _source(dataset: Dataset) -> str:
     splits = ", ".join(f"{split} {len(dataset.splits[split])}" for split in SPLITS)
-    lines = [f"{dataset.name}: {dataset.says}", *(f"  {note}" for note in dataset.notes)]
-    return "\n".join([*lines, f"pictures: {form(dataset.shape)}, values on [-1, 1]", f"splits: {splits}"])
+    lines = [f"{dataset.name}: {dataset.says}", *(f"  {note}" for note in dict.fromkeys(dataset.notes))]
+    kind = f"pictures: {form(dataset.shape)}, values on [-1, 1]" if dataset.mapping is None else "a table"
+    return "\n".join([*lines, kind, f"splits: {splits}"])
 
 
-def _labels(dataset: Dataset) -> str:
+def _columns(mapping: Mapping, public: Records) -> str:
+    """What each column was taken for, and public rows by category."""
+    rows = []
+    for column, codes in zip(mapping.columns, codes_of(public.images).T, strict=True):
+        counts = codes.bincount(minlength=len(column.categories)).tolist()
+        named = (f"{name}: {n}" if len(public) else name for name, n in zip(column.categories, counts, strict=True))
+        rows.append((f"  {column.name}", column.kind, textwrap.shorten(", ".join(named), 160, placeholder=" ...")))
+    title = f"columns, what each was taken for, and the {len(public)} public rows by category:"
+    return "\n".join([title, *aligned(rows)])
+
+
+def _labels(dataset: Dataset, splits: Sequence[str]) -> str:
     """A table for each label column: records by value and split."""
     blocks = []
     for k, (column, names) in enumerate(zip(dataset.label_columns, dataset.label_names, strict=True)):
-        counts = {split: dataset.splits[split].labels[:, k].bincount(minlength=len(names)) for split in SPLITS}
+        counts = {split: dataset.splits[split].labels[:, k].bincount(minlength=len(names)) for split in splits}
         role = "a condition" if k else "the class"
         blocks.append(_table(f"label column {column} ({role}): {len(names)} values", pd.DataFrame(counts, index=names)))
     return "\n".join(blocks)
@@ -107,11 +129,12 @@ def _norms(norms: overview.Norms | None, clip: float | None) -> str:
     return text + ("" if clip is None else f"\nclip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
 
 
-def _clients(dataset: Dataset, counts: Tensor) -> str:
+def _clients(dataset: Dataset, counts: Tensor, *, hides_labels: bool) -> str:
     title = f"partition: training records of {len(counts)} clients by class (seed and partition as in the trial)"
     clients = [f"client {m}" for m in range(len(counts))]
     frame = pd.DataFrame(counts.numpy(), index=clients, columns=dataset.base_names)
-    return _table(title, frame.assign(all=frame.sum(axis=1)))
+    frame = frame.assign(all=frame.sum(axis=1))
+    return _table(title.replace(" by class", ""), frame[["all"]]) if hides_labels else _table(title, frame)
 
 
 def _table(title: str, frame: pd.DataFrame) -> str:

@@ -26,8 +26,8 @@ def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> T
     """
     m = len(sizes)
     if clients < 2 or m % clients:
-        wanted = "at least 2 clients, in a number that divides that of the base distributions"
-        raise ValueError(f"an Entangled partition needs {wanted}, got {clients} clients and {m} base distributions")
+        fitting = ", ".join(str(n) for n in range(2, m + 1) if m % n == 0) or "no number of"
+        raise ValueError(f"an Entangled partition of {m} base distributions needs {fitting} clients, got {clients}")
     owners = torch.arange(m) // (m // clients)  # of the bases in the order of `dealt`
     dealt = torch.randperm(m, generator=rng)
     away = mixing(xi, clients) * (clients - 1) / clients

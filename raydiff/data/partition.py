@@ -21,6 +21,7 @@ from raydiff import seeding
 from raydiff.data import entangled
 from raydiff.data.records import Records
 
+MOST_DRAWS = 1000  # of a Dirichlet partition with a least number of records: seconds where there are 50,000
 TEN_CLASSES = (0, 1, 6, 7, 9)
 """PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8."""
 
@@ -49,10 +50,15 @@ class Dirichlet:
     """Concentration: near 0 each class goes to one client, at infinity clients are equal."""
     balanced: bool = False
     """As in NIID-Bench (arXiv 2102.02079): clients with 1 / M of all records get no later class. Labels are public."""
+    least: int = 0
+    """Fewest records of a client (NIID-Bench: 10): the partition is drawn again until all have them. Labels are public.
+    0: it is drawn once, and refused if a client has no record."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.alpha <= 1e6:
             raise ValueError(f"partition.alpha must be between 1e-6 and 1e6, got {self.alpha}")
+        if self.least < 0:
+            raise ValueError(f"partition.least must be at least 0, got {self.least}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,21 +127,20 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
     if isinstance(how, Pooled | Iid):
         parts = list(order.tensor_split(clients))
     elif isinstance(how, Dirichlet):
-        parts = _dirichlet(records.labels[:, 0], order, clients, how, rng)
+        parts = _dirichlet_of_size(records.labels[:, 0], order, clients, how, rng)
     else:
         labels = records.bases if isinstance(how, Entangled) else records.labels[:, 0]
         parts = _deal(labels, order, _sizes(labels, clients, how, rng))
     for client, part in enumerate(parts):
         if not len(part):
-            remedy = f"raise partition.alpha ({how.alpha}), " if isinstance(how, Dirichlet) else ""
             few = f"{len(records)} records for {clients} clients"
-            raise ValueError(f"client {client} would get no record ({few}): {remedy}use fewer clients or more records")
+            raise ValueError(f"client {client} would get no record ({few}): lower clients or raise data.train")
     return [part.sort().values for part in parts]
 
 
 def publishes_labels(how: Partition) -> bool:
     """Whether the label of one record may move other records, so that labels are public by declaration."""
-    return how.balanced if isinstance(how, Dirichlet) else not isinstance(how, Pooled | Iid)
+    return how.balanced or how.least > 0 if isinstance(how, Dirichlet) else not isinstance(how, Pooled | Iid)
 
 
 def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
@@ -144,8 +149,10 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
     present, parts = _classes(records.labels[:, 0])[0], []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
-        one = " (one at least is for the others)" if how.own_classes else ""
-        raise ValueError(f"newcomers.classes: {wanted} classes are needed{one}, there are {len(present)}")
+        one, more = (" (one at least is for the others)", " or newcomers.clients") if how.own_classes else ("", "")
+        raise ValueError(
+            f"newcomers.classes: {wanted} classes are needed{one}, there are {len(present)}: lower it{more}"
+        )
     order = torch.randperm(len(records), generator=rng)
     left = {int(c): order[records.labels[order, 0] == c] for c in present}
     shuffled = present[torch.randperm(len(present), generator=rng)]
@@ -158,7 +165,9 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
         for c, n in zip(classes.tolist(), _evenly(how.records, how.classes).tolist(), strict=True):
             if len(left[c]) < n and not how.own_classes:
                 few = f"{len(left[c])} records of class {c} are left, {n} wanted"
-                raise ValueError(f"too few training records for the newcomers ({few}): lower newcomers.records")
+                raise ValueError(
+                    f"too few training records for the newcomers ({few}): lower newcomers.records or newcomers.clients"
+                )
             rows.append(left[c][:n])
             left[c] = left[c][n:]
         parts.append(torch.cat(rows).sort().values)
@@ -198,6 +207,26 @@ def _by_class(sizes: Tensor, clients: int) -> Tensor:
     return out
 
 
+def _dirichlet_of_size(
+    labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator
+) -> list[Tensor]:
+    """The first draw, or the first of MOST_DRAWS in which each client has `how.least` records."""
+    least, largest = max(how.least, 1), 0
+    for draw in range(MOST_DRAWS):
+        parts = _dirichlet(labels, order, clients, how, rng)
+        smallest = min(map(len, parts))
+        if smallest >= least and (how.least or draw == 0):
+            return parts
+        if (largest := max(largest, smallest)) and not how.least:
+            break  # The first draw counts; the others tell whether `least` would help.
+    again = f"set partition.least to {min(largest, least)} (labels are then public), " if largest else ""
+    skewed = f"raise partition.alpha ({how.alpha:g}), " if least * clients <= len(labels) else ""
+    few = f"{'none' if least == 1 else f'fewer than {least}'} of {len(labels)} records for {clients} clients"
+    draws = f"each of {MOST_DRAWS} draws" if how.least else "the draw"
+    remedy = f"{again}{skewed}lower clients or raise data.train"
+    raise ValueError(f"a client would get {few} in {draws} of a Dirichlet partition: {remedy}")
+
+
 def _dirichlet(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
     """Each record, at its place order (N,), by its class's proportions, which are drawn alike for any numbers."""
     place, owners = (order.double() + 0.5) / len(order), torch.zeros_like(order)
@@ -230,10 +259,14 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
         few = min(max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority)))), n // clients)
         few = how.minority or few
         if not 1 <= few <= n // clients:
-            of_class = f"of class {c} ({n} records, {clients} clients)"
+            most = int(sizes.min())
+            lower = (
+                f"lower partition.minority to {most // clients} at most, " if how.minority and most >= clients else ""
+            )
             raise ValueError(
-                f"a minority client would get {few} records {of_class}, which must be at least 1 and no more than a "
-                "majority client's: lower partition.minority, use fewer clients or more records"
+                f"a minority client would get {few} of the {n} records of class {c} ({clients} clients), which must be "
+                f"at least 1 and no more than a majority client's: {lower}set clients to {max(most, 2)} at most, raise "
+                "data.train or set partition to iid"
             )
         out[k, minority] = few
         out[k, majority] = _evenly(n - few * len(minority), len(majority))

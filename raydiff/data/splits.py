@@ -50,7 +50,7 @@ def _deal(order: Tensor, sizes: dict[str, int | None], pool: str) -> dict[str, T
     least = {split: 1 if n is None else n for split, n in sizes.items()}
     if sum(least.values()) > len(order):
         wanted = " + ".join(f"data.{split}{'>=1' if n is None else f'={n}'}" for split, n in sizes.items())
-        raise ValueError(f"there are {len(order)} {pool}, too few for {wanted}: lower one of these")
+        raise ValueError(f"there are {len(order)} {pool}, too few for {wanted}: lower some of these")
     pieces, start = {}, 0
     for split, n in sizes.items():
         stop = len(order) if n is None else start + n

@@ -207,15 +207,20 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
             count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
             if len(records) < 4 or count < 2:
                 has = f"client {number} has {len(records)} records and the {split} split {count} in its mix of classes"
-                raise ValueError(f"{has}, and evaluation.attack needs 4 and 2: raise data.{split}")
+                lower = "lower clients, raise data.train (partition.least 4 of a Dirichlet partition)"
+                remedy = lower if len(records) < 4 else f"raise data.{split}"
+                raise ValueError(
+                    f"{has}, and evaluation.attack needs 4 and 2: {remedy} or set evaluation.attack to false"
+                )
         if attack and not denoisers and len(records.labels[:, 0].unique()) < 2:
             raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
         compared = sum(halves.get(c, 0) for group in groups(records) for c in group)
-        if config.distance == "frechet" and config.features == "cnn":
+        cnn = config.distance == "frechet" and config.features == "cnn"
+        if compared < (least := features.ROWS_PER_FEATURE if cnn else 1):
+            has = f"has {compared} of {least} pairs of records that the classes of client {number} need"
+            raise ValueError(f"the {config.split} split {has}: raise data.{config.split}")
+        if cnn:
             features.check_dim(config.dim, compared)
-        elif not compared:
-            missing = f"the {config.split} split has not two records of any class of client {number}"
-            raise ValueError(f"{missing}: raise data.{config.split}")
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:

@@ -20,6 +20,7 @@ from raydiff import seeding
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Arm, Choices, Settings, Study
+from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import read_json
 from raydiff.lookup import nearest
 
@@ -136,7 +137,7 @@ def keep(
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{preset}.json"
     path.write_text(json.dumps({"settings": settings, "search": search}, indent=1) + "\n")
-    rows.to_csv(path.with_suffix(".csv"), index=False)
+    write_csv(path.with_suffix(".csv"), rows)
     return path
 
 

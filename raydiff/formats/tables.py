@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import pandas as pd
 from markupsafe import Markup
 
+from raydiff.formats.csv_files import write_csv
+
 
 class Table(NamedTuple):
     """A table of text. A cell may be `Markup` (HTML), of whose tags the markdown keeps <strong>."""
@@ -50,7 +52,7 @@ def publish(out: Path, name: str, text: str, tables: Mapping[str, pd.DataFrame])
     """Write the text as `name`.md and the tables as CSV into `out`; print the text and the folder."""
     out.mkdir(parents=True, exist_ok=True)
     for stem, table in tables.items():
-        table.to_csv(out / f"{stem}.csv", index=False)
+        write_csv(out / f"{stem}.csv", table)
     (out / f"{name}.md").write_text(text + "\n")
     print(f"{text}\n\n{out}")
 

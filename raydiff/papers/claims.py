@@ -38,6 +38,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import decided, shown, student
 from raydiff.formats.tables import Table, publish, strong
 from raydiff.report import load
@@ -191,7 +192,7 @@ def page(table: pd.DataFrame) -> str:
 def _read(path: Path) -> pd.DataFrame:
     """The claims of a sweep, or those of a claims.csv. Raises ValueError where there are none."""
     if path.is_file():
-        table = pd.read_csv(path, keep_default_na=False)
+        table = read_csv(path, keep_default_na=False)
         if missing := {*COLUMNS} - {*table}:
             raise ValueError(f"{path} is no claims.csv of `raydiff claims`: it has no {', '.join(sorted(missing))}")
         return table

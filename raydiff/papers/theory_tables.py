@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
-import pandas as pd
 from torch import Tensor
 
 from raydiff.formats.intervals import student
@@ -21,8 +19,3 @@ def bracket(mean: float, low: float, high: float, form: str = ".3f") -> str:
 def over_seeds(values: Sequence[float] | Tensor, form: str = ".3f") -> str:
     """Mean of independent draws (n,) and its 95 % Student interval, as `bracket`."""
     return bracket(*student(values.tolist() if isinstance(values, Tensor) else values), form)
-
-
-def write_csv(path: Path, table: pd.DataFrame) -> None:
-    """Six digits, and the same bytes on every platform."""
-    table.to_csv(path, index=False, float_format="%.6g", lineterminator="\n")

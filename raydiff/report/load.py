@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats import json_files
+from raydiff.formats.csv_files import write_csv
 
 Row = dict[str, Any]
 
@@ -101,7 +102,7 @@ def main(argv: Sequence[str]) -> None:
     out.mkdir(parents=True, exist_ok=True)
     table.to_parquet(out / "runs.parquet", index=False)
     rounds(options.sweep).to_parquet(out / "rounds.parquet", index=False)
-    table.to_csv(out / "runs.csv", index=False)
+    write_csv(out / "runs.csv", table)
     print("\n".join(str(out / name) for name in ("runs.parquet", "rounds.parquet", "runs.csv")))
 
 

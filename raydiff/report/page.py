@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from raydiff import lookup
+from raydiff.formats.csv_files import write_csv
 from raydiff.report import load
 from raydiff.report.html import html
 from raydiff.report.sections.attacks import attacks
@@ -50,7 +51,7 @@ def write(out: Path, *folders: Path) -> Path:
     every = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}
     tables = {name: table for section in every.values() for name, table in section.tables.items()}
     for name, table in tables.items():
-        table.to_csv(out / f"{name}.csv", index=False)
+        write_csv(out / f"{name}.csv", table)
         table.apply(load.of_one_type).to_parquet(out / f"{name}.parquet", index=False)
     listed = f"The tables are in the page's folder, as CSV and parquet: {', '.join(tables)}."
     sections = [(title, section.blocks) for title, section in every.items() if section.blocks]

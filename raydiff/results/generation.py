@@ -23,8 +23,10 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.data.tables import rows_file
+from raydiff.data.tables.rows_file import Numbers
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
+from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import read_json
 from raydiff.lookup import check_one_of
 from raydiff.models.d3pm import codes_of
@@ -52,6 +54,8 @@ class GenerationRequest:
     public record has, or all without public records. public: the public records' labels. as-data: those of the records
     behind the samples, which no guarantee covers: epsilon is inf. None: as-data for a client's own model, uniform for
     the server's."""
+    numbers: Numbers = "drawn"
+    """Of a table: numbers drawn uniformly within their bins, or the bins' names."""
 
     def __post_init__(self) -> None:
         if self.num < 1:
@@ -60,6 +64,7 @@ class GenerationRequest:
             raise ValueError(f"num must be at most {MOST:,}, got {self.num:,}")
         if self.labels is not None:
             check_one_of("labels", self.labels, get_args(Draw))
+        check_one_of("numbers", self.numbers, get_args(Numbers))
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,11 +123,16 @@ class Maker:
             if mapping is None:
                 _write_part(temporary, to_bytes(x), labels, self.finished.label_names, self.source)
             else:
-                rows_file.write_part(temporary, codes_of(x).numpy(), labels[:, 0].numpy(), mapping, header=part == 0)
+                what = f"numbers {part}"
+                rng = _generator(self.source, self.request, what) if self.request.numbers == "drawn" else None
+                rows = rows_file.rows(mapping, codes_of(x).numpy(), labels[:, 0].numpy(), rng)
+                write_csv(temporary, rows, header=part == 0)
 
 
 def maker(finished: Finished, client: int | None, out: Path, request: GenerationRequest) -> Maker:
     """Return the writer of samples. Raises ValueError as `Finished.source`."""
+    if finished.dataset.mapping is None and request.numbers != GenerationRequest.numbers:
+        raise ValueError(f"numbers has no meaning for pictures, got {request.numbers}")
     source = finished.source(client, request.labels)
     return Maker(finished, source, out, request, plan(source, request))
 
@@ -196,6 +206,7 @@ def _card(
 ) -> dict[str, Any]:
     """The card, which does not change when samples are made again."""
     experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
+    asked = {name: value for name, value in asdict(request).items() if name != "numbers"}  # of tables alone: `_kind`
     shared, uploads = source.client is None, str(finished.uploads)
     return {
         "about": source.about,
@@ -205,8 +216,8 @@ def _card(
         "rows": labels.rows,
         "classes": dict(zip(names, labels.per_class(len(names)), strict=True)),
         "labels": DRAWN[source.draw],
-        "request": {**asdict(request), "labels": source.draw, "client": source.client},
-        **_kind(finished, labels.rows),
+        "request": {**asked, "labels": source.draw, "client": source.client},
+        **_kind(finished, labels.rows, request.numbers),
         "chosen": _chosen(finished.trial.sweep),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
@@ -234,7 +245,7 @@ def _chosen(sweep: Path) -> dict[str, Any]:
     return {"from_trials": trials, "spent_together": composition.splitlines(), "says": says}
 
 
-def _kind(finished: Finished, rows: int) -> dict[str, Any]:
+def _kind(finished: Finished, rows: int, numbers: Numbers) -> dict[str, Any]:
     """The card's fields of pictures, or of rows of a table."""
     if (mapping := finished.dataset.mapping) is None:
         return {
@@ -243,7 +254,7 @@ def _kind(finished: Finished, rows: int) -> dict[str, Any]:
         }
     model: Any = finished.trial.experiment.method.model  # One of rows, as the data are.
     label = "what a row was made for" if model.conditional else "apart from the row: the model knows of no label"
-    return {**rows_file.describe(mapping), "categories": finished.categories, "label": label}
+    return {**rows_file.describe(mapping, numbers), "categories": finished.categories, "label": label}
 
 
 def _claim(out: Path, card: Mapping[str, Any]) -> None:

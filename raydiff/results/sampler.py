@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.data.tables import encode
+from raydiff.data.tables import encode, rows_file
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.method import Method
@@ -144,8 +144,8 @@ class Sampler:
     def predict(
         self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
     ) -> np.ndarray[Any, Any] | pd.DataFrame:
-        """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1]; of a table a row of texts, with
-        the label last.
+        """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1]; of a table a row of texts, numbers
+        drawn uniformly within their bins, with the label last.
 
         Columns: `label` (and the others, where there are several), and `client`, the first one where it is left out.
         With the parameter `seed` the same input gives the same samples; without it they are new ones each time.
@@ -164,7 +164,8 @@ class Sampler:
             out[rows] = self.of(client)(labels[rows], rng)
         if self.mapping is None:
             return to_bytes(out).numpy()
-        return self.mapping.decode(codes_of(out).numpy(), labels[:, 0].numpy())
+        rng = seeding.generator(seed, "predict", "numbers")
+        return rows_file.rows(self.mapping, codes_of(out).numpy(), labels[:, 0].numpy(), rng)
 
     def _labels(self, model_input: pd.DataFrame) -> Tensor:
         """(N, K). Raises ValueError for a missing column and an unknown label."""

@@ -116,7 +116,8 @@ def _save_model(path: Path, sampler: Path, card: Mapping[str, Any], model: Any) 
     inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
     outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
     if mapping is not None:
-        outputs = [ColSpec("string", column.name, required=False) for column in mapping.decoded]
+        types = {c.name: "double" if c.kind in ("number", "duration") else "string" for c in mapping.columns}
+        outputs = [ColSpec(types.get(c.name, "string"), c.name, required=False) for c in mapping.decoded]
     seed = ParamSchema([ParamSpec("seed", "long", None)])
     example = pd.DataFrame({column: [0, len(names) - 1] for column, names in card["labels"].items()})
     pyfunc.save_model(

@@ -102,7 +102,9 @@ def test_the_rows_are_those_that_generate_writes(
     trials: Storage, tmp_path: Path, name: str, client: int | None
 ) -> None:
     finished = open_finished(trials.folder(name))
-    generate.write(finished, client, tmp_path / "made", generate.GenerationRequest(num=37, seed=5), code={})
+    generate.write(
+        finished, client, tmp_path / "made", generate.GenerationRequest(num=37, seed=5, numbers="bins"), code={}
+    )
     rows = open_rows(finished, client, num=37, seed=5)
     mapping = finished.dataset.mapping
     assert mapping is not None and rows.columns == tuple(COLUMNS)

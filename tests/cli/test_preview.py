@@ -6,6 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 import torch
 from sets import with_other_private_pictures, zoo
@@ -84,3 +86,49 @@ def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
     assert output[0] == output[1]
     for path in (tmp_path / "0").iterdir():
         assert path.read_bytes() == (tmp_path / "1" / path.name).read_bytes(), path.name
+
+
+@pytest.fixture
+def people(tmp_path: Path) -> Path:
+    """300 rows, most of them private, that begin with the same 150 public or private ones."""
+    rng = np.random.default_rng(0)
+    table = {
+        "age": rng.integers(18, 90, 300),
+        "town": rng.choice(["Ulm", "Bonn"], 300),
+        "y": rng.choice(["a", "b"], 300),
+    }
+    pd.DataFrame(table).to_csv(tmp_path / "people.csv", index=False)
+    return tmp_path / "people.csv"
+
+
+def test_a_table_has_columns_in_place_of_pictures(
+    people: Path, capsys: pytest.CaptureFixture[str], undrawn: None
+) -> None:
+    """Its label is private unless the partition deals by it."""
+    out = people.parent / "out"
+    output = call(capsys, people, "--data.labels", "y", "--out", out)
+    assert "a table\nsplits: train 141, public 42, validation 33, calibration 18, test 66" in output
+    data = Data(name=str(people), labels=("y",), train=None, public=42, validation=33, calibration=18, test=66)
+    ages = pd.read_csv(people)["age"].iloc[datasets.load(data).splits["public"].numbers]
+    assert re.search(r"columns, what each was taken for, and the 42 public rows by category:\n  age ", output)
+    edge, count = (int(x) for x in re.search(r"< (\d+): (\d+), ", output).groups())  # type: ignore[union-attr]
+    assert (ages < edge).sum() == count
+    assert re.search(r"\n  town +text +Bonn: \d+, Ulm: \d+, \(other\): 0\n", output)
+    assert re.search(r"\n +public\na +\d+\n", output) and re.search(r"\n +all\nclient 0 +141\n", output)
+    assert "pictures" not in output and not out.exists() and f"next: raydiff init {people}" in output
+    by_class = call(capsys, people, "--data.labels", "y", "--out", out, "--clients", 2, "--partition", "byclass")
+    assert re.search(r"\n +train +public .*\na +\d+", by_class) and [p.name for p in out.iterdir()] == ["partition.png"]
+
+
+@pytest.mark.parametrize("partition", ["pooled", "iid"])
+def test_no_private_cell_is_counted(people: Path, capsys: pytest.CaptureFixture[str], partition: str) -> None:
+    """Other private rows change not a word, nor do rows that a reader must convert."""
+    arguments = (people, "--data.labels", "y", "--partition", partition)
+    before, table = call(capsys, *arguments), pd.read_csv(people)
+    data = Data(name=str(people), labels=("y",), train=None, public=42, validation=33, calibration=18, test=66)
+    private = ~table.index.isin(datasets.load(data).splits["public"].numbers.tolist())
+    for column, cell in {"age": 10**6, "town": "Rome", "y": "c"}.items():
+        table.loc[private, column] = cell
+    table.to_csv(people, index=False)
+    datasets._load.cache_clear()
+    assert call(capsys, *arguments) == before

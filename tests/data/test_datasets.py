@@ -151,7 +151,7 @@ def test_root_must_be_set_and_there(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_splits_larger_than_the_data(tmp_path: Path) -> None:
     assert message(Data(test=1247)) == (
         "there are 1797 rows in 'digits', too few for data.test=1247 + data.public=250 + data.validation=200"
-        " + data.calibration=100 + data.train>=1: lower one of these"
+        " + data.calibration=100 + data.train>=1: lower some of these"
     )
     assert len(load(Data(test=1246)).splits["train"]) == 1
     grey_set(tmp_path / "set")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from typing import get_args
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydiff.data.datasets import Records
@@ -41,6 +42,11 @@ def equal_classes(classes: int, each: int) -> Records:
     return records(list(range(classes)) * each)
 
 
+@pytest.fixture
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("raydiff.data.partition.MOST_DRAWS", 50)
+
+
 def table(data: Records, clients: int, how: Partition, *, seed: int = 0) -> list[list[int]]:
     """Records by client and class."""
     classes = int(data.labels.max()) + 1
@@ -60,6 +66,7 @@ schemes = st.one_of(
 )
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     labels=st.lists(st.integers(0, 6), max_size=80),
     clients=st.integers(1, 6),
@@ -67,13 +74,13 @@ schemes = st.one_of(
     seed=st.integers(0, 1000),
 )
 def test_disjoint_covering_seeded_and_nobody_empty_or_refused(
-    labels: list[int], clients: int, how: Partition, seed: int
+    labels: list[int], clients: int, how: Partition, seed: int, few_draws: None
 ) -> None:
     data = records(labels)
     try:
         parts = partition(data, clients, how=how, rng=generator(seed))
     except ValueError as error:
-        assert str(error).startswith(("client", "a minority client", "a MajorityMinority", "an Entangled"))
+        assert str(error).startswith(("client", "a client", "a minority client", "a MajorityMinority", "an Entangled"))
         with pytest.raises(ValueError):
             partition(data, clients, how=how, rng=generator(seed))
         return
@@ -112,14 +119,14 @@ def test_another_label_of_one_record_moves_no_other_record(
         try:
             parts = partition(records(of), 1 if isinstance(how, Pooled) else clients, how=how, rng=generator(seed))
         except ValueError as error:
-            assert "would get no record" in str(error)
+            assert re.search("would get (no record|none of)", str(error))
             return
         held.append([set(part.tolist()) - {row} for part in parts])
     assert held[0] == held[1]
 
 
 def test_partitions_that_count_labels_say_that_labels_are_public() -> None:
-    counting = (ByClass(), MajorityMinority(), Entangled(), Dirichlet(balanced=True))
+    counting = (ByClass(), MajorityMinority(), Entangled(), Dirichlet(balanced=True), Dirichlet(least=1))
     assert all(map(publishes_labels, counting))
     assert {type(how) for how in (*counting, Pooled(), Iid(), Dirichlet())} == set(get_args(Partition))
 
@@ -201,21 +208,87 @@ def test_majority_minority_has_the_papers_clusters() -> None:
     [
         (0, Iid(), "clients must be at least 1, got 0"),
         (2, Pooled(), "clients must be 1 for a Pooled partition, got 2"),
-        (21, Iid(), r"client 20 would get no record \(20 records for 21 clients\): use fewer clients"),
+        (21, Iid(), r"client 20 would get no record \(20 records for 21 clients\): lower clients"),
         (1, MajorityMinority(), "needs at least 2 clients and 2 classes, got 1 clients and 2 classes"),
         (
             11,
             MajorityMinority(ratio=0.5),
-            "a minority client would get 0 records of class 0 .* use fewer clients or more records",
+            "a minority client would get 0 of the 10 records of class 0 .*: set clients to 10 at most, raise data",
         ),
-        (3, Entangled(), "an Entangled .* divides that of the base distributions, got 3 clients and 2 base"),
-        (2, MajorityMinority(minority=6), "a minority client would get 6 .* class 0 .* lower partition.minority"),
-        (4, Dirichlet(alpha=0.001), "client . would get no record .*: raise partition.alpha"),
+        (3, Entangled(), "an Entangled partition of 2 base distributions needs 2 clients, got 3"),
+        (2, MajorityMinority(minority=6), "a minority client would get 6 .* class 0 .* lower partition.minority to 5"),
+        (4, Dirichlet(alpha=0.001), r"none of 20 records for 4 clients in the draw of .*: raise partition.alpha"),
+        (4, Dirichlet(alpha=0.1, least=4), r"fewer than 4 .* each of 50 draws .*: set partition.least to 2 \(labels"),
+        (4, Dirichlet(least=6), r"fewer than 6 of 20 records for 4 clients.*\), lower clients or raise data.train"),
     ],
 )
-def test_refusals_say_who_and_what_to_do(clients: int, how: Partition, text: str) -> None:
+def test_refusals_say_who_and_what_to_do(clients: int, how: Partition, text: str, few_draws: None) -> None:
     with pytest.raises(ValueError, match=text):
         partition(equal_classes(2, 10), clients, how=how, rng=generator(0))
+
+
+REMEDIES = {
+    "would get no record": [
+        (24, Iid(), 20, Iid()),
+        (20, ByClass(), 10, ByClass()),
+    ],
+    "set partition.least to 1 ": [
+        (5, Dirichlet(alpha=0.1), 5, Dirichlet(alpha=0.1, least=1)),
+        (5, Dirichlet(alpha=0.1, balanced=True), 5, Dirichlet(alpha=0.1, balanced=True, least=1)),
+    ],
+    "set partition.least to 4 ": [(4, Dirichlet(least=6), 4, Dirichlet(least=4))],
+    "raise partition.alpha": [
+        (5, Dirichlet(alpha=0.01), 5, Dirichlet(alpha=100)),
+        (4, Dirichlet(least=5), 4, Dirichlet(alpha=100, least=5)),
+    ],
+    "lower clients": [
+        (4, Dirichlet(least=6), 2, Dirichlet(least=6)),
+        (5, Dirichlet(alpha=0.01), 4, Dirichlet(alpha=0.01)),
+    ],
+    "minority client": [
+        (3, MajorityMinority(), 2, MajorityMinority()),
+        (3, MajorityMinority(), 3, Iid()),
+        (2, MajorityMinority(minority=5), 2, MajorityMinority(minority=1)),
+    ],
+    "needs 2, 4 clients": [(3, Entangled(), clients, Entangled()) for clients in (2, 4)],
+    "clients must be 1": [(2, Pooled(), 1, Pooled())],
+}
+"""Part of a refusal -> (clients, partition) that are refused, and those that it names."""
+
+
+@pytest.mark.parametrize(("text", "case"), [(text, case) for text, cases in REMEDIES.items() for case in cases])
+def test_each_remedy_that_a_refusal_names_works(
+    text: str, case: tuple[int, Partition, int, Partition], few_draws: None
+) -> None:
+    data = records([0] * 10 + [1] * 8 + [2] * 3 + [3] * 2)
+    clients, how, fitting, remedy = case
+    with pytest.raises(ValueError, match=text):
+        partition(data, clients, how=how, rng=generator(0))
+    parts = partition(data, fitting, how=remedy, rng=generator(0))
+    assert min(map(len, parts)) >= max(1, getattr(remedy, "least", 0)) and sum(map(len, parts)) == len(data)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(labels=every_label, clients=st.integers(1, 6), alpha=st.floats(0.05, 10), least=st.integers(1, 5))
+def test_a_least_size_changes_no_partition_that_has_it(
+    labels: list[int], clients: int, alpha: float, least: int, few_draws: None
+) -> None:
+    """Else it is drawn again, from the same seed to the same end; labels are then public."""
+    data = records(labels)
+
+    def drawn(how: Partition) -> list[list[int]] | None:
+        try:
+            return [part.tolist() for part in partition(data, clients, how=how, rng=generator(1))]
+        except ValueError:
+            return None
+
+    wanted = Dirichlet(alpha=alpha, least=least)
+    once, again = drawn(Dirichlet(alpha=alpha)), drawn(wanted)
+    assert publishes_labels(wanted) and again == drawn(wanted)
+    if once is not None and min(map(len, once)) >= least:
+        assert again == once
+    elif again is not None:
+        assert min(map(len, again)) >= least and sorted(itertools.chain(*again)) == list(range(len(labels)))
 
 
 def test_groups_by_half_of_the_largest_class() -> None:

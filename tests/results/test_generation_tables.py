@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -13,10 +14,12 @@ import pytest
 import torch
 from storages import Storage
 
+from raydiff.cli.generate import _as_data
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
+from raydiff.data.tables import rows_file
 from raydiff.data.tables.read import RawTable, read
-from raydiff.experiment import trial
+from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.formats.json_files import read_json
@@ -96,7 +99,7 @@ def test_the_file_holds_the_samples_by_the_trials_own_mapping(
         finished,
         None,
         tmp_path,
-        GenerationRequest(num=17, seed=3),
+        GenerationRequest(num=17, seed=3, numbers="bins"),
         code=CODE,
         on_progress=lambda *x: progress.append(x),
     )
@@ -124,7 +127,7 @@ def test_the_card_says_what_a_value_is_and_whose_bins_these_are(finished: Finish
     assert list(card["columns"]) == COLUMNS and card["columns"]["paid"] == ["no", "yes", "(other)"]
     assert card["about"] == "rows of the shared model" and card["privacy"].startswith("epsilon inf")
     assert card["categories"].startswith("of town, age, paid, buys: edges of bins and names of groups come from public")
-    assert card["label"] == "what a row was made for" and "empty: a missing value" in card["values"]
+    assert card["label"] == "what a row was made for" and "empty: missing" in card["values"]
     assert not {"pixels", "parts"} & set(card) and "pdp" not in json.dumps(card).lower()
     declared = replace(finished, dataset=replace(finished.dataset, fitted_columns=()))
     assert declared.categories == "edges of bins and names of groups are given, taken from no record"
@@ -141,7 +144,7 @@ def test_a_model_without_labels_says_so(tables: Storage, tmp_path: Path) -> None
 
 def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> None:
     """As the audit reads it, and as `--data.name DIR/rows.csv` does."""
-    write(finished, 0, tmp_path, GenerationRequest(num=80), code=CODE)
+    write(finished, 0, tmp_path, GenerationRequest(num=80, numbers="bins"), code=CODE)
     table = read(RawTable(source=str(tmp_path / "rows.csv"), label="buys", bins=4))
     mapping = finished.dataset.mapping
     assert mapping is not None and len(table.codes) == 80
@@ -151,6 +154,42 @@ def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> N
     cut = {"test": 9, "public": 9, "validation": 9, "calibration": 9}
     again = load(Data(name=str(tmp_path / "rows.csv"), labels=("buys",), bins=4, **cut))
     assert again.shape == (1, 1, 3) and again.label_names == (("no", "yes", "(other)"),)
+
+
+@pytest.mark.parametrize("numbers", get_args(rows_file.Numbers))
+def test_the_printed_options_read_the_samples_again(finished: Finished, tmp_path: Path, numbers: Any) -> None:
+    """With the columns, their kinds and cells, whatever a reader would take for missing or for a number."""
+    write(finished, 0, tmp_path / "a b", GenerationRequest(num=80, numbers=numbers), code=CODE)
+    options = shlex.split(_as_data(finished, tmp_path / "a b", numbers))
+    start = Experiment(data=Data(train=40, public=20, validation=5, calibration=5, test=10), partition=Iid())
+    data = overrides.override(start, overrides.parse_overrides(start, options)).data
+    again, mapping = load(data).mapping, finished.dataset.mapping
+    assert again is not None and mapping is not None and data.csv.missing == ("",)
+    kinds = [column.kind if numbers == "drawn" else "text" for column in mapping.columns]
+    assert [(c.name, c.kind) for c in again.columns] == [*zip(COLUMNS[:3], kinds, strict=True)]
+    assert kinds == (["text", "number", "text"] if numbers == "drawn" else ["text"] * 3)
+
+
+def test_numbers_come_out_as_numbers_of_the_generations_seed(
+    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the bins of the same rows with names, whatever the parts: no other column differs."""
+    monkeypatch.setattr(generate, "PART", 20)
+    tables = {}
+    for name, fields in (("drawn", {}), ("again", {}), ("bins", {"numbers": "bins"})):
+        write(finished, 0, tmp_path / name, GenerationRequest(num=50, **fields), code=CODE)  # type: ignore[arg-type]
+        tables[name] = rows_of(tmp_path / name)
+    drawn, bins = tables["drawn"], tables["bins"]
+    assert (tmp_path / "drawn" / "rows.csv").read_bytes() == (tmp_path / "again" / "rows.csv").read_bytes()
+    assert drawn.drop(columns="age").equals(bins.drop(columns="age"))
+    ages, age = drawn["age"].dropna(), finished.dataset.mapping.columns[1]  # type: ignore[union-attr]
+    assert 0 < len(ages) < 50 and ages.str.isdecimal().all()
+    assert [age.categories[code] for code in age.codes(ages)] == bins["age"].dropna().tolist()
+    card = json.loads((tmp_path / "drawn" / "card.json").read_text())
+    low, high = map(int, card["ranges"]["age"])
+    assert card["numbers"] == "drawn" and ages.astype(int).between(low, high).all()
+    with pytest.raises(ValueError, match="numbers, ranges, values differ"):
+        write(finished, 0, tmp_path / "drawn", GenerationRequest(num=50, numbers="bins"), code=CODE)
 
 
 # --- what no guarantee covers ---
@@ -264,7 +303,10 @@ def test_a_saved_sampler_makes_rows(finished: Finished, tmp_path: Path) -> None:
     mapping = finished.dataset.mapping
     assert mapping is not None
     expected = mapping.decode(codes_of(own).numpy(), np.array([0, 1, 1]))
-    assert rows.iloc[[0, 2, 3]].reset_index(drop=True).equals(expected)
+    same, age = rows.iloc[[0, 2, 3]].reset_index(drop=True), mapping.columns[1]
+    assert same.drop(columns="age").equals(expected.drop(columns="age"))
+    codes = age.codes(same["age"].astype(object).map(str, na_action="ignore"))
+    assert age.names(codes).tolist() == expected["age"].astype(object).where(expected["age"].notna(), None).tolist()
     assert loaded.predict(asked, {"seed": 4}).equals(rows)  # type: ignore[union-attr]
     assert loaded.predict(asked.iloc[:0]).shape == (0, 4)
     finished.save_sampler(tmp_path / "shared", shared=True)

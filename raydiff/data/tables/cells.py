@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, number_text
+from raydiff.formats.csv_files import unmarked
 from raydiff.lookup import check_one_of
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def _csv(path: Path, csv_format: Csv) -> Cells:
                     raise csv.Error(
                         f"{len(cells)} cells, and the header {len(rows[0])}: quote a {delimiter!r} in a cell"
                     )
-                rows.append([cell.strip() for cell in cells])
+                rows.append([unmarked(cell).strip() for cell in cells])
             line = reader.line_num + 1
     except csv.Error as e:
         raise ValueError(f"{path} cannot be read as a table: line {line} has {e}") from e

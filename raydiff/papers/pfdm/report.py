@@ -19,6 +19,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats import plots
+from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import interval, shown
 from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish
@@ -168,7 +169,7 @@ def main(argv: Sequence[str]) -> None:
     measured = distances(options.sweep)
     table, note = differences(measured), ""
     if options.oracle:
-        table = with_oracle(table, pd.read_csv(options.oracle, na_values="", keep_default_na=False))
+        table = with_oracle(table, read_csv(options.oracle, na_values="", keep_default_na=False))
         compared = table["agrees"].dropna()
         note = f"the oracle agrees in {int(compared.sum())} of {len(compared)} decided cells (column agrees)"
     publish(options.out, "paired", str(shown_table(table)._replace(note=note)), {"paired": table})

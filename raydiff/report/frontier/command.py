@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from raydiff.formats.csv_files import write_csv
 from raydiff.formats.tables import publish
 from raydiff.report import gain_over_local, guarantees, load
 from raydiff.report.frontier.rows import frontier
@@ -24,7 +25,7 @@ def write(sweep: Path, out: Path) -> str:
     """Write frontier.csv and, with distances, frontier.png; returns the table. Raises ValueError as `frontier`."""
     rows = frontier(load.runs(sweep))
     out.mkdir(parents=True, exist_ok=True)
-    guarantees.flat(rows).to_csv(out / "frontier.csv", index=False)
+    write_csv(out / "frontier.csv", guarantees.flat(rows))
     drawn = draw(rows, out / "frontier.png")
     return text(rows) + ("" if drawn else "\n\nno plot: no trial has a feature distance")
 

@@ -20,6 +20,7 @@ import torch
 
 from raydiff.evaluation.row_audit import Condition
 from raydiff.formats import plots
+from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import student
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
@@ -127,7 +128,7 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
     points = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_rate(seeds), *by_skew(seeds)]
     table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
     curves = pd.DataFrame(points, columns=["figure", "quantity", "curve", "x", "mean", "low", "high"])
-    curves.to_csv(table, index=False, float_format="%.6g", lineterminator="\n")
+    write_csv(table, curves, form="%.6g")
     _draw(curves, picture)
     return [
         f"The pDP bound on delta of one record of random tables, mean [95 % interval] of {seeds} tables.",

@@ -36,12 +36,13 @@ from torch import Tensor
 
 from raydiff.data.datasets import Data, Dataset, load
 from raydiff.data.partition import TEN_CLASSES
+from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import interval
 from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import MEASURED, Sampler
 from raydiff.papers.pfdm.theory import closed_forms as forms
 from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
-from raydiff.papers.theory_tables import Rows, write_csv
+from raydiff.papers.theory_tables import Rows
 from raydiff.seeding import generator
 
 ARMS = ("localonly", "pfdm", "no-server", "shuffled", "collafuse", "gaussian", "centre")
@@ -173,7 +174,7 @@ def report(config: Data, path: Path, minorities: Sequence[int], *, seeds: int) -
     table = predictions(world, minorities, EPSILONS, seeds=seeds)
     path.parent.mkdir(parents=True, exist_ok=True)
     table.insert(0, "data", config.name)
-    write_csv(path, table)
+    write_csv(path, table, form="%.6g")
     classes, d = world.classes.mean.shape
     pools = ", ".join(f"{world.pooled(n)} at n = {n}" for n in minorities)
     t0s = ", ".join(
