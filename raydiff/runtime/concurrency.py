@@ -7,14 +7,16 @@ fit ends early where it must: the caller starts another one with the trials that
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from typing import Any
 
 import ray
 from ray import tune
 from ray.tune.search import Searcher
 
+from raydiff.experiment.config import Experiment
 from raydiff.runtime import cluster
-from raydiff.runtime.plan import Planned
+from raydiff.runtime.plan import Planned, written
 from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.slots import Slot, fair_slots, format_resources
 
@@ -90,23 +92,26 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
 
 class LimitedSearcher(Searcher):
-    """Suggests what `source` suggests while fewer than `controller.limit` trials run. With more, the search ends for
-    this fit: then Tune releases the processes of each trial that ends to other jobs. Intermediate results are not
-    passed on: Optuna requires the metric in each."""
+    """Suggests these trials in their order while fewer than `controller.limit` run. With more, the search ends for this
+    fit: then Tune releases the processes of each trial that ends to other jobs."""
 
-    def __init__(self, source: Searcher, controller: ConcurrencyController) -> None:
+    def __init__(self, trials: Iterable[Experiment], controller: ConcurrencyController) -> None:
         super().__init__()
-        self._source, self._controller, self._running = source, controller, set[str]()
+        self._trials, self._controller, self._running = iter(trials), controller, set[str]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {}  # Tune pickles it at the start. Nothing restores it: a sweep's state is in its files.
 
     def suggest(self, trial_id: str) -> Any:
         """The next trial's config; None: not now; FINISHED: none in this fit."""
         if len(self._running) > self._controller.limit:
             return Searcher.FINISHED
-        config = self._source.suggest(trial_id) if len(self._running) < self._controller.limit else None
-        if isinstance(config, dict):
-            self._running.add(trial_id)
-        return config
+        if len(self._running) == self._controller.limit:
+            return None
+        if (experiment := next(self._trials, None)) is None:
+            return Searcher.FINISHED
+        self._running.add(trial_id)
+        return {"experiment": written(experiment)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         self._running.discard(trial_id)
-        self._source.on_trial_complete(trial_id, result=result, error=error)

@@ -13,7 +13,7 @@ from raydiff.experiment import spending, trial
 from raydiff.formats.json_files import read_json
 from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
-from raydiff.runtime import one_process, sweep_folder
+from raydiff.runtime import one_process, search, sweep_folder
 from raydiff.runtime.plan import Planned
 from raydiff.storage import artifact_sync
 from raydiff.storage.lease import hold_lease
@@ -115,7 +115,8 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
     if storage_at(folder).remote and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
-        print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
+        same = f" ({planned.repeats} more settings repeat one of them)" * (planned.repeats > 0)
+        print(f"sweep {folder.name}: {planned.total} trials{same} in {folder}", flush=True)
         print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
 
 
@@ -135,7 +136,11 @@ def _run(
             mlflow.begin()
 
     try:
-        if runtime.pool == "local" or planned.base.numerics.server_workers > 1:
+        if _finished(planned):
+            begin()
+            print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
+            ended = Ended(folder, False)
+        elif runtime.pool == "local" or planned.base.numerics.server_workers > 1:
             one_process.run(planned, begin)
             ended = Ended(folder, False)
         else:
@@ -157,6 +162,20 @@ def _run(
         _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
         ended = replace(ended, interrupted=True)
     return ended
+
+
+def _finished(planned: Planned) -> bool:
+    """Return whether each trial has an outcome that a resumed sweep keeps."""
+    trials = planned.trials
+    if planned.suggested:
+        if not (planned.folder / search.LOG).exists():
+            return False
+        suggestions = search.Suggestions(planned)
+        if suggestions.left or suggestions.refused:
+            return False
+        trials += tuple(suggestions.distinct)
+    ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
+    return all(end and not {end["outcome"], end.get("reason")} & {*sweep_folder.UNFINISHED} for end in ends)
 
 
 def _report(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str) -> None:

@@ -19,6 +19,7 @@ from raydiff.runtime import device_faults
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
+from raydiff.runtime.search import Suggestions
 from raydiff.storage import artifact_sync
 
 SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
@@ -45,6 +46,23 @@ class SweepProgress(tune.Callback):
         self._start = self._printed_at = time.monotonic()
         self._interrupted_at = 0.0
 
+    def begin_search(self, suggestions: Suggestions) -> None:
+        """Optuna goes on: of its suggestions so far those that repeat a trial are no trials."""
+        self.total -= suggestions.repeats
+        for why in suggestions.refused.values():
+            self.refuse(why)
+
+    def repeat(self, experiment: Experiment) -> None:
+        """Optuna suggests an experiment again: it is no trial of its own."""
+        self.total -= 1
+        self._print(f"{self._count()} {self._named(experiment)}: suggested again, has the result of its one trial")
+
+    def refuse(self, why: str) -> None:
+        """Optuna suggests what cannot be an experiment."""
+        self.failed += 1
+        self.ending = self.ending or self.plan.asked.stop_on_error
+        self._print(f"{self._count()} {why}")
+
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
         self.running.clear()
@@ -70,7 +88,7 @@ class SweepProgress(tune.Callback):
         if node and node not in self.left_out:  # Other trials on the node may have reported it.
             self.left_out.add(node)
             self._print(f"  {why}: the sweep goes on without this node")
-        this.round, this.digest = result.get("round", -1), result.get("digest", this.digest)
+        this.round = result.get("round", -1)
         if "digest" in result:  # Else the trial could not begin.
             self._fetch(this, result.get("failed"))
         self._rounds[this.digest] = max(this.round, self._rounds.get(this.digest, -1))
@@ -81,7 +99,7 @@ class SweepProgress(tune.Callback):
             self._fail(trial, result["failed"])
         elif result.get("finished"):  # "done" is also set when a scheduler stops the trial.
             del self.running[trial.trial_id]
-            self._done(this.experiment, result["time/seconds"], digest=this.digest)
+            self._done(this.experiment, result["time/seconds"])
             metric = self.plan.metric
             shown = f", {metric.removeprefix('eval/')} {result[metric]:.3f}" if metric in result else ""
             self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
@@ -91,7 +109,7 @@ class SweepProgress(tune.Callback):
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.ending:
             self.stopped.add(this.digest)
-            self._done(this.experiment, digest=this.digest)
+            self._done(this.experiment)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -152,8 +170,8 @@ class SweepProgress(tune.Callback):
         self.ending = self.ending or self.plan.asked.stop_on_error
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
-    def _done(self, experiment: Experiment, seconds: float | None = None, *, digest: str = "") -> None:
-        self.ended.add(digest or experiment.digest)
+    def _done(self, experiment: Experiment, seconds: float | None = None) -> None:
+        self.ended.add(experiment.digest)
         self.done += 1
         if seconds is not None:
             self._remaining.add(experiment, seconds)

@@ -15,14 +15,13 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
-from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
@@ -30,7 +29,7 @@ from raydiff.runtime import device_faults, search, sweep_folder
 from raydiff.runtime.cluster import NODE, grows, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
-from raydiff.runtime.plan import Planned, written
+from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot
 from raydiff.storage import artifact_sync
@@ -92,12 +91,12 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
         scheduler = ASHAScheduler("round", metric, search.mode(plan), max_t=longest, grace_period=1)
+    suggestions = search.Suggestions(plan) if plan.suggested else None
+    if suggestions:
+        progress.begin_search(suggestions)
     for number in itertools.count():
-        pending, suggested = _without_outcome(plan, progress)
-        # A trial that failed before it had a folder counts too.
-        samples = 0 if pending else min(plan.suggested - suggested, plan.total - progress.done - progress.failed)
-        left_s = deadline - time.monotonic()
-        if not (pending or samples > 0) or progress.ending or left_s <= 0:
+        pending, left_s = _without_outcome(plan, suggestions, progress), deadline - time.monotonic()
+        if not (pending or (suggestions and suggestions.left)) or progress.ending or left_s <= 0:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
@@ -106,24 +105,25 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             progress.no_capacity = True
             break
         tuned = tune.TuneConfig(
-            search_alg=search.PlannedTrials(pending) if pending else search.optuna_of(plan, suggested),
-            num_samples=len(pending) or samples,
+            num_samples=-1,  # until the searcher ends
             reuse_actors=True,
-            scheduler=scheduler if pending else None,
+            scheduler=scheduler,
             time_budget_s=left_s if plan.asked.budget_s else None,
         )
-        _fit(plan, shape, progress, tuned)
+        more = suggestions.more(progress.repeat, progress.refuse) if suggestions else ()
+        _fit(plan, shape, progress, tuned, itertools.chain(pending, more))
+    if suggestions:
+        suggestions.learn()
     _close(plan, progress, out_of_time=time.monotonic() >= deadline)
 
 
-def _without_outcome(plan: Planned, progress: SweepProgress) -> tuple[list[Experiment], int]:
-    """Trials to run, interrupted ones first, and how many Optuna has suggested so far."""
-    planned = {e.digest for e in plan.trials}
-    files = sorted(plan.folder.glob("trials/*/config.json")) if plan.suggested else []
-    suggested = [configuration.read(f) for f in files if f.parent.name not in planned]
-    pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in (*plan.trials, *suggested))
-    pending.sort(key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
-    return pending, len(suggested)
+def _without_outcome(
+    plan: Planned, suggestions: search.Suggestions | None, progress: SweepProgress
+) -> list[Experiment]:
+    """Trials to run, interrupted ones first."""
+    trials = [*plan.trials, *(suggestions.distinct if suggestions else ())]
+    pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in trials)
+    return sorted(pending, key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
 
 
 def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
@@ -154,11 +154,12 @@ def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None
             cut_short(folder, outcome, reason=reason)
 
 
-def _fit(plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig) -> None:
+def _fit(
+    plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig, trials: Iterable[Experiment]
+) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
     controller = ConcurrencyController(plan, shape, progress)
-    source: Any = tuned.search_alg
-    tuned.search_alg = LimitedSearcher(source, controller)
+    tuned.search_alg = LimitedSearcher(trials, controller)
     trainable: Any = Coordinator
     if credentials := StorageCredentials.of(plan.folder):  # Not in the config, which Tune writes to disk.
         trainable = tune.with_parameters(Coordinator, credentials=credentials)
@@ -166,7 +167,6 @@ def _fit(plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneCo
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
     config = {
-        "experiment": written(plan.base),  # of Optuna's trials
         "sweep": plan.folder,
         "slot": shape,
         "metric": search.metric(plan),

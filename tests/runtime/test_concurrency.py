@@ -15,7 +15,6 @@ from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.plan import SweepRequest, written
 from raydiff.runtime.progress import SweepProgress
-from raydiff.runtime.search import PlannedTrials
 from raydiff.runtime.slots import Slot
 
 
@@ -130,7 +129,7 @@ def test_a_sweep_whose_trials_all_wait_for_another_job_says_so(make, state, caps
 
 def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls_below_what_runs():
     controller, trials = SimpleNamespace(limit=2), [seeded(n) for n in range(4)]
-    searcher = LimitedSearcher(PlannedTrials(trials), controller)
+    searcher = LimitedSearcher(trials, controller)
     configs = [{"experiment": written(experiment)} for experiment in trials]
     assert [searcher.suggest(id_) for id_ in "abc"] == [*configs[:2], None]
     searcher.on_trial_complete("a")

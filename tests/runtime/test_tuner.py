@@ -18,7 +18,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
 from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
-from raydiff.runtime.plan import experiment_of, written
+from raydiff.runtime.plan import written
 from raydiff.runtime.progress import SweepProgress
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
@@ -63,9 +63,9 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     trials = [trial.resolve(override(base, {"seed": n}), b"the noise secret") for n in range(3)]
     plan, fits = planned_as(tmp_path / "sweeps" / "s", trials), []
 
-    def fit(plan, shape, progress, tuned):
-        pending = [experiment_of(config).seed for config in iter(lambda: tuned.search_alg.suggest(""), "FINISHED")]
-        fits.append((shape.workers, pending, tuned.num_samples))
+    def fit(plan, shape, progress, tuned, trials):
+        pending = [experiment.seed for experiment in trials]
+        fits.append((shape.workers, pending))
         this = trial.Trial(plan.trials[pending[0]], plan.folder)
         trial.begin(this)
         trial.end(this.folder, "finished", final={"time/seconds": 1.0})
@@ -75,7 +75,7 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
     monkeypatch.setattr(tuner, "_signals_handled", contextlib.nullcontext)
     assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) is False
-    assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
+    assert fits == [(3, [0, 1, 2]), (2, [2, 1]), (2, [1])]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
 
@@ -119,7 +119,7 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     """Also before the first trial began, when the folder says nothing. Signals are the caller's again afterwards."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    def fit(plan, shape, progress, tuned):
+    def fit(plan, shape, progress, tuned, trials):
         assert signal.getsignal(signal.SIGTERM) == progress.interrupt
 
     def full(*_):
