@@ -10,6 +10,7 @@ import stat
 import tempfile
 import uuid
 from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from raydiff.runtime.slots import Group
 from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
+HEAD, TICKET = "node:__internal_head__", 0.001  # a resource that only the head has, once, and what a sweep takes of it
+SWEEP = "raydiff-sweep-"  # begins the name of the placement group of `in_line`
 MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters, and Linux allows 107.
 
 
@@ -117,11 +120,43 @@ def in_one_sentence() -> Iterator[None]:
         raise
 
 
-def groups_of_others() -> tuple[list[Group], list[Group]]:
-    """Return the placement groups of other jobs: those that are placed, and those that wait."""
-    mine, placed, waiting = ray.get_runtime_context().get_job_id(), list[Group](), list[Group]()
+@contextlib.contextmanager
+def in_line() -> Iterator[None]:
+    """Within it the sweeps of other jobs see that this one runs or waits, by a placement group that takes nothing."""
+    ticket = ray.util.placement_group([{HEAD: TICKET}], name=f"{SWEEP}{uuid.uuid4().hex}")
+    try:
+        yield
+    finally:
+        ray.util.remove_placement_group(ticket)
+
+
+@dataclass
+class Others:
+    """Placement groups of other jobs, and whether this one has a slot."""
+
+    holds_slot: bool = False
+    placed: list[Group] = field(default_factory=list)
+    waiting: list[Group] = field(default_factory=list)
+    sweeps_before: set[str] = field(default_factory=set)  # jobs that came before this one, and sweep
+
+    @property
+    def waiting_before(self) -> int:
+        """The number of sweeps before this one that run no trial."""
+        return len(self.sweeps_before - {job for job, bundles in self.placed if HEAD not in bundles[0]})
+
+
+def groups_of_others() -> Others:
+    """Return the placement groups of other jobs."""
+    mine, others = ray.get_runtime_context().get_job_id(), Others()
     for id_, group in ray.util.placement_group_table().items():
-        if group["state"] != "REMOVED" and not id_.endswith(mine):  # A group's id ends with its job's.
-            groups = placed if group["state"] == "CREATED" else waiting
-            groups.append((id_[-len(mine) :], list(group["bundles"].values())))
-    return placed, waiting
+        job = id_[-len(mine) :]  # A group's id ends with its job's, which counts up, the lowest byte first.
+        if group["state"] == "REMOVED":
+            continue
+        if job == mine:
+            others.holds_slot |= group["state"] == "CREATED" and not group["name"].startswith(SWEEP)
+        else:
+            groups = others.placed if group["state"] == "CREATED" else others.waiting
+            groups.append((job, list(group["bundles"].values())))
+            if group["name"].startswith(SWEEP) and bytes.fromhex(job)[::-1] < bytes.fromhex(mine)[::-1]:
+                others.sweeps_before.add(job)
+    return others

@@ -26,7 +26,7 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, search, sweep_folder
-from raydiff.runtime.cluster import NODE, grows, present, storage_is_shared
+from raydiff.runtime.cluster import NODE, grows, in_line, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.plan import Planned
@@ -67,7 +67,7 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> bool:
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
-    with _signals_handled(progress.interrupt):
+    with _signals_handled(progress.interrupt), in_line():
         _run_fits(plan, shape, progress)
     return progress.interrupted
 
