@@ -1,12 +1,17 @@
-"""Settings of every raydiff process."""
+"""Settings of every raydiff process, and its lines while it waits."""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
+import threading
+import time
+from collections.abc import Callable, Iterator
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 KEPT_BYTES = 2**28
+WAIT_S = 10.0  # No wait is longer without a word.
 
 
 def begin() -> None:
@@ -20,3 +25,27 @@ def begin() -> None:
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+
+
+@contextlib.contextmanager
+def saying(line: Callable[[], str], every_s: float) -> Iterator[None]:
+    """Print the line every so many seconds until the block ends."""
+    over = threading.Event()
+
+    def say() -> None:
+        while not over.wait(every_s):
+            print(f"  {line()}", flush=True)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def waiting(what: str) -> contextlib.AbstractContextManager[None]:
+    """Say what is waited for, every WAIT_S until the block ends."""
+    since = time.monotonic()
+    return saying(lambda: f"waiting for {what} ({time.monotonic() - since:.0f} s)", WAIT_S)

@@ -18,6 +18,7 @@ import ray
 from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from raydiff.process import waiting
 from raydiff.runtime.slots import Group
 from raydiff.storage.storage import storage_at
 
@@ -34,10 +35,9 @@ def cluster() -> Iterator[list[dict[str, float]]]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
     try:
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(**quiet)
-        else:
-            _start_local(quiet)
+        address = os.environ.get("RAY_ADDRESS")
+        with waiting(f"the Ray cluster {address}" if address else "Ray to start on this machine"):
+            ray.init(**quiet) if address else _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}") from e
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
@@ -50,7 +50,8 @@ def cluster() -> Iterator[list[dict[str, float]]]:
         gc.collect()
         gc.disable()
         try:
-            ray.shutdown()
+            with waiting("Ray to end"):
+                ray.shutdown()
         finally:
             gc.enable()
 
@@ -97,11 +98,12 @@ def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> Non
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            with in_one_sentence():
+            address = node["NodeManagerAddress"]
+            with in_one_sentence(), waiting(f"node {address} to read {storage.describe('')}"):
                 seen = ray.get(task.options(scheduling_strategy=on_node).remote(), timeout=120) == nonce
             if not seen:
                 raise ValueError(
-                    f"node {node['NodeManagerAddress']} does not see what the driver writes to {storage.describe('')}: "
+                    f"node {address} does not see what the driver writes to {storage.describe('')}: "
                     "set runtime.storage to a folder that all nodes mount, or to a bucket whose credentials are in "
                     "every node's environment"
                 )

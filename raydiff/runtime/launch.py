@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from typing import Any
 
 from raydiff.experiment import spending, trial
 from raydiff.formats.json_files import read_json
+from raydiff.process import waiting
 from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import one_process, search, sweep_folder
@@ -18,6 +20,7 @@ from raydiff.runtime.plan import Planned
 from raydiff.storage import artifact_sync
 from raydiff.storage.lease import hold_lease
 from raydiff.storage.storage import storage_at
+from raydiff.tracking.mlflow_store import redacted
 from raydiff.tracking.writer import Mlflow
 
 HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
@@ -67,8 +70,10 @@ def start(
     """Run the trials without an outcome (`retry`: only the failed ones), then report. A sweep of this name may exist
     (`resume`) and get more trials (`extend`). Raises ValueError if the sweep may not start, or not here."""
     folder = sweep_folder.folder(planned.base, planned.folder.name)
-    with hold_lease(folder) as owner:
-        artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
+    with contextlib.ExitStack() as stack:
+        with waiting(f"the storage {storage_at(folder).describe('')}"):
+            owner = stack.enter_context(hold_lease(folder))
+            artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
         if (retry or extend) and not (folder / "sweep.json").exists():
             raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
         about = _about(planned, resume=resume, extend=extend)
@@ -128,7 +133,8 @@ def _run(
 
     def begin() -> None:
         if mlflow:
-            mlflow.wait_ready()
+            with waiting(f"the MLflow store {redacted(mlflow.uri)}"):
+                mlflow.wait_ready()
             about["opened_by"] = sweep_folder.opened_by(folder, str(mlflow.experiment_id))
         sweep_folder.write(folder, about, planned.secret, again=("failed",) if retry else sweep_folder.UNFINISHED)
         begun.set()
@@ -156,7 +162,8 @@ def _run(
             _close(mlflow, folder, report, "KILLED")
         raise
     try:
-        _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
+        with waiting("the report, and for the storage and MLflow to have it"):
+            _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
     except KeyboardInterrupt:
         print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
         _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)

@@ -123,7 +123,7 @@ def _study(plan: Planned) -> Any:
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     log, modes = plan.folder / LOG, [mode(plan), *["min"] * len(plan.asked.also)]
     try:
         log.with_name(f"{LOG}.lock").unlink(missing_ok=True)
