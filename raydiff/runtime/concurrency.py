@@ -53,7 +53,9 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def stop_all(self) -> bool:
         """Whether this fit ends now."""
-        return self._capacity_lost or self.progress.ending or len(self.progress.left_out) > self._left_out
+        progress = self.progress
+        ends = progress.ending or progress.out_of_time or len(progress.left_out) > self._left_out
+        return self._capacity_lost or ends
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()

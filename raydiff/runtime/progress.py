@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -39,12 +40,18 @@ class SweepProgress(tune.Callback):
         self.done = self.failed = 0
         self.interrupted = False
         self.ending = False  # after an interrupt, or an error that stops the sweep
+        self.deadline = math.inf  # time.monotonic at which the time budget ends
         self.no_capacity = False  # no node can hold a trial any more
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began
         self._start = self._printed_at = time.monotonic()
         self._interrupted_at = 0.0
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the time budget is spent."""
+        return time.monotonic() >= self.deadline
 
     def begin_search(self, suggestions: Suggestions) -> None:
         """Optuna goes on: of its suggestions so far those that repeat a trial are no trials."""

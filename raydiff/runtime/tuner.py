@@ -86,7 +86,7 @@ def _signals_handled(interrupt: Callable[..., None]) -> Iterator[None]:
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
-    deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
+    progress.deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
     scheduler, metric = None, search.metric(plan)
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
@@ -95,8 +95,8 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     if suggestions:
         progress.begin_search(suggestions)
     for number in itertools.count():
-        pending, left_s = _without_outcome(plan, suggestions, progress), deadline - time.monotonic()
-        if not (pending or (suggestions and suggestions.left)) or progress.ending or left_s <= 0:
+        pending = _without_outcome(plan, suggestions, progress)
+        if not (pending or (suggestions and suggestions.left)) or progress.ending or progress.out_of_time:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
@@ -108,13 +108,12 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             num_samples=-1,  # until the searcher ends
             reuse_actors=True,
             scheduler=scheduler,
-            time_budget_s=left_s if plan.asked.budget_s else None,
         )
         more = suggestions.more(progress.repeat, progress.refuse) if suggestions else ()
         _fit(plan, shape, progress, tuned, itertools.chain(pending, more))
     if suggestions:
         suggestions.learn()
-    _close(plan, progress, out_of_time=time.monotonic() >= deadline)
+    _close(plan, progress)
 
 
 def _without_outcome(
@@ -136,7 +135,7 @@ def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
     return refitted
 
 
-def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None:
+def _close(plan: Planned, progress: SweepProgress) -> None:
     """Give every trial that began an outcome: the rest was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
@@ -146,7 +145,7 @@ def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None
         folder = plan.folder / "trials" / digest
         if progress.interrupted:
             outcome, reason = "killed", "interrupted"
-        elif digest in progress.stopped or out_of_time:
+        elif digest in progress.stopped or progress.out_of_time:
             outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
         else:
             outcome, reason = "killed", ": ".join(["its processes were lost", *device_faults.reasons(folder)[-1:]])

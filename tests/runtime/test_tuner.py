@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import math
 import signal
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     (tmp_path / "owners" / "00002.json").write_text("{}")
     plan = planned_as(tmp_path, [opened.experiment], owner=opened.owner)
     with pytest.raises(LeaseLost):
-        tuner._close(plan, SweepProgress(plan), out_of_time=False)
+        tuner._close(plan, SweepProgress(plan))
     with pytest.raises(LeaseLost):
         federation(tmp_path, opened.experiment, owner=opened.owner).step()
     with pytest.raises(LeaseLost):
@@ -153,7 +154,8 @@ def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, out_of_ti
     progress = SweepProgress(plan)
     progress.interrupted = state == "interrupted"
     progress.stopped |= {this.experiment.digest} if state == "stopped" else set()
-    tuner._close(plan, progress, out_of_time=out_of_time)
+    progress.deadline = 0.0 if out_of_time else math.inf
+    tuner._close(plan, progress)
     assert (this.outcome()["outcome"], this.outcome()["reason"]) == (outcome, reason)
 
 

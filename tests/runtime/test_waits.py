@@ -73,11 +73,10 @@ def waits() -> dict[str, bool]:
             where = f"{where.partition(':')[0]}: {node.name}"
         if isinstance(node, ast.Call) and (name := waiting_call(node.func)):
             calls[f"{where} {name}"] = named and calls.get(f"{where} {name}", True)
-        said = isinstance(node, ast.With) and any(
-            word in ast.unparse(item) for item in node.items for word in ("waiting(", "saying(")
-        )
+        text = " ".join(map(ast.unparse, node.items)) if isinstance(node, ast.With) else ""
+        speaks = "waiting(" in text or "saying(" in text
         for child in ast.iter_child_nodes(node):
-            visit(child, where, named=named or said)
+            visit(child, where, named=named or speaks)
 
     for path in sorted(RAYDIFF.rglob("*.py")):
         visit(ast.parse(path.read_text()), f"{path.relative_to(RAYDIFF)}:", named=False)
