@@ -141,11 +141,6 @@ class Others:
     waiting: list[Group] = field(default_factory=list)
     sweeps_before: set[str] = field(default_factory=set)  # jobs that came before this one, and sweep
 
-    @property
-    def waiting_before(self) -> int:
-        """The number of sweeps before this one that run no trial."""
-        return len(self.sweeps_before - {job for job, bundles in self.placed if HEAD not in bundles[0]})
-
 
 def groups_of_others() -> Others:
     """Return the placement groups of other jobs."""

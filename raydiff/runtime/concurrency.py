@@ -16,6 +16,7 @@ from ray.tune.search import Searcher
 
 from raydiff.experiment.config import Experiment
 from raydiff.runtime import cluster
+from raydiff.runtime.cluster import HEAD
 from raydiff.runtime.plan import Planned, written
 from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.slots import Slot, fair_slots, format_resources, free_slots
@@ -54,8 +55,8 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     def stop_all(self) -> bool:
         """Whether this fit ends now."""
         progress = self.progress
-        ends = progress.ending or progress.out_of_time or len(progress.left_out) > self._left_out
-        return self._capacity_lost or ends
+        ends = progress.ending or time.monotonic() >= progress.deadline
+        return ends or self._capacity_lost or len(progress.left_out) > self._left_out
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()
@@ -66,9 +67,10 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         queued = max(QUEUED_TRIALS, fitting) if grows and not others.waiting else 0
         most = self.plan.asked.concurrent or self.progress.total
         free, _ = free_slots(self.shape, resources, others.placed)
+        waiting_before = len(others.sweeps_before - {job for job, bundles in others.placed if HEAD not in bundles[0]})
         # Ray places pending groups in any order, so only the first sweep in line has one.
         self._begun = self._begun or others.holds_slot
-        is_next = self._begun or grows or free > others.waiting_before or not others.waiting_before
+        is_next = self._begun or grows or free > waiting_before or not waiting_before
         self.limit = max(1, min(fair + queued, most)) if is_next else 0
         self._active_at = self._active_at if is_next else self._checked_at
         idle_s = self._checked_at - self._active_at

@@ -175,12 +175,10 @@ def _finished(planned: Planned) -> bool:
     """Return whether each trial has an outcome that a resumed sweep keeps."""
     trials = planned.trials
     if planned.suggested:
-        if not (planned.folder / search.LOG).exists():
+        suggestions = search.Suggestions(planned) if (planned.folder / search.LOG).exists() else None
+        if not suggestions or suggestions.left or suggestions.refused:
             return False
-        suggestions = search.Suggestions(planned)
-        if suggestions.left or suggestions.refused:
-            return False
-        trials += tuple(suggestions.distinct)
+        trials += tuple(suggestions.distinct.values())
     ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
     return all(end and not {end["outcome"], end.get("reason")} & {*sweep_folder.UNFINISHED} for end in ends)
 

@@ -20,7 +20,6 @@ from raydiff.runtime import device_faults
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
-from raydiff.runtime.search import Suggestions
 from raydiff.storage import artifact_sync
 
 SAME_SIGNAL_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
@@ -48,27 +47,16 @@ class SweepProgress(tune.Callback):
         self._start = self._printed_at = time.monotonic()
         self._interrupted_at = 0.0
 
-    @property
-    def out_of_time(self) -> bool:
-        """Whether the time budget is spent."""
-        return time.monotonic() >= self.deadline
-
-    def begin_search(self, suggestions: Suggestions) -> None:
-        """Optuna goes on: of its suggestions so far those that repeat a trial are no trials."""
-        self.total -= suggestions.repeats
-        for why in suggestions.refused.values():
-            self.refuse(why)
-
-    def repeat(self, experiment: Experiment) -> None:
-        """Optuna suggests an experiment again: it is no trial of its own."""
-        self.total -= 1
-        self._print(f"{self._count()} {self._named(experiment)}: suggested again, has the result of its one trial")
-
-    def refuse(self, why: str) -> None:
-        """Optuna suggests what cannot be an experiment."""
-        self.failed += 1
-        self.ending = self.ending or self.plan.asked.stop_on_error
-        self._print(f"{self._count()} {why}")
+    def skip(self, suggestion: Experiment | str) -> None:
+        """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
+        if isinstance(suggestion, str):
+            self.failed += 1
+            self.ending = self.ending or self.plan.asked.stop_on_error
+            self._print(f"{self._count()} {suggestion}")
+        else:
+            self.total -= 1
+            name = self._named(suggestion)
+            self._print(f"{self._count()} {name}: suggested again, has the result of its one trial")
 
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""

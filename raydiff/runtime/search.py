@@ -35,7 +35,8 @@ class Suggestions:
         self._plan, self._study = plan, _study(plan)
         self.experiments: dict[int, Experiment] = {}  # number in the study -> experiment
         self.refused: dict[int, str] = {}  # number in the study -> why it cannot be an experiment
-        self._open = set[int]()
+        self.distinct: dict[str, Experiment] = {}  # digest -> experiment, without those that are planned anyway
+        self._planned, self._open = {e.digest for e in plan.trials}, set[int]()
         for trial in self._study.trials:
             if trial.params.keys() == plan.space.keys():  # Else the driver was killed while Optuna wrote it.
                 self._resolve(trial, is_open=not trial.state.is_finished())
@@ -45,30 +46,17 @@ class Suggestions:
         """The number of suggestions to come."""
         return max(0, self._plan.suggested - len(self.experiments) - len(self.refused))
 
-    @property
-    def distinct(self) -> list[Experiment]:
-        """Each experiment that was suggested, once, without those that are planned anyway."""
-        planned = {e.digest for e in self._plan.trials}
-        return [*{e.digest: e for e in self.experiments.values() if e.digest not in planned}.values()]
-
-    @property
-    def repeats(self) -> int:
-        """How many suggestions are the experiment of another one, or a planned one."""
-        return len(self.experiments) - len(self.distinct)
-
-    def more(self, repeated: Callable[[Experiment], None], refused: Callable[[str], None]) -> Iterator[Experiment]:
-        """Yield the suggestions to come, each when it is wanted. Those that repeat an experiment, and those that are
-        refused, are passed to these functions instead."""
+    def more(self, skip: Callable[[Experiment | str], None]) -> Iterator[Experiment]:
+        """Yield the suggestions to come, each when it is wanted. An experiment that is suggested again, or the reason
+        why it is refused, is passed to `skip` instead."""
         while self.left:
             self.learn()
             before = len(self.distinct)
             number = self._resolve(self._study.ask(_distributions(self._plan)))
-            if number in self.refused:
-                refused(self.refused[number])
-            elif len(self.distinct) == before:
-                repeated(self.experiments[number])
-            else:
+            if len(self.distinct) > before:
                 yield self.experiments[number]
+            else:
+                skip(self.refused.get(number) or self.experiments[number])
 
     def learn(self) -> None:
         """Tell Optuna the results of the trials that have finished."""
@@ -83,7 +71,9 @@ class Suggestions:
     def _resolve(self, trial: Any, *, is_open: bool = True) -> int:
         number: int = trial.number
         try:
-            self.experiments[number] = resolve(overrides.override(self._plan.base, trial.params), self._plan.secret)
+            experiment = resolve(overrides.override(self._plan.base, trial.params), self._plan.secret)
+            self.experiments[number] = experiment
+            self.distinct |= {} if experiment.digest in self._planned else {experiment.digest: experiment}
             self._open |= {number} if is_open else set()
         except ValueError as e:
             fields = (f"{path.rpartition('.')[2]}={overrides.short(value)}" for path, value in trial.params.items())

@@ -93,10 +93,12 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         scheduler = ASHAScheduler("round", metric, search.mode(plan), max_t=longest, grace_period=1)
     suggestions = search.Suggestions(plan) if plan.suggested else None
     if suggestions:
-        progress.begin_search(suggestions)
+        progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
+        for why in suggestions.refused.values():
+            progress.skip(why)
     for number in itertools.count():
-        pending = _without_outcome(plan, suggestions, progress)
-        if not (pending or (suggestions and suggestions.left)) or progress.ending or progress.out_of_time:
+        pending, out_of_time = _without_outcome(plan, suggestions, progress), time.monotonic() >= progress.deadline
+        if not (pending or (suggestions and suggestions.left)) or progress.ending or out_of_time:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
@@ -109,7 +111,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             reuse_actors=True,
             scheduler=scheduler,
         )
-        more = suggestions.more(progress.repeat, progress.refuse) if suggestions else ()
+        more = suggestions.more(progress.skip) if suggestions else ()
         _fit(plan, shape, progress, tuned, itertools.chain(pending, more))
     if suggestions:
         suggestions.learn()
@@ -120,7 +122,7 @@ def _without_outcome(
     plan: Planned, suggestions: search.Suggestions | None, progress: SweepProgress
 ) -> list[Experiment]:
     """Trials to run, interrupted ones first."""
-    trials = [*plan.trials, *(suggestions.distinct if suggestions else ())]
+    trials = [*plan.trials, *(suggestions.distinct.values() if suggestions else ())]
     pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in trials)
     return sorted(pending, key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
 
@@ -145,7 +147,7 @@ def _close(plan: Planned, progress: SweepProgress) -> None:
         folder = plan.folder / "trials" / digest
         if progress.interrupted:
             outcome, reason = "killed", "interrupted"
-        elif digest in progress.stopped or progress.out_of_time:
+        elif digest in progress.stopped or time.monotonic() >= progress.deadline:
             outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
         else:
             outcome, reason = "killed", ": ".join(["its processes were lost", *device_faults.reasons(folder)[-1:]])

@@ -197,5 +197,5 @@ def test_the_line_is_in_the_order_of_rays_jobs(monkeypatch):
         monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda m=mine: SimpleNamespace(get_job_id=lambda: m))
         monkeypatch.setattr(cluster.ray.util, "placement_group_table", lambda m=mine: table(m))
         others = cluster.groups_of_others()
-        seen.append((len(others.placed), len(others.waiting), others.sweeps_before, others.waiting_before))
-    assert seen == [(1, 1, set(), 0), (2, 1, {"ff000000"}, 0), (3, 0, {"ff000000", "00010000"}, 1)]
+        seen.append((len(others.placed), len(others.waiting), others.sweeps_before))
+    assert seen == [(1, 1, set()), (2, 1, {"ff000000"}), (3, 0, {"ff000000", "00010000"})]

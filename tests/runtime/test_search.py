@@ -41,10 +41,12 @@ def finish(plan: Planned, experiment: Experiment, value: float) -> None:
 def run(plan: Planned) -> tuple[list[Experiment], SweepProgress]:
     """What Optuna lets run, each finished at once, and what the user reads."""
     suggestions, progress, ran = Suggestions(plan), SweepProgress(plan), []
-    progress.begin_search(suggestions)
-    for experiment in [*progress.begin_fit((e, trial.Trial(e, plan.folder).outcome()) for e in suggestions.distinct)]:
+    progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
+    for experiment in [
+        *progress.begin_fit((e, trial.Trial(e, plan.folder).outcome()) for e in suggestions.distinct.values())
+    ]:
         finish(plan, experiment, 1.0)
-    for experiment in suggestions.more(progress.repeat, progress.refuse):
+    for experiment in suggestions.more(progress.skip):
         finish(plan, experiment, float(len(ran)))
         progress._done(experiment, 1.0)
         ran.append(experiment)
@@ -81,9 +83,9 @@ def test_repeats_run_once_and_leave_no_fraction_above_one(plan_of, space, distin
 def test_the_same_suggestion_on_two_slots_waits_for_the_one_trial_that_runs(plan_of):
     plan, repeats = plan_of({RATE: ("choice", (0.001,))}, 4), []
     suggestions = Suggestions(plan)
-    (only,) = suggestions.more(repeats.append, repeats.append)
+    (only,) = suggestions.more(repeats.append)
     assert repeats == [only] * 3 and {t.state.name for t in search._study(plan).trials} == {"RUNNING"}
-    assert [e.digest for e in Suggestions(plan).distinct] == [only.digest] and not launch._finished(plan)
+    assert [*Suggestions(plan).distinct] == [only.digest] and not launch._finished(plan)
     finish(plan, only, 5.0)
     suggestions.learn()
     assert [t.value for t in search._study(plan).trials] == [5.0] * 4 and launch._finished(plan)

@@ -85,6 +85,9 @@ def waits() -> dict[str, bool]:
 
 def waiting_call(called: ast.expr) -> str:
     """The name of a function that waits, without arguments on the way; "" for any other."""
+    last = called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
+    if last not in {call.rpartition(".")[2] for call in CALLS}:
+        return ""
     name = ast.unparse(ast.fix_missing_locations(_Bare().visit(copy.deepcopy(called))))
     return name if {name, name.rpartition(".")[2]} & CALLS else ""
 
