@@ -102,7 +102,7 @@ def _distributions(plan: Planned) -> dict[str, Any]:
         "choice": lambda values: CategoricalDistribution(list(values)),
         "randint": lambda ends: IntDistribution(ends[0], ends[1] - 1),
         "uniform": lambda ends: FloatDistribution(*ends),
-        "loguniform": lambda ends: FloatDistribution(*ends, log=True),
+        "loguniform": lambda ends: FloatDistribution(ends[0], ends[1], log=True),
     }
     return {path: kinds[kind](values) for path, (kind, values) in plan.space.items()}
 

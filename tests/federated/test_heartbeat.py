@@ -96,6 +96,7 @@ def test_what_is_left_follows_from_the_pace() -> None:
     assert beat().fraction_done == 0.375 and beat().left_s == pytest.approx(50)  # 30 s for 3/8 of it
     assert str(beat()) == "client 3 (2 of 4), step 500 of 1,000, loss 0.2500"
     assert str(beat(turn=0, turns=1, loss=None)) == "client 3, step 500 of 1,000"
+    assert beat(at=0.0).left_s == 0.0  # The clock was set back.
 
 
 def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: Experiment) -> None:
