@@ -120,7 +120,7 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
     if storage_at(folder).remote and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
-        same = f" ({planned.repeats} more settings repeat one of them)" * (planned.repeats > 0)
+        same = f" (repeated settings left out: {planned.repeats})" * (planned.repeats > 0)
         print(f"sweep {folder.name}: {planned.total} trials{same} in {folder}", flush=True)
         print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
 
