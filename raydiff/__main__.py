@@ -117,7 +117,8 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
         if value.startswith(BUCKETS):
             from raydiff.storage import artifact_sync
 
-            value = str(artifact_sync.fetch(value))
+            with process.waiting(f"the storage {value}"):
+                value = str(artifact_sync.fetch(value))
         fetched.append(f"{option}{equals}{value}")
     return fetched
 

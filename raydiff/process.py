@@ -1,4 +1,4 @@
-"""Settings of every raydiff process: private files, output that may fail, and the signals that end it in order."""
+"""Settings of every raydiff process: private files, output that may fail, signals that end it, lines while it waits."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU
@@ -18,6 +19,7 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 KEPT_BYTES = 2**28
 STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU)
 """Signals by which users, terminals and batch systems ask a process to end: the default action ends it at once."""
+WAIT_S = 10.0  # No wait is longer without a word.
 SAME_REQUEST_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
 
@@ -102,3 +104,27 @@ def interrupt(number: int) -> None:
 def signal_of(error: KeyboardInterrupt) -> int:
     """Return the number of the signal that an interrupt stands for."""
     return int(error.args[0]) if error.args else SIGINT
+
+
+@contextlib.contextmanager
+def saying(line: Callable[[], str], every_s: float) -> Iterator[None]:
+    """Print the line every so many seconds until the block ends."""
+    over = threading.Event()
+
+    def say() -> None:
+        while not over.wait(every_s):
+            print(f"  {line()}", flush=True)
+
+    thread = threading.Thread(target=say, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def waiting(what: str) -> contextlib.AbstractContextManager[None]:
+    """Say what is waited for, every WAIT_S until the block ends."""
+    since = time.monotonic()
+    return saying(lambda: f"waiting for {what} ({time.monotonic() - since:.0f} s)", WAIT_S)

@@ -32,7 +32,7 @@ class SweepOptions(arguments.ExperimentOptions):
     sample: tuple[str, ...] = ()
     """Sampled fields of a random or Optuna search: a.b=loguniform:1e-4,1e-2."""
     samples: int = 16
-    """How many samples."""
+    """How many samples. Those that repeat an experiment count, and are not run again."""
     search: Literal["grid", "random", "optuna", "asha"] = "grid"
     """How trials are chosen."""
     metric: tuple[str, ...] = ()

@@ -51,8 +51,8 @@ class Heartbeat:
 
     @property
     def left_s(self) -> float:
-        """Seconds until that part is done, at the pace so far."""
-        return (self.at - self.began) * (1 / self.fraction_done - 1)
+        """Seconds until that part is done, at the pace so far. The clock may have been set back."""
+        return max(0.0, self.at - self.began) * (1 / self.fraction_done - 1)
 
     def __str__(self) -> str:
         turn = f" ({self.turn + 1} of {self.turns})" if self.turns > 1 else ""

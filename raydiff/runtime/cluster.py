@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from ray.exceptions import RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydiff import process
+from raydiff.process import waiting
 from raydiff.runtime.slots import Group
 from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
 RECENT_S = 60.0  # A process is reported dead seconds after Ray has killed it, and clocks of nodes differ.
 MORE_MEMORY = "lower runtime.workers or --max-concurrent, or raise RAY_memory_usage_threshold (0.95) before Ray starts"
+HEAD, TICKET = "node:__internal_head__", 0.001  # a resource that only the head has, once, and what a sweep takes of it
+SWEEP = "raydiff-sweep-"  # begins the name of the placement group of `in_line`
 MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters, and Linux allows 107.
 NEEDS = (
     f"; it keeps a token in ~/.ray and sockets in RAY_TMPDIR (at most {MAX_FOLDER_CHARS} characters): set HOME and "
@@ -50,10 +54,9 @@ def cluster() -> Iterator[list[dict[str, float]]]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
     try:
-        if os.environ.get("RAY_ADDRESS"):
-            ray.init(**quiet)
-        else:
-            _start_local(quiet)
+        address = os.environ.get("RAY_ADDRESS")
+        with waiting(f"the Ray cluster {address}" if address else "Ray to start on this machine"):
+            ray.init(**quiet) if address else _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
         remedy = NEEDS if isinstance(e, OSError) else ""
         if address := os.environ.get("RAY_ADDRESS"):
@@ -69,7 +72,8 @@ def cluster() -> Iterator[list[dict[str, float]]]:
         gc.collect()
         gc.disable()
         try:
-            ray.shutdown()
+            with waiting("Ray to end"):
+                ray.shutdown()
         finally:
             gc.enable()
 
@@ -154,11 +158,12 @@ def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> Non
     try:
         for node in (n for n in ray.nodes() if n["Alive"] and (among is None or n["NodeID"] in among)):
             on_node = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
-            with in_one_sentence():
+            address = node["NodeManagerAddress"]
+            with in_one_sentence(), waiting(f"node {address} to read {storage.describe('')}"):
                 seen = ray.get(task.options(scheduling_strategy=on_node).remote(), timeout=120) == nonce
             if not seen:
                 raise ValueError(
-                    f"node {node['NodeManagerAddress']} does not see what the driver writes to {storage.describe('')}: "
+                    f"node {address} does not see what the driver writes to {storage.describe('')}: "
                     "set runtime.storage to a folder that all nodes mount, or to a bucket whose credentials are in "
                     "every node's environment"
                 )
@@ -177,11 +182,38 @@ def in_one_sentence() -> Iterator[None]:
         raise
 
 
-def groups_of_others() -> tuple[list[Group], list[Group]]:
-    """Return the placement groups of other jobs: those that are placed, and those that wait."""
-    mine, placed, waiting = ray.get_runtime_context().get_job_id(), list[Group](), list[Group]()
+@contextlib.contextmanager
+def in_line() -> Iterator[None]:
+    """Within it the sweeps of other jobs see that this one runs or waits, by a placement group that takes nothing."""
+    ticket = ray.util.placement_group([{HEAD: TICKET}], name=f"{SWEEP}{uuid.uuid4().hex}")
+    try:
+        yield
+    finally:
+        ray.util.remove_placement_group(ticket)
+
+
+@dataclass
+class Others:
+    """Placement groups of other jobs, and whether this one has a slot."""
+
+    holds_slot: bool = False
+    placed: list[Group] = field(default_factory=list)
+    waiting: list[Group] = field(default_factory=list)
+    sweeps_before: set[str] = field(default_factory=set)  # jobs that came before this one, and sweep
+
+
+def groups_of_others() -> Others:
+    """Return the placement groups of other jobs."""
+    mine, others = ray.get_runtime_context().get_job_id(), Others()
     for id_, group in ray.util.placement_group_table().items():
-        if group["state"] != "REMOVED" and not id_.endswith(mine):  # A group's id ends with its job's.
-            groups = placed if group["state"] == "CREATED" else waiting
-            groups.append((id_[-len(mine) :], list(group["bundles"].values())))
-    return placed, waiting
+        job = id_[-len(mine) :]  # A group's id ends with its job's, which counts up, the lowest byte first.
+        if group["state"] == "REMOVED":
+            continue
+        if job == mine:
+            others.holds_slot |= group["state"] == "CREATED" and not group["name"].startswith(SWEEP)
+        else:
+            groups = others.placed if group["state"] == "CREATED" else others.waiting
+            groups.append((job, list(group["bundles"].values())))
+            if group["name"].startswith(SWEEP) and bytes.fromhex(job)[::-1] < bytes.fromhex(mine)[::-1]:
+                others.sweeps_before.add(job)
+    return others

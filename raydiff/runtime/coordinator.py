@@ -89,10 +89,7 @@ class Coordinator(tune.Trainable):
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
         experiment = experiment_of(config)
         self._trial = trials.localize(Trial(experiment, config["sweep"], config["owner"], self._credentials))
-        if config.get("values"):  # The driver has resolved every experiment but Optuna's.
-            self._trial = trials.open_trial(experiment, self._trial.sweep, self._trial.owner)
-        else:
-            trials.begin(self._trial)
+        trials.begin(self._trial)
         device_faults.check_gpu(self._gpu_server)
         with device_faults.exit_on_device_error(self._trial.folder, "the coordinator"):
             cap_memory(self._gpu_server)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 import math
 import os
@@ -36,10 +37,11 @@ class Running:
     round: int = -1  # its last committed round
     faults: int = 0  # number of its lost processes that were reported
     heard: heartbeat.SilenceTimer = field(default_factory=heartbeat.SilenceTimer)
-    digest: str = ""  # of its folder: an experiment of Optuna's gets it from its results, where it is resolved
 
-    def __post_init__(self) -> None:
-        self.digest = self.digest or self.experiment.digest
+    @functools.cached_property
+    def digest(self) -> str:
+        """The name of its folder."""
+        return self.experiment.digest
 
     def place(self, sweep: Path) -> str:
         """Return its round and step, the remaining time of the round, and whether it may hang."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
@@ -14,13 +15,15 @@ from typing import Any
 from raydiff import process
 from raydiff.experiment import spending, trial
 from raydiff.formats.json_files import read_json
+from raydiff.process import waiting
 from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
-from raydiff.runtime import one_process, sweep_folder
+from raydiff.runtime import one_process, search, sweep_folder
 from raydiff.runtime.plan import Planned
 from raydiff.storage import artifact_sync
 from raydiff.storage.lease import hold_lease
 from raydiff.storage.storage import storage_at
+from raydiff.tracking.mlflow_store import redacted
 from raydiff.tracking.writer import Mlflow
 
 HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
@@ -79,8 +82,10 @@ def start(
     """Run the trials without an outcome (`retry`: only the failed ones), then report. A sweep of this name may exist
     (`resume`) and get more trials (`extend`). Raises ValueError if the sweep may not start, or not here."""
     folder = sweep_folder.folder(planned.base, planned.folder.name)
-    with hold_lease(folder) as owner:
-        artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
+    with contextlib.ExitStack() as stack:
+        with waiting(f"the storage {storage_at(folder).describe('')}"):
+            owner = stack.enter_context(hold_lease(folder))
+            artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
         if (retry or extend) and not (folder / "sweep.json").exists():
             raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
         about = _about(planned, resume=resume, extend=extend)
@@ -127,7 +132,8 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
     if storage_at(folder).remote and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
-        print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
+        same = f" (repeated settings left out: {planned.repeats})" * (planned.repeats > 0)
+        print(f"sweep {folder.name}: {planned.total} trials{same} in {folder}", flush=True)
         print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
 
 
@@ -139,7 +145,8 @@ def _run(
 
     def begin() -> None:
         if mlflow:
-            mlflow.wait_ready()
+            with waiting(f"the MLflow store {redacted(mlflow.uri)}"):
+                mlflow.wait_ready()
             about["opened_by"] = sweep_folder.opened_by(folder, str(mlflow.experiment_id))
         sweep_folder.write(folder, about, planned.secret, again=("failed",) if retry else sweep_folder.UNFINISHED)
         begun.set()
@@ -147,7 +154,11 @@ def _run(
             mlflow.begin()
 
     try:
-        if runtime.pool == "local" or planned.base.numerics.server_workers > 1:
+        if _finished(planned):
+            begin()
+            print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
+            ended = Ended(folder, 0)
+        elif runtime.pool == "local" or planned.base.numerics.server_workers > 1:
             one_process.run(planned, begin)
             ended = Ended(folder, 0)
         else:
@@ -162,7 +173,8 @@ def _run(
             _close(mlflow, folder, report, "KILLED")
         raise
     try:
-        incomplete = _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
+        with waiting("the report, and for the storage and MLflow to have it"):
+            incomplete = _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
     except KeyboardInterrupt as e:
         print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
         incomplete = _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
@@ -170,6 +182,18 @@ def _run(
     if ended.interrupted:
         print(f"interrupted; continue with: {sweep_folder.resume_command(folder.name)}", flush=True)
     return replace(ended, incomplete=incomplete)
+
+
+def _finished(planned: Planned) -> bool:
+    """Return whether each trial has an outcome that a resumed sweep keeps."""
+    trials = planned.trials
+    if planned.suggested:
+        suggestions = search.Suggestions(planned) if (planned.folder / search.LOG).exists() else None
+        if not suggestions or suggestions.left or suggestions.refused:
+            return False
+        trials += tuple(suggestions.distinct.values())
+    ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
+    return all(end and not {end["outcome"], end.get("reason")} & {*sweep_folder.UNFINISHED} for end in ends)
 
 
 def _kill_open(folder: Path, reason: str) -> None:

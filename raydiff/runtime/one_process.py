@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from raydiff.experiment import trial
 from raydiff.experiment.study import varying
 from raydiff.federated.rounds import ClientExecutor
 from raydiff.models.training import Train
+from raydiff.process import saying
 from raydiff.runtime import sweep_folder
 from raydiff.runtime.estimate import EVERY_S, Running
 from raydiff.runtime.plan import Planned
@@ -53,7 +52,8 @@ def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Tra
     try:
         trial.begin(this)
         try:
-            with _progress_lines(this) as running:
+            running = Running(this.experiment, "", time.monotonic())
+            with saying(lambda: running.place(this.sweep), EVERY_S):
                 for result in trial.run(this, pool(), train=train):
                     running.round = result["round"]
                     _print_round(result, this.experiment.method.rounds)
@@ -73,21 +73,3 @@ def _print_round(result: dict[str, Any], rounds: int) -> None:
         print(f"round {result['round'] + 1}/{rounds}: {result['time/seconds']:.1f} s{loss}", flush=True)
         for who, why in result["rejected"].items():
             print(f"  rejected {who}: {why}", flush=True)
-
-
-@contextlib.contextmanager
-def _progress_lines(this: trial.Trial) -> Iterator[Running]:
-    """Print every EVERY_S where the trial is."""
-    over, running = threading.Event(), Running(this.experiment, "", time.monotonic())
-
-    def report() -> None:
-        while not over.wait(EVERY_S):
-            print(f"  {running.place(this.sweep)}", flush=True)
-
-    thread = threading.Thread(target=report, daemon=True)
-    thread.start()
-    try:
-        yield running
-    finally:
-        over.set()
-        thread.join()

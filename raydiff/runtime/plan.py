@@ -62,6 +62,7 @@ class Planned:
     asked: SweepRequest = SweepRequest()
     metric: str  # objective of Optuna and ASHA, and of the best trial shown; measured on the validation split
     lower_is_better: bool = True
+    repeats: int = 0  # how many samples, or cells of the grid, are the experiment of another one, and no trials
     tuned: tuple[str, ...] = ()  # one line per method with the settings that `raydiff tune` has chosen
 
     @property
@@ -86,9 +87,8 @@ def written(experiment: Experiment) -> str:
 
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
-    """Return the experiment of a Tune config: a `written` base, and the searched values by path."""
-    base: Experiment = configuration.from_dict(json.loads(config["experiment"]))
-    return overrides.override(base, config.get("values", {}))  # type: ignore[no-any-return]
+    """Return the experiment of a Tune config, which was `written`."""
+    return configuration.from_dict(json.loads(config["experiment"]))
 
 
 def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:
@@ -119,6 +119,7 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
         folder=folder,
         base=trial.resolve(base, secret),
         trials=tuple(unique.values()),
+        repeats=len(planned) - len(unique),
         secret=secret,
         asked=asked,
         metric=metric,

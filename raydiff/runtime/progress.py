@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -38,10 +39,22 @@ class SweepProgress(tune.Callback):
         self.interrupted = 0  # the number of the signal
         self.ending = False  # after an interrupt, or an error that stops the sweep
         self.no_capacity = ""  # why no node can hold a trial any more
+        self.deadline = math.inf  # time.monotonic at which the time budget ends
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began
         self._start = self._printed_at = time.monotonic()
+
+    def skip(self, suggestion: Experiment | str) -> None:
+        """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
+        if isinstance(suggestion, str):
+            self.failed += 1
+            self.ending = self.ending or self.plan.asked.stop_on_error
+            self._print(f"{self._count()} {suggestion}")
+        else:
+            self.total -= 1
+            name = self._named(suggestion)
+            self._print(f"{self._count()} {name}: suggested again, has the result of its one trial")
 
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
@@ -68,7 +81,7 @@ class SweepProgress(tune.Callback):
         if node and node not in self.left_out:  # Other trials on the node may have reported it.
             self.left_out.add(node)
             self._print(f"  {why}: the sweep goes on without this node")
-        this.round, this.digest = result.get("round", -1), result.get("digest", this.digest)
+        this.round = result.get("round", -1)
         if "digest" in result:  # Else the trial could not begin.
             self._fetch(this, result.get("failed"))
         self._rounds[this.digest] = max(this.round, self._rounds.get(this.digest, -1))
@@ -79,7 +92,7 @@ class SweepProgress(tune.Callback):
             self._fail(trial, result["failed"])
         elif result.get("finished"):  # "done" is also set when a scheduler stops the trial.
             del self.running[trial.trial_id]
-            self._done(this.experiment, result["time/seconds"], digest=this.digest)
+            self._done(this.experiment, result["time/seconds"])
             metric = self.plan.metric
             shown = f", {metric.removeprefix('eval/')} {result[metric]:.3f}" if metric in result else ""
             self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
@@ -89,7 +102,7 @@ class SweepProgress(tune.Callback):
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.ending:
             self.stopped.add(this.digest)
-            self._done(this.experiment, digest=this.digest)
+            self._done(this.experiment)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -160,8 +173,8 @@ class SweepProgress(tune.Callback):
         self.ending = self.ending or self.plan.asked.stop_on_error
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
-    def _done(self, experiment: Experiment, seconds: float | None = None, *, digest: str = "") -> None:
-        self.ended.add(digest or experiment.digest)
+    def _done(self, experiment: Experiment, seconds: float | None = None) -> None:
+        self.ended.add(experiment.digest)
         self.done += 1
         if seconds is not None:
             self._remaining.add(experiment, seconds)

@@ -1,35 +1,20 @@
-"""Searchers of a sweep: the planned trials in order, or Optuna with its study in the sweep's folder."""
+"""Optuna's search: its study is a file of the sweep's folder, and learns from the trials' files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+import math
+import os
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from ray import tune
-from ray.tune.search import Searcher
-
+from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.overrides import short
-from raydiff.runtime.plan import Planned, written
+from raydiff.experiment.trial import Trial, resolve
+from raydiff.formats.json_files import read_lines
+from raydiff.runtime.plan import Planned
 
 LOG, NAME = "optuna.log", "sweep"
 MAX_SHOWN = 10
-
-
-class PlannedTrials(Searcher):
-    """Suggests these trials in their order."""
-
-    def __init__(self, trials: Iterable[Experiment]) -> None:
-        super().__init__()
-        self._trials = iter(trials)
-
-    def suggest(self, trial_id: str) -> Any:
-        experiment = next(self._trials, None)
-        return Searcher.FINISHED if experiment is None else {"experiment": written(experiment)}
-
-    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
-        """Nothing depends on results."""
 
 
 def metric(plan: Planned) -> str:
@@ -42,46 +27,109 @@ def mode(plan: Planned) -> str:
     return "min" if plan.lower_is_better else "max"
 
 
-def optuna_of(plan: Planned, done: int) -> Searcher:
-    """Return Optuna over a study that a resumed sweep continues. `done`: trials suggested so far."""
-    from ray.tune.search.optuna import OptunaSearch
+class Suggestions:
+    """What Optuna has suggested, and what it suggests next. A suggestion stays open in its study until the trial has
+    finished, so that a resumed sweep runs it again. Raises ValueError where the study cannot be read."""
 
-    domains = {"uniform": tune.uniform, "loguniform": tune.loguniform, "randint": tune.randint}
-    space: Any = {
-        path: tune.choice(list(values)) if kind == "choice" else domains[kind](*values)
-        for path, (kind, values) in plan.space.items()
-    }
-    also = plan.asked.also
-    return OptunaSearch(
-        {"values": space},
-        metric=[metric(plan), *also] if also else metric(plan),
-        mode=[mode(plan), *["min"] * len(also)] if also else mode(plan),
-        seed=plan.base.seed + done,  # The same seed would suggest the same points again.
-        storage=_storage(plan.folder),
-        study_name=NAME,
-    )
+    def __init__(self, plan: Planned) -> None:
+        self._plan, self._study = plan, _study(plan)
+        self.experiments: dict[int, Experiment] = {}  # number in the study -> experiment
+        self.refused: dict[int, str] = {}  # number in the study -> why it cannot be an experiment
+        self.distinct: dict[str, Experiment] = {}  # digest -> experiment, without those that are planned anyway
+        self._planned, self._open = {e.digest for e in plan.trials}, set[int]()
+        for trial in self._study.trials:
+            if trial.params.keys() == plan.space.keys():  # Else the driver was killed while Optuna wrote it.
+                self._resolve(trial, is_open=not trial.state.is_finished())
+
+    @property
+    def left(self) -> int:
+        """The number of suggestions to come."""
+        return max(0, self._plan.suggested - len(self.experiments) - len(self.refused))
+
+    def more(self, skip: Callable[[Experiment | str], None]) -> Iterator[Experiment]:
+        """Yield the suggestions to come, each when it is wanted. An experiment that is suggested again, or the reason
+        why it is refused, is passed to `skip` instead."""
+        while self.left:
+            self.learn()
+            before = len(self.distinct)
+            number = self._resolve(self._study.ask(_distributions(self._plan)))
+            if len(self.distinct) > before:
+                yield self.experiments[number]
+            else:
+                skip(self.refused.get(number) or self.experiments[number])
+
+    def learn(self) -> None:
+        """Tell Optuna the results of the trials that have finished."""
+        names = [metric(self._plan), *self._plan.asked.also]
+        for number in [*self._open]:
+            trial = Trial(self.experiments[number], self._plan.folder)
+            if (trial.outcome() or {}).get("outcome") == "finished":
+                self._open.remove(number)
+                last = {k: v for line in read_lines(trial.folder / "metrics.jsonl") for k, v in line.items()}
+                self._study.tell(number, [last.get(name, math.nan) for name in names])
+
+    def _resolve(self, trial: Any, *, is_open: bool = True) -> int:
+        number: int = trial.number
+        try:
+            experiment = resolve(overrides.override(self._plan.base, trial.params), self._plan.secret)
+            self.experiments[number] = experiment
+            self.distinct |= {} if experiment.digest in self._planned else {experiment.digest: experiment}
+            self._open |= {number} if is_open else set()
+        except ValueError as e:
+            fields = (f"{path.rpartition('.')[2]}={overrides.short(value)}" for path, value in trial.params.items())
+            self.refused[number] = f"{' '.join(fields)}: FAILED, {e}"
+        return number
 
 
 def best(plan: Planned) -> Iterator[str]:
-    """Lines on the study's best trials, or its Pareto front, and the command that shows it; none without a study."""
-    import optuna
-
-    if not (log := plan.folder / LOG).exists():
-        return
-    trials = optuna.load_study(storage=_storage(plan.folder), study_name=NAME).best_trials
+    """Lines on the study's best trials, or its Pareto front, and the command that shows it."""
     which = f"Pareto-optimal trials (at most {MAX_SHOWN}) by" if plan.asked.also else "best trial by"
-    yield f"Optuna's {which} {', '.join([metric(plan), *plan.asked.also])}:"
-    for trial in sorted(trials, key=lambda trial: trial.values)[:MAX_SHOWN]:
+    lines = {}
+    for trial in sorted(_study(plan).best_trials, key=lambda trial: trial.values):
         values = ", ".join(f"{value:.4g}" for value in trial.values)
-        fields = (f"{path.removeprefix('values/')}={short(value)}" for path, value in trial.params.items())
-        yield f"  {values}: {' '.join(fields)}"
-    yield f"all of Optuna's trials: optuna-dashboard {log}    (pip install optuna-dashboard)"
+        fields = " ".join(f"{path}={overrides.short(value)}" for path, value in trial.params.items())
+        lines[fields] = f"  {values}: {fields}"  # once, where Optuna repeated it
+    if lines:
+        yield f"Optuna's {which} {', '.join([metric(plan), *plan.asked.also])}:"
+        yield from [*lines.values()][:MAX_SHOWN]
+    yield f"all of Optuna's trials: optuna-dashboard {plan.folder / LOG}    (pip install optuna-dashboard)"
 
 
-def _storage(folder: Path) -> Any:
+def _distributions(plan: Planned) -> dict[str, Any]:
+    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "choice": lambda values: CategoricalDistribution(list(values)),
+        "randint": lambda ends: IntDistribution(ends[0], ends[1] - 1),
+        "uniform": lambda ends: FloatDistribution(*ends),
+        "loguniform": lambda ends: FloatDistribution(ends[0], ends[1], log=True),
+    }
+    return {path: kinds[kind](values) for path, (kind, values) in plan.space.items()}
+
+
+def _study(plan: Planned) -> Any:
+    """Open the study, which the lease of the sweep protects from other drivers; its own lock may be a dead one's."""
     import optuna
     from optuna.storages import JournalStorage
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return JournalStorage(JournalFileBackend(str(folder / LOG)))
+    log, modes = plan.folder / LOG, [mode(plan), *["min"] * len(plan.asked.also)]
+    try:
+        log.with_name(f"{LOG}.lock").unlink(missing_ok=True)
+        if log.exists():  # What follows the last whole line was cut short by a crash.
+            os.truncate(log, log.read_bytes().rfind(b"\n") + 1)
+        study = optuna.create_study(
+            storage=JournalStorage(JournalFileBackend(str(log))),
+            study_name=NAME,
+            load_if_exists=True,
+            directions=["minimize" if m == "min" else "maximize" for m in modes],
+        )
+    except OSError as e:
+        raise ValueError(f"Optuna's study {log} cannot be read and written: {e.strerror}") from None
+    except Exception as e:  # Whatever Optuna raises where a line is not its own.
+        remedy = "remove it and continue with --resume, which asks Optuna anew and runs no finished trial again"
+        raise ValueError(f"Optuna's study {log} is damaged ({type(e).__name__}): {remedy}") from None
+    # The same seed would suggest the same points again.
+    study.sampler = optuna.samplers.TPESampler(seed=plan.base.seed + len(study.trials))
+    return study

@@ -79,15 +79,21 @@ def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> s
 
 
 def fair_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[Group] = ()) -> int:
-    """Return how many such slots this sweep may use: all that other jobs' groups leave free, at least an equal part.
-    A job with no bundles that fit does not count."""
+    """Return how many such slots this sweep may use: all that other jobs' groups leave free, at least an equal part."""
+    free, jobs = free_slots(slot, nodes, others)
+    return max(free, math.ceil(_count(slot, _free(nodes)) / (1 + jobs)))
+
+
+def free_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[Group]) -> tuple[int, int]:
+    """Return how many such slots other jobs' groups leave free, and the number of those jobs: one with no bundles that
+    fit does not count."""
     free, jobs = _free(nodes), set()
     for job, bundles in others:
         remaining = [dict(node) for node in free]
         if _place(bundles, remaining):
             free = remaining
             jobs.add(job)
-    return max(_count(slot, free), math.ceil(_count(slot, _free(nodes)) / (1 + len(jobs))))
+    return _count(slot, free), len(jobs)
 
 
 def unplaced(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> int:

@@ -12,6 +12,7 @@ from ray.util import ActorPool
 
 from raydiff import process
 from raydiff.models.ddpm import device
+from raydiff.process import WAIT_S, saying
 from raydiff.results import generation, shadows
 from raydiff.results.finished import open_finished
 from raydiff.results.generation import Maker, Spread
@@ -86,8 +87,11 @@ def _done(
     actor = ray.remote(num_cpus=cpu, num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_TaskWorker)
     pool = ActorPool([actor.remote(opened, gpu) for _ in range(count)])
     try:
-        with in_one_sentence():
-            yield from pool.map_unordered(lambda one, number: one.do.remote(number), list(numbers))
+        done = 0
+        with in_one_sentence(), saying(lambda: f"waiting for {len(numbers) - done} tasks on {count} worker(s)", WAIT_S):
+            for number in pool.map_unordered(lambda one, number: one.do.remote(number), list(numbers)):
+                done += 1
+                yield number
     except (RayActorError, OutOfMemoryError) as e:
         raise ValueError("a worker was lost: run the same command to continue") from e
 

@@ -13,7 +13,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -21,15 +21,14 @@ from ray import tune
 from ray.tune.schedulers import ASHAScheduler
 
 from raydiff import process
-from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, search, sweep_folder
-from raydiff.runtime.cluster import NODE, grows, memory_kill, present, storage_is_shared
+from raydiff.runtime.cluster import NODE, grows, in_line, memory_kill, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
-from raydiff.runtime.plan import Planned, written
+from raydiff.runtime.plan import Planned
 from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.slots import Slot, cap_memory, fitting, slot
 from raydiff.storage import artifact_sync
@@ -67,24 +66,26 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
-    with process.stop_signals(progress.interrupt):
+    with process.stop_signals(progress.interrupt), in_line():
         _run_fits(plan, shape, progress)
     return progress.interrupted
 
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
-    deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
+    progress.deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
     scheduler, metric = None, search.metric(plan)
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
         scheduler = ASHAScheduler("round", metric, search.mode(plan), max_t=longest, grace_period=1)
+    suggestions = search.Suggestions(plan) if plan.suggested else None
+    if suggestions:
+        progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
+        for why in suggestions.refused.values():
+            progress.skip(why)
     for number in itertools.count():
-        pending, suggested = _without_outcome(plan, progress)
-        # A trial that failed before it had a folder counts too.
-        samples = 0 if pending else min(plan.suggested - suggested, plan.total - progress.done - progress.failed)
-        left_s = deadline - time.monotonic()
-        if not (pending or samples > 0) or progress.ending or left_s <= 0:
+        pending, out_of_time = _without_outcome(plan, suggestions, progress), time.monotonic() >= progress.deadline
+        if not (pending or (suggestions and suggestions.left)) or progress.ending or out_of_time:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
@@ -92,20 +93,21 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             _give_up(plan, progress, str(e))
             break
         tuned = tune.TuneConfig(
-            search_alg=search.PlannedTrials(pending) if pending else search.optuna_of(plan, suggested),
-            num_samples=len(pending) or samples,
+            num_samples=-1,  # until the searcher ends
             reuse_actors=True,
-            scheduler=scheduler if pending else None,
-            time_budget_s=left_s if plan.asked.budget_s else None,
+            scheduler=scheduler,
         )
+        more = suggestions.more(progress.skip) if suggestions else ()
         try:
-            _fit(plan, shape, progress, tuned)
+            _fit(plan, shape, progress, tuned, itertools.chain(pending, more))
         except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
             if not (reason := memory_kill()):
                 raise
             _give_up(plan, progress, reason)
             break
-    _close(plan, progress, out_of_time=time.monotonic() >= deadline)
+    if suggestions:
+        suggestions.learn()
+    _close(plan, progress)
 
 
 def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
@@ -114,14 +116,13 @@ def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
     print(f"no trial can go on: {reason}; on a larger cluster continue with: {again}", flush=True)
 
 
-def _without_outcome(plan: Planned, progress: SweepProgress) -> tuple[list[Experiment], int]:
-    """Trials to run, interrupted ones first, and how many Optuna has suggested so far."""
-    planned = {e.digest for e in plan.trials}
-    files = sorted(plan.folder.glob("trials/*/config.json")) if plan.suggested else []
-    suggested = [configuration.read(f) for f in files if f.parent.name not in planned]
-    pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in (*plan.trials, *suggested))
-    pending.sort(key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
-    return pending, len(suggested)
+def _without_outcome(
+    plan: Planned, suggestions: search.Suggestions | None, progress: SweepProgress
+) -> list[Experiment]:
+    """Trials to run, interrupted ones first."""
+    trials = [*plan.trials, *(suggestions.distinct.values() if suggestions else ())]
+    pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in trials)
+    return sorted(pending, key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
 
 
 def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
@@ -134,7 +135,7 @@ def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
     return refitted
 
 
-def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None:
+def _close(plan: Planned, progress: SweepProgress) -> None:
     """Give every trial that began an outcome: the rest was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
@@ -144,7 +145,7 @@ def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None
         folder = plan.folder / "trials" / digest
         if progress.interrupted:
             outcome, reason = "killed", "interrupted"
-        elif digest in progress.stopped or out_of_time:
+        elif digest in progress.stopped or time.monotonic() >= progress.deadline:
             outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
         else:
             why = [*filter(None, [progress.no_capacity]), *device_faults.reasons(folder)][-1:]
@@ -153,11 +154,12 @@ def _close(plan: Planned, progress: SweepProgress, *, out_of_time: bool) -> None
             cut_short(folder, outcome, reason=reason)
 
 
-def _fit(plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig) -> None:
+def _fit(
+    plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig, trials: Iterable[Experiment]
+) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
     controller = ConcurrencyController(plan, shape, progress)
-    source: Any = tuned.search_alg
-    tuned.search_alg = LimitedSearcher(source, controller)
+    tuned.search_alg = LimitedSearcher(trials, controller)
     trainable: Any = Coordinator
     if credentials := StorageCredentials.of(plan.folder):  # Not in the config, which Tune writes to disk.
         trainable = tune.with_parameters(Coordinator, credentials=credentials)
@@ -165,7 +167,6 @@ def _fit(plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneCo
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
     config = {
-        "experiment": written(plan.base),  # of Optuna's trials
         "sweep": plan.folder,
         "slot": shape,
         "metric": search.metric(plan),

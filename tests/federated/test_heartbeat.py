@@ -6,11 +6,13 @@ import dataclasses
 import json
 import os
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from raydiff import process
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated import heartbeat
@@ -94,6 +96,7 @@ def test_what_is_left_follows_from_the_pace() -> None:
     assert beat().fraction_done == 0.375 and beat().left_s == pytest.approx(50)  # 30 s for 3/8 of it
     assert str(beat()) == "client 3 (2 of 4), step 500 of 1,000, loss 0.2500"
     assert str(beat(turn=0, turns=1, loss=None)) == "client 3, step 500 of 1,000"
+    assert beat(at=0.0).left_s == 0.0  # The clock was set back.
 
 
 def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: Experiment) -> None:
@@ -133,17 +136,20 @@ def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny:
     assert after(1700.0) == "evaluation; no heartbeat for 56:40 min"
 
 
-def test_in_one_process_its_place_is_printed(
-    tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_in_one_process_its_place_is_printed(tmp_path: Path, tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     this, printed = trial.open_trial(tiny, tmp_path), threading.Event()
-    monkeypatch.setattr(one_process, "EVERY_S", 0.0)
-    monkeypatch.setattr(
-        one_process, "print", lambda text, flush: printed.set() if text == "  round 3" else None, raising=False
-    )
-    with one_process._progress_lines(this) as running:
-        running.round = 1
+
+    def run(*_: object, train: object) -> Iterator[dict[str, Any]]:
+        yield {"round": 1, "finished": True}
         assert printed.wait(60)
+
+    monkeypatch.setattr(one_process, "EVERY_S", 0.0)
+    monkeypatch.setattr(one_process.trial, "run", run)
+    monkeypatch.setattr(
+        process, "print", lambda text, flush: printed.set() if text == "  round 3" else None, raising=False
+    )
+    one_process._run_trial(this, lambda: None, None)
+    assert printed.is_set() and this.outcome() is None
 
 
 def test_what_killed_processes_have_left_is_forgotten(tmp_path: Path, tiny: Experiment) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import math
 import os
 import signal
 import sys
@@ -21,7 +22,7 @@ from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
 from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
-from raydiff.runtime.plan import experiment_of, written
+from raydiff.runtime.plan import written
 from raydiff.runtime.progress import SweepProgress
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
@@ -66,19 +67,20 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
     trials = [trial.resolve(override(base, {"seed": n}), b"the noise secret") for n in range(3)]
     plan, fits = planned_as(tmp_path / "sweeps" / "s", trials), []
 
-    def fit(plan, shape, progress, tuned):
-        pending = [experiment_of(config).seed for config in iter(lambda: tuned.search_alg.suggest(""), "FINISHED")]
-        fits.append((shape.workers, pending, tuned.num_samples))
+    def fit(plan, shape, progress, tuned, trials):
+        pending = [experiment.seed for experiment in trials]
+        fits.append((shape.workers, pending))
         this = trial.Trial(plan.trials[pending[0]], plan.folder)
         trial.begin(this)
         trial.end(this.folder, "finished", final={"time/seconds": 1.0})
         trial.begin(trial.Trial(plan.trials[2], plan.folder))
 
     monkeypatch.setattr(tuner, "_fit", fit)
+    monkeypatch.setattr(tuner, "in_line", contextlib.nullcontext)
     monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
     monkeypatch.setattr(tuner.process, "stop_signals", contextlib.nullcontext)
     assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) == 0
-    assert fits == [(3, [0, 1, 2], 3), (2, [2, 1], 2), (2, [1], 1)]
+    assert fits == [(3, [0, 1, 2]), (2, [2, 1]), (2, [1])]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
 
@@ -98,7 +100,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     (tmp_path / "owners" / "00002.json").write_text("{}")
     plan = planned_as(tmp_path, [opened.experiment], owner=opened.owner)
     with pytest.raises(LeaseLost):
-        tuner._close(plan, SweepProgress(plan), out_of_time=False)
+        tuner._close(plan, SweepProgress(plan))
     with pytest.raises(LeaseLost):
         federation(tmp_path, opened.experiment, owner=opened.owner).step()
     with pytest.raises(LeaseLost):
@@ -122,13 +124,14 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
     """Also before the first trial began, when the folder says nothing. Signals are the caller's again afterwards."""
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
-    def fit(plan, shape, progress, tuned):
+    def fit(plan, shape, progress, tuned, trials):
         assert signal.getsignal(signal.SIGTERM) not in handlers
 
     def full(*_):
         raise ValueError("a trial needs 1 GPU")
 
     monkeypatch.setattr(tuner, "_fit", fit)
+    monkeypatch.setattr(tuner, "in_line", contextlib.nullcontext)
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
@@ -195,7 +198,8 @@ def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, out_of_ti
     progress = SweepProgress(plan)
     progress.interrupted = state == "interrupted"
     progress.stopped |= {this.experiment.digest} if state == "stopped" else set()
-    tuner._close(plan, progress, out_of_time=out_of_time)
+    progress.deadline = 0.0 if out_of_time else math.inf
+    tuner._close(plan, progress)
     assert (this.outcome()["outcome"], this.outcome()["reason"]) == (outcome, reason)
 
 
