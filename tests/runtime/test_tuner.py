@@ -153,6 +153,7 @@ def test_where_ray_kills_a_process_that_starts_for_lack_of_memory_the_sweep_ends
         raise RuntimeError("Caught unexpected exception: 4 worker(s) were killed")
 
     monkeypatch.setattr(tuner, "_fit", fit)
+    monkeypatch.setattr(tuner, "in_line", contextlib.nullcontext)
     monkeypatch.setattr(tuner, "memory_kill", lambda: "")
     with pytest.raises(RuntimeError):
         tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), SweepProgress(plan))
