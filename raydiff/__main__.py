@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from raydiff import __version__, process
-from raydiff.lookup import nearest
+from raydiff.lookup import nearest, plug_in_error
 
 COMMANDS = {
     "experiments": {
@@ -83,7 +83,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
     from raydiff.tracking.mlflow_store import redacted
 
     process.begin()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # A scheduler's SIGTERM ends a command as Ctrl-C does.
+    signal.signal(signal.SIGTERM, process.interrupt)  # A scheduler's SIGTERM ends a command as Ctrl-C does.
     try:
         code = run(arguments) or 0
         sys.stdout.flush()  # Here a broken pipe can still be handled.
@@ -96,6 +96,11 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
             sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
         print(f"error: {redacted(str(e))}", file=sys.stderr)
+        sys.exit(2)
+    except BaseException as e:  # A plug-in that exits with code 0 has not done what was asked for.
+        if not (why := plug_in_error(e)):
+            raise
+        print(f"error: {redacted(why)}", file=sys.stderr)
         sys.exit(2)
 
 

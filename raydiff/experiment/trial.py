@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydiff import lookup, process
 from raydiff.data import datasets
 from raydiff.data.partition import publishes_labels
 from raydiff.evaluation import suite
@@ -31,7 +32,7 @@ from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.ledgers import ledger_of, setup_of
+from raydiff.experiment.ledgers import cautioned, ledger_of, setup_of
 from raydiff.experiment.spending import BudgetGuard, budget_log_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
@@ -99,6 +100,15 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
         about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
         views = (Guarantee(epsilon=math.inf, **about),) * 2
     end(folder, outcome, **_fields_of(*views), **more)
+
+
+def reason(error: BaseException, experiment: Experiment | None) -> str:
+    """Why a trial fails. Raises the error itself if it ends this process: an interrupt, or an exit of no plug-in."""
+    why = lookup.plug_in_error(error, type(experiment.method).__module__ if experiment else "")
+    if not isinstance(error, Exception) and (not why or process.is_interrupt(error)):
+        raise error
+    ours = type(error).__module__.startswith("raydiff.")
+    return (not ours and why) or (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def end(folder: Path, outcome: str, **more: Any) -> None:
@@ -292,7 +302,8 @@ def _finish(
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
-    server, outsiders = (view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders))
+    views = (view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders))
+    server, outsiders = (cautioned(view, experiment) for view in views)
     if not publishes_labels(experiment.partition) and experiment.newcomers is None:
         return server, outsiders
     return _with_labels(server), _with_labels(outsiders)

@@ -40,9 +40,15 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
+LEAST_ABAR = 1e-11  # A step from below it to 0 magnifies the rounding of float32 to the data's scale, or divides by 0.
+LONGEST = 10**6  # timesteps: of longer chains float32 rounds abar_1 to 1
 RECOMPILE_LIMIT = 8 * 16
 """Graphs of one code object that dynamo keeps: each of `_compiled`'s models has several, by batch size and by whether
 it is trained. At dynamo's default of 8 the third model of a process runs eagerly (seen with torch 2.11)."""
+
+
+class NotFinite(ValueError):
+    """What a model computes is NaN or infinite."""
 
 
 @functools.lru_cache
@@ -50,11 +56,12 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     """abar_0 .. abar_T, (T + 1,) float64.
 
     linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T.
-    cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an unknown schedule or T < 1.
+    cosine is Nichol & Dhariwal's (arXiv 2102.09672). A schedule that would end below LEAST_ABAR is a power of itself.
+    Raises ValueError for an unknown schedule or T outside 1..LONGEST.
     """
     lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
-    if timesteps < 1:
-        raise ValueError(f"timesteps must be at least 1, got {timesteps}")
+    if not 1 <= timesteps <= LONGEST:
+        raise ValueError(f"timesteps must be in 1..{LONGEST:,}, got {timesteps}")
     T = timesteps
     if schedule == "cosine":
         f = [math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(T + 1)]
@@ -67,6 +74,8 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
         beta = torch.sigmoid(torch.linspace(-6, 6, T, dtype=torch.float64))
         beta = (beta * (0.02 - 1e-4) + 1e-4) * (1000 / T)
     abar = torch.cumprod(1 - beta.clamp_max(0.999), dim=0)
+    if abar[-1] < LEAST_ABAR:
+        abar = abar ** (math.log(LEAST_ABAR) / math.log(abar[-1]))
     return torch.cat([torch.ones(1, dtype=torch.float64), abar])
 
 
@@ -278,16 +287,24 @@ def device_lost(error: BaseException) -> bool:
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
     """`call(params, *inputs)` as a function of inputs (N, ...), `CHUNK` rows at a time: without gradients, on the
-    accelerator if there is one, results on the CPU."""
+    accelerator if there is one, results on the CPU, and `finite`."""
     where = device()
     bound = {k: v.to(where) for k, v in params.items()}
 
     @torch.no_grad()
     def chunked(*inputs: Tensor) -> Tensor:
         parts = zip(*(x.split(CHUNK if where.type == "cpu" else GPU_CHUNK) for x in inputs), strict=True)
-        return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
+        outputs = [call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)]
+        return finite(torch.cat(outputs), "the model's outputs")
 
     return chunked
+
+
+def finite(values: Tensor, what: str) -> Tensor:
+    """Return the values. Raises NotFinite where one is NaN or infinite: clamped or rounded, it would look like data."""
+    if not values.isfinite().all():
+        raise NotFinite(f"{what} are not finite: training diverged; lower the learning rate")
+    return values
 
 
 def with_progress(pieces: Iterable[Piece]) -> Iterator[Piece]:
