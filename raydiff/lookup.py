@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 PACKAGES = set[str]()
 """Top-level packages of `module:name`s that this process has imported."""
-LONGEST = 300  # characters of the message of an error from outside raydiff
+LONGEST = 300  # characters shown of an error of outside code
 OUTSIDE = re.compile(r"\w+(\.\w+)*:\w+")
 """`module:name`, such as mylab.ditto:Ditto."""
 
@@ -50,9 +50,11 @@ def imported(name: str) -> Any:
 
 
 def plug_in_error(error: BaseException, *modules: str) -> str:
-    """The first function of outside code (`imported`, or of these modules) that the error passed through, with the
-    error's type and message in one line; "" where it passed through none."""
+    """The first function of outside code (`imported`, or of these modules) that the error passed through, with its type
+    and message in one line; "" where there is none, and for errors of raydiff and Ray."""
     packages = (PACKAGES | {module.partition(".")[0] for module in modules}) - {"raydiff"}
+    if type(error).__module__.startswith(("raydiff.", "ray.")):
+        return ""
     for e in filter(None, (error, error.__cause__)):  # Generators raise RuntimeError from StopIteration.
         for frame, _ in traceback.walk_tb(e.__traceback__):
             module = str(frame.f_globals.get("__name__"))
@@ -63,9 +65,8 @@ def plug_in_error(error: BaseException, *modules: str) -> str:
 
 def _described(error: BaseException) -> str:
     """Type and message in one printable line of at most LONGEST characters."""
-    text = traceback.format_exception_only(error)[-1][: LONGEST + 1]
-    line = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    return line if len(text) <= LONGEST else f"{line[: LONGEST - 3]}..."
+    text = traceback.format_exception_only(error)[-1][:LONGEST]
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 class Registry(UserDict[str, T]):

@@ -12,32 +12,30 @@ KEPT_BYTES = 2**28
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal interrupts this process."""
+    """A signal's interrupt; plug-ins may raise KeyboardInterrupt too."""
 
 
 def interrupt(*_: object) -> None:
-    """Signal handler. Raises Interrupted, which code that raises KeyboardInterrupt by itself does not."""
+    """Raise Interrupted: a signal handler."""
     raise Interrupted
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether a signal interrupts this process, as far as its handler tells."""
-    unknown = signal.getsignal(signal.SIGINT) is not interrupt
-    return isinstance(error, Interrupted) or (isinstance(error, KeyboardInterrupt) and unknown)
+    """Whether a signal raised this error; so is any KeyboardInterrupt where `begin` has not set SIGINT's handler."""
+    unknown = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not interrupt
+    return isinstance(error, Interrupted) or unknown
 
 
 def begin() -> None:
-    """Make files of this process and its children private to the user, tell Ctrl-C from errors of plug-ins
-    (`is_interrupt`), and keep freed memory, at most KEPT_BYTES.
+    """Make files of this process and its children private to the user, set SIGINT's handler to `interrupt`, and keep
+    freed memory, at most KEPT_BYTES.
 
     Each client's training allocates a model's weights several times, and fresh memory costs more than the arithmetic on
     it. Only glibc has this setting.
     """
     os.umask(0o077)
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        and threading.current_thread() is threading.main_thread()
-    ):
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, interrupt)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

@@ -45,8 +45,6 @@ class AccountOptions:
     """What neighbours differ in (default: add_remove, and zero_out for clients under local trust)."""
     delta: float = 1e-5
     """The delta at which epsilon is stated."""
-    units: int | None = None
-    """Units in all (records, or clients), if delta is to be compared with 1 / units."""
 
     def __post_init__(self) -> None:
         check(self, "noise", 0 <= self.noise < math.inf, "a number >= 0")
@@ -54,7 +52,6 @@ class AccountOptions:
         check(self, "steps", self.steps >= 1, "at least 1")
         check(self, "rounds", self.rounds >= 1, "at least 1")
         accountants.check_budget(1.0, self.delta)
-        check(self, "units", self.units is None or self.units >= 1, "at least 1")
         adds_or_removes = self.relation == "add_remove" and self.sees_senders
         check(self, "relation", not adds_or_removes, "zero_out or replace_one where the server sees which clients send")
 
@@ -76,8 +73,7 @@ def main(argv: Sequence[str]) -> int:
     """Print epsilon with its definition, and the bounds on attacks."""
     options = parse(AccountOptions, argv, __doc__)
     exposure = options.exposure
-    guarantee = accountants.tightest(lambda name: exposure.guarantee(options.delta, name))
-    print(guarantee.among(options.units or 0, f"{options.unit}s"))
+    print(accountants.tightest(lambda name: exposure.guarantee(options.delta, name)))
     auc, tpr = up(exposure.auc_ceiling(), 4), up(exposure.tpr_ceiling(FPR), 4)
     print(f"no attack exceeds AUC {auc}, nor TPR {tpr} at FPR {FPR}")
     if options.q < 1:

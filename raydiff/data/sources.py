@@ -15,12 +15,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raydiff import lookup, process
+from raydiff import lookup
 from raydiff.data import folders, hub, parquet, superclasses
 from raydiff.data.source import Picture, Source
 from raydiff.data.tables import read
 from raydiff.data.tables.code_books import CODE_BOOKS
-from raydiff.lookup import imported, is_outside, nearest, plug_in_error
+from raydiff.lookup import imported, is_outside, nearest
 
 WANTED = "a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
 
@@ -49,7 +49,7 @@ def source(
         return table_rows(name, folder, labels, bins=bins, public=public, seed=seed)
     if bins is not None:
         raise ValueError(f"data set {name!r} is no table: data.bins must be none")
-    out = _from_outside(name, folder, labels) if is_outside(name) else SOURCES.get(name, files)(folder, labels)
+    out = (_outside(name) if is_outside(name) else SOURCES.get(name, files))(folder, labels)
     if not isinstance(out, Source):
         raise ValueError(f"{name} must be {WANTED}")
     out = out.select(labels)
@@ -58,18 +58,13 @@ def source(
     return out if table is None else superclasses.applied(out, table)
 
 
-def _from_outside(name: str, folder: Path | None, labels: Sequence[str]) -> Source:
-    """Call this function of a module that imports Source: else an experiment could name any function."""
+def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
+    """The function that this names, of a module that imports Source: an experiment could name any function else."""
     make: Callable[[Path | None, Sequence[str]], Source] = imported(name)
     module = sys.modules.get(getattr(make, "__module__", None) or "")
     if not callable(make) or not any(value is Source for value in vars(module or object).values()):
         raise ValueError(f"{name} must be {WANTED}")
-    try:
-        return make(folder, labels)
-    except BaseException as e:
-        if process.is_interrupt(e) or not (why := plug_in_error(e)):
-            raise
-        raise ValueError(why) from e
+    return make
 
 
 def is_known(name: str, labels: Sequence[str]) -> bool:

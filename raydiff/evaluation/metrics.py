@@ -252,8 +252,7 @@ def _checked(name: str, numbers: Any) -> Metrics:
             raise ValueError(f"the metric {name} must call its numbers {name} or {name}/..., not {k!r}")
         value = v.item() if getattr(v, "ndim", None) == 0 else v  # a scalar of numpy or torch
         if not (isinstance(value, Real) and math.isfinite(value)):
-            wanted = "must return finite numbers by name, or {} where there is nothing to measure"
-            raise ValueError(f"the metric {name} {wanted}: {k} is {repr(v)[:80]}")
+            raise ValueError(f"the metric {name} must return finite numbers by name, or {{}}: {k} is {repr(v)[:80]}")
         out[k] = float(value)
     return out
 

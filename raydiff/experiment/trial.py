@@ -24,7 +24,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff import lookup, process
 from raydiff.data import datasets
 from raydiff.data.partition import publishes_labels
 from raydiff.evaluation import suite
@@ -100,15 +99,6 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
         about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
         views = (Guarantee(epsilon=math.inf, **about),) * 2
     end(folder, outcome, **_fields_of(*views), **more)
-
-
-def reason(error: BaseException, experiment: Experiment | None) -> str:
-    """Why a trial fails. Raises the error itself if it ends this process: an interrupt, or an exit of no plug-in."""
-    why = lookup.plug_in_error(error, type(experiment.method).__module__ if experiment else "")
-    if not isinstance(error, Exception) and (not why or process.is_interrupt(error)):
-        raise error
-    ours = type(error).__module__.startswith("raydiff.")
-    return (not ours and why) or (str(error).strip().splitlines() or [type(error).__name__])[-1]
 
 
 def end(folder: Path, outcome: str, **more: Any) -> None:
@@ -302,8 +292,8 @@ def _finish(
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
-    views = (view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders))
-    server, outsiders = (cautioned(view, experiment) for view in views)
+    both = [view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders)]
+    server, outsiders = (cautioned(guarantee, experiment) for guarantee in both)
     if not publishes_labels(experiment.partition) and experiment.newcomers is None:
         return server, outsiders
     return _with_labels(server), _with_labels(outsiders)

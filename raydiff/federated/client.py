@@ -49,12 +49,9 @@ def failing_as(who: str, number: int, method: Method) -> Iterator[None]:
     """Raise Failed for what is not finite, and for any error of outside code: it may exit, or cannot be pickled."""
     try:
         yield
-    except NotFinite as e:
-        raise Failed(who, number, str(e)) from None
     except BaseException as e:
-        why = lookup.plug_in_error(e, type(method).__module__)
-        handled_elsewhere = type(e).__module__.startswith(("raydiff.", "ray.")) or out_of_memory(e) or device_lost(e)
-        if not why or handled_elsewhere or process.is_interrupt(e):
+        why = str(e) if isinstance(e, NotFinite) else lookup.plug_in_error(e, type(method).__module__)
+        if not why or process.is_interrupt(e) or out_of_memory(e) or device_lost(e):
             raise
         raise Failed(who, number, why).with_traceback(e.__traceback__) from None
 

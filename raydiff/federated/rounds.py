@@ -145,7 +145,8 @@ def rounds(
         drawn = drawn_for(pool.clients, count, keys.seed, number)
         before = TRAINER_OVERRIDE.set(train)
         try:
-            progress = run(server, ledger, number, ids=drawn if number < method.participating_rounds else [])
+            with failing_as("the server", number, method):
+                progress = run(server, ledger, number, ids=drawn if number < method.participating_rounds else [])
         finally:
             TRAINER_OVERRIDE.reset(before)
         server, ledger = progress.server, progress.ledger
@@ -178,10 +179,7 @@ def _round(
         uploads = collector.stream(validator, pool.run(ids, validator.server, number))
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
-    with (
-        failing_as("the server", number, method),
-        beating(folder, "the server", number, began=time.time(), loss=instruments),
-    ):
+    with beating(folder, "the server", number, began=time.time(), loss=instruments):
         after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, validator.clients))
     if validator.mean_spec is None:
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.

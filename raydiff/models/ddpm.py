@@ -41,7 +41,6 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
 LEAST_ABAR = 1e-11  # A step from below it to 0 magnifies the rounding of float32 to the data's scale, or divides by 0.
-LONGEST = 10**6  # timesteps: of longer chains float32 rounds abar_1 to 1
 RECOMPILE_LIMIT = 8 * 16
 """Graphs of one code object that dynamo keeps: each of `_compiled`'s models has several, by batch size and by whether
 it is trained. At dynamo's default of 8 the third model of a process runs eagerly (seen with torch 2.11)."""
@@ -57,11 +56,11 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
 
     linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T.
     cosine is Nichol & Dhariwal's (arXiv 2102.09672). A schedule that would end below LEAST_ABAR is a power of itself.
-    Raises ValueError for an unknown schedule or T outside 1..LONGEST.
+    Raises ValueError for an unknown schedule or T outside 1..10^6.
     """
     lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
-    if not 1 <= timesteps <= LONGEST:
-        raise ValueError(f"timesteps must be in 1..{LONGEST:,}, got {timesteps}")
+    if not 1 <= timesteps <= 10**6:  # Beyond, float32 rounds abar_1 to 1.
+        raise ValueError(f"timesteps must be in 1..1,000,000, got {timesteps}")
     T = timesteps
     if schedule == "cosine":
         f = [math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(T + 1)]
@@ -271,10 +270,9 @@ def compute_with(threads: int, precision: Precision) -> None:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether the accelerator had no memory left, also for the workspace of a library (cuBLAS, cuDNN)."""
-    says = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in says or "STATUS_ALLOC_FAILED" in says)
-    )
+    marks = ("out of memory", "STATUS_ALLOC_FAILED")
+    lacking = isinstance(error, RuntimeError) and any(mark in str(error) for mark in marks)
+    return lacking or isinstance(error, torch.OutOfMemoryError)
 
 
 def device_lost(error: BaseException) -> bool:
@@ -294,8 +292,8 @@ def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]
     @torch.no_grad()
     def chunked(*inputs: Tensor) -> Tensor:
         parts = zip(*(x.split(CHUNK if where.type == "cpu" else GPU_CHUNK) for x in inputs), strict=True)
-        outputs = [call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)]
-        return finite(torch.cat(outputs), "the model's outputs")
+        outputs = torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
+        return finite(outputs, "the model's outputs")
 
     return chunked
 

@@ -68,9 +68,9 @@ class Guarantee:
         if self.unit is None or self.relation is None:
             return "epsilon 0 (nothing sent)"
         about = f"{definition(self.unit, self.relation, self.trust)}, delta {self.delta:g}"
-        declared = f"; public by declaration: {', '.join(self.declared)}" if self.declared else ""
-        caution = f"; {self.caution}" if self.caution else ""
-        return f"epsilon {rounding.up(self.epsilon)} ({about}, {self.accountant} accountant{declared}{caution})"
+        declared = f"public by declaration: {', '.join(self.declared)}" if self.declared else ""
+        more = "".join(f"; {text}" for text in (declared, self.caution) if text)
+        return f"epsilon {rounding.up(self.epsilon)} ({about}, {self.accountant} accountant{more})"
 
 
 @dataclass(frozen=True)

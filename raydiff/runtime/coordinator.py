@@ -74,7 +74,7 @@ class Coordinator(tune.Trainable):
         except device_faults.GpuLost as e:
             result = {"finished": False, "round": self._round, GPU_LOST: _cause(e).args}
             self._results = itertools.repeat(result)
-        except BaseException as e:
+        except Exception as e:
             result = _failure(self._trial, e)
         self._round = result.get("round", self._round)
         if self._trial is not None:
@@ -101,10 +101,10 @@ class Coordinator(tune.Trainable):
                 yield {"digest": self._trial.experiment.digest, **result}
 
 
-def _failure(trial: Trial | None, error: BaseException) -> dict[str, Any]:
+def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
     """Return the last result of a failed trial (None: one that had not begun), and write its error.txt."""
     raised = _cause(error)
-    reason = trials.reason(raised, trial and trial.experiment)
+    reason = (str(raised).strip().splitlines() or [type(raised).__name__])[-1]
     if trial is None:
         return {"finished": True, "failed": reason}
     with contextlib.suppress(OSError, ValueError):  # on a full disk, or beside a damaged file
@@ -114,7 +114,7 @@ def _failure(trial: Trial | None, error: BaseException) -> dict[str, Any]:
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest}
 
 
-def _cause(error: BaseException) -> BaseException:
+def _cause(error: Exception) -> BaseException:
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
 
 

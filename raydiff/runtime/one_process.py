@@ -59,8 +59,8 @@ def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Tra
                     _print_round(result, this.experiment.method.rounds)
         except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.
             raise
-        except BaseException as e:  # Every trial that began gets an outcome.
-            trial.cut_short(this.folder, "failed", reason=trial.reason(e, this.experiment))
+        except Exception as e:  # Every trial that began gets an outcome.
+            trial.cut_short(this.folder, "failed", reason=str(e) or type(e).__name__)
     except OSError as e:  # The outcome cannot be written either: without one the trial is run again.
         if reason := sweep_folder.not_writable(e, this.sweep):
             raise ValueError(reason) from None

@@ -241,7 +241,7 @@ def test_what_aggregate_publishes_is_in_the_ledger() -> None:
 def test_a_failure_names_who_and_when(fails: tuple[str, int, int], says: str) -> None:
     with pytest.raises(Failed) as failure:
         run(Walk(fails=fails))
-    assert str(failure.value) == says
+    assert str(failure.value) == f"{says}: lower the learning rate"
 
 
 def test_keys_do_not_print_their_secret() -> None:
