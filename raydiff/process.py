@@ -11,19 +11,15 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 KEPT_BYTES = 2**28
 
 
-class Interrupted(KeyboardInterrupt):
-    """A signal's interrupt; plug-ins may raise KeyboardInterrupt too."""
-
-
-def interrupt(*_: object) -> None:
-    """Raise Interrupted: a signal handler."""
-    raise Interrupted
+def interrupt(number: int, *_: object) -> None:
+    """Raise KeyboardInterrupt with the number of a signal: a handler."""
+    raise KeyboardInterrupt(number)
 
 
 def is_interrupt(error: BaseException) -> bool:
-    """Whether a signal raised this error; so is any KeyboardInterrupt where `begin` has not set SIGINT's handler."""
-    unknown = isinstance(error, KeyboardInterrupt) and signal.getsignal(signal.SIGINT) is not interrupt
-    return isinstance(error, Interrupted) or unknown
+    """Whether a signal raised this: by `interrupt`, or perhaps by Python's handler. Plug-ins may raise it as well."""
+    unknown = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and (bool(error.args) or unknown)
 
 
 def begin() -> None:

@@ -285,9 +285,9 @@ def device_lost(error: BaseException) -> bool:
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
     """`call(params, *inputs)` as a function of inputs (N, ...), `CHUNK` rows at a time: without gradients, on the
-    accelerator if there is one, results on the CPU, and `finite`."""
+    accelerator if there is one, results on the CPU. Raises NotFinite."""
     where = device()
-    bound = {k: v.to(where) for k, v in params.items()}
+    bound = {k: finite(v, "the model's weights").to(where) for k, v in params.items()}
 
     @torch.no_grad()
     def chunked(*inputs: Tensor) -> Tensor:
