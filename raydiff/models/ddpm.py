@@ -40,7 +40,7 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
-LEAST_ABAR = 1e-11  # A step from below it to 0 magnifies the rounding of float32 to the data's scale, or divides by 0.
+LEAST_KEPT = 1e-10  # of the signal's variance in a step: with less, Algorithm 4 magnifies float32's rounding by 1e5
 RECOMPILE_LIMIT = 8 * 16
 """Graphs of one code object that dynamo keeps: each of `_compiled`'s models has several, by batch size and by whether
 it is trained. At dynamo's default of 8 the third model of a process runs eagerly (seen with torch 2.11)."""
@@ -55,8 +55,7 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     """abar_0 .. abar_T, (T + 1,) float64.
 
     linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T.
-    cosine is Nichol & Dhariwal's (arXiv 2102.09672). A schedule that would end below LEAST_ABAR is a power of itself.
-    Raises ValueError for an unknown schedule or T outside 1..10^6.
+    cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an unknown schedule or T outside 1..10^6.
     """
     lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
     if not 1 <= timesteps <= 10**6:  # Beyond, float32 rounds abar_1 to 1.
@@ -73,8 +72,6 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
         beta = torch.sigmoid(torch.linspace(-6, 6, T, dtype=torch.float64))
         beta = (beta * (0.02 - 1e-4) + 1e-4) * (1000 / T)
     abar = torch.cumprod(1 - beta.clamp_max(0.999), dim=0)
-    if abar[-1] < LEAST_ABAR:
-        abar = abar ** (math.log(LEAST_ABAR) / math.log(abar[-1]))
     return torch.cat([torch.ones(1, dtype=torch.float64), abar])
 
 
@@ -376,7 +373,10 @@ def denoise(
             x = math.sqrt(a_s) * x0 + math.sqrt(1 - a_s) * z
         else:
             beta = 1 - a_t / a_s
-            x = (x - beta / math.sqrt(1 - a_t) * z) / math.sqrt(1 - beta)
+            if 1 - beta > LEAST_KEPT:
+                x = (x - beta / math.sqrt(1 - a_t) * z) / math.sqrt(1 - beta)
+            else:  # Ho et al., Eq. 7: the same mean
+                x = (math.sqrt(a_s) * beta * x0 + math.sqrt(1 - beta) * (1 - a_s) * x) / (1 - a_t)
             if s > 0:
                 x = x + math.sqrt(beta) * torch.randn(x.shape, generator=rng)
     return x

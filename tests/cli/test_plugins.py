@@ -140,7 +140,7 @@ def command_of_page() -> list[str]:
 
 
 def test_the_page_is_short_and_has_one_of_each() -> None:
-    assert len(PAGE.splitlines()) < 80 and sum(code.count("\n") for code in MODULES.values()) <= 60
+    assert len(PAGE.splitlines()) < 85 and sum(code.count("\n") for code in MODULES.values()) <= 60
     assert all(f"**{kind}**" in PAGE for kind in ("method", "data set", "metric", "attack"))
 
 
