@@ -289,7 +289,7 @@ def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_
 
 
 def test_a_step_that_keeps_little_signal_has_the_same_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No chain of a preset has such a step, since they have 100 or 1000 timesteps: its bits are those of Algorithm 4."""
+    """No chain of a preset has such a step, since they have 100 or 1000 timesteps: bits are as before."""
     ends = [alphas_bar(schedule, T)[-1] for schedule in get_args(ddpm.ScheduleName) for T in (100, 1000)]
     assert min(ends) > ddpm.LEAST_KEPT
     abar, x = torch.tensor([1.0, 0.9, 0.3], dtype=torch.float64), torch.randn(4, 1, 2, 2, generator=generator(0))
