@@ -83,6 +83,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
     from raydiff.tracking.mlflow_store import redacted
 
     process.begin()
+    signal.signal(signal.SIGINT, process.interrupt)
     signal.signal(signal.SIGTERM, process.interrupt)  # A scheduler's SIGTERM ends a command as Ctrl-C does.
     try:
         code = run(arguments) or 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import threading
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
 KEPT_BYTES = 2**28
@@ -23,16 +22,12 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def begin() -> None:
-    """Make files of this process and its children private to the user, set SIGINT's handler to `interrupt`, and keep
-    freed memory, at most KEPT_BYTES.
+    """Make files of this process and its children private to the user, and keep freed memory, at most KEPT_BYTES.
 
     Each client's training allocates a model's weights several times, and fresh memory costs more than the arithmetic on
     it. Only glibc has this setting.
     """
     os.umask(0o077)
-    in_main_thread = threading.current_thread() is threading.main_thread()
-    if in_main_thread and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, interrupt)
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)

@@ -70,7 +70,7 @@ class Walk(Method):
         if self.fails[0] == "init" and self.fails[1] == int(data.images[0, 0, 0, 0]):
             raise Diverged(5, float("nan"))
         if rnd.number == self.dies:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(15)  # as a handler of SIGTERM does
         drawn = torch.rand(1, generator=rnd.rng) + (0 if public is None else public.images.mean())
         return {"count": torch.zeros(1), "start": state.get("start", 0) + drawn}
 
