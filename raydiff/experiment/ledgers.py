@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 
@@ -46,8 +47,11 @@ def cautioned(guarantee: Guarantee, experiment: Experiment) -> Guarantee:
     """`Guarantee.among` the records of the largest client, or among the clients."""
     if guarantee.unit == "client":
         return guarantee.among(experiment.clients, "clients")
-    parts = shares(experiment, datasets.load(experiment.data))[: experiment.clients] if guarantee.unit else ()
-    return guarantee.among(max(map(len, parts), default=0), "records of a client")
+    if guarantee.unit == "example":
+        with contextlib.suppress(ValueError, OSError):  # The data may be gone by the time a trial is cut short.
+            parts = shares(experiment, datasets.load(experiment.data))[: experiment.clients]
+            return guarantee.among(max(map(len, parts)), "records of a client")
+    return guarantee
 
 
 def planned(experiment: Experiment) -> Ledger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 import os
 import re
@@ -70,7 +71,7 @@ stray.lower_is_better = True
 def best(z, x0, *, abar, timesteps, noise): return []
 """
 ODD = """
-import asyncio, sys
+import asyncio, json, os
 from dataclasses import dataclass
 from raydiff.data.source import Source
 from raydiff.methods.fedavg import FedAvg
@@ -90,9 +91,10 @@ ERRORS = {
     "late": TimeoutError("slow"), "unprintable": ValueError("\\udcff \\x1b[31m \\x00"),
     "caused": RuntimeError("outer"), "lost": RecursionError(),
 }
-NOW = {}
+NOW = json.loads(os.environ.get("ODD", "{}"))
 
 def act(where):
+    if NOW.get(where) == "die": os._exit(0)
     if where in NOW: raise ERRORS[NOW[where]]
 
 @dataclass(frozen=True, kw_only=True)
@@ -268,6 +270,25 @@ def test_whatever_outside_code_raises_its_trial_fails_by_its_name_and_the_next_o
     failed, other = odd_trials(tmp_path, tiny, {where: how})
     assert failed["outcome"] == "failed" and other["outcome"] == "finished"
     assert failed["reason"] == f"{EVERYWHERE[where]} raised {ERRORS[how]}"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "how", "says"),
+    [
+        ("local_update", "exit 0", "client 0, in round 0: odd.Odd.local_update raised SystemExit: 0"),
+        ("local_update", "interrupt", "client 0, in round 0: odd.Odd.local_update raised KeyboardInterrupt"),
+        ("aggregate", "exit 0", "the server, in round 0: odd.Odd.aggregate raised SystemExit: 0"),
+        ("local_update", "die", "worker 0 died 4 times before client 0 had its result; .* at client 0, in Odd"),
+    ],
+)
+def test_on_ray_too_the_trial_fails_by_its_name(package: Path, tmp_path: Path, where: str, how: str, says: str) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{package}", "ODD": json.dumps({where: how})}
+    arguments = ["run", "digits", "--method", "odd:Odd", "--name", "odd", "--runtime.storage", str(tmp_path)]
+    arguments += ["--method.local.steps", "1", "--protocol-only", "--runtime.pool", "ray"]
+    done = subprocess.run([sys.executable, "-m", "raydiff", *arguments], env=env, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 1 and re.search(f"^failed: {says}", done.stdout.decode(), re.MULTILINE)
 
 
 @pytest.fixture
