@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from raydiff import __version__, process
-from raydiff.lookup import nearest
+from raydiff.lookup import nearest, plug_in_error
 
 COMMANDS = {
     "experiments": {
@@ -106,6 +106,11 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
                 if isinstance(e, BrokenPipeError):
                     sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
             print(f"error: {redacted(str(e))}", file=sys.stderr)
+            sys.exit(2)
+        except BaseException as e:  # A plug-in that exits with code 0 has not done what was asked for.
+            if not (why := plug_in_error(e)):
+                raise
+            print(f"error: {redacted(why)}", file=sys.stderr)
             sys.exit(2)
 
 

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 import re
+import traceback
 from collections import UserDict
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+PACKAGES = set[str]()
+"""Top-level packages of `module:name`s that this process has imported."""
+LONGEST = 300  # characters shown of an error of outside code
 OUTSIDE = re.compile(r"\w+(\.\w+)*:\w+")
 """`module:name`, such as mylab.ditto:Ditto."""
 
@@ -33,14 +37,36 @@ def bare_name(name: str) -> str:
 def imported(name: str) -> Any:
     """Import `module:name`. Raises ValueError, in one sentence, where that fails."""
     path, _, attribute = name.partition(":")
+    PACKAGES.add(path.partition(".")[0])
     try:
         module = import_module(path)
-    except Exception as e:  # A user's module may fail in any way.
-        why = " ".join(str(e).split())
-        raise ValueError(f"{name} cannot be imported: {type(e).__name__}: {why}") from e
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:  # A user's module may fail in any way, and may exit.
+        raise ValueError(f"{name} cannot be imported: {_described(e)}") from e
     if not hasattr(module, attribute):
         raise ValueError(f"{name} cannot be imported: {path} has no {attribute}{nearest(attribute, vars(module))}")
     return getattr(module, attribute)
+
+
+def plug_in_error(error: BaseException, *modules: str) -> str:
+    """The first function of outside code (`imported`, or of these modules) that the error passed through, with its type
+    and message in one line; "" where there is none, and for errors of raydiff and Ray."""
+    packages = (PACKAGES | {module.partition(".")[0] for module in modules}) - {"raydiff"}
+    if type(error).__module__.startswith(("raydiff.", "ray.")):
+        return ""
+    for e in filter(None, (error, error.__cause__)):  # Generators raise RuntimeError from StopIteration.
+        for frame, _ in traceback.walk_tb(e.__traceback__):
+            module = str(frame.f_globals.get("__name__"))
+            if module.partition(".")[0] in packages:
+                return f"{module}.{frame.f_code.co_qualname} raised {_described(e)}"
+    return ""
+
+
+def _described(error: BaseException) -> str:
+    """Type and message in one printable line of at most LONGEST characters."""
+    text = traceback.format_exception_only(error)[-1][:LONGEST]
+    return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
 class Registry(UserDict[str, T]):

@@ -23,6 +23,17 @@ WAIT_S = 10.0  # No wait is longer without a word.
 SAME_REQUEST_S = 1.0  # `timeout` signals its command, then the whole process group: that is one request
 
 
+def interrupt(number: int, *_: object) -> None:
+    """Raise KeyboardInterrupt with the number of a signal: a handler."""
+    raise KeyboardInterrupt(number)
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Whether a signal raised this: by `interrupt`, or perhaps by Python's handler. Plug-ins may raise it as well."""
+    unknown = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    return isinstance(error, KeyboardInterrupt) and (unknown or isinstance((*error.args, None)[0], int))
+
+
 def begin() -> None:
     """Make files of this process and its children private to the user, and keep freed memory, at most KEPT_BYTES.
 
@@ -96,14 +107,9 @@ def stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def interrupt(number: int) -> None:
-    """Raise KeyboardInterrupt with the number of a signal."""
-    raise KeyboardInterrupt(number)
-
-
 def signal_of(error: KeyboardInterrupt) -> int:
     """Return the number of the signal that an interrupt stands for."""
-    return int(error.args[0]) if error.args else SIGINT
+    return error.args[0] if error.args and isinstance(error.args[0], int) else SIGINT
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Literal
 from raydiff.cli.options import check, parse
 from raydiff.formats.rounding import up
 from raydiff.privacy import accountants
+from raydiff.privacy.accountants import MOST_DELTA
 from raydiff.privacy.ledger import Entry, Exposure, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Unit
 
@@ -51,7 +52,7 @@ class AccountOptions:
         check(self, "q", 0 < self.q <= 1, "in (0, 1]")
         check(self, "steps", self.steps >= 1, "at least 1")
         check(self, "rounds", self.rounds >= 1, "at least 1")
-        check(self, "delta", 0 < self.delta < 1, "in (0, 1)")
+        check(self, "delta", 0 < self.delta <= MOST_DELTA, f"in (0, {MOST_DELTA:g}], and below 1 / (number of records)")
         adds_or_removes = self.relation == "add_remove" and self.sees_senders
         check(self, "relation", not adds_or_removes, "zero_out or replace_one where the server sees which clients send")
 

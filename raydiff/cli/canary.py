@@ -27,6 +27,7 @@ from raydiff.data import datasets
 from raydiff.evaluation import canary_subjects
 from raydiff.experiment import config, overrides, presets, trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.ledgers import cautioned
 from raydiff.federated.method import Round
 from raydiff.formats.rounding import down, up
 from raydiff.lookup import nearest
@@ -181,4 +182,5 @@ def _last_bits(experiment: Experiment, options: CanaryOptions) -> int:
 
 
 def _guarantee(ledger: Ledger, experiment: Experiment) -> str:
-    return f"ledger: {ledger.guarantee(experiment.method.delta, experiment.method.accountant)}"
+    guarantee = ledger.guarantee(experiment.method.delta, experiment.method.accountant)
+    return f"ledger: {cautioned(guarantee, experiment)}"

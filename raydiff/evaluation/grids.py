@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from raydiff.models.ddpm import finite
+
 if TYPE_CHECKING:
     from PIL.Image import Image
 
@@ -57,7 +59,7 @@ def _named(image: Image, names: Sequence[str]) -> Image:
 
 def to_bytes(images: Tensor) -> Tensor:
     """Map [-1, 1] to 0..255, rounded: (..., C, H, W) float -> (..., H, W, C) uint8."""
-    return ((images.clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1)
+    return ((finite(images, "pictures").clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1)
 
 
 def picture(pixels: Tensor) -> Image:

@@ -10,8 +10,10 @@ Shapes: n samples, N records, K label columns; column 0 is the class.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -238,9 +240,20 @@ def measured(drawn: Drawn) -> Metrics:
     out: Metrics = {}
     for name, metric in lookup.entries("metrics", METRICS, drawn.config.metrics).items():
         numbers = metric(drawn)
-        if name not in METRICS and (stray := [k for k in numbers if not f"{k}/".startswith(f"{name}/")]):
-            raise ValueError(f"the metric {name} must call its numbers {name} or {name}/..., not {stray[0]!r}")
-        out |= numbers
+        out |= numbers if name in METRICS else _checked(name, numbers)
+    return out
+
+
+def _checked(name: str, numbers: Any) -> Metrics:
+    """The numbers of an outside metric as floats. Raises ValueError unless they are finite, and named after it."""
+    out: Metrics = {}
+    for k, v in numbers.items() if isinstance(numbers, Mapping) else [(name, numbers)]:
+        if not f"{k}/".startswith(f"{name}/"):
+            raise ValueError(f"the metric {name} must call its numbers {name} or {name}/..., not {k!r}")
+        value = v.item() if getattr(v, "ndim", None) == 0 else v  # a scalar of numpy or torch
+        if not (isinstance(value, Real) and math.isfinite(value)):
+            raise ValueError(f"the metric {name} must return finite numbers by name, or {{}}: {k} is {repr(v)[:80]}")
+        out[k] = float(value)
     return out
 
 

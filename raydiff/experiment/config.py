@@ -26,6 +26,7 @@ from raydiff.federated.method import Method
 from raydiff.formats.json_files import KEYED, read_json
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.privacy.accountants import check_budget
 from raydiff.privacy.filters import Budget
 from raydiff.storage.object_store import ObjectStore, is_bucket
 
@@ -135,6 +136,7 @@ class Experiment:
     def __post_init__(self) -> None:
         if self.clients < 1:
             raise ValueError(f"clients must be at least 1, got {self.clients}")
+        check_budget(1.0, self.method.delta)
         if not 0 < self.participation <= 1:
             raise ValueError(f"participation must be in (0, 1], got {self.participation}")
         if self.participants is not None and not 1 <= self.participants <= self.clients:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
 from raydiff.federated.rounds import drawn_for
 from raydiff.formats.json_files import read_lines
-from raydiff.privacy.ledger import SETUP, Entry, Ledger
+from raydiff.privacy.ledger import SETUP, Entry, Guarantee, Ledger
 from raydiff.privacy.release import Event, NonPrivate
 from raydiff.storage.checkpoint import INITIAL, Checkpoint
 
@@ -40,6 +41,17 @@ def setup_of(experiment: Experiment) -> Event | None:
         return None
     learned = datasets.load(experiment.data).private_fit
     return NonPrivate(learned) if learned else None
+
+
+def cautioned(guarantee: Guarantee, experiment: Experiment) -> Guarantee:
+    """`Guarantee.among` the records of the largest client, or among the clients."""
+    if guarantee.unit == "client":
+        return guarantee.among(experiment.clients, "clients")
+    if guarantee.unit == "example":
+        with contextlib.suppress(ValueError, OSError):  # The data may be gone by the time a trial is cut short.
+            parts = shares(experiment, datasets.load(experiment.data))[: experiment.clients]
+            return guarantee.among(max(map(len, parts)), "records of a client")
+    return guarantee
 
 
 def planned(experiment: Experiment) -> Ledger:

@@ -31,7 +31,7 @@ from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.ledgers import ledger_of, setup_of
+from raydiff.experiment.ledgers import cautioned, ledger_of, setup_of
 from raydiff.experiment.spending import BudgetGuard, budget_log_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
@@ -303,7 +303,8 @@ def _released(trial: Trial, progress: Progress, outsiders: Guarantee) -> str:
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
-    server, outsiders = (view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders))
+    both = [view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders)]
+    server, outsiders = (cautioned(guarantee, experiment) for guarantee in both)
     if not publishes_labels(experiment.partition) and experiment.newcomers is None:
         return server, outsiders
     return _with_labels(server), _with_labels(outsiders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import time
@@ -11,12 +12,13 @@ from typing import Any
 
 import torch
 
-from raydiff import seeding, tree
+from raydiff import lookup, process, seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
+from raydiff.models.ddpm import NotFinite, device_lost, out_of_memory
 from raydiff.models.lockstep import run_in_lockstep
-from raydiff.models.training import Diverged, fit_personal
+from raydiff.models.training import fit_personal
 from raydiff.privacy.filters import covers
 from raydiff.privacy.release import accountable
 from raydiff.seeding import NoiseStream
@@ -40,6 +42,18 @@ class Failed(RuntimeError):
     def __str__(self) -> str:
         when = "before round 0" if self.number == INITIAL else f"in round {self.number}"
         return f"{self.who}, {when}: {self.reason}"
+
+
+@contextlib.contextmanager
+def failing_as(who: str, number: int, method: Method) -> Iterator[None]:
+    """Raise Failed for what is not finite, and for any error of outside code: it may exit, or cannot be pickled."""
+    try:
+        yield
+    except BaseException as e:
+        why = str(e) if isinstance(e, NotFinite) else lookup.plug_in_error(e, type(method).__module__)
+        if not why or process.is_interrupt(e) or out_of_memory(e) or device_lost(e):
+            raise
+        raise Failed(who, number, why).with_traceback(e.__traceback__) from None
 
 
 @dataclass(frozen=True)
@@ -127,10 +141,8 @@ class Client:
         state = self._state_before(number)
         rng = seeding.generator(self.keys.seed, "client", self.number, "round", number)
         rnd = Round(number, rng, self._noise(number))
-        try:
+        with failing_as(f"client {self.number}", number, self.method):
             result = self.method.local_update(server, state, self.data, rnd)
-        except Diverged as e:
-            raise Failed(f"client {self.number}", number, str(e)) from None
         if result.state is not state:
             self._save(number, result.state)
         release, metrics = accountable(result.release), result.metrics if self.instruments else {}
@@ -166,11 +178,12 @@ class Client:
     def evaluate(self, server: Params, number: int, evaluate: Evaluate) -> Any:
         """Return `evaluate(deployed, records, rng)`: the experimenter's instrument, outside the protocol."""
         rng = seeding.generator(self.keys.seed, "client", self.number, "evaluate")
-        deployed = self.deploy(server, number)
-        if deployed.uploads is not None:  # Round 0's noise gives the very bits that the client sent then.
-            sent = deployed.uploads.make(self.data, self._noise(0))
-            deployed = replace(deployed, uploads=replace(deployed.uploads, sent=sent))
-        return evaluate(deployed, self.data, rng)
+        with failing_as(f"client {self.number}", number, self.method):
+            deployed = self.deploy(server, number)
+            if deployed.uploads is not None:  # Round 0's noise gives the very bits that the client sent then.
+                sent = deployed.uploads.make(self.data, self._noise(0))
+                deployed = replace(deployed, uploads=replace(deployed.uploads, sent=sent))
+            return evaluate(deployed, self.data, rng)
 
     def _noise(self, number: int) -> NoiseStream:
         """The noise of this client's upload in a round."""
@@ -182,10 +195,8 @@ class Client:
         personal, fixed = method.join(server, rng)
         records, kinds = method.kinds(self.data, rng) if isinstance(method, WithKinds) else (self.data, {})
         data, training = (records.images, records.labels), method.joining
-        try:
+        with failing_as(f"client {self.number}, which joins", self.method.rounds, self.method):
             personal, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=training, rng=rng)
-        except Diverged as e:
-            raise Failed(f"client {self.number}, which joins", self.method.rounds, str(e)) from None
         return {**kinds, **personal}
 
     def _state_before(self, number: int) -> Params:
@@ -231,10 +242,8 @@ class Client:
 
     def _init_part(self, state: Params, part: int) -> Params:
         rng = seeding.generator(self.keys.seed, "client", self.number, "init", *([part] if part else []))
-        try:
+        with failing_as(f"client {self.number}", INITIAL, self.method):
             return self.method.init_client(state, self.data, self.public, Round(part, rng))
-        except Diverged as e:
-            raise Failed(f"client {self.number}", INITIAL, str(e)) from None
 
     def _save(self, number: int, state: Params) -> None:
         if self.store:

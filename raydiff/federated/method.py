@@ -7,6 +7,7 @@ cluster. What only some methods can do is at the end of this file.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,6 +17,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.federated.upload_spec import UploadSpec
+from raydiff.models.ddpm import finite
 from raydiff.models.training import Model, Training
 from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream
@@ -126,7 +128,7 @@ class Deployed:
     """A model that is ready to be sampled, to classify, and to be attacked."""
 
     samplers: Mapping[str, Sampler] = field(default_factory=dict)
-    """Samplers by name (ddim, ancestral), the configured one first. Empty: a classifier."""
+    """Samplers by name (ddim, ancestral), the configured one first. Empty: a classifier. Each raises `NotFinite`."""
     classify: Classify | None = None
     """Predicts label column 0."""
     conditional: bool = True
@@ -140,12 +142,20 @@ class Deployed:
     uploads: Uploads | None = None
     """For an attack on the uploads; None: uploads are not records."""
 
+    def __post_init__(self) -> None:
+        samplers = {name: functools.partial(_finite_samples, sample) for name, sample in self.samplers.items()}
+        object.__setattr__(self, "samplers", samplers)
+
     @property
     def sample(self) -> Sampler:
         """The configured sampler. Raises ValueError for a classifier."""
         if not self.samplers:
             raise ValueError("a classifier makes no pictures")
         return next(iter(self.samplers.values()))
+
+
+def _finite_samples(sample: Sampler, labels: Tensor, rng: torch.Generator) -> Tensor:
+    return finite(sample(labels, rng), "the samples")
 
 
 class Method(Protocol):

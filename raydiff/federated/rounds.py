@@ -16,15 +16,15 @@ import torch
 
 from raydiff import seeding, tree
 from raydiff.data.datasets import Records
-from raydiff.federated.client import Client, Evaluate, Failed, Keys, run_clients, write_ahead
+from raydiff.federated.client import Client, Evaluate, Failed, Keys, failing_as, run_clients, write_ahead
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, partial_sum
-from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Train
+from raydiff.models.training import TRAINER_OVERRIDE, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
-from raydiff.storage.checkpoint import Checkpoint
+from raydiff.storage.checkpoint import INITIAL, Checkpoint
 from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
@@ -135,7 +135,8 @@ def rounds(
     else:
         ledger = ledger.with_setup(pool.clients, setup)
         committed = 0  # What was spent before round 0 (SETUP) is committed with it.
-        server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
+        with failing_as("the server", INITIAL, method):
+            server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     folder = store.root if store else None
     run = functools.partial(
         _round, method, pool, keys=keys, min_clients=min_clients, instruments=instruments, folder=folder
@@ -144,7 +145,8 @@ def rounds(
         drawn = drawn_for(pool.clients, count, keys.seed, number)
         before = TRAINER_OVERRIDE.set(train)
         try:
-            progress = run(server, ledger, number, ids=drawn if number < method.participating_rounds else [])
+            with failing_as("the server", number, method):
+                progress = run(server, ledger, number, ids=drawn if number < method.participating_rounds else [])
         finally:
             TRAINER_OVERRIDE.reset(before)
         server, ledger = progress.server, progress.ledger
@@ -177,11 +179,8 @@ def _round(
         uploads = collector.stream(validator, pool.run(ids, validator.server, number))
     path = ("server", "round", number)
     rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
-    try:
-        with beating(folder, "the server", number, began=time.time(), loss=instruments):
-            after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, validator.clients))
-    except Diverged as e:
-        raise Failed("the server", number, str(e)) from None
+    with beating(folder, "the server", number, began=time.time(), loss=instruments):
+        after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, validator.clients))
     if validator.mean_spec is None:
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
             pass

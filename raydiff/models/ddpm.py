@@ -40,9 +40,14 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
+LEAST_KEPT = 1e-10  # of the signal's variance in a step: with less, Algorithm 4 magnifies float32's rounding by 1e5
 RECOMPILE_LIMIT = 8 * 16
 """Graphs of one code object that dynamo keeps: each of `_compiled`'s models has several, by batch size and by whether
 it is trained. At dynamo's default of 8 the third model of a process runs eagerly (seen with torch 2.11)."""
+
+
+class NotFinite(ValueError):
+    """What a model computes is NaN or infinite."""
 
 
 @functools.lru_cache
@@ -50,11 +55,11 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     """abar_0 .. abar_T, (T + 1,) float64.
 
     linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T.
-    cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an unknown schedule or T < 1.
+    cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an unknown schedule or T outside 1..10^6.
     """
     lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
-    if timesteps < 1:
-        raise ValueError(f"timesteps must be at least 1, got {timesteps}")
+    if not 1 <= timesteps <= 10**6:  # Beyond, float32 rounds abar_1 to 1.
+        raise ValueError(f"timesteps must be in 1..1,000,000, got {timesteps}")
     T = timesteps
     if schedule == "cosine":
         f = [math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(T + 1)]
@@ -262,10 +267,9 @@ def compute_with(threads: int, precision: Precision) -> None:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether the accelerator had no memory left, also for the workspace of a library (cuBLAS, cuDNN)."""
-    says = str(error)
-    return isinstance(error, torch.OutOfMemoryError) or (
-        isinstance(error, RuntimeError) and ("out of memory" in says or "STATUS_ALLOC_FAILED" in says)
-    )
+    marks = ("out of memory", "STATUS_ALLOC_FAILED")
+    lacking = isinstance(error, RuntimeError) and any(mark in str(error) for mark in marks)
+    return lacking or isinstance(error, torch.OutOfMemoryError)
 
 
 def device_lost(error: BaseException) -> bool:
@@ -278,16 +282,24 @@ def device_lost(error: BaseException) -> bool:
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
     """`call(params, *inputs)` as a function of inputs (N, ...), `CHUNK` rows at a time: without gradients, on the
-    accelerator if there is one, results on the CPU."""
+    accelerator if there is one, results on the CPU. Raises NotFinite."""
     where = device()
-    bound = {k: v.to(where) for k, v in params.items()}
+    bound = {k: finite(v, "the model's weights").to(where) for k, v in params.items()}
 
     @torch.no_grad()
     def chunked(*inputs: Tensor) -> Tensor:
         parts = zip(*(x.split(CHUNK if where.type == "cpu" else GPU_CHUNK) for x in inputs), strict=True)
-        return torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
+        outputs = torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
+        return finite(outputs, "the model's outputs")
 
     return chunked
+
+
+def finite(values: Tensor, what: str) -> Tensor:
+    """Return the values. Raises NotFinite where one is NaN or infinite: clamped or rounded, it would look like data."""
+    if not values.isfinite().all():
+        raise NotFinite(f"{what} are not finite: training diverged; lower the learning rate")
+    return values
 
 
 def with_progress(pieces: Iterable[Piece]) -> Iterator[Piece]:
@@ -361,7 +373,10 @@ def denoise(
             x = math.sqrt(a_s) * x0 + math.sqrt(1 - a_s) * z
         else:
             beta = 1 - a_t / a_s
-            x = (x - beta / math.sqrt(1 - a_t) * z) / math.sqrt(1 - beta)
+            if 1 - beta > LEAST_KEPT:
+                x = (x - beta / math.sqrt(1 - a_t) * z) / math.sqrt(1 - beta)
+            else:  # Ho et al., Eq. 7: the same mean
+                x = (math.sqrt(a_s) * beta * x0 + math.sqrt(1 - beta) * (1 - a_s) * x) / (1 - a_t)
             if s > 0:
                 x = x + math.sqrt(beta) * torch.randn(x.shape, generator=rng)
     return x

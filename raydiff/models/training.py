@@ -13,7 +13,7 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.lookup import check_one_of
-from raydiff.models.ddpm import DDPM, device
+from raydiff.models.ddpm import DDPM, NotFinite, device
 from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.tree import Params
 
@@ -45,7 +45,7 @@ class Model(Protocol):
         """Scalar loss on images (B, C, H, W) and labels (B, K)."""
 
 
-class Diverged(RuntimeError):
+class Diverged(NotFinite):
     """The loss became NaN or infinite."""
 
     def __init__(self, step: int, loss: float) -> None:
@@ -53,7 +53,7 @@ class Diverged(RuntimeError):
         self.step, self.loss = step, loss
 
     def __str__(self) -> str:
-        return f"the loss became {self.loss} at step {self.step}"
+        return f"the loss became {self.loss} at step {self.step}: lower the learning rate"
 
 
 @dataclass(frozen=True, kw_only=True)

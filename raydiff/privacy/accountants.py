@@ -81,6 +81,7 @@ def theorem(events: Sequence[Event], delta: float) -> float:
     return _charged(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
 
 
+MOST_DELTA = 0.1  # A guarantee that may fail for every tenth record is none.
 ACCOUNTANTS = {"exact": exact, "pld": pld, "rdp": rdp, "theorem": theorem}
 """By name, from the tightest to the loosest."""
 
@@ -104,7 +105,8 @@ def check_budget(epsilon: float, delta: float) -> None:
     """Raise ValueError for a bad epsilon or delta."""
     if not epsilon > 0:
         raise ValueError(f"epsilon must be > 0, got {epsilon}")
-    check_delta(delta)
+    if not 0 < delta <= MOST_DELTA:
+        raise ValueError(f"delta must be in (0, {MOST_DELTA:g}], and below 1 / (number of records), got {delta}")
 
 
 def group_of(event: Event) -> Group | None:

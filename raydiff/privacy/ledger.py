@@ -53,6 +53,14 @@ class Guarantee:
     clients: int  # that it covers: the epsilon is the worst of theirs
     declared: tuple[str, ...] = ()  # fields sent in clear because they are public by declaration
     unprotected: tuple[str, ...] = ()  # why epsilon is infinite
+    caution: str = ""  # about delta, if it is too large for so many units
+
+    def among(self, count: int, units: str) -> Guarantee:
+        """Return this guarantee of one of `count` units, with a caution if delta is not below 1 / count: releasing one
+        unit in full, drawn at random, has that delta and epsilon 0."""
+        if self.delta * count < 1:
+            return self
+        return replace(self, caution=f"delta is not below 1/n for n = {count:,} {units}")
 
     def __str__(self) -> str:
         if self.epsilon == math.inf:
@@ -60,8 +68,9 @@ class Guarantee:
         if self.unit is None or self.relation is None:
             return "epsilon 0 (nothing sent)"
         about = f"{definition(self.unit, self.relation, self.trust)}, delta {self.delta:g}"
-        declared = f"; public by declaration: {', '.join(self.declared)}" if self.declared else ""
-        return f"epsilon {rounding.up(self.epsilon)} ({about}, {self.accountant} accountant{declared})"
+        declared = f"public by declaration: {', '.join(self.declared)}" if self.declared else ""
+        more = "".join(f"; {text}" for text in (declared, self.caution) if text)
+        return f"epsilon {rounding.up(self.epsilon)} ({about}, {self.accountant} accountant{more})"
 
 
 @dataclass(frozen=True)

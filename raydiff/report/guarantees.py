@@ -44,12 +44,13 @@ class StatedGuarantee:
     accountant: str | None = None
     declared: str | None = None
     unprotected: str | None = None
-    """Fields that are public by declaration, and why epsilon is infinite."""
+    caution: str | None = None
+    """Fields that are public by declaration, why epsilon is infinite, and whether delta is too large."""
 
     @classmethod
     def of_run(cls, run: Row, view: str) -> StatedGuarantee:
         """From a row of `load.runs`, None where empty; `view` is server or outsiders."""
-        names = ("epsilon", "unit", "relation", "trust", "delta", "accountant", "declared", "unprotected")
+        names = ("epsilon", "unit", "relation", "trust", "delta", "accountant", "declared", "unprotected", "caution")
         fields: list[Any] = [run.get(f"{view}/{name}") for name in names]
         epsilon = math.nan if fields[0] is None else fields[0]
         has_definition = epsilon < math.inf and fields[1] is not None
@@ -66,7 +67,7 @@ class StatedGuarantee:
     def details(self) -> str:
         """What does not matter for comparing."""
         declared = self.declared and f"public by declaration: {self.declared}"
-        return "; ".join(filter(None, (self.accountant and f"{self.accountant} accountant", declared)))
+        return "; ".join(filter(None, (self.accountant and f"{self.accountant} accountant", declared, self.caution)))
 
     @property
     def nothing_sent(self) -> bool:

@@ -26,7 +26,6 @@ from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.federated.client import Client, Failed, Keys
 from raydiff.federated.method import Deployed
 from raydiff.federated.rounds import LocalExecutor, rounds
-from raydiff.models.training import Diverged
 from raydiff.results.finished import Finished, open_finished
 from raydiff.storage.checkpoint import INITIAL
 from raydiff.storage.shared_results import result_key
@@ -132,7 +131,7 @@ class Attacked:
             for progress in () if self.alone else protocol:
                 server, last = progress.sent, progress.number
             state = clients[ids.index(one)].state(last)
-        except (Failed, Diverged, ValueError) as e:
+        except (Failed, ValueError) as e:
             raise ValueError(f"shadow {number} could not be trained: {e}") from None
         return {**tree.prefixed("server", server), **tree.prefixed("state", state)}
 

@@ -202,8 +202,9 @@ class RayExecutor:
         if i in self._monitor.killed:
             self._monitor.killed.discard(i)
         elif self._recorded == before:
-            reason = memory_kill()
-            reason = reason or "it died without a reason: out of memory, a crash in native code, or its node is gone"
+            where = f"at client {client}, in {type(self.trial.experiment.method).__name__} or what evaluates it"
+            unknown = f"it died without a reason {where}: out of memory, an exit, a native crash, or its node is gone"
+            reason = memory_kill() or unknown
             device_faults.record(self.trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
             died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import itertools
 import math
+import signal
 import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -50,6 +51,7 @@ class Coordinator(tune.Trainable):
     def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
         """Start the workers in this trial's own placement group, then begin. `credentials`: those of a bucket."""
         process.begin()
+        signal.signal(signal.SIGINT, process.interrupt)
         self._credentials = credentials
         shape: Slot = config["slot"]
         self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server

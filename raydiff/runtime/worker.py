@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -30,6 +31,7 @@ class Worker:
 
     def __init__(self) -> None:
         process.begin()
+        signal.signal(signal.SIGINT, process.interrupt)
         self._trial: Trial | None = None
         self._clients: dict[int, Client] = {}
         self._instruments: Any = None

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
+import json
+import math
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -11,12 +16,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import torch
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from raydiff import lookup, process
 from raydiff.evaluation import metrics
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides, trial
@@ -26,6 +33,7 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.report import load
 from raydiff.report.frontier.rows import frontier
 from raydiff.results.finished import open_finished
+from raydiff.runtime import one_process
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -62,6 +70,44 @@ stray.lower_is_better = True
 
 def best(z, x0, *, abar, timesteps, noise): return []
 """
+ODD = """
+import asyncio, json, os
+from dataclasses import dataclass
+from raydiff.data.source import Source
+from raydiff.methods.fedavg import FedAvg
+
+class Picky(Exception):
+    def __init__(self, a, b): super().__init__(a + b)
+
+class Mute(Exception):
+    def __str__(self): raise self
+
+ERRORS = {
+    "exit": SystemExit(3), "exit 0": SystemExit(0), "interrupt": KeyboardInterrupt(), "base": BaseException("odd"),
+    "stop": StopIteration(), "close": GeneratorExit(), "cancel": asyncio.CancelledError(), "picky": Picky("a", "b"),
+    "mute": Mute(), "huge": ValueError("x" * 30_000_000), "lines": ValueError("one\\n\\n two"), "empty": ValueError(),
+    "denied": PermissionError(13, "Permission denied", "mine"), "full": OSError(28, "No space left on device", "mine"),
+    "gone": FileNotFoundError(2, "No such file or directory", "mine"), "memory": MemoryError(),
+    "late": TimeoutError("slow"), "unprintable": ValueError("\\udcff \\x1b[31m \\x00"),
+    "caused": RuntimeError("outer"), "lost": RecursionError(),
+}
+NOW = json.loads(os.environ.get("ODD", "{}"))
+
+def act(where):
+    if NOW.get(where) == "die": os._exit(0)
+    if where in NOW: raise ERRORS[NOW[where]]
+
+@dataclass(frozen=True, kw_only=True)
+class Odd(FedAvg):
+    def local_update(self, *a): act("local_update"); return super().local_update(*a)
+    def aggregate(self, *a): act("aggregate"); return super().aggregate(*a)
+    def init_server(self, *a): act("init_server"); return super().init_server(*a)
+    def mean_spec(self, *a): act("mean_spec"); return super().mean_spec(*a)
+    def personalize(self, *a): act("personalize"); return super().personalize(*a)
+
+def measure(drawn): act("measure"); return NOW.get("numbers", {})
+measure.lower_is_better = True
+"""
 TINY = """
     --data.train 60 --data.public 80 --data.validation 60 --data.calibration 20 --data.test 100 --method.rounds 2
     --method.local.steps 8 --method.local.batch 8 --method.model.timesteps 20 --method.model.network.width 32
@@ -79,13 +125,13 @@ OUTSIDE = """
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The page's package, and one with mistakes, where Python finds them."""
-    for name, code in {**MODULES, "wrong.py": WRONG}.items():
+    for name, code in {**MODULES, "wrong.py": WRONG, "odd.py": ODD}.items():
         path = tmp_path / "lib" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
     monkeypatch.syspath_prepend(tmp_path / "lib")
     yield tmp_path / "lib"
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "wrong")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "wrong", "odd")]:
         del sys.modules[name]
 
 
@@ -96,7 +142,7 @@ def command_of_page() -> list[str]:
 
 
 def test_the_page_is_short_and_has_one_of_each() -> None:
-    assert len(PAGE.splitlines()) < 80 and sum(code.count("\n") for code in MODULES.values()) <= 60
+    assert len(PAGE.splitlines()) < 85 and sum(code.count("\n") for code in MODULES.values()) <= 60
     assert all(f"**{kind}**" in PAGE for kind in ("method", "data set", "metric", "attack"))
 
 
@@ -167,6 +213,129 @@ def test_a_number_of_another_name_is_refused_when_it_is_measured(package: Path, 
     opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path)
     with pytest.raises(ValueError, match=r"the metric stray must call its numbers stray or stray/\.\.\., not 'other'"):
         list(trial.run(opened, trial.local_executor(opened)))
+
+
+def odd_trials(tmp_path: Path, tiny: Any, now: dict[str, Any]) -> tuple[dict[str, Any], ...]:
+    """The outcomes of two trials in this process, of which the first has an odd plug-in."""
+    odd, outcomes = lookup.imported("odd:NOW"), []
+    method = lookup.imported("odd:Odd")(local=replace(tiny.method.local, steps=1), model=tiny.method.model, rounds=1)
+    evaluation = replace(tiny.evaluation, distance="none", attack=False, metrics=("odd:measure",), clients=1)
+    for seed in (0, 1):
+        odd.clear()
+        odd |= {} if seed else now
+        opened = trial.open_trial(replace(tiny, method=method, seed=seed, evaluation=evaluation), tmp_path)
+        one_process._run_trial(opened, functools.partial(trial.local_executor, opened), None)
+        outcomes.append(opened.outcome())
+    return tuple(outcomes)
+
+
+EVERYWHERE = {
+    "local_update": "client 0, in round 0: odd.Odd.local_update",
+    "aggregate": "the server, in round 0: odd.Odd.aggregate",
+    "init_server": "the server, before round 0: odd.Odd.init_server",
+    "mean_spec": "the server, in round 0: odd.Odd.mean_spec",
+    "personalize": "client 0, in round 0: odd.Odd.personalize",
+    "measure": "client 0, in round 0: odd.measure",
+}
+ERRORS = {
+    "exit": "SystemExit: 3",
+    "exit 0": "SystemExit: 0",
+    "interrupt": "KeyboardInterrupt",
+    "base": "BaseException: odd",
+    "stop": "StopIteration",
+    "close": "GeneratorExit",
+    "cancel": "asyncio.exceptions.CancelledError",
+    "picky": "odd.Picky: ab",
+    "mute": "odd.Mute: <exception str() failed>",
+    "huge": f"ValueError: {'x' * (lookup.LONGEST - 12)}",
+    "lines": "ValueError: one two",
+    "empty": "ValueError",
+    "denied": "PermissionError: [Errno 13] Permission denied: 'mine'",
+    "full": "OSError: [Errno 28] No space left on device: 'mine'",
+    "gone": "FileNotFoundError: [Errno 2] No such file or directory: 'mine'",
+    "memory": "MemoryError",
+    "late": "TimeoutError: slow",
+    "unprintable": "ValueError: [31m",
+    "lost": "RecursionError",
+}
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [*(("local_update", how) for how in ERRORS), *itertools.product(EVERYWHERE, ("exit 0", "interrupt", "stop"))],
+)
+def test_whatever_outside_code_raises_its_trial_fails_by_its_name_and_the_next_one_runs(
+    package: Path, tmp_path: Path, tiny: Any, interruptible: None, where: str, how: str
+) -> None:
+    failed, other = odd_trials(tmp_path, tiny, {where: how})
+    assert failed["outcome"] == "failed" and other["outcome"] == "finished"
+    assert failed["reason"] == f"{EVERYWHERE[where]} raised {ERRORS[how]}"
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("where", "how", "says"),
+    [
+        ("local_update", "exit 0", "client 0, in round 0: odd.Odd.local_update raised SystemExit: 0"),
+        ("local_update", "interrupt", "client 0, in round 0: odd.Odd.local_update raised KeyboardInterrupt"),
+        ("aggregate", "exit 0", "the server, in round 0: odd.Odd.aggregate raised SystemExit: 0"),
+        ("local_update", "die", "worker 0 died 4 times before client 0 had its result; .* at client 0, in Odd"),
+    ],
+)
+def test_on_ray_too_the_trial_fails_by_its_name(package: Path, tmp_path: Path, where: str, how: str, says: str) -> None:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{package}", "ODD": json.dumps({where: how})}
+    arguments = ["run", "digits", "--method", "odd:Odd", "--name", "odd", "--runtime.storage", str(tmp_path)]
+    arguments += ["--method.local.steps", "1", "--protocol-only", "--runtime.pool", "ray"]
+    done = subprocess.run([sys.executable, "-m", "raydiff", *arguments], env=env, cwd=tmp_path, capture_output=True)
+    assert done.returncode == 1 and re.search(f"^failed: {says}", done.stdout.decode(), re.MULTILINE)
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Ctrl-C is handled as in a command: pytest's own handler does not tell it from a plug-in's KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, process.interrupt)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("handled", [True, False])
+def test_an_interrupt_in_outside_code_remains_one(package: Path, tmp_path: Path, tiny: Any, handled: bool) -> None:
+    before = signal.signal(signal.SIGINT, process.interrupt if handled else signal.default_int_handler)
+    lookup.imported("odd:ERRORS")["base"] = KeyboardInterrupt(*[signal.SIGINT] * handled)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            odd_trials(tmp_path, tiny, {"local_update": "base"})
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_metric_that_is_no_finite_number_fails_its_trial(package: Path, tmp_path: Path, tiny: Any) -> None:
+    failed, other = odd_trials(tmp_path, tiny, {"numbers": {"measure/x": math.nan}})
+    assert (failed["outcome"], other["outcome"]) == ("failed", "finished")
+    assert failed["reason"] == "the metric measure must return finite numbers by name, or {}: measure/x is nan"
+
+
+WORDS = [math.nan, math.inf, -math.inf, None, "1.5", b"1", 1j, [1.0], np.ones(1), np.float32("nan"), torch.ones(2), {}]
+NUMBERS = [1, True, 0.5, np.float32(0.5), np.int8(3), np.array(0.5), torch.tensor(0.5)]
+
+
+def test_numbers_of_a_metric_are_finite_and_of_any_type() -> None:
+    for value in WORDS:
+        for numbers in ({"vendi/x": value}, value):
+            if numbers != {}:
+                with pytest.raises(ValueError, match=r"^the metric vendi must return finite numbers by name, or {}: "):
+                    metrics._checked("vendi", numbers)
+    assert metrics._checked("vendi", {f"vendi/{i}": v for i, v in enumerate(NUMBERS)}) == {
+        f"vendi/{i}": float(v) for i, v in enumerate(NUMBERS)
+    }
+
+
+@pytest.mark.parametrize("how", ["exit 0", "base", "picky"])
+def test_a_command_whose_outside_code_exits_has_not_done_what_was_asked(package: Path, command: Any, how: str) -> None:
+    (package / "odd.py").write_text(f"{ODD}\nraise ERRORS[{how!r}]")
+    code, _, err = command("sweep", "digits", "--method", "odd:Odd", "--dry-run")
+    assert (code, err) == (2, f"error: odd:Odd cannot be imported: {ERRORS[how]}\n")
 
 
 def test_a_class_that_no_worker_could_import_has_no_name_on_disk() -> None:

@@ -70,7 +70,7 @@ class Walk(Method):
         if self.fails[0] == "init" and self.fails[1] == int(data.images[0, 0, 0, 0]):
             raise Diverged(5, float("nan"))
         if rnd.number == self.dies:
-            raise KeyboardInterrupt
+            raise KeyboardInterrupt(15)  # as a handler of SIGTERM does
         drawn = torch.rand(1, generator=rnd.rng) + (0 if public is None else public.images.mean())
         return {"count": torch.zeros(1), "start": state.get("start", 0) + drawn}
 
@@ -241,7 +241,7 @@ def test_what_aggregate_publishes_is_in_the_ledger() -> None:
 def test_a_failure_names_who_and_when(fails: tuple[str, int, int], says: str) -> None:
     with pytest.raises(Failed) as failure:
         run(Walk(fails=fails))
-    assert str(failure.value) == says
+    assert str(failure.value) == f"{says}: lower the learning rate"
 
 
 def test_keys_do_not_print_their_secret() -> None:

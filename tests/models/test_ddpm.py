@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -13,8 +15,12 @@ from diffusers import DPMSolverMultistepScheduler
 from torch import Tensor
 
 from raydiff import tree
+from raydiff.evaluation.grids import to_bytes
+from raydiff.federated.method import Deployed
 from raydiff.models import ddpm
+from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling, alphas_bar, chain, denoise
+from raydiff.models.generator import Generator
 from raydiff.models.networks import MLP
 from raydiff.seeding import generator
 
@@ -264,3 +270,55 @@ def test_bfloat16_rounds_inside_the_network_alone() -> None:
 @pytest.mark.slow
 def test_a_compiled_network_computes_the_same() -> None:
     assert torch.allclose(small(compile=True)[1], small()[1], atol=1e-5)
+
+
+@pytest.mark.parametrize("schedule", get_args(ddpm.ScheduleName))
+def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_steps(
+    schedule: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the network's outputs are 0, or far from what they should be."""
+    outputs = torch.tensor([0.0, 1.0, 1e6]).view(3, 1, 1, 1)
+    monkeypatch.setattr(DDPM, "_output", lambda self, params, x_t, *_, **__: outputs * x_t)
+    labels = torch.zeros(3, 1, dtype=torch.long)
+    for timesteps, prediction in itertools.product((1, 2, 5, 7, 9, 10, 16, 20, 100), get_args(ddpm.Prediction)):
+        model = DDPM(schedule=schedule, timesteps=timesteps, prediction=prediction, shape=(1, 1, 2), labels=(2,))
+        for sampler, steps in itertools.product(get_args(ddpm.Sampler), {1, 2, min(timesteps, 5)}):
+            samples = Sampling(sampler=sampler, steps=steps).samplers(model, model.denoiser({}))[sampler]
+            largest = float(samples(labels, generator(0)).abs().max())
+            assert largest < 1.1, (timesteps, prediction, sampler, steps, largest)
+
+
+def test_a_step_that_keeps_little_signal_has_the_same_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No chain of a preset has such a step, since they have 100 or 1000 timesteps: bits are as before."""
+    ends = [alphas_bar(schedule, T)[-1] for schedule in get_args(ddpm.ScheduleName) for T in (100, 1000)]
+    assert min(ends) > ddpm.LEAST_KEPT
+    abar, x = torch.tensor([1.0, 0.9, 0.3], dtype=torch.float64), torch.randn(4, 1, 2, 2, generator=generator(0))
+    for stop in (0, 1):
+        arguments: Any = {"labels": torch.zeros(4, 1), "abar": abar, "start": 2, "stop": stop, "steps": 1}
+        run = functools.partial(denoise, lambda x_t, *_: 0.3 * x_t, x, **arguments, sampler="ancestral", bound=1.0)
+        plain = run(rng=generator(1))
+        monkeypatch.setattr(ddpm, "LEAST_KEPT", 1.0)
+        torch.testing.assert_close(run(rng=generator(1)), plain)
+        monkeypatch.undo()
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_outputs_that_are_not_finite_are_no_samples(bad: float) -> None:
+    """Clamped, an infinite one would be a black or white picture; a diverged table's rows would all be of code 0."""
+    table = DiscreteDiffusion(hidden=8, layers=2, counts=(2, 3), labels=(2,))
+    for model in (SMALL, table, Generator(labels=(2,))):
+        params = model.init(generator(0))
+        params |= {list(params)[-1]: torch.full_like(list(params.values())[-1], bad)}
+        labels = torch.zeros(2, len(model.labels), dtype=torch.long)
+        with pytest.raises(ddpm.NotFinite, match=r"^the model's (weights|outputs) are not finite: training diverged"):
+            if isinstance(model, DDPM):
+                Sampling(steps=1).samplers(model, model.denoiser(params))["ancestral"](labels, generator(0))
+            elif isinstance(model, Generator):
+                model.draw(params, labels, generator(0))
+            else:
+                model.sampler(params)(labels, generator(0))
+    for images in (torch.full((2, 1, 4, 4), bad), torch.tensor([0.0, bad]).view(2, 1, 1, 1)):
+        with pytest.raises(ddpm.NotFinite, match=r"^the samples are not finite"):
+            Deployed(samplers={"a": lambda labels, rng, images=images: images}).sample(labels, generator(0))
+        with pytest.raises(ddpm.NotFinite, match=r"^pictures are not finite"):
+            to_bytes(images)

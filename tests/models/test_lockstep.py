@@ -219,7 +219,7 @@ def test_an_exception_surfaces_and_nobody_waits(
     monkeypatch.setattr("raydiff.federated.client.NOTE_S", 0.0)  # Each result is sent as it comes.
     method = Faulty(model=MODEL, rounds=total, local=ADAMW)
     store, running = Checkpoint(tmp_path), threading.active_count()
-    with pytest.raises(KeyError, match=when):
+    with pytest.raises(Failed, match=rf"^client 2, in round .: \S+\.Faulty.local_update raised KeyError: '{when}'"):
         within(lambda: list(rounds(method, LocalExecutor(clients(method, store=store)), keys=KEYS, store=store)))
     assert [sent[1] for sent in store.sent_after(-1)] == [0, 1]  # What client 3 had made was never sent.
     assert threading.active_count() <= running + 1  # `within`'s own may not have gone yet

@@ -205,7 +205,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
     with pytest.raises(Diverged) as failure:
         train(Training(steps=steps, batch=1), objective=objective, steps=range(first, steps))
     assert failure.value.step == at and next(step) == seen_at + 1
-    assert str(failure.value) == f"the loss became {bad} at step {at}"
+    assert str(failure.value) == f"the loss became {bad} at step {at}: lower the learning rate"
 
 
 @pytest.mark.parametrize(("steps", "parts"), [(8, 3), (10, 10), (3, 5), (0, 2), (1000, 7)])

@@ -28,6 +28,7 @@ WAITS = {
     "runtime/cluster.py: cluster ray.init": NAMED,
     "runtime/cluster.py: _start_local ray.init": "`cluster` says so",
     "runtime/cluster.py: cluster ray.shutdown": NAMED,
+    "runtime/cluster.py: watch over.wait": "a thread of its own",
     "runtime/cluster.py: storage_is_shared ray.get": NAMED,
     "runtime/concurrency.py: _sees_storage cluster.storage_is_shared": ITSELF,
     "runtime/tuner.py: check storage_is_shared": ITSELF,

@@ -23,7 +23,6 @@ from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
-from raydiff.models.training import Diverged
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent import pretrain
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
@@ -87,13 +86,8 @@ def _train(plan: Plan, dataset: Dataset, out: Path) -> Pretrained:
     records, left_out = public.select(kept), int((~kept).sum())
     print(f"{len(records)} public records of {dataset.says}; {left_out} left out, being in another split too")
     began = time.monotonic()
-    try:
-        rng = seeding.generator(plan.seed, "latent")
-        trained = pretrain.pretrain(
-            records.images, records.labels, training=plan.training, rng=rng, say=_print_progress
-        )
-    except Diverged as e:
-        raise ValueError(f"{e}: lower training.learning_rate or training.vae_learning_rate") from None
+    rng = seeding.generator(plan.seed, "latent")
+    trained = pretrain.pretrain(records.images, records.labels, training=plan.training, rng=rng, say=_print_progress)
     card = {
         "data": overrides.to_dict(plan.data),
         "data_digest": tree.digest(public.leaves),

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import tree
-from raydiff.models.ddpm import denoise, device, noised, with_progress
+from raydiff.models.ddpm import denoise, device, finite, noised, with_progress
 from raydiff.models.networks import Shape
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.tree import Params
@@ -146,7 +146,7 @@ class LatentDiffusion:
             )
             for part, words in zip(z.split(at_once), v.detach().split(at_once), strict=True)
         ]
-        return self.decode(torch.cat(parts))
+        return self.decode(finite(torch.cat(parts), "the latents"))
 
     @property
     def _factor(self) -> int:
