@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     classes = dataset.label_names[0]
     named = f": {', '.join(map(str, classes))}" if len(classes) <= NAMED else ""
     about = f"{name}: {dataset.says}, {len(classes)} classes{named}"
-    notes = [note for note in (_public(dataset, experiment), suggestion.warns) if note]
+    notes = [note for note in (*dataset.notes, _public(dataset, experiment), suggestion.warns) if note]
     head = [about, f"written by: raydiff init {shlex.join(argv)}", train, *notes]
     out.write_text(suggested.written("\n".join(head), suggestion, values))
     print("\n".join([about, *notes, f"wrote {out}", f"next: {train}"]))

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -14,6 +16,26 @@ from raydiff.data.tables.encode import Mapping
 Picture = tuple[str, Image.Image]
 """(location, stored picture)."""
 MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
+OWN_TEST = ("test", "validation", "val")
+"""Names of a source's test rows beside `train`; the first that exists is read."""
+
+
+def visible(folder: Path, pattern: str = "*") -> list[Path]:
+    """The matching paths in this folder, sorted, but those that systems and tools put there: .cache, __MACOSX."""
+
+    def is_hidden(path: Path) -> bool:
+        return any(part.startswith(".") or part == "__MACOSX" for part in path.relative_to(folder).parts)
+
+    return sorted(path for path in folder.glob(pattern) if not is_hidden(path))
+
+
+def by_split(paths: Sequence[Path]) -> tuple[list[Path], list[Path], tuple[str, ...]]:
+    """(train*, the first of `OWN_TEST` with a *, notes); without train* all paths and none."""
+    named = {name: [path for path in paths if path.name.lower().startswith(name)] for name in ("train", *OWN_TEST)}
+    if not named["train"]:
+        return list(paths), [], ()
+    test = next((name for name in OWN_TEST if named[name]), OWN_TEST[0])
+    return named["train"], named[test], () if test == OWN_TEST[0] else (f"test rows are those of {test}",)
 
 
 @dataclass(frozen=True)
@@ -21,7 +43,7 @@ class Source:
     """All rows of a data set."""
 
     labels: Tensor
-    """(N, K) int64; column 0 is the class."""
+    """(N, K) int64; column 0 is the class. A negative label of a test row says that it has none."""
     columns: tuple[str, ...]
     """Names of the K label columns."""
     names: tuple[tuple[str, ...], ...]
@@ -61,3 +83,48 @@ class Source:
         fitted = tuple(name for name in labels if name in self.fitted_columns)
         part = self.labels[:, index]
         return dataclasses.replace(self, labels=part, columns=tuple(labels), names=names, fitted_columns=fitted)
+
+    def rows(self, kept: Tensor) -> Source:
+        """The source with only these rows, ascending."""
+
+        def pictures(rows: Tensor) -> Iterator[Picture]:
+            return self.pictures(kept[rows])
+
+        own_test = int((kept >= len(self.labels) - self.own_test).sum())
+        base = None if self.base is None else self.base[kept]
+        return dataclasses.replace(self, labels=self.labels[kept], own_test=own_test, pictures=pictures, base=base)
+
+    def where(self, row: int) -> str:
+        """Location of this row."""
+        return next(self.pictures(torch.tensor([row])))[0]
+
+    def check_labels(self) -> None:
+        """Raises ValueError for a label without a name, but for a negative one of a test row."""
+        for column, values, names in zip(self.columns, self.labels.T, self.names, strict=True):
+            unlabelled = (values < 0) & (torch.arange(len(values)) >= len(values) - self.own_test)
+            if len(wrong := (((values < 0) | (values >= len(names))) & ~unlabelled).nonzero()):
+                row = int(wrong[0])
+                what = (
+                    f"{self.where(row)} has the {column} {int(values[row])}, but {self.says} names {len(names)} of them"
+                )
+                raise ValueError(f"{what}, from 0 on: name it, or leave such rows out")
+
+    def with_used_values(self) -> Source:
+        """The source with the label values that rows other than test rows have, renumbered in their order; test rows of
+        other values are left out. A column that loses a value is fitted: rows decide which it has."""
+        train = self.labels[: len(self.labels) - self.own_test]
+        used = [values.unique() for values in train.T]
+        kept = torch.stack([torch.isin(self.labels[:, k], values) for k, values in enumerate(used)]).all(0)
+        lost = {c for c, values, names in zip(self.columns, used, self.names, strict=True) if len(values) < len(names)}
+        if not len(train) or (kept.all() and not lost):
+            return self
+        out = self if kept.all() else self.rows(kept.nonzero()[:, 0])
+        labels = [torch.searchsorted(values, out.labels[:, k].contiguous()) for k, values in enumerate(used)]
+        unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
+        return dataclasses.replace(
+            out,
+            labels=torch.stack(labels, dim=1),
+            names=tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True)),
+            notes=self.notes if kept.all() else (*self.notes, unseen),
+            fitted_columns=tuple(c for c in self.columns if c in lost or c in self.fitted_columns),
+        )

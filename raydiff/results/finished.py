@@ -112,6 +112,9 @@ class Finished:
             combinations: Tensor = public.unique(dim=0)
             return combinations
         values = [torch.tensor([v for v, name in enumerate(c) if name != OTHER]) for c in self.dataset.label_names]
+        if "labels" in self.published.declared:  # then a class that nobody trained on is not drawn
+            train = self.dataset.splits["train"].labels
+            values = [column[torch.isin(column, train[:, k])] for k, column in enumerate(values)]
         grid = torch.meshgrid(*values, indexing="ij")
         return torch.stack([column.flatten() for column in grid], dim=1)
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding
+from raydiff.data.records import label_numbers
 from raydiff.data.tables import rows_file
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
@@ -269,12 +270,19 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
 def _write_part(
     path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: SampleSource
 ) -> None:
-    """One parquet file: pixels (n, H, W, C) uint8, labels (n, K)."""
+    """One parquet file: pixels (n, H, W, C) uint8, labels (n, K), as the numbers that classes are called by."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    classes = {column: {"_type": "ClassLabel", "names": list(values)} for column, values in names.items()}
-    features: dict[str, Any] = {"image": {"_type": "Image"}, **classes}
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    columns = []
+    for (column, values), coded in zip(names.items(), labels.T, strict=True):
+        numbers = label_numbers(values)
+        columns.append([numbers[value] for value in coded.tolist()])
+        named = numbers == list(range(len(values)))
+        features[column] = (
+            {"_type": "ClassLabel", "names": list(values)} if named else {"_type": "Value", "dtype": "int64"}
+        )
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema(
         [("image", image), *((column, pa.int64()) for column in names)],
@@ -288,6 +296,6 @@ def _write_part(
         buffer = io.BytesIO()
         picture(each).save(buffer, format="PNG")
         images.append({"bytes": buffer.getvalue(), "path": None})
-    arrays = [images, *(column.tolist() for column in labels.T)]
+    arrays = [images, *columns]
     table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
     pq.write_table(table, path)
