@@ -1,7 +1,6 @@
 """Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
 
-Either may lie in a single outer folder. Pictures are files with a suffix of `pictures.FORMATS`. Hidden files are
-skipped.
+Either may lie in an outer folder. Pictures are files with a suffix of `pictures.FORMATS`. Hidden files are skipped.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ def holds_pictures(folder: Path) -> bool:
 
 def _inner(folder: Path) -> Path:
     """The folder with the folders of classes or splits: an archive or a repository may have one around it."""
-    while len(inner := _folders(folder)) == 1 and _folders(inner[0]) and inner[0].name.lower() != "train":
+    while len(inner := _folders(folder)) == 1 and _folders(inner[0]) and not by_split(inner)[0]:
         folder = inner[0]
     return folder
 
@@ -58,7 +57,7 @@ def _inner(folder: Path) -> Path:
 def _split_folders(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...]]:
     """`by_split` of the folders that hold folders; without train* the folder itself."""
     train, test, notes = by_split([path for path in _folders(folder) if _folders(path)])
-    return (train, test, notes) if train and train[0].name.lower().startswith("train") else ([folder], [], ())
+    return train or [folder], test, notes
 
 
 def _of_classes(parts: Sequence[Path]) -> list[Path]:
@@ -99,9 +98,5 @@ def _unread(folder: Path, parts: Sequence[Path], files: Sequence[Path]) -> tuple
 def _pictures(files: Sequence[Path], rows: Tensor) -> Iterator[Picture]:
     for row in rows.tolist():
         where = str(files[row])
-        try:
-            pictures.check_stored(files[row].stat().st_size, where)
-            data = files[row].read_bytes()
-        except OSError as error:
-            raise ValueError(f"{where} cannot be read ({error.strerror})") from error
-        yield where, pictures.decode(data, where)
+        pictures.check_stored(files[row].stat().st_size, where)
+        yield where, pictures.decode(files[row].read_bytes(), where)

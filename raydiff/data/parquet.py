@@ -52,15 +52,14 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
     `labels` names the label columns, the class first; empty: `label`, or else `fine_label`."""
     every = files_in(folder)
     train, test, notes = by_split(every)
-    files = [file for path in (*train, *test) if (file := _open(path, labels)) is not None]
+    files = [file for path in (*(train or every), *test) if (file := _open(path, labels)) is not None]
     if not files:
-        raise ValueError(f"{train[0]} holds no rows")
+        raise ValueError(f"{every[0]} holds no rows")
     columns = tuple(labels) or tuple(files[0].labels)
     coded = [_coded(files, place) for place in range(len(columns))]
     own_test = sum(len(next(iter(file.labels.values()))) for file in files if file.path in test)
     deeper = (path for path in visible(folder) if path.is_dir())
-    read = [file.path for file in files]
-    unread = [path.name for path in (*every, *deeper) if path not in read]
+    unread = [path.name for path in (*every, *deeper) if path not in {file.path for file in files}]
     return Source(
         labels=torch.stack([values for values, _ in coded], dim=1),
         columns=columns,

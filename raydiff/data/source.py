@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,20 +23,16 @@ OWN_TEST = ("test", "validation", "val")
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:
     """The matching paths in this folder, sorted, but those that systems and tools put there: .cache, __MACOSX."""
-
-    def is_hidden(path: Path) -> bool:
-        return any(part.startswith(".") or part == "__MACOSX" for part in path.relative_to(folder).parts)
-
-    return sorted(path for path in folder.glob(pattern) if not is_hidden(path))
+    hidden = re.compile(r"(^|/)(\.|__MACOSX(/|$))")
+    return sorted(path for path in folder.glob(pattern) if not hidden.search(path.relative_to(folder).as_posix()))
 
 
 def by_split(paths: Sequence[Path]) -> tuple[list[Path], list[Path], tuple[str, ...]]:
-    """(train*, the first of `OWN_TEST` with a *, notes); without train* all paths and none."""
+    """(train*, the first of `OWN_TEST` with a *, notes); nothing without train*."""
     named = {name: [path for path in paths if path.name.lower().startswith(name)] for name in ("train", *OWN_TEST)}
-    if not named["train"]:
-        return list(paths), [], ()
-    test = next((name for name in OWN_TEST if named[name]), OWN_TEST[0])
-    return named["train"], named[test], () if test == OWN_TEST[0] else (f"test rows are those of {test}",)
+    test = next((name for name in OWN_TEST if named["train"] and named[name]), "")
+    note = () if test in ("", OWN_TEST[0]) else (f"test rows are those of {test}",)
+    return named["train"], named.get(test, []), note
 
 
 @dataclass(frozen=True)
@@ -43,7 +40,7 @@ class Source:
     """All rows of a data set."""
 
     labels: Tensor
-    """(N, K) int64; column 0 is the class. A negative label of a test row says that it has none."""
+    """(N, K) int64; column 0 is the class."""
     columns: tuple[str, ...]
     """Names of the K label columns."""
     names: tuple[tuple[str, ...], ...]
@@ -98,28 +95,22 @@ class Source:
         """Location of this row."""
         return next(self.pictures(torch.tensor([row])))[0]
 
-    def check_labels(self) -> None:
-        """Raises ValueError for a label without a name, but for a negative one of a test row."""
-        for column, values, names in zip(self.columns, self.labels.T, self.names, strict=True):
-            unlabelled = (values < 0) & (torch.arange(len(values)) >= len(values) - self.own_test)
-            if len(wrong := (((values < 0) | (values >= len(names))) & ~unlabelled).nonzero()):
-                row = int(wrong[0])
-                what = (
-                    f"{self.where(row)} has the {column} {int(values[row])}, but {self.says} names {len(names)} of them"
-                )
-                raise ValueError(f"{what}, from 0 on: name it, or leave such rows out")
-
     def with_used_values(self) -> Source:
         """The source with the label values that rows other than test rows have, renumbered in their order; test rows of
-        other values are left out. A column that loses a value is fitted: rows decide which it has."""
-        train = self.labels[: len(self.labels) - self.own_test]
-        used = [values.unique() for values in train.T]
+        other values are left out. A column that loses a value is fitted: rows decide which it has. Raises ValueError
+        for a value without a name."""
+        used = [values.unique() for values in self.labels[: len(self.labels) - self.own_test].T]
+        for k, (column, names) in enumerate(zip(self.columns, self.names, strict=True)):
+            if len(wrong := used[k][(used[k] < 0) | (used[k] >= len(names))]):
+                where = self.where(int((self.labels[:, k] == wrong[0]).nonzero()[0]))
+                unnamed = f"{where} has the {column} {int(wrong[0])}, but names are of 0 to {len(names) - 1}"
+                raise ValueError(f"{unnamed}: name it, or leave such rows out of the files")
         kept = torch.stack([torch.isin(self.labels[:, k], values) for k, values in enumerate(used)]).all(0)
-        lost = {c for c, values, names in zip(self.columns, used, self.names, strict=True) if len(values) < len(names)}
-        if not len(train) or (kept.all() and not lost):
+        if not kept.any():
             return self
-        out = self if kept.all() else self.rows(kept.nonzero()[:, 0])
+        out = self.rows(kept.nonzero()[:, 0])
         labels = [torch.searchsorted(values, out.labels[:, k].contiguous()) for k, values in enumerate(used)]
+        lost = [c for c, values, names in zip(self.columns, used, self.names, strict=True) if len(values) < len(names)]
         unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
         return dataclasses.replace(
             out,

@@ -53,15 +53,15 @@ def source(
     if not isinstance(out, Source):
         raise ValueError(f"{name} must be {WANTED}")
     out = out.select(labels)
-    out.check_labels()
     if Path(name).is_dir() and folder != Path(name).resolve():
         note = f"this is the data set {name}; the folder here is ./{name}"
         out = dataclasses.replace(out, notes=(*out.notes, note))
-    if name in SOURCES:  # their classes are public
-        out = dataclasses.replace(out, fitted_columns=())
-        return out if table is None else superclasses.applied(out, table)
-    out = out.with_used_values()
-    return out if table is None else superclasses.applied(out, table).with_used_values()
+    used = out.with_used_values()
+    out = dataclasses.replace(out, fitted_columns=()) if name in SOURCES else used  # their classes are public
+    if table is None:
+        return out
+    out = superclasses.applied(out, table)
+    return out if name in SOURCES else out.with_used_values()
 
 
 def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
@@ -102,19 +102,16 @@ def folder_of(name: str, root: str | None) -> Path | None:
 
 def is_path(name: str, root: str | None = None) -> bool:
     """Whether the name is a path to a table's file or to a folder. A data set of that name comes before a folder."""
-    if name.startswith(hub.PREFIX):
+    if name.startswith(hub.PREFIX) or name in SOURCES or name in CODE_BOOKS:
         return False
-    return read.is_file(name) or "/" in name or (Path(name).is_dir() and not _is_named(name, root))
+    parent = root or os.environ.get("RAYDIFF_DATA")
+    is_named = bool(parent) and (Path(str(parent)).expanduser() / name).is_dir()
+    return read.is_file(name) or "/" in name or (Path(name).is_dir() and not is_named)
 
 
-def _is_named(name: str, root: str | None) -> bool:
-    root = root or os.environ.get("RAYDIFF_DATA")
-    return name in SOURCES or name in CODE_BOOKS or bool(root and (Path(root).expanduser() / name).is_dir())
-
-
-def identity(name: str) -> str:
+def identity(name: str, root: str | None = None) -> str:
     """Canonical name of a data set: a path, or its name below the root or on the hub."""
-    return str(Path(name).expanduser().resolve()) if is_path(name) else FOLDERS.get(name, name)
+    return str(Path(name).expanduser().resolve()) if is_path(name, root) else FOLDERS.get(name, name)
 
 
 def _below_root(name: str, root: str | None) -> Path:

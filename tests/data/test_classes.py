@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,8 @@ from raydiff.data.datasets import Data, load
 from raydiff.data.records import label_numbers, label_values
 from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.experiment import suggested
+from raydiff.results import generation
+from raydiff.results.finished import Finished
 
 SIZES: dict[str, Any] = {"public": 24, "validation": 6, "calibration": 6, "test": 10}
 ANIMALS = ("ant", "bee", "cow", "doe")
@@ -124,13 +127,16 @@ def test_conditions_and_superclasses_are_those_of_records(tmp_path: Path) -> Non
     assert "pairs needs the class '6'" in message(replace(config, name=str(few), labels=(), superclasses="pairs"))
 
 
-def test_the_suggestion_counts_records_of_classes_that_have_some(tmp_path: Path) -> None:
-    """None of the class 3 is among the training records that a cut leaves."""
+def test_a_class_without_training_records_is_neither_counted_nor_drawn(tmp_path: Path) -> None:
+    """None of the class 3 is left by a cut. Where labels are private, every class of a public record is drawn."""
     config = Data(name=str(write(tmp_path / "set" / "x.parquet", [1, 2] * 28 + [3] * 4)), fitted_on="all", **SIZES)
     data = load(replace(config, train=5))
     counts = data.splits["train"].labels[:, 0].bincount(minlength=3)
     assert int(counts[2]) == 0 and len(data.label_names[0]) == 3
     assert f"a class has {int(counts[:2].min())} training" in suggested.suggested(data).why["partition.kind"]
+    for declared, drawn in ((("labels",), [[0], [1]]), ((), [[0], [1], [2]])):
+        finished: Any = SimpleNamespace(dataset=data, published=SimpleNamespace(declared=declared))
+        assert Finished._labels(finished, "uniform").tolist() == drawn
 
 
 @pytest.mark.parametrize(
@@ -150,6 +156,18 @@ def test_a_number_outside_is_the_name_where_all_names_are_numbers(names: Sequenc
     assert label_values(np.array(numbers[::-1]), names, "label").tolist() == list(range(len(names)))[::-1]
     with pytest.raises(ValueError, match=r"^label must be .*, got 77$"):
         label_values(np.array([77]), names, "label")
+
+
+@pytest.mark.parametrize(("names", "numbers"), [(("1", "3", "30"), [1, 3, 30]), (("ant", "bee", "cow"), [0, 1, 2])])
+def test_generated_labels_are_those_of_records(tmp_path: Path, names: tuple[str, ...], numbers: list[int]) -> None:
+    about: Any = SimpleNamespace(privacy="none", about="samples")
+    labels = torch.tensor([[0], [1], [2]] * 20)
+    pixels = torch.from_numpy(pictures(60))[..., None]
+    generation._write_part(tmp_path / "x.parquet", pixels, labels, {"label": names}, about)
+    assert pq.read_table(tmp_path / "x.parquet")["label"].to_pylist() == numbers * 20
+    data = load(Data(name=str(tmp_path), **SIZES))
+    assert data.label_names == (names,)
+    assert all(torch.equal(r.labels, labels[r.numbers]) for r in data.splits.values())
 
 
 def test_a_new_client_names_its_classes(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,10 +13,11 @@ import pytest
 import torch
 from sets import FEW, grey_set, message, pictures, png, write
 
-from raydiff.cli import preview
 from raydiff.data import hub, sources
 from raydiff.data.datasets import SPLITS, Data, load
 from raydiff.data.unseen_client import Choice, choose_client
+from raydiff.experiment.config import resolve
+from raydiff.experiment.presets import PRESETS
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
 
@@ -212,9 +212,7 @@ def test_damaged_pictures_of_another_set_and_of_a_new_client(tmp_path: Path) -> 
     assert message(replace(config, name=str(none))) == "none of 34 pictures can be decoded"
 
 
-def test_a_bare_name_is_a_folder_here_unless_a_data_set_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_bare_name_is_a_folder_here_unless_a_data_set_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     animals(tmp_path / "pets")
     grey_set(tmp_path / "root" / "birds")
@@ -228,6 +226,7 @@ def test_a_bare_name_is_a_folder_here_unless_a_data_set_has_it(
         assert "class folders" not in data.says
         assert f"this is the data set {name}; the folder here is ./{name}" in data.notes
     assert load(replace(config, name="./birds")).notes == ()
-    sizes: dict[str, Any] = {f"--data.{split}": str(n) for split, n in FEW.items()}
-    assert preview.main(["pets", *[word for pair in sizes.items() for word in pair]]) == 0
-    assert "40 pictures in 2 class folders" in capsys.readouterr().out
+    assert sources.identity("birds", config.root) == "birds"
+    start = replace(PRESETS["digits"]().experiment, data=config)
+    assert resolve(start, load(config)).data.name == str(tmp_path / "pets")
+    assert resolve(replace(start, data=replace(config, name="birds")), load(config)).data.name == "birds"

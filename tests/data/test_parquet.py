@@ -96,4 +96,4 @@ def test_labels_that_a_file_does_not_name(tmp_path: Path, labels: list[Any], say
     text = message(Data(name=str(path.parent), **FEW))
     assert says in text and str(path) in text
     if says.startswith("row"):
-        assert text.endswith("names 2 of them, from 0 on: name it, or leave such rows out")
+        assert text.endswith("but names are of 0 to 1: name it, or leave such rows out of the files")
