@@ -27,6 +27,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded. Pillow has 43, and hands some, such as EPS, to other programs."""
 POINTER = b"version https://git-lfs.github.com/"
 """First bytes of a git-lfs pointer, which git puts in place of a large file."""
+LARGE = f"a picture may have {limits.MOST_PIXELS:,} pixels, and it has"
 DEEP = "more than 8 bits a channel: convert it to 8 bits first"
 
 
@@ -48,8 +49,7 @@ def read(source: Source, rows: dict[str, Tensor], config: Data) -> tuple[dict[st
     every = torch.cat(list(rows.values()))
     if len(every) >= MANY:
         print(f"reading {len(every):,} pictures ...", file=sys.stderr, flush=True)
-    decoded = _decoded(source, every, skip_damaged=config.skip_damaged)
-    images, intact = stack(decoded, len(every), config, top=source.top)
+    images, intact = stack(_decoded(source, every, config), len(every), config, top=source.top)
     splits, start = {}, 0
     for split, asked in rows.items():
         kept = intact[start : start + len(asked)]
@@ -62,7 +62,7 @@ def read(source: Source, rows: dict[str, Tensor], config: Data) -> tuple[dict[st
     return splits, _notes(config, damaged=int((~intact).sum()))
 
 
-def _decoded(source: Source, rows: Tensor, *, skip_damaged: bool) -> Iterator[tuple[int, Picture]]:
+def _decoded(source: Source, rows: Tensor, config: Data) -> Iterator[tuple[int, Picture]]:
     """(position in `rows`, picture), in the order of the source."""
     places, start = rows.argsort(), 0
     while True:  # A generator ends at its first error: a new one goes on behind the damaged picture.
@@ -73,7 +73,7 @@ def _decoded(source: Source, rows: Tensor, *, skip_damaged: bool) -> Iterator[tu
                 start += 1
             return
         except DamagedPictureError:
-            if not skip_damaged:
+            if not config.skip_damaged:
                 raise
             start += 1
 
@@ -91,9 +91,7 @@ def decode(data: bytes | None, where: str) -> Image.Image:
             image.load()
             return ImageOps.exif_transpose(image)
     except Image.DecompressionBombError:
-        problem = (
-            f": a picture may have {limits.MOST_PIXELS:,} pixels, and it has far more pixels than that: make it smaller"
-        )
+        problem = f": {LARGE} far more pixels than that: make it smaller"
     except Exception as error:  # Each kind of damage has its own exception.
         raise DamagedPictureError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
     raise ValueError(f"{where}{problem}")
@@ -102,7 +100,7 @@ def decode(data: bytes | None, where: str) -> Image.Image:
 def _problem(image: Image.Image) -> str:
     """Why an opened picture, not yet unpacked, would not be read rightly; "" if it would."""
     if (pixels := image.width * image.height) > limits.MOST_PIXELS:
-        return f": a picture may have {limits.MOST_PIXELS:,} pixels, and it has {pixels:,} pixels: make it smaller"
+        return f": {LARGE} {pixels:,} pixels: make it smaller"
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, then its previews
         return " has several frames: save one of them as a picture of its own"
     # Pillow cuts the 16 bits of a channel to 8 in modes such as RGB.

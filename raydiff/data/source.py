@@ -95,16 +95,18 @@ class Source:
         """Location of this row."""
         return next(self.pictures(torch.tensor([row])))[0]
 
-    def with_used_values(self) -> Source:
-        """The source with the label values that rows other than test rows have, renumbered in their order; test rows of
-        other values are left out. A column that loses a value is fitted: rows decide which it has. Raises ValueError
-        for a value without a name."""
+    def with_used_values(self, *, declared: bool) -> Source:
+        """The source with the label values that rows other than test rows have (`declared`: with all that have a name),
+        renumbered in their order; test rows of other values are left out. A column that loses a value is fitted: rows
+        decide which it has. Raises ValueError for a value without a name."""
         used = [values.unique() for values in self.labels[: len(self.labels) - self.own_test].T]
         for k, (column, names) in enumerate(zip(self.columns, self.names, strict=True)):
             if len(wrong := used[k][(used[k] < 0) | (used[k] >= len(names))]):
                 where = self.where(int((self.labels[:, k] == wrong[0]).nonzero()[0]))
                 unnamed = f"{where} has the {column} {int(wrong[0])}, but names are of 0 to {len(names) - 1}"
                 raise ValueError(f"{unnamed}: name it, or leave such rows out of the files")
+        if declared:
+            used = [torch.arange(len(names)) for names in self.names]
         kept = torch.stack([torch.isin(self.labels[:, k], values) for k, values in enumerate(used)]).all(0)
         if not kept.any():
             return self

@@ -56,12 +56,11 @@ def source(
     if Path(name).is_dir() and folder != Path(name).resolve():
         note = f"this is the data set {name}; the folder here is ./{name}"
         out = dataclasses.replace(out, notes=(*out.notes, note))
-    used = out.with_used_values()
-    out = dataclasses.replace(out, fitted_columns=()) if name in SOURCES else used  # their classes are public
-    if table is None:
-        return out
-    out = superclasses.applied(out, table)
-    return out if name in SOURCES else out.with_used_values()
+    if name in SOURCES:  # their classes are public
+        out = dataclasses.replace(out, fitted_columns=())
+    declared = name in SOURCES or (public == 0 and not out.fitted_columns)
+    out = out.with_used_values(declared=declared)
+    return out if table is None else superclasses.applied(out, table).with_used_values(declared=declared)
 
 
 def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
@@ -105,7 +104,7 @@ def is_path(name: str, root: str | None = None) -> bool:
     if name.startswith(hub.PREFIX) or name in SOURCES or name in CODE_BOOKS:
         return False
     parent = root or os.environ.get("RAYDIFF_DATA")
-    is_named = bool(parent) and (Path(str(parent)).expanduser() / name).is_dir()
+    is_named = bool(parent and name.strip(".")) and (Path(str(parent)).expanduser() / name).is_dir()
     return read.is_file(name) or "/" in name or (Path(name).is_dir() and not is_named)
 
 

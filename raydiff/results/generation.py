@@ -50,9 +50,9 @@ class GenerationRequest:
     """Of these samples; apart from the experiment's."""
     labels: Draw | None = None
     """What labels are drawn from. uniform: every value alike often; of several label columns every combination that a
-    public record has, or all without public records. public: the public records' labels. as-data: those of the records
-    behind the samples, which no guarantee covers: epsilon is inf. None: as-data for a client's own model, uniform for
-    the server's."""
+    public record has. Of one column, or without public records: those of training records where labels are public,
+    else all. public: the public records' labels. as-data: those of the records behind the samples, which no guarantee
+    covers: epsilon is inf. None: as-data for a client's own model, uniform for the server's."""
 
     def __post_init__(self) -> None:
         if self.num < 1:
@@ -274,15 +274,12 @@ def _write_part(
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    numbers = {column: label_numbers(values) for column, values in names.items()}
     features: dict[str, Any] = {"image": {"_type": "Image"}}
-    columns = []
-    for (column, values), coded in zip(names.items(), labels.T, strict=True):
-        numbers = label_numbers(values)
-        columns.append([numbers[value] for value in coded.tolist()])
-        named = numbers == list(range(len(values)))
-        features[column] = (
-            {"_type": "ClassLabel", "names": list(values)} if named else {"_type": "Value", "dtype": "int64"}
-        )
+    for column, values in names.items():  # a ClassLabel names 0, 1, ...
+        named = {"_type": "ClassLabel", "names": list(values)}
+        is_named = numbers[column] == list(range(len(values)))
+        features[column] = named if is_named else {"_type": "Value", "dtype": "int64"}
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema(
         [("image", image), *((column, pa.int64()) for column in names)],
@@ -296,6 +293,6 @@ def _write_part(
         buffer = io.BytesIO()
         picture(each).save(buffer, format="PNG")
         images.append({"bytes": buffer.getvalue(), "path": None})
-    arrays = [images, *columns]
+    arrays = [images, *([numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True))]
     table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
     pq.write_table(table, path)

@@ -178,3 +178,12 @@ def test_a_new_client_names_its_classes(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no class '0'; they have 1, 2, 3"):
         choose_client(Choice(classes=("0",)), config, data, usual=4)
     assert torch.equal(client.records.labels.unique(), torch.tensor([0]))
+
+
+def test_without_public_records_declared_names_are_taken_as_they_are(tmp_path: Path) -> None:
+    """Private records could only tell which of them have any; and rows without a label are left out nevertheless."""
+    write(tmp_path / "set" / "test.parquet", [0, -1] * 10, names=ANIMALS, first=100)
+    config = Data(name=str(write(tmp_path / "set" / "train.parquet", [0, 2] * 30, names=ANIMALS)), **SIZES)
+    data = load(replace(config, public=0))
+    assert (data.label_names, data.fitted_columns) == ((ANIMALS,), ())
+    assert len(data.splits["test"]) == 10 and not data.splits["test"].labels.any()
