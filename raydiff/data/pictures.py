@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, TiffImagePlugin
+from PIL import Image, ImageOps, PngImagePlugin, PpmImagePlugin, TiffImagePlugin
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -104,11 +104,12 @@ def _problem(image: Image.Image) -> str:
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, then its previews
         return " has several frames: save one of them as a picture of its own"
     # Pillow cuts the 16 bits of a channel to 8 in modes such as RGB.
+    deep = False
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         deep = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))) > 8
-    else:
-        arguments = image.tile[0].args if image.format in ("PNG", "PPM") else ""
-        deep = arguments[1] > 255 if isinstance(arguments, tuple) else str(arguments).endswith(";16B")
+    elif isinstance(image, PngImagePlugin.PngImageFile | PpmImagePlugin.PpmImageFile):
+        arguments = image.tile[0].args
+        deep = int(arguments[1]) > 255 if isinstance(arguments, tuple) else str(arguments).endswith(";16B")
     return f" has the mode {image.mode}, {DEEP}" if deep else ""
 
 

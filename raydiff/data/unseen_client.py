@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raydiff.data import other_source, pictures, sources
 from raydiff.data.datasets import Data, Dataset, source_of
-from raydiff.data.records import Records
+from raydiff.data.records import Records, label_numbers
 from raydiff.data.source import Source
 from raydiff.data.splits import cut
 from raydiff.lookup import is_outside
@@ -117,12 +117,12 @@ def _is_same(name: str, config: Data) -> bool:
 
 def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
     names = dataset.label_names[0]
-    codes = {name: code for code, name in enumerate(names)}
-    if not any(name.isdecimal() for name in names):
-        codes |= {str(code): code for code in codes.values()}
-    if unknown := [name for name in classes if name not in codes]:
+    values = {str(number): v for v, number in enumerate(label_numbers(names))} | {
+        name: v for v, name in enumerate(names)
+    }
+    if unknown := [name for name in classes if name not in values]:
         raise ValueError(f"the run's data have no class {unknown[0]!r}; they have {', '.join(names)}")
-    return sorted({codes[name] for name in classes})
+    return sorted({values[name] for name in classes})
 
 
 def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) -> Tensor:
