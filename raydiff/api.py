@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff import process, seeding
-from raydiff.data.records import Records
+from raydiff.data.records import Records, label_numbers, label_values
 from raydiff.data.tables import rows_file
 from raydiff.data.unseen_client import UnseenClient
 from raydiff.experiment import presets
@@ -145,14 +145,13 @@ class Run:
         if rows.dtype.kind in "UO":
             if unknown := sorted({*rows.tolist()} - {*names[0]}):
                 raise ValueError(f"there is no class {unknown[0]!r}: there are {', '.join(names[0])}")
-            rows = np.array([names[0].index(name) for name in rows.tolist()])
+            numbers = dict(zip(names[0], label_numbers(names[0]), strict=True))
+            rows = np.array([numbers[name] for name in rows.tolist()])
         rows = rows[:, None] if rows.ndim == 1 else rows
         if rows.shape[1:] != (len(names),):
             raise ValueError(f"labels must be (N, {len(names)}), a number for each label column, got {rows.shape}")
-        for column, values in zip(rows.T, names, strict=True):
-            if len(column) and not 0 <= column.min() <= column.max() < len(values):
-                raise ValueError(f"labels must be in 0..{len(values) - 1}, got {column.min()}..{column.max()}")
-        return torch.as_tensor(rows, dtype=torch.long)
+        values = [label_values(rows[:, k], names[k], "labels") for k in range(len(names))]
+        return torch.from_numpy(np.stack(values, axis=1))
 
 
 @dataclass(frozen=True)

@@ -45,7 +45,7 @@ def write(path: Path, encoded: Sequence[bytes | None], labels: Sequence[Any], **
     if "names" in options:
         features = {image: {"_type": "Image"}, label: {"_type": "ClassLabel", "names": options["names"]}}
         table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
-    path.parent.mkdir(exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     pq.write_table(table, path, row_group_size=7)
     return path
 

@@ -45,9 +45,12 @@ class Data(TableOptions):
     root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
-    """Crop each picture to its central square and resize it to size x size by area averaging; None: as stored."""
+    """Crop each picture to its central square and resize it to size x size, each pixel the mean of the area that it
+    covers; None: as stored."""
     colour: Colour = "stored"
     """Convert all pictures to grey or rgb; stored: no conversion."""
+    skip_damaged: bool = False
+    """Leave out pictures that cannot be decoded; False: refuse them. The other records keep their splits."""
     labels: tuple[str, ...] = ()
     """Label columns, the class first; empty: the only one, of parquet files `label` or else `fine_label`."""
     superclasses: str | None = None
@@ -149,16 +152,14 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         sizes["public"] = 0
     name, seed = repr(config.name), config.split_seed
     rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
-    splits, notes = pictures.read(source, rows, size=config.size, colour=config.colour)
+    splits, notes = pictures.read(source, rows, config)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
     notes = (*source.notes, *notes)
     if config.public_from is not None:
         other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
-        splits["public"], more = other_source.public_records(
-            other, source, splits, count=config.public, seed=config.split_seed, size=config.size, colour=config.colour
-        )
+        splits["public"], more = other_source.public_records(other, source, splits, config)
         notes = (*notes, *(f"public records: {note}" for note in more))
     splits["public"] = splits["public"].without_base()  # visible to clients
     if source.codes is None and config.fitted_on == "public":
@@ -193,7 +194,10 @@ def _check_classes(source: Source, public: Records) -> None:
         unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
         if len(unseen):
             value = source.names[k][int(unseen.min())]
+            remedy = (
+                "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
+            )
             raise ValueError(
-                f"none of the {len(public)} public records has the {column} {value!r} of {source.says}: raise "
-                "data.public, declare classes (ClassLabel), or set data.fitted_on to all (epsilon is then inf)"
+                f"none of the {len(public)} public records has the {column} {value!r} of {source.says}: {remedy} "
+                "(epsilon is then inf)"
             )

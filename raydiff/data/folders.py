@@ -1,6 +1,6 @@
 """Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
 
-Pictures are files with a suffix of `pictures.FORMATS`. Hidden files are skipped.
+Either may lie in an outer folder. Pictures are files with a suffix of `pictures.FORMATS`. Hidden files are skipped.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from PIL import Image
 from torch import Tensor
 
 from raydiff.data import pictures
-from raydiff.data.source import Picture, Source
+from raydiff.data.source import Picture, Source, by_split, visible
 
 
 def source(folder: Path) -> Source:
     """All pictures, with the name of their folder as the label `class`, ordered by file name, so that a picture's class
     moves no other picture. Raises ValueError if there are no pictures, or not in folders of classes."""
-    splits = [_of_classes(part) for part in _split_folders(folder)]
+    folder = _inner(folder)
+    train, test, notes = _split_folders(folder)
+    splits = [_of_classes(train), _of_classes(test)]
     files = [path for split in splits for path in split]
     if not files:
         loose = len(_picture_files(folder))
@@ -33,25 +35,35 @@ def source(folder: Path) -> Source:
         columns=("class",),
         names=(tuple(names),),
         fitted_columns=("class",),
-        own_test=sum(map(len, splits[1:])),
+        own_test=len(splits[1]),
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} pictures in {len(names)} class folders of {folder}",
-        notes=_unread(folder, files),
+        notes=(*notes, *_unread(folder, (*train, *test), files)),
     )
 
 
-def _split_folders(folder: Path) -> list[Path]:
-    """[train, test] or [train] if these hold folders, else the folder itself."""
-    splits = [folder / name for name in ("train", "test")]
-    if not _folders(splits[0]):
-        return [folder]
-    return splits if _folders(splits[1]) else splits[:1]
+def holds_pictures(folder: Path) -> bool:
+    """Whether there are pictures in folders of classes."""
+    return any(_picture_files(path) for part in _split_folders(_inner(folder))[0] for path in _folders(part))
 
 
-def _of_classes(folder: Path) -> list[Path]:
+def _inner(folder: Path) -> Path:
+    """The folder with the folders of classes or splits: an archive or a repository may have one around it."""
+    while len(inner := _folders(folder)) == 1 and _folders(inner[0]) and not by_split(inner)[0]:
+        folder = inner[0]
+    return folder
+
+
+def _split_folders(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...]]:
+    """`by_split` of the folders that hold folders; without train* the folder itself."""
+    train, test, notes = by_split([path for path in _folders(folder) if _folders(path)])
+    return train or [folder], test, notes
+
+
+def _of_classes(parts: Sequence[Path]) -> list[Path]:
     """The pictures of all class folders, ordered by file name."""
     files: list[Path] = []
-    for path in _folders(folder):
+    for path in (path for part in parts for path in _folders(part)):
         if deeper := _folders(path):
             wanted = "class/picture, or train/class/picture and test/class/picture"
             raise ValueError(f"{path} holds the folder {deeper[0].name}, but pictures must lie as {wanted}")
@@ -60,18 +72,13 @@ def _of_classes(folder: Path) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    inner = folder.iterdir() if folder.is_dir() else ()
-    return sorted((path for path in inner if path.is_dir() and not _hidden(path)), key=lambda p: _in_order(p.name))
+    return sorted((path for path in visible(folder) if path.is_dir()), key=lambda path: _in_order(path.name))
 
 
 def _picture_files(folder: Path) -> list[Path]:
     endings = Image.registered_extensions()
-    files = (path for path in folder.iterdir() if path.is_file() and not _hidden(path))
-    return sorted(path for path in files if endings.get(path.suffix.lower()) in pictures.FORMATS)
-
-
-def _hidden(path: Path) -> bool:
-    return path.name.startswith(".")
+    files = (path for path in visible(folder) if path.is_file())
+    return [path for path in files if endings.get(path.suffix.lower()) in pictures.FORMATS]
 
 
 def _in_order(name: str) -> tuple[int, str]:
@@ -79,13 +86,12 @@ def _in_order(name: str) -> tuple[int, str]:
     return (int(name), name) if name.isdecimal() else (1 << 62, name)
 
 
-def _unread(folder: Path, files: Sequence[Path]) -> tuple[str, ...]:
+def _unread(folder: Path, parts: Sequence[Path], files: Sequence[Path]) -> tuple[str, ...]:
     """Notes on unread files, except hidden ones, and on folders without pictures."""
     taken = set(files)
-    rest = [path.relative_to(folder) for path in sorted(folder.rglob("*")) if path.is_file() and path not in taken]
-    others = [path for path in rest if not any(part.startswith(".") for part in path.parts)]
-    empty = [path.name for part in _split_folders(folder) for path in _folders(part) if not _picture_files(path)]
-    notes = [f"files left unread: {len(others)}, such as {others[0]}"] if others else []
+    others = [path for path in visible(folder, "**/*") if not path.is_dir() and path not in taken]
+    empty = [path.name for part in parts for path in _folders(part) if not _picture_files(path)]
+    notes = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
     return (*notes, f"folders without pictures: {', '.join(empty)}") if empty else tuple(notes)
 
 

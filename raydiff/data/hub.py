@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from raydiff.data import sizes
+from raydiff.data import parquet, sizes
 
 PREFIX = "hub:"
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")
@@ -29,7 +29,7 @@ def folder(name: str) -> Path:
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
     snapshot = snapshot_of(repository, kind="dataset", patterns=["*.parquet"], says=name)
-    folders = sorted({path.parent for path in snapshot.rglob("*.parquet")})
+    folders = parquet.folders_below(snapshot)
     if inner and snapshot / inner in folders:
         return snapshot / inner
     if len(folders) == 1 and not inner:

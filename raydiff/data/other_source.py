@@ -6,16 +6,19 @@ Equal pixels after conversion and resizing are refused, cropped or recompressed 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.data import pictures
-from raydiff.data.pictures import Colour
 from raydiff.data.records import Records
 from raydiff.data.source import Source
 from raydiff.seeding import generator
+
+if TYPE_CHECKING:
+    from raydiff.data.datasets import Data
 
 
 def read(
@@ -23,20 +26,19 @@ def read(
     rows: dict[str, Tensor],
     source: Source,
     splits: Mapping[str, Records],
+    config: Data,
     *,
-    size: int | None,
-    colour: Colour,
     role: str = "public records",
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
     """The records at these rows of `other`, by name, labelled as in `source`, and notes on them. Their numbers continue
     those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a record of `splits`."""
-    relabelled = {name: _relabelled(other.labels[numbers], other, source, role) for name, numbers in rows.items()}
-    read, notes = pictures.read(other, rows, size=size, colour=colour)
+    relabelled = _relabelled(other.labels, torch.cat(list(rows.values())), other, source, role)
+    read, notes = pictures.read(other, rows, config)
     shape, ours = next(iter(read.values())).images.shape[1:], splits["train"].images.shape[1:]
     if shape != ours:
         forms = f"{pictures.form(shape)}, but those of {source.says} are {pictures.form(ours)}"
         raise ValueError(f"the pictures of {other.says} are {forms}: set data.size and data.colour to make them alike")
-    out = {k: Records(r.images, relabelled[k], r.numbers + len(source.labels)) for k, r in read.items()}
+    out = {k: Records(r.images, relabelled[r.numbers], r.numbers + len(source.labels)) for k, r in read.items()}
     _refuse_overlap(list(out.values()), splits, other, source, role)
     return out, (*other.notes, *notes)
 
@@ -45,28 +47,24 @@ def public_records(
     other: Source,
     source: Source,
     splits: Mapping[str, Records],
-    *,
-    count: int,
-    seed: int,
-    size: int | None,
-    colour: Colour,
+    config: Data,
 ) -> tuple[Records, tuple[str, ...]]:
-    """`read` of `count` random rows of `other`. Raises ValueError also if there are fewer."""
-    if count > len(other.labels):
-        raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
-    rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))[:count]
-    records, notes = read(other, {"public": rows}, source, splits, size=size, colour=colour)
+    """`read` of `config.public` random rows of `other`. Raises ValueError also if there are fewer."""
+    if config.public > len(other.labels):
+        raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={config.public}")
+    rows = torch.randperm(len(other.labels), generator=generator(config.split_seed, "splits", "public"))
+    records, notes = read(other, {"public": rows[: config.public]}, source, splits, config)
     return records["public"], (f"from {other.says}", *notes)
 
 
-def _relabelled(labels: Tensor, other: Source, source: Source, role: str) -> Tensor:
-    """Labels (n, K) of `other` in the values of `source` with the same names."""
+def _relabelled(labels: Tensor, rows: Tensor, other: Source, source: Source, role: str) -> Tensor:
+    """Labels (N, K) of `other`, in these rows in the values of `source` with the same names."""
     if len(other.columns) != len(source.columns):
         has = [f"{s.says} has the label columns {' '.join(s.columns)}" for s in (other, source)]
         raise ValueError(f"{role} need the same label columns, but {has[0]}, and {has[1]}")
     out = labels.clone()
     for k, (theirs, ours) in enumerate(zip(other.names, source.names, strict=True)):
-        for value in labels[:, k].unique().tolist():
+        for value in labels[rows, k].unique().tolist():
             if theirs[value] not in ours:
                 unknown = f"{other.says} has the {other.columns[k]} {theirs[value]!r}"
                 raise ValueError(f"{unknown}, which {source.says} has not: {role} need the same names")
@@ -82,7 +80,7 @@ def _refuse_overlap(
     copies = [(row, places[key]) for key, row in hashed if key in places]
     if copies:
         theirs, (split, row) = copies[0]
-        one, another = _where(other, theirs - len(source.labels)), _where(source, row)
+        one, another = other.where(theirs - len(source.labels)), source.where(row)
         count = f"{len(copies)} of {len(hashed)} pictures are"
         raise ValueError(
             f"{role} must hold no record of the run, but {count}, such as {one}, which is {another} (split {split})"
@@ -91,7 +89,3 @@ def _refuse_overlap(
 
 def _hashed(records: Records) -> list[tuple[str, int]]:
     return list(zip(tree.digests(records.images), records.numbers.tolist(), strict=True))
-
-
-def _where(source: Source, row: int) -> str:
-    return next(source.pictures(torch.tensor([row])))[0]

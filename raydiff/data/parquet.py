@@ -1,7 +1,7 @@
 """Parquet files in the Hugging Face image layout.
 
-A picture column `image` or `img` (encoded bytes, or a struct with a field `bytes`); label columns of integers (named by
-the schema's `huggingface` metadata if it has names), text or booleans.
+A picture column `image` or `img` (encoded bytes, or a struct with a field `bytes`); label columns of integers, text or
+booleans. The values of integers are their names, unless the schema's `huggingface` metadata names 0, 1, ....
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data import pictures, sizes
-from raydiff.data.source import MOST_VALUES, Picture, Source
+from raydiff.data.source import MOST_VALUES, Picture, Source, by_split, visible
 
 BATCH = 64  # rows unpacked together; bounds memory for files with large pictures
 
@@ -37,19 +37,29 @@ class _File:
     """Names of the values of label columns that the file names."""
 
 
+def files_in(folder: Path) -> list[Path]:
+    """The parquet files in this folder, by name."""
+    return [path for path in visible(folder) if path.suffix.lower() == ".parquet" and path.is_file()]
+
+
+def folders_below(folder: Path) -> list[Path]:
+    """The folders with parquet files, `folder` or below it."""
+    return [path for path in (folder, *visible(folder, "**/*")) if path.is_dir() and files_in(path)]
+
+
 def source(folder: Path, labels: Sequence[str]) -> Source:
-    """The rows of train*.parquet, then of test*.parquet; without train files, of all files as one split. `labels` names
-    the label columns, the class first; empty: `label`, or else `fine_label`."""
-    every = sorted(folder.glob("*.parquet"))
-    train, test = (sorted(folder.glob(f"{split}*.parquet")) for split in ("train", "test"))
-    if not train:
-        train, test = every, []
-    files = [_open(path, labels) for path in train + test]
+    """The rows of train*.parquet, then of the first of `OWN_TEST`; without train files, of all files as one split.
+    `labels` names the label columns, the class first; empty: `label`, or else `fine_label`."""
+    every = files_in(folder)
+    train, test, notes = by_split(every)
+    files = [file for path in (*(train or every), *test) if (file := _open(path, labels)) is not None]
+    if not files:
+        raise ValueError(f"{every[0]} holds no rows")
     columns = tuple(labels) or tuple(files[0].labels)
     coded = [_coded(files, place) for place in range(len(columns))]
-    own_test = sum(len(next(iter(file.labels.values()))) for file in files[len(train) :])
-    deeper = (path for path in sorted(folder.iterdir()) if path.is_dir() and not path.name.startswith("."))
-    unread = [path.name for path in (*every, *deeper) if path not in train + test]
+    own_test = sum(len(next(iter(file.labels.values()))) for file in files if file.path in test)
+    deeper = (path for path in visible(folder) if path.is_dir())
+    unread = [path.name for path in (*every, *deeper) if path not in {file.path for file in files}]
     return Source(
         labels=torch.stack([values for values, _ in coded], dim=1),
         columns=columns,
@@ -57,16 +67,19 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
         own_test=own_test,
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} parquet file{'s' * (len(files) > 1)} in {folder}",
-        notes=(f"left unread: {', '.join(unread)}",) if unread else (),
+        notes=(*notes, f"left unread: {', '.join(unread)}") if unread else notes,
         fitted_columns=tuple(column for column in columns if not any(column in file.names for file in files)),
     )
 
 
-def _open(path: Path, labels: Sequence[str]) -> _File:
+def _open(path: Path, labels: Sequence[str]) -> _File | None:
+    """The file's labels; None if it has no rows."""
     import pyarrow.parquet as pq
 
     with _reading(path):
         schema, rows = pq.read_schema(path), pq.read_metadata(path).num_rows
+    if not rows:
+        return None
     image = _column(path, schema.names, ("image", "img"))
     for name in labels:
         if name not in schema.names or name == image:
@@ -76,8 +89,6 @@ def _open(path: Path, labels: Sequence[str]) -> _File:
     _check_rows(path, rows, 8 * len(columns))
     with _reading(path):  # Text stays dictionary-encoded, so that repeated values are in memory once.
         table = pq.ParquetFile(path, read_dictionary=columns).read(columns=columns)
-    if not len(table):
-        raise ValueError(f"{path} holds no rows")
     read, names = {}, {}
     for name in columns:
         if (named := _class_names(schema.metadata or {}, name)) is not None:
@@ -87,7 +98,7 @@ def _open(path: Path, labels: Sequence[str]) -> _File:
 
 
 def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
-    """The label column as integers or text. Raises ValueError for other types, nulls and labels out of range."""
+    """The label column as int64 or text. Raises ValueError for other types, nulls and larger integers."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -101,11 +112,10 @@ def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
         raise ValueError(f"column {name!r} of {path} must hold {wanted}, got {got}")
     if text:
         return column.cast(pa.string())
-    values = column.to_numpy()
-    for row in (int(values.argmin()), int(values.argmax())):
-        if not 0 <= values[row] < MOST_VALUES:
-            raise ValueError(f"row {row} of {path} has the label {values[row]}, but labels are 0 to {MOST_VALUES - 1}")
-    return column
+    try:
+        return column.cast(pa.int64())
+    except pa.ArrowInvalid:
+        raise ValueError(f"column {name!r} of {path} must hold integers below 2^63") from None
 
 
 def _check_rows(path: Path, rows: int, nbytes: int) -> None:
@@ -152,22 +162,22 @@ def _coded(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[str, ...]]
         one, other = (next(path for path, is_text in text.items() if is_text == kind) for kind in (True, False))
         raise ValueError(f"the labels of {one} are text or booleans, but those of {other} are integers")
     values = np.concatenate([column.to_numpy() for column in columns.values()])
-    if any(text.values()):
-        texts, codes = np.unique(values.astype(str), return_inverse=True)
-        return torch.from_numpy(codes.astype(np.int64)), tuple(texts.tolist())
-    return torch.from_numpy(values.astype(np.int64)), _names(files, place, 1 + int(values.max()))
+    if (names := _names(files, place)) is not None:
+        return torch.from_numpy(values), names
+    distinct, codes = np.unique(values.astype(str) if any(text.values()) else values, return_inverse=True)
+    if len(distinct) > MOST_VALUES:
+        what = f"the label column {list(files[0].labels)[place]!r} of {files[0].path} has {len(distinct):,} values"
+        raise ValueError(f"{what}, but at most {MOST_VALUES:,} classes can be learnt: name another by data.labels")
+    return torch.from_numpy(codes.astype(np.int64)), tuple(map(str, distinct.tolist()))
 
 
-def _names(files: Sequence[_File], place: int, values: int) -> tuple[str, ...]:
-    """The names in the files, which must agree, else "0", "1", ... up to the largest label."""
+def _names(files: Sequence[_File], place: int) -> tuple[str, ...] | None:
+    """The names in the files, which must agree; None if there are none."""
     columns = [(file, list(file.labels)[place]) for file in files]
     named = {file.names[column]: file.path for file, column in columns if column in file.names}
     if len(named) > 1:
         raise ValueError(f"{' and '.join(map(str, named.values()))} name their classes differently")
-    names = next(iter(named), tuple(map(str, range(values))))
-    if values > len(names):
-        raise ValueError(f"{named[names]} names {len(names)} classes, but there is a label {values - 1}")
-    return names
+    return next(iter(named), None)
 
 
 @contextlib.contextmanager
@@ -178,6 +188,8 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError) as error:
+        with path.open("rb") as file:
+            pictures.check_is_file(file.read(len(pictures.POINTER)), str(path))
         reason = str(error).split("\n")[0].rstrip(".")
         raise ValueError(f"{path} cannot be read as parquet (truncated or damaged?): {reason}") from error
 

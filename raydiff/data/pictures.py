@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Iterable, Sequence
-from typing import Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import Image, ImageOps, PngImagePlugin, PpmImagePlugin, TiffImagePlugin
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,56 +17,106 @@ from raydiff.data import sizes as limits
 from raydiff.data.records import Records
 from raydiff.data.source import Picture, Source
 
+if TYPE_CHECKING:
+    from raydiff.data.datasets import Data
+
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
 MANY = 5000  # pictures from which on reading is announced
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats that are decoded. Pillow has 43, and hands some, such as EPS, to other programs."""
+POINTER = b"version https://git-lfs.github.com/"
+"""First bytes of a git-lfs pointer, which git puts in place of a large file."""
+LARGE = f"a picture may have {limits.MOST_PIXELS:,} pixels, and it has"
+DEEP = "more than 8 bits a channel: convert it to 8 bits first"
 
 
-def read(
-    source: Source, rows: dict[str, Tensor], *, size: int | None, colour: Colour
-) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records of each split and notes on conversions. Raises ValueError for a table with a size, and as `stack`."""
+class DamagedPictureError(ValueError):
+    """A stored picture that cannot be decoded."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"{problem}: mend it, or leave such pictures out by --data.skip-damaged true")
+
+
+def read(source: Source, rows: dict[str, Tensor], config: Data) -> tuple[dict[str, Records], tuple[str, ...]]:
+    """The records of each split and notes on conversions. With `skip_damaged` rows of damaged pictures are missing from
+    their split, and no other row moves. Raises ValueError for a table with a conversion, and as `stack`."""
     if source.codes is not None:
-        if size is not None or colour != "stored":
+        if config.size is not None or config.colour != "stored":
             raise ValueError(f"{source.says} are no pictures: data.size must be none and data.colour stored")
         codes = source.codes.float()[:, None, None, :]
         return {k: Records(codes[numbers], source.labels[numbers], numbers) for k, numbers in rows.items()}, ()
     every = torch.cat(list(rows.values()))
     if len(every) >= MANY:
         print(f"reading {len(every):,} pictures ...", file=sys.stderr, flush=True)
-    order = every.argsort()
-    encoded = source.pictures(every[order])
-    images, notes = stack(encoded, order.tolist(), top=source.top, size=size, colour=colour)
+    images, intact = stack(_decoded(source, every, config), len(every), config, top=source.top)
     splits, start = {}, 0
-    for split, numbers in rows.items():
-        mine = images[start : start + len(numbers)]
+    for split, asked in rows.items():
+        kept = intact[start : start + len(asked)]
         # Copy: the pickle of a view would carry the pixels of the other splits.
-        mine = mine.clone() if mine.is_floating_point() else scaled(mine, source.top)
+        mine, numbers = images[start : start + len(asked)][kept], asked[kept]
+        mine = mine if mine.is_floating_point() else scaled(mine, source.top)
         base = None if source.base is None else source.base[numbers]
         splits[split] = Records(mine, source.labels[numbers], numbers, base)
-        start += len(numbers)
-    return splits, notes
+        start += len(asked)
+    return splits, _notes(config, damaged=int((~intact).sum()))
+
+
+def _decoded(source: Source, rows: Tensor, config: Data) -> Iterator[tuple[int, Picture]]:
+    """(position in `rows`, picture), in the order of the source."""
+    places, start = rows.argsort(), 0
+    while True:  # A generator ends at its first error: a new one goes on behind the damaged picture.
+        left = places[start:]
+        try:
+            for place, picture in zip(left.tolist(), source.pictures(rows[left]), strict=True):
+                yield place, picture
+                start += 1
+            return
+        except DamagedPictureError:
+            if not config.skip_damaged:
+                raise
+            start += 1
 
 
 def decode(data: bytes | None, where: str) -> Image.Image:
-    """The picture in these bytes. Raises ValueError naming `where`, for large pictures before they are unpacked."""
+    """The picture in these bytes, upright by its EXIF orientation. Raises DamagedPictureError, or ValueError for what
+    would not be read rightly, each naming `where`; for large pictures before they are unpacked."""
     if data is None:
-        raise ValueError(f"{where} holds no picture")
+        raise DamagedPictureError(f"{where} holds no picture")
     check_stored(len(data), where)
+    check_is_file(data, where)
     try:
         image = Image.open(io.BytesIO(data), formats=FORMATS)
-        pixels = image.width * image.height
-        if pixels <= limits.MOST_PIXELS:
+        if not (problem := _problem(image)):
             image.load()
-            return image
-        got = f"{pixels:,} pixels"
+            return ImageOps.exif_transpose(image)
     except Image.DecompressionBombError:
-        got = "far more pixels than that"
+        problem = f": {LARGE} far more pixels than that: make it smaller"
     except Exception as error:  # Each kind of damage has its own exception.
-        raise ValueError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
-    raise ValueError(f"{where}: a picture may have {limits.MOST_PIXELS:,} pixels, and it has {got}: make it smaller")
+        raise DamagedPictureError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
+    raise ValueError(f"{where}{problem}")
+
+
+def _problem(image: Image.Image) -> str:
+    """Why an opened picture, not yet unpacked, would not be read rightly; "" if it would."""
+    if (pixels := image.width * image.height) > limits.MOST_PIXELS:
+        return f": {LARGE} {pixels:,} pixels: make it smaller"
+    if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, then its previews
+        return " has several frames: save one of them as a picture of its own"
+    # Pillow cuts the 16 bits of a channel to 8 in modes such as RGB.
+    deep = False
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        deep = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))) > 8
+    elif isinstance(image, PngImagePlugin.PngImageFile | PpmImagePlugin.PpmImageFile):
+        arguments = image.tile[0].args
+        deep = int(arguments[1]) > 255 if isinstance(arguments, tuple) else str(arguments).endswith(";16B")
+    return f" has the mode {image.mode}, {DEEP}" if deep else ""
+
+
+def check_is_file(head: bytes, where: str) -> None:
+    """Raises ValueError if a file begins like a git-lfs pointer."""
+    if bytes(head[: len(POINTER)]) == POINTER:
+        raise ValueError(f"{where} is a git-lfs pointer, not the file itself: run git lfs pull in its repository")
 
 
 def check_stored(nbytes: int, where: str) -> None:
@@ -76,27 +126,27 @@ def check_stored(nbytes: int, where: str) -> None:
         raise ValueError(f"{where} takes {limits.shown(nbytes)}, but a picture may take {most}: make it smaller")
 
 
-def stack(
-    pictures: Iterable[Picture], places: Sequence[int], *, top: int, size: int | None, colour: Colour
-) -> tuple[Tensor, tuple[str, ...]]:
-    """(n, C, H, W) with the i-th picture at places[i], and notes on conversions.
+def stack(pictures: Iterable[tuple[int, Picture]], count: int, config: Data, *, top: int) -> tuple[Tensor, Tensor]:
+    """(count, C, H, W) with each picture at its place, and (count,) whether there is a picture for the place.
 
-    uint8 in 0..top, or with `size` float32 on [-1, 1], cropped to the central square and resized by area averaging.
-    Raises ValueError for pictures of unequal size or mode.
+    uint8 in 0..top, or with `size` float32 on [-1, 1], cropped to the central square and resized to the mean of the
+    covered area. Raises ValueError for pictures of unequal size or mode, or if there are none.
     """
-    out, first = torch.empty(0), ""
-    for place, (where, image) in zip(places, pictures, strict=True):
-        pixels = _pixels(image, where, size=size, colour=colour)
-        if size is not None:
-            pixels = resized(scaled(pixels, top), size)
+    out, first, filled = torch.empty(0), "", torch.zeros(count, dtype=torch.bool)
+    for place, (where, image) in pictures:
+        pixels = _pixels(image, where, config)
+        if config.size is not None:
+            pixels = resized(scaled(pixels, top), config.size)
         if not first:
-            what, remedy = f"{len(places):,} pictures like {where}", "set data.size, or fewer in data.train"
-            limits.check_fits(what, 4 * len(places) * pixels.numel(), remedy)
-            out, first = torch.empty(len(places), *pixels.shape, dtype=pixels.dtype), where
+            what, remedy = f"{count:,} pictures like {where}", "set data.size, or fewer in data.train"
+            limits.check_fits(what, 4 * count * pixels.numel(), remedy)
+            out, first = torch.empty(count, *pixels.shape, dtype=pixels.dtype), where
         if pixels.shape != out.shape[1:]:
             raise ValueError(_misfit(where, pixels.shape, first, out.shape[1:]))
-        out[place] = pixels
-    return out, _notes(size, colour)
+        out[place], filled[place] = pixels, True
+    if not first:
+        raise ValueError(f"none of {count:,} pictures can be decoded")
+    return out, filled
 
 
 def scaled(pixels: Tensor, top: int) -> Tensor:
@@ -105,20 +155,36 @@ def scaled(pixels: Tensor, top: int) -> Tensor:
 
 
 def resized(image: Tensor, size: int) -> Tensor:
-    """(C, H, W) -> (C, size, size) by area averaging."""
-    return F.interpolate(image.unsqueeze(0), size=(size, size), mode="area")[0]
+    """(C, H, W) -> (C, size, size), each pixel the mean of the area that it covers."""
+    if all(n % size == 0 or size % n == 0 for n in image.shape[1:]):
+        return F.interpolate(image.unsqueeze(0), size=(size, size), mode="area")[0]
+    # Torch's "area" averages whole pixels, also those that are covered in part.
+    height, width = (_covered(n, size) for n in image.shape[1:])
+    return (height @ image.double() @ width.T / (height[0].sum() * width[0].sum())).float()
 
 
-def _pixels(image: Image.Image, where: str, *, size: int | None, colour: Colour) -> Tensor:
+def _covered(n: int, size: int) -> Tensor:
+    """(size, n) float64: how much of each of n pixels each of `size` pixels covers, in 1 / size of a pixel."""
+    start, pixel = n * torch.arange(size)[:, None], size * torch.arange(n)
+    overlap = torch.minimum(start + n, pixel + size) - torch.maximum(start, pixel)
+    return overlap.clamp_min(0).double()
+
+
+def _pixels(image: Image.Image, where: str, config: Data) -> Tensor:
     """(C, H, W) uint8, C = 1 or 3."""
     if image.mode[0] in "IF":  # Pillow would truncate to 8 bits.
-        raise ValueError(f"{where} has the mode {image.mode}, more than 8 bits a channel: convert it to 8 bits first")
-    if colour != "stored":
-        image = image.convert(MODES[colour])
-    elif image.mode not in ("L", "RGB"):
+        raise ValueError(f"{where} has the mode {image.mode}, {DEEP}")
+    mode = image.mode + " with transparency" * ("transparency" in image.info)
+    if config.colour != "stored":
+        image.info.pop("transparency", None)
+        try:
+            image = image.convert(MODES[config.colour])
+        except ValueError:
+            raise ValueError(f"{where} has the mode {mode}, which is not converted: save it as RGB first") from None
+    elif mode not in ("L", "RGB"):
         remedy = "set data.colour to grey or rgb to convert"
-        raise ValueError(f"{where} has the mode {image.mode}, but pictures must be L (grey) or RGB: {remedy}")
-    if size is not None and image.width != image.height:
+        raise ValueError(f"{where} has the mode {mode}, but pictures must be L (grey) or RGB: {remedy}")
+    if config.size is not None and image.width != image.height:
         side = min(image.size)
         left, upper = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, upper, left + side, upper + side))
@@ -139,8 +205,10 @@ def form(shape: Sequence[int]) -> str:
     return f"{shape[2]} x {shape[1]} {'L' if shape[0] == 1 else 'RGB'}"
 
 
-def _notes(size: int | None, colour: Colour) -> tuple[str, ...]:
-    """Conversions by the settings, not by the (private) pictures that need them."""
-    converted = "" if colour == "stored" else f"converted to {MODES[colour]}, transparency dropped"
-    cropped = f"cropped to the central square and resized to {size} x {size} by area averaging" if size else ""
-    return tuple(filter(None, (converted, cropped)))
+def _notes(config: Data, *, damaged: int) -> tuple[str, ...]:
+    """Conversions by the settings, not by the (private) pictures that need them; and damaged pictures, if skipped."""
+    skipped = f"damaged pictures left out: {damaged}" if damaged else ""
+    converted = "" if config.colour == "stored" else f"converted to {MODES[config.colour]}, transparency dropped"
+    size = f"{config.size} x {config.size}"
+    cropped = f"cropped to the central square and resized to {size} by area averaging" if config.size else ""
+    return tuple(filter(None, (skipped, converted, cropped)))

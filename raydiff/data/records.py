@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff.tree import Params
@@ -69,3 +73,19 @@ def label_rows(labels: Tensor, cardinalities: Sequence[int]) -> Tensor:
     for column, count in zip(labels.T, cardinalities, strict=True):
         rows = rows * count + column
     return rows
+
+
+def label_numbers(names: Sequence[str]) -> list[int]:
+    """The numbers of label values outside of raydiff: their names if all are whole numbers, else 0, 1, ...."""
+    whole = all(re.fullmatch("0|-?[1-9][0-9]{0,17}", name) for name in names)
+    return [int(name) for name in names] if whole else list(range(len(names)))
+
+
+def label_values(numbers: NDArray[Any], names: Sequence[str], column: str) -> NDArray[np.int64]:
+    """Label values (N,) of `label_numbers` (N,). Raises ValueError for other numbers."""
+    every = label_numbers(names)
+    if len(wrong := numbers[~np.isin(numbers, every)]):
+        wanted = f"in 0..{len(every) - 1}" if every == list(range(len(every))) else f"one of {', '.join(names)}"
+        raise ValueError(f"{column} must be {wanted}, got {wrong[0]}")
+    order = np.argsort(every)
+    return order[np.searchsorted(every, numbers, sorter=order)]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import torch
 from PIL import Image
 from torch import Tensor
 
@@ -14,6 +17,22 @@ from raydiff.data.tables.encode import Mapping
 Picture = tuple[str, Image.Image]
 """(location, stored picture)."""
 MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
+OWN_TEST = ("test", "validation", "val")
+"""Names of a source's test rows beside `train`; the first that exists is read."""
+
+
+def visible(folder: Path, pattern: str = "*") -> list[Path]:
+    """The matching paths in this folder, sorted, but those that systems and tools put there: .cache, __MACOSX."""
+    hidden = re.compile(r"(^|/)(\.|__MACOSX(/|$))")
+    return sorted(path for path in folder.glob(pattern) if not hidden.search(path.relative_to(folder).as_posix()))
+
+
+def by_split(paths: Sequence[Path]) -> tuple[list[Path], list[Path], tuple[str, ...]]:
+    """(train*, the first of `OWN_TEST` with a *, notes); nothing without train*."""
+    named = {name: [path for path in paths if path.name.lower().startswith(name)] for name in ("train", *OWN_TEST)}
+    test = next((name for name in OWN_TEST if named["train"] and named[name]), "")
+    note = () if test in ("", OWN_TEST[0]) else (f"test rows are those of {test}",)
+    return named["train"], named.get(test, []), note
 
 
 @dataclass(frozen=True)
@@ -61,3 +80,44 @@ class Source:
         fitted = tuple(name for name in labels if name in self.fitted_columns)
         part = self.labels[:, index]
         return dataclasses.replace(self, labels=part, columns=tuple(labels), names=names, fitted_columns=fitted)
+
+    def rows(self, kept: Tensor) -> Source:
+        """The source with only these rows, ascending."""
+
+        def pictures(rows: Tensor) -> Iterator[Picture]:
+            return self.pictures(kept[rows])
+
+        own_test = int((kept >= len(self.labels) - self.own_test).sum())
+        base = None if self.base is None else self.base[kept]
+        return dataclasses.replace(self, labels=self.labels[kept], own_test=own_test, pictures=pictures, base=base)
+
+    def where(self, row: int) -> str:
+        """Location of this row."""
+        return next(self.pictures(torch.tensor([row])))[0]
+
+    def with_used_values(self, *, declared: bool) -> Source:
+        """The source with the label values that rows other than test rows have (`declared`: with all that have a name),
+        renumbered in their order; test rows of other values are left out. A column that loses a value is fitted: rows
+        decide which it has. Raises ValueError for a value without a name."""
+        used = [values.unique() for values in self.labels[: len(self.labels) - self.own_test].T]
+        for k, (column, names) in enumerate(zip(self.columns, self.names, strict=True)):
+            if len(wrong := used[k][(used[k] < 0) | (used[k] >= len(names))]):
+                where = self.where(int((self.labels[:, k] == wrong[0]).nonzero()[0]))
+                unnamed = f"{where} has the {column} {int(wrong[0])}, but names are of 0 to {len(names) - 1}"
+                raise ValueError(f"{unnamed}: name it, or leave such rows out of the files")
+        if declared:
+            used = [torch.arange(len(names)) for names in self.names]
+        kept = torch.stack([torch.isin(self.labels[:, k], values) for k, values in enumerate(used)]).all(0)
+        if not kept.any():
+            return self
+        out = self.rows(kept.nonzero()[:, 0])
+        labels = [torch.searchsorted(values, out.labels[:, k].contiguous()) for k, values in enumerate(used)]
+        lost = [c for c, values, names in zip(self.columns, used, self.names, strict=True) if len(values) < len(names)]
+        unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
+        return dataclasses.replace(
+            out,
+            labels=torch.stack(labels, dim=1),
+            names=tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True)),
+            notes=self.notes if kept.all() else (*self.notes, unseen),
+            fitted_columns=tuple(c for c in self.columns if c in lost or c in self.fitted_columns),
+        )

@@ -55,9 +55,14 @@ def source(
     if not isinstance(out, Source):
         raise ValueError(f"{name} must be {WANTED}")
     out = out.select(labels)
+    if Path(name).is_dir() and folder != Path(name).resolve():
+        note = f"this is the data set {name}; the folder here is ./{name}"
+        out = dataclasses.replace(out, notes=(*out.notes, note))
     if name in SOURCES:  # their classes are public
         out = dataclasses.replace(out, fitted_columns=())
-    return out if table is None else superclasses.applied(out, table)
+    declared = name in SOURCES or (public == 0 and not out.fitted_columns)
+    out = out.with_used_values(declared=declared)
+    return out if table is None else superclasses.applied(out, table).with_used_values(declared=declared)
 
 
 def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
@@ -87,7 +92,7 @@ def folder_of(name: str, root: str | None) -> Path | None:
     if is_outside(name):
         root = root or os.environ.get("RAYDIFF_DATA")
         return Path(root).expanduser().absolute() if root else None
-    if is_path(name):
+    if is_path(name, root):
         if not (path := Path(name).expanduser()).is_dir():
             hint = f" (a data set of the hub is hub:{name})" if hub.NAME.fullmatch(f"hub:{name}") else ""
             where = f"so it is a path, but there is no folder {path.absolute()}{hint}"
@@ -96,14 +101,18 @@ def folder_of(name: str, root: str | None) -> Path | None:
     return _below_root(name, root).resolve()
 
 
-def is_path(name: str) -> bool:
-    """Whether the name is a path to a table's file or to a folder."""
-    return read.is_file(name) or ("/" in name and not name.startswith(hub.PREFIX))
+def is_path(name: str, root: str | None = None) -> bool:
+    """Whether the name is a path to a table's file or to a folder. A data set of that name comes before a folder."""
+    if name.startswith(hub.PREFIX) or name in SOURCES or name in CODE_BOOKS:
+        return False
+    parent = root or os.environ.get("RAYDIFF_DATA")
+    is_named = bool(parent and name.strip(".")) and (Path(str(parent)).expanduser() / name).is_dir()
+    return read.is_file(name) or "/" in name or (Path(name).is_dir() and not is_named)
 
 
-def identity(name: str) -> str:
+def identity(name: str, root: str | None = None) -> str:
     """Canonical name of a data set: a path, or its name below the root or on the hub."""
-    return str(Path(name).expanduser().resolve()) if is_path(name) else FOLDERS.get(name, name)
+    return str(Path(name).expanduser().resolve()) if is_path(name, root) else FOLDERS.get(name, name)
 
 
 def _below_root(name: str, root: str | None) -> Path:
@@ -126,16 +135,19 @@ def _below_root(name: str, root: str | None) -> Path:
 
 
 def _hint(name: str, more: Iterable[str]) -> str:
-    if Path(name).is_dir():
-        return f"; the folder here is ./{name}"
     names = dict.fromkeys([*SOURCES, *more, *CODE_BOOKS])
     return nearest(name, names) or f"; known: {', '.join(names)}"
 
 
 def files(folder: Path | None, labels: Sequence[str]) -> Source:
-    """A folder of parquet files, else of pictures."""
+    """A folder of parquet files, else of pictures, else with one folder of parquet files in it."""
     assert folder is not None
-    return parquet.source(folder, labels) if any(folder.glob("*.parquet")) else folders.source(folder)
+    if not parquet.files_in(folder) and not folders.holds_pictures(folder):
+        below = parquet.folders_below(folder)
+        if len(below) > 1:
+            raise ValueError(f"{folder} has parquet files in several folders: name {' or '.join(map(str, below))}")
+        folder = below[0] if below else folder
+    return parquet.source(folder, labels) if parquet.files_in(folder) else folders.source(folder)
 
 
 def table_rows(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import torch
-from torch import Tensor
 
-from raydiff.data.source import Picture, Source
+from raydiff.data.source import Source
 from raydiff.lookup import Registry, nearest
 
 TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
@@ -31,10 +29,10 @@ def check(name: str) -> None:
 
 def applied(source: Source, name: str) -> Source:
     """`source` with superclasses as classes, and the classes as hidden base distributions. Rows of classes in no
-    superclass are left out. Raises ValueError if the table names a class that the source lacks."""
+    superclass are left out. Raises ValueError if the source lacks all classes of a superclass."""
     table, classes = TABLES[name], source.names[0]
     parents = {fine: parent for parent, of in table.items() for fine in of}
-    if missing := [fine for fine in parents if fine not in classes]:
+    if missing := [of[0] for of in table.values() if not set(of) & set(classes)]:
         few = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
         what = f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not"
         raise ValueError(f"{what} (its {source.columns[0]} is one of {few})")
@@ -43,21 +41,16 @@ def applied(source: Source, name: str) -> Source:
     parent_of = torch.tensor([list(table).index(parents[fine]) for fine in bases])
     base = base_of[source.labels[:, 0]]
     kept = (base >= 0).nonzero()[:, 0]
-    labels = source.labels[kept].clone()
+    out = source.rows(kept)
+    labels = out.labels.clone()
     labels[:, 0] = parent_of[base[kept]]
-
-    def pictures(rows: Tensor) -> Iterator[Picture]:
-        return source.pictures(kept[rows])
-
     left_out = len(base) - len(kept)
     note = [f"{left_out} of {len(base)} rows left out: their class is in no superclass of {name}"] if left_out else []
     return dataclasses.replace(
-        source,
+        out,
         labels=labels,
         columns=("superclass", *source.columns[1:]),
         names=(tuple(table), *source.names[1:]),
-        own_test=int((kept >= len(base) - source.own_test).sum()),
-        pictures=pictures,
         notes=(*source.notes, *note),
         base=base[kept],
         base_names=bases,

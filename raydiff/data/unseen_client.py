@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raydiff.data import other_source, pictures, sources
 from raydiff.data.datasets import Data, Dataset, source_of
-from raydiff.data.records import Records
+from raydiff.data.records import Records, label_numbers
 from raydiff.data.source import Source
 from raydiff.data.splits import cut
 from raydiff.lookup import is_outside
@@ -42,7 +42,7 @@ class Choice:
     data: str | None = None
     """A data set, named as in `Data.name`; None: the run's."""
     classes: tuple[str, ...] = ()
-    """Names, else numbers, of its classes; empty: all."""
+    """Names of its classes, or numbers if no name is a number; empty: all."""
     records: int | None = None
     """Number of training records; None: as many as a client of the run, of another data set all."""
     seed: int = 0
@@ -75,7 +75,7 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rows = rows[torch.isin(labels[rows], torch.tensor(classes))] if classes else rows
     where = f"that no client trained on in {config.name} (rows of no split, then the validation split)"
     rows = _first(rows, choice.records, where, usual=usual)
-    records = pictures.read(source, {"new": rows}, size=config.size, colour=config.colour)[0]["new"].without_base()
+    records = pictures.read(source, {"new": rows}, config)[0]["new"].without_base()
     says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
     return UnseenClient(records, splits["test"].of_classes(records.labels[:, 0].tolist()).without_base(), says)
 
@@ -99,7 +99,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
     chosen, role = {"new": train, "held out": rows[places["test"]]}, "a new client's records"
-    read, notes = other_source.read(other, chosen, source, private, size=config.size, colour=config.colour, role=role)
+    read, notes = other_source.read(other, chosen, source, private, config, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
     return UnseenClient(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
 
@@ -117,10 +117,12 @@ def _is_same(name: str, config: Data) -> bool:
 
 def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
     names = dataset.label_names[0]
-    for name in classes:
-        if name not in names and not (name.isdecimal() and int(name) < len(names)):
-            raise ValueError(f"the run's data have no class {name!r}; they have {', '.join(names)}")
-    return sorted({names.index(c) if c in names else int(c) for c in classes})
+    values = {str(number): v for v, number in enumerate(label_numbers(names))} | {
+        name: v for v, name in enumerate(names)
+    }
+    if unknown := [name for name in classes if name not in values]:
+        raise ValueError(f"the run's data have no class {unknown[0]!r}; they have {', '.join(names)}")
+    return sorted({values[name] for name in classes})
 
 
 def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) -> Tensor:

@@ -52,8 +52,10 @@ def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str,
     if unit == "client":
         train = dataset.splits["train"].numbers
         rows += sorted(sorted(train[part].tolist()) for part in shares(experiment, dataset))
-    other = data.public_from and sources.identity(data.public_from)
-    text = json.dumps([sources.identity(data.name), other, data.superclasses, data.labels, data.classes, rows])
+    other = data.public_from and sources.identity(data.public_from, data.root)
+    text = json.dumps(
+        [sources.identity(data.name, data.root), other, data.superclasses, data.labels, data.classes, rows]
+    )
     return {**_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
 
 
@@ -62,7 +64,9 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
     try:
         begun = [trial for trial in trials if (trial / "config.json").exists()]
         flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}
-        names = {trial: sources.identity(flat.get("data.name", "")) for trial, flat in flats.items()}
+        names = {
+            trial: sources.identity(flat.get("data.name", ""), flat.get("data.root")) for trial, flat in flats.items()
+        }
         distinct = {(names[t], *_deciding(flat, unit).items()): t for t, flat in flats.items()}
         if len(distinct) == len(set(names.values())):
             return True

@@ -226,7 +226,8 @@ def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
 
 def _anywhere(data: Data) -> Data:
     """The same data set with absolute paths: actors have another working directory and environment."""
-    places = {n: v for n in ("name", "public_from") if (v := getattr(data, n)) is not None and sources.is_path(v)}
+    names = {n: v for n in ("name", "public_from") if (v := getattr(data, n)) is not None}
+    places = {n: v for n, v in names.items() if sources.is_path(v, data.root)}
     if root := data.root or os.environ.get("RAYDIFF_DATA"):
         places["root"] = root
     changes: dict[str, Any] = {name: _absolute(path) for name, path in places.items()}

@@ -29,7 +29,7 @@ from raydiff.tree import Params
 Draw = Literal["uniform", "public", "as-data"]
 """Source of the samples' labels (`generation.Request.labels`)."""
 DRAWN = {
-    "uniform": "every combination of labels alike often, whatever the records have",
+    "uniform": "every combination of labels alike often, whatever proportions the records have",
     "public": "in the proportions of the public records",
     "as-data": "in the proportions of the records behind the samples: no guarantee covers how many have which",
 }
@@ -111,6 +111,9 @@ class Finished:
         if len(self.dataset.label_names) > 1 and len(public):  # most combinations may make no sense
             combinations: Tensor = public.unique(dim=0)
             return combinations
+        if self.dataset.mapping is None and "labels" in self.published.declared:  # an untrained class is not drawn
+            trained: Tensor = self.dataset.splits["train"].labels.unique(dim=0)
+            return trained
         values = [torch.tensor([v for v, name in enumerate(c) if name != OTHER]) for c in self.dataset.label_names]
         grid = torch.meshgrid(*values, indexing="ij")
         return torch.stack([column.flatten() for column in grid], dim=1)

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding
+from raydiff.data.records import label_numbers
 from raydiff.data.tables import rows_file
 from raydiff.data.tables.rows_file import Numbers
 from raydiff.evaluation.grids import picture, to_bytes
@@ -51,9 +52,9 @@ class GenerationRequest:
     """Of these samples; apart from the experiment's."""
     labels: Draw | None = None
     """What labels are drawn from. uniform: every value alike often; of several label columns every combination that a
-    public record has, or all without public records. public: the public records' labels. as-data: those of the records
-    behind the samples, which no guarantee covers: epsilon is inf. None: as-data for a client's own model, uniform for
-    the server's."""
+    public record has. Of one column, or without public records: those of training records where labels are public,
+    else all. public: the public records' labels. as-data: those of the records behind the samples, which no guarantee
+    covers: epsilon is inf. None: as-data for a client's own model, uniform for the server's."""
     numbers: Numbers = "drawn"
     """Of a table: numbers drawn uniformly within their bins, or the bins' names."""
 
@@ -280,12 +281,16 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
 def _write_part(
     path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: SampleSource
 ) -> None:
-    """One parquet file: pixels (n, H, W, C) uint8, labels (n, K)."""
+    """One parquet file: pixels (n, H, W, C) uint8, labels (n, K), as the numbers that classes are called by."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    classes = {column: {"_type": "ClassLabel", "names": list(values)} for column, values in names.items()}
-    features: dict[str, Any] = {"image": {"_type": "Image"}, **classes}
+    numbers = {column: label_numbers(values) for column, values in names.items()}
+    features: dict[str, Any] = {"image": {"_type": "Image"}}
+    for column, values in names.items():  # a ClassLabel names 0, 1, ...
+        named = {"_type": "ClassLabel", "names": list(values)}
+        is_named = numbers[column] == list(range(len(values)))
+        features[column] = named if is_named else {"_type": "Value", "dtype": "int64"}
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema(
         [("image", image), *((column, pa.int64()) for column in names)],
@@ -299,6 +304,6 @@ def _write_part(
         buffer = io.BytesIO()
         picture(each).save(buffer, format="PNG")
         images.append({"bytes": buffer.getvalue(), "path": None})
-    arrays = [images, *(column.tolist() for column in labels.T)]
+    arrays = [images, *([numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True))]
     table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
     pq.write_table(table, path)

@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
+from raydiff.data.records import label_values
 from raydiff.data.tables import encode, rows_file
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
@@ -172,13 +173,11 @@ class Sampler:
         columns = list(self.card.labels)
         if missing := [c for c in columns if c not in model_input]:
             raise ValueError(f"the input has no column {missing[0]!r}")
-        labels = torch.from_numpy(model_input[columns].to_numpy().astype(np.int64))
-        for name, values in zip(columns, labels.T, strict=True):
-            names = self.card.labels[name]
-            if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
-                wrong = int(values[(values < 0) | (values >= len(names))][0])
-                raise ValueError(f"{name} must be in 0..{len(names) - 1}, got {wrong}")
-        return labels
+        numbers = model_input[columns].to_numpy().astype(np.int64)
+        values = [
+            label_values(numbers[:, k], names, column) for k, (column, names) in enumerate(self.card.labels.items())
+        ]
+        return torch.from_numpy(np.stack(values, axis=1))
 
 
 def _load_pyfunc(path: str) -> Sampler:

@@ -139,6 +139,7 @@ def test_folders_that_are_no_data_set(tmp_path: Path) -> None:
     said = "holds 1 pictures but no folders of pictures: put each class in a folder"
     assert message(Data(name=str(zoo), **FEW)) == f"{zoo} {said}"
     animals(zoo / "deep" / "deeper")
+    animals(zoo / "shallow")
     assert message(Data(name=str(zoo), **FEW)).startswith(
         f"{zoo}/deep holds the folder deeper, but pictures must lie as"
     )

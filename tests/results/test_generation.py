@@ -104,12 +104,16 @@ def test_labels_of_the_servers_samples_are_nobodys(finished: Finished) -> None:
 def test_of_several_label_columns_those_combinations_are_drawn_that_public_records_have(finished: Finished) -> None:
     public = replace(finished.dataset.splits["public"], labels=torch.tensor([[0, 1], [1, 0], [0, 1]]))
     names = (("disc", "ring"), ("red", "blue", "green"))
-    for records, pool in (
-        (public, [[0, 1], [1, 0]]),
-        (public.select(torch.arange(0)), [[a, b] for a in range(2) for b in range(3)]),
+    none, train = public.select(torch.arange(0)), replace(public, labels=torch.tensor([[1, 2], [0, 1], [1, 2]]))
+    for records, declared, pool in (
+        (public, ("labels",), [[0, 1], [1, 0]]),
+        (none, ("labels",), [[0, 1], [1, 2]]),  # those that were trained on
+        (none, (), [[a, b] for a in range(2) for b in range(3)]),
     ):
-        splits = {**finished.dataset.splits, "public": records}
-        other = replace(finished, dataset=replace(finished.dataset, splits=splits, label_names=names))
+        splits = {**finished.dataset.splits, "public": records, "train": train}
+        published = replace(finished.published, declared=declared)
+        dataset = replace(finished.dataset, splits=splits, label_names=names)
+        other = replace(finished, dataset=dataset, published=published)
         assert other.source(None).labels.tolist() == pool
     with pytest.raises(ValueError, match=r"^labels must be uniform or as-data without public records"):
         other.source(None, "public")
