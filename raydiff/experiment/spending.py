@@ -117,7 +117,8 @@ def charge(experiment: Experiment, folder: Path) -> None:
                 first, record = next(iter(state.early.items()), (folder, record))
                 book.add({**record, "key": _key(first, book)}, len(state.records) + 1)
     number = max(n for n, record in enumerate(state.records, 1) if record.get("key") == key)
-    write_text(folder / NOTE, sealed({"key": key, "book": book.folder.name, "record": number}), durable=True)
+    note = {"key": key, "book": book.folder.name, "record": number}
+    write_text(folder / NOTE, sealed(note, folder / NOTE), durable=True)
 
 
 def _bound(experiment: Experiment, folder: Path) -> BudgetLog | None:
@@ -287,7 +288,7 @@ def _key(folder: Path, book: BudgetLog) -> str:
     if not (folder / NOTE).exists():
         fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}
         with suppress(FileExistsError):  # Another process was faster.
-            write_text(folder / NOTE, sealed(fresh), durable=True, if_absent=True)
+            write_text(folder / NOTE, sealed(fresh, folder / NOTE), durable=True, if_absent=True)
     return _key_of(folder)
 
 

@@ -33,7 +33,8 @@ def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
             *_lines(f"the {len(protected)} protected ones alone", protected),
         ]
     if keep:
-        write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "text": lines}, indent=1))
+        path, fields = folder / "composed.json", {"trials": [f.name for f in folders], "text": lines}
+        write_text(path, sealed(fields, path, indent=1))
     return "\n".join(lines)
 
 

@@ -149,7 +149,7 @@ def open_ended(at: Path) -> list[str]:
 def write(at: Path, this: Plan, secret: bytes, *, again: Collection[str] = UNFINISHED) -> None:
     """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run `again`, by outcome or reason."""
     trial.keep_secret(at, secret)  # First, since the trials in sweep.json are named by it.
-    write_text(at / "sweep.json", sealed(this, indent=1))
+    write_text(at / "sweep.json", sealed(this, at / "sweep.json", indent=1))
     for folder, outcome in outcomes(at):
         if not {outcome["outcome"], outcome.get("reason")}.isdisjoint(again):
             (folder / "outcome.json").unlink()

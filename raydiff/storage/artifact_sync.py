@@ -14,7 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from raydiff import seeding
-from raydiff.formats.json_files import parse_json, read_json, sealed
+from raydiff.formats.json_files import identity, parse_json, read_json, sealed
 from raydiff.storage import staging
 from raydiff.storage.atomic_files import write_bytes
 from raydiff.storage.object_store import ObjectStore, is_bucket
@@ -41,7 +41,7 @@ def put(folder: Path) -> None:
     if (folder / ERROR).exists():
         storage_at(folder, private=True).put(ERROR, (folder / ERROR).read_bytes())
     if now != before:
-        storage.put(NAMES, sealed({"files": now}).encode())
+        storage.put(NAMES, sealed({"files": now}, identity(storage.describe(NAMES))).encode())
         storage.delete(name for name in before if name not in now)
 
 
