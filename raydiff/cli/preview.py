@@ -69,7 +69,10 @@ def main(argv: Sequence[str]) -> int:
     counts = partition.counts(train, parts, len(dataset.base_names))
     norms = overview.norms(public, center=center) if len(public) else None
     print(_source(dataset), _labels(dataset), _norms(norms, clip), _clients(dataset, counts), sep="\n\n")
-    folder = options.out or staging.root(experiment.runtime.storage) / "previews" / Path(name).absolute().name
+    storage = staging.root(experiment.runtime.storage)
+    if not options.out:
+        staging.create(storage)
+    folder = options.out or storage / "previews" / Path(name).absolute().name
     folder.mkdir(parents=True, exist_ok=True)
     if norms is not None:
         overview.draw_pictures(public, dataset.label_names[0], folder / "pictures.png")

@@ -23,7 +23,6 @@ REMEDIES = {
 """What to do about a damaged file, by its name."""
 KEYED = "hmac:"
 """Prefix of a config's `data_digest`."""
-HEX = re.compile("[0-9a-f]{64}")
 SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
 TRIAL = re.compile("[0-9a-f]{16}")
 """Name of a trial's folder."""
@@ -53,9 +52,8 @@ def unsealed(text: str, of: str) -> Any:
     tree = json.loads(text)
     if not isinstance(tree, dict) or not tree:
         return tree
-    last = list(tree)[-1]
-    if "sha256" not in tree and not (len(last) == len("sha256") and HEX.fullmatch(str(tree[last]))):
-        return tree  # One flip can change the field's name or what it holds, not both.
+    if "sha256" not in tree and "of" not in tree:  # One flip can change one of these names.
+        return tree
     seal = SEAL.search(text)
     if seal is None or hashlib.sha256(text[: seal.start()].encode()).hexdigest() != seal[2]:
         raise ValueError("it is not what was written")
@@ -147,6 +145,15 @@ def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     for folder in trial_folders(sweep, "outcome.json"):
         if (outcome := read_outcome(folder)) is not None:
             yield folder, outcome
+
+
+def read_plan(sweep: Path, *, needs: str = "") -> dict[str, Any]:
+    """Return a sweep's sweep.json. Raises ValueError where it is damaged, or does not plan the trials that began."""
+    path, begun = sweep / "sweep.json", [folder.name for folder in trial_folders(sweep)]
+    plan = read_json(path, needs=needs)
+    if not str(plan.get("search")).startswith("optuna") and (others := {*begun} - {*plan.get("trials", begun)}):
+        raise ValueError(f"{path} is of another sweep, without trial {min(others)}: {REMEDIES[path.name]}")
+    return plan
 
 
 def trial_folders(sweep: Path, holding: str = "config.json") -> list[Path]:

@@ -3,8 +3,8 @@
 The client takes the server's model, trains what the method personalises on its own records, and sends nothing. `save`
 keeps the trained part alone; `reopen` needs the run.
 
-    personal-0.001.safetensors     the personal part trained at learning rate 0.001
-    personal-0.001.json            its card: of which run, on what, how
+    personal-0.001.safetensors     the personal part trained at learning rate 0.001, with its card
+    personal-0.001.json            the card to read: of which run, on what, how
 """
 
 from __future__ import annotations
@@ -184,23 +184,18 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
         **more,
     }
     path = folder / f"personal-{rate}.safetensors"
-    write_tensors(path, stage.state)
+    write_tensors(path, stage.state, note=json.dumps(card))
     write_text(path.with_suffix(".json"), json.dumps(card, indent=1))
     return path
 
 
 def reopen(finished: Finished, path: Path) -> Deployed:
     """Return the model from what `save` wrote. Raises ValueError where that is missing, damaged, or of another run."""
-    card_path = path.with_suffix(".json")
-    if not path.exists() or not card_path.exists():
-        raise ValueError(f"there is no personal part {path} with its card {card_path.name} beside it")
-    try:
-        state, _ = read_tensors(path)
-        card = json.loads(card_path.read_text())
-        trial, server = card["trial"], card["server"]
-    except Exception as e:  # by kind of damage: SafetensorError, JSONDecodeError, KeyError, ...
-        raise ValueError(f"the personal part {path} is damaged ({type(e).__name__})") from None
-    here = finished.trial.experiment.digest
+    if not path.exists():
+        raise ValueError(f"there is no personal part {path}")
+    state, note = read_tensors(path)
+    card, here = json.loads(note), finished.trial.experiment.digest
+    trial, server = card["trial"], card["server"]
     if (trial, server) != (here, tree.digest(finished.server)):
         raise ValueError(f"the personal part {path} is of the trial {trial}, with another server's state than {here}'s")
     return finished.trial.experiment.method.deploy(finished.server, state)

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from raydiff.experiment import spending, trial
@@ -44,7 +45,9 @@ class Ended:
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI; follows "open the runs "."""
-        return str(read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {self.folder}"))
+        return str(
+            read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {quote(str(self.folder))}")
+        )
 
     @property
     def code(self) -> int:
@@ -153,7 +156,7 @@ def _run(
     try:
         _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
     except KeyboardInterrupt:
-        print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
+        print(f"interrupted while reporting; to make the report: raydiff report {quote(str(folder))}", flush=True)
         _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
         ended = replace(ended, interrupted=True)
     return ended

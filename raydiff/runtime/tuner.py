@@ -26,6 +26,7 @@ from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
+from raydiff.formats.json_files import trial_folders
 from raydiff.runtime import device_faults, search, sweep_folder
 from raydiff.runtime.cluster import NODE, grows, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
@@ -119,8 +120,8 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
 def _without_outcome(plan: Planned, progress: SweepProgress) -> tuple[list[Experiment], int]:
     """Trials to run, interrupted ones first, and how many Optuna has suggested so far."""
     planned = {e.digest for e in plan.trials}
-    files = sorted(plan.folder.glob("trials/*/config.json")) if plan.suggested else []
-    suggested = [configuration.read(f) for f in files if f.parent.name not in planned]
+    folders = trial_folders(plan.folder) if plan.suggested else []
+    suggested = [configuration.read(f / "config.json") for f in folders if f.name not in planned]
     pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in (*plan.trials, *suggested))
     pending.sort(key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
     return pending, len(suggested)

@@ -96,19 +96,6 @@ class Checkpoint:
         stored = self._latest_states(before).get(str(client))
         return None if stored is None else self._required(STATE.format(client, *stored), stored[1])
 
-    def client_state(self, client: int, number: int) -> Params | None:
-        """A client's state after exactly this round, committed or not; None if there is none."""
-        self.flush()
-        digest = self._states().get((client, number))
-        return None if digest is None else self._required(STATE.format(client, number, digest), digest)
-
-    def _states(self) -> dict[tuple[int, int], str]:
-        """(client, round) -> the checksum of its stored state; of several, which retries left, that of the latest."""
-        names = self._names("clients")
-        if len({(m["client"], m["round"]) for m in names}) < len(names):
-            names.sort(key=lambda m: self.storage.modified(f"clients/{m[0]}") or 0.0)
-        return {(int(m["client"]), int(m["round"])): m["checksum"] for m in names}
-
     def _latest_states(self, before: int) -> dict[str, Stored]:
         """Client -> its latest state, by the last commit of a round earlier than `before`."""
         if before - 1 not in self._latest:
@@ -133,9 +120,10 @@ class Checkpoint:
         if not isinstance(release.event, Gaussian):
             return release
         name = RELEASE.format(client, number)
-        about = {"event": event_to_dict(release.event), "bytes": release.nbytes, "metrics": dict(metrics)}
+        about: dict[str, Any] = {"client": client, "event": event_to_dict(release.event), "bytes": release.nbytes}
         saved, digest = self._saved.get(client, (INITIAL, ""))
-        about["state"] = digest if saved == number else None  # Whoever resends it needs the state, too.
+        state = digest if saved == number else None  # Whoever resends it needs the state, too.
+        about |= {"metrics": dict(metrics), "state": state}
         first = self.storage.put_if_absent(name, self._dump(name, release.value, **about))
         stored = None if first else self.load_sent(client, number)
         self.check_open(number)  # Last: a commit in between may have removed another message than this one.
@@ -176,31 +164,32 @@ class Checkpoint:
         messages: dict[tuple[int, int], Mapping[str, Any]] = {}
         names = [m for m in self._names("releases") if int(m["round"]) > number]
         for m in sorted(names, key=lambda m: m["client"] is None):  # Of two, the unprotected message counts.
-            for client, about in self._messages(m):
-                messages[int(m["round"]), client] = about
+            for about in self._messages(m):
+                messages[int(m["round"]), about["client"]] = about
         return [
             (later, client, event_from_dict(about["event"]), int(about["bytes"]))
             for (later, client), about in sorted(messages.items())
         ]
 
-    def _messages(self, m: re.Match[str]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """(client, what its message reveals) in a file of releases/."""
+    def _messages(self, m: re.Match[str]) -> list[dict[str, Any]]:
+        """What each message in a file of releases/ reveals; none if a commit has just removed the file."""
         name = f"releases/{m[0]}"
-        if m["client"] is not None:
-            if (stored := self._load(name)) is not None:  # else a commit has just removed it
-                yield int(m["client"]), stored[1]
-            return
-        for line in (self.storage.get(name) or b"").splitlines():
-            about = self._parse(name, line, needs="event")
-            yield about["client"], about
+        if m["client"] is None:
+            lines = (self.storage.get(name) or b"").splitlines()
+            return [self._parse(name, line, needs="event") for line in lines]
+        stored = self._load(name)
+        return [] if stored is None else [stored[1]]
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make a round count; remove older states and messages. Raises LeaseLost as `check_open`, changing nothing."""
         self.flush()
-        names, states = self._names("clients"), self._states()
+        names = self._names("clients")
+        new = [m for m in names if int(m["round"]) == number]
+        if len({m["client"] for m in new}) < len(new):  # A retry had other bits: the latest one counts.
+            new.sort(key=lambda m: self.storage.modified(f"clients/{m[0]}") or 0.0)
         earlier = [n for n in self._rounds("commit") if n < number]
         before, previous = self._record(earlier[-1]) if earlier else ({"states": {}}, None)
-        latest = {**before["states"], **{str(c): [of, digest] for (c, of), digest in states.items() if of == number}}
+        latest = {**before["states"], **{str(int(m["client"])): [number, m["checksum"]] for m in new}}
         saved, server = self._saved.get(None, (INITIAL, None))
         links = {"server": server if saved == number else None, "states": latest, "previous": previous}
         data = sealed({**record, **links}, self._identity(COMMIT.format(number))).encode()

@@ -19,30 +19,20 @@ NAMES = {
     "owners": re.compile(r"\d{5,}\.json"),
     "cache": re.compile(r"[\w-]+\.safetensors"),
 }
-"""Names of a kind of file, or in the folder of this name."""
-FREE = ("artifacts", "beats", "report")
-"""Folders whose files may have any name."""
-OTHERS = re.compile(
-    r"(sweep|composed|config|outcome|budget|bucket|files)\.json|(metrics|rejected)\.jsonl|(lost|error)\.txt|secret"
-    r"|\.(git|ray)ignore|\..+\.[0-9a-f]{8}"  # The last ones are being written, or were when their process died.
+"""Names of the files of a kind; of the last four, in the folder of this name."""
+_ANY = {kind: re.sub(r"\?P<\w+>", "?:", pattern.pattern) for kind, pattern in NAMES.items()}
+OURS = re.compile(
+    rf"(trials/{TRIAL.pattern}/)?({_ANY['commit']}|{_ANY['server']}|releases/({_ANY['releases']})|clients/{_ANY['clients']}"
+    r"|(config|outcome|budget|sweep|composed|files)\.json|(metrics|rejected)\.jsonl|(lost|error)\.txt|secret"
+    rf"|owners/{_ANY['owners']}|cache/{_ANY['cache']}|(artifacts|beats|newcomers|report|train)/.*"
+    r"|(\w+/)?\..+\.[0-9a-f]{8})"  # a temporary name, which a process that died leaves
 )
+"""Paths below a sweep's folder."""
 
 
 def strays(sweep: Path) -> str:
-    """Return how many files of a sweep's folder have names that raydiff does not give, which are ignored; "": none."""
-    paths = [path.relative_to(sweep) for path in sorted(sweep.rglob("*")) if path.is_file()]
-    odd = [str(path) for path in paths if not _expected(path.parts)]
-    count = f"{len(odd)} files" if len(odd) > 1 else "1 file"
-    return f"{count} of other names than raydiff gives in {sweep}, ignored: {odd[0]!r}" if odd else ""
-
-
-def _expected(parts: tuple[str, ...]) -> bool:
-    *folders, name = parts
-    if folders[:1] == ["trials"]:
-        if len(folders) < 2 or not TRIAL.fullmatch(folders[1]):
-            return False
-        folders = folders[2:]
-    if not folders:
-        return any(p.fullmatch(name) for p in (OTHERS, NAMES["commit"], NAMES["server"]))
-    pattern = NAMES.get(folders[0])
-    return folders[0] in FREE or (pattern is not None and bool(pattern.fullmatch(name) or OTHERS.fullmatch(name)))
+    """Say how many files of a sweep's folder are ignored, since raydiff gives no such names; "": none."""
+    paths = [str(path.relative_to(sweep)) for path in sorted(sweep.rglob("*")) if path.is_file()]
+    odd = [path for path in paths if not OURS.fullmatch(path)]
+    count = f"{len(odd)} files, such as" if len(odd) > 1 else "1 file,"
+    return f"ignored in {sweep}, since raydiff gives no such names: {count} {odd[0]}" if odd else ""

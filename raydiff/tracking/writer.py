@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.formats import metric_names
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import read_json, trial_folders
 from raydiff.tracking import mlflow_store
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
 
@@ -169,7 +169,7 @@ class Mlflow(threading.Thread):
         self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.log_sampler)
 
     def _update(self) -> None:
-        for folder in sorted(path.parent for path in self.sweep.glob("trials/*/config.json")):
+        for folder in trial_folders(self.sweep):
             followed = self._trials.get(folder.name)
             if followed is None or followed.ended_ns != modified_ns(folder / "outcome.json"):
                 self._update_trial(folder)
