@@ -170,10 +170,6 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    trial.store.ledger()  # reads all commits: the outcome's epsilon is theirs
-    last = trial.store.last_commit()
-    if last is None:
-        raise ValueError(f"the commits are gone from {folder}")
     compute(experiment)  # threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
     if not config.is_of(experiment, dataset, _secret(trial)):
@@ -181,6 +177,10 @@ def open_finished(folder: Path) -> Finished:
             f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
             f"{trial.sweep / 'secret'} is damaged"
         )
+    trial.store.ledger()  # reads all commits: the outcome's epsilon is theirs
+    last = trial.store.last_commit()
+    if last is None:
+        raise ValueError(f"the commits are gone from {folder}")
     server, views = tree.without(SERVER_ONLY, trial.store.load_server(last[0])), []
     for view in ("server", "outsiders"):
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()}

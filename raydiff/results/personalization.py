@@ -3,8 +3,8 @@
 The client takes the server's model, trains what the method personalises on its own records, and sends nothing. `save`
 keeps the trained part alone; `reopen` needs the run.
 
-    personal-0.001.safetensors     the personal part trained at learning rate 0.001, with its card
-    personal-0.001.json            the card to read: of which run, on what, how
+    personal-0.001.safetensors     the personal part trained at learning rate 0.001
+    personal-0.001.json            its card: of which run, on what, how
 """
 
 from __future__ import annotations
@@ -173,6 +173,7 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
         "sweep": finished.trial.sweep.name,
         "round": finished.round,
         "server": tree.digest(finished.server),
+        "part": tree.digest(stage.state),
         "method": overrides.to_dict(finished.trial.experiment.method),
         "data": joining.client.says,
         "records": len(joining.client.records),
@@ -184,18 +185,25 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
         **more,
     }
     path = folder / f"personal-{rate}.safetensors"
-    write_tensors(path, stage.state, note=json.dumps(card))
+    write_tensors(path, stage.state)
     write_text(path.with_suffix(".json"), json.dumps(card, indent=1))
     return path
 
 
 def reopen(finished: Finished, path: Path) -> Deployed:
     """Return the model from what `save` wrote. Raises ValueError where that is missing, damaged, or of another run."""
-    if not path.exists():
-        raise ValueError(f"there is no personal part {path}")
-    state, note = read_tensors(path)
-    card, here = json.loads(note), finished.trial.experiment.digest
-    trial, server = card["trial"], card["server"]
+    card_path = path.with_suffix(".json")
+    if not path.exists() or not card_path.exists():
+        raise ValueError(f"there is no personal part {path} with its card {card_path.name} beside it")
+    try:
+        state, _ = read_tensors(path)
+        card = json.loads(card_path.read_text())
+        trial, server = card["trial"], card["server"]
+    except Exception as e:  # by kind of damage: SafetensorError, JSONDecodeError, KeyError, ...
+        raise ValueError(f"the personal part {path} is damaged ({type(e).__name__})") from None
+    if card.get("part") != tree.digest(state):
+        raise ValueError(f"the personal part {path} is damaged (it is not the one of {card_path.name})")
+    here = finished.trial.experiment.digest
     if (trial, server) != (here, tree.digest(finished.server)):
         raise ValueError(f"the personal part {path} is of the trial {trial}, with another server's state than {here}'s")
     return finished.trial.experiment.method.deploy(finished.server, state)

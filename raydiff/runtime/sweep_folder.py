@@ -50,7 +50,6 @@ def folder(base: Experiment, name: str) -> Path:
     at = place(base, name)
     storage = at.parents[1]
     check_writable(storage, "the storage folder", links=True)
-    staging.create(storage)
     staging.prepare(base.runtime.storage)
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # mkdir does not change the mode of an existing folder.
@@ -155,7 +154,8 @@ def open_ended(at: Path) -> list[str]:
 
 def write(at: Path, this: Plan, secret: bytes, *, again: Collection[str] = UNFINISHED) -> None:
     """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run `again`, by outcome or reason."""
-    trial.keep_secret(at, secret)  # First, since the trials in sweep.json are named by it.
+    staging.create(at.parents[1])
+    trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
     write_text(at / "sweep.json", sealed(this, at / "sweep.json", indent=1))
     for folder, outcome in outcomes(at):
         if not {outcome["outcome"], outcome.get("reason")}.isdisjoint(again):

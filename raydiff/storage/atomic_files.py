@@ -17,14 +17,13 @@ class LeaseLost(ValueError):
 
 
 def write_tensors(path: Path, tensors: Tensors, *, note: str = "") -> None:
-    """Write a safetensors file with a checksum and its name; `note` goes into its header."""
-    write_bytes(path, dump_tensors(tensors, path.name, note))
+    """Write a safetensors file with a checksum; `note` goes into its header."""
+    write_bytes(path, dump_tensors(tensors, note=note))
 
 
-def read_tensors(path: Path, of: str | None = None) -> tuple[Params, str]:
-    """(tensors, note) of a file that `write_tensors` wrote, or of another `dump_tensors`. Raises ValueError with the
-    path if it is damaged or a copy of another one."""
-    return load_tensors(path.read_bytes(), path, of or path.name)
+def read_tensors(path: Path) -> tuple[Params, str]:
+    """(tensors, note) of a file that `write_tensors` wrote. Raises ValueError with the path if it is damaged."""
+    return load_tensors(path.read_bytes(), path)
 
 
 def write_text(path: Path, text: str, *, durable: bool = False, if_absent: bool = False) -> None:

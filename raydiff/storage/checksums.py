@@ -17,7 +17,7 @@ _START = b'{"__metadata__":{"seal":"{\\"sha256\\": \\"'  # The header begins so,
 _AT = 8 + len(_START)
 
 
-def dump_tensors(tensors: Tensors, of: str, note: str = "") -> bytes:
+def dump_tensors(tensors: Tensors, of: str = "", note: str = "") -> bytes:
     """A safetensors file with its checksum, and what it is `of` and `note` in its header."""
     from safetensors.torch import save
 
@@ -33,9 +33,9 @@ def checksum(data: bytes) -> str:
     return data[_AT : _AT + 16].decode(errors="replace")
 
 
-def load_tensors(data: bytes, where: object, of: str) -> tuple[Params, str]:
+def load_tensors(data: bytes, where: object, of: str | None = None) -> tuple[Params, str]:
     """The tensors and note of a file that `dump_tensors` made. They are aligned as freshly allocated ones, so that
-    products have the same bits. Raises ValueError, naming `where`, if the file is damaged or not `of` this."""
+    products have the same bits. Raises ValueError, naming `where`, if the file is damaged, or not `of` this, if given."""
     from safetensors.torch import load
 
     if data[8:_AT] != _START:
@@ -46,6 +46,6 @@ def load_tensors(data: bytes, where: object, of: str) -> tuple[Params, str]:
         raise ValueError(f"{where} is damaged: its checksum does not match")
     header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     seal: dict[str, str] = json.loads(header["__metadata__"]["seal"])
-    if seal.get("of") != of:
-        raise ValueError(f"{where} is damaged: it is a copy of {seal.get('of', 'another file')}")
+    if of not in (None, seal.get("of")):
+        raise ValueError(f"{where} is damaged: it is a copy of {seal.get('of') or 'another file'}")
     return {k: aligned(v) for k, v in load(data).items()}, seal["note"]

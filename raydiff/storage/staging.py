@@ -25,6 +25,7 @@ PLACE = "RAYDIFF_CACHE"
 DEFAULT = "~/raydiff/buckets"
 IGNORES, EVERYTHING = (".gitignore", ".rayignore"), "*\n"
 FOLDERS = ("sweeps", "budgets", "previews", "mlflow-artifacts")
+OURS = re.compile(rf"{'|'.join(FOLDERS)}|read|processes|bucket\.json|mlflow\.db.*|\.DS_Store")
 SECRET = "RAYDIFF_NOISE_SECRET"  # environment variable with the noise secret, in hexadecimal digits
 
 
@@ -53,10 +54,10 @@ def prepare(storage: str) -> None:
 
 def create(storage: Path) -> None:
     """Create a storage folder of which neither git nor `ray job submit` takes a file: they ignore all of it, or, where
-    it existed and holds other files, raydiff's folders in it."""
+    it holds other files, raydiff's folders in it."""
     storage.mkdir(parents=True, exist_ok=True)
     ignore = storage / IGNORES[0]
-    whole = ignore.read_text() == EVERYTHING if ignore.exists() else not any(storage.iterdir())
+    whole = ignore.read_text() == EVERYTHING if ignore.exists() else all(map(OURS.fullmatch, os.listdir(storage)))
     for folder in [storage] if whole else [storage / name for name in FOLDERS]:
         folder.mkdir(exist_ok=True)
         for name in IGNORES:
