@@ -34,7 +34,9 @@ from raydiff.tracking.writer import Mlflow
 Plan = dict[str, Any]
 """The content of sweep.json."""
 UNFINISHED = ("failed", "killed", "time budget")  # outcomes and reasons of trials that a resumed sweep runs again
-NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
+FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
+NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
+LONGEST = 200  # bytes of a name: file systems take 255
 REMEDY = "give --runtime.storage a folder on a local disk, NFS or Lustre, or a bucket"
 
 
@@ -42,6 +44,8 @@ def place(base: Experiment, name: str) -> Path:
     """Return <storage>/sweeps/<name> on this machine; nothing is created. Raises ValueError for an invalid name."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
+    if len(os.fsencode(name)) > LONGEST:
+        raise ValueError(f"--name must be at most {LONGEST} letters, got {len(name)}")
     return staging.root(base.runtime.storage) / "sweeps" / name
 
 
