@@ -15,6 +15,7 @@ if "RAYDIFF_DATA" in os.environ:  # tests change the working directory
 import fcntl
 import functools
 import hashlib
+import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,6 +35,7 @@ from raydiff.evaluation.quality import features
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.federated.method import Method
+from raydiff.formats import json_files
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
@@ -42,6 +44,7 @@ from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants, grid, private_gradient
+from raydiff.storage import file_names
 from raydiff.storage.atomic_files import read_tensors, write_tensors
 from raydiff.tree import Params
 
@@ -55,6 +58,7 @@ SHARING = {
     **dict.fromkeys(("test_elastic", "test_faults", "test_processes_die"), "nodes"),
 }
 """Files outside `runtime` that share a process, since they share an undisturbed sweep or a cluster."""
+TRIAL, PATHS = json_files.TRIAL, file_names.OURS
 LONG = ("test_hangs", "test_cut_network")  # files that take longer than all but these groups
 
 
@@ -129,6 +133,22 @@ def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "train_cnn", functools.lru_cache(maxsize=16)(shared))
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def readable_names_of_trials() -> Iterator[None]:
+    """Trials that tests write are called "a" or "beforePFDM0", not by 16 digits; `digests` undoes it."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_files, "TRIAL", re.compile(r"[\w.-]+"))
+        patch.setattr(file_names, "OURS", re.compile(PATHS.pattern.replace(TRIAL.pattern, r"[\w.-]+", 1)))
+        yield
+
+
+@pytest.fixture
+def digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials are called by their digests alone, as outside of tests."""
+    monkeypatch.setattr(json_files, "TRIAL", TRIAL)
+    monkeypatch.setattr(file_names, "OURS", PATHS)
 
 
 @pytest.fixture(autouse=True)

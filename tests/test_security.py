@@ -215,7 +215,7 @@ def test_a_config_s_data_set_is_no_function_that_has_nothing_to_do_with_data_set
 def test_a_config_s_method_is_no_other_class(tmp_path: Path, tiny: Experiment, kind: str) -> None:
     fields = overrides.to_dict(tiny)
     fields["method"] = {"kind": kind, "args": ["touch", str(tmp_path / "made")]}
-    (tmp_path / "config.json").write_text(sealed(fields))
+    (tmp_path / "config.json").write_text(sealed(fields, "config.json"))
     with pytest.raises(ValueError, match=f"{kind} is no method"):
         config.read(tmp_path / "config.json")
     with pytest.raises(ValueError, match=f"{kind} is no method"):
@@ -235,9 +235,9 @@ def test_a_module_in_the_folder_that_was_sent_is_not_imported(tmp_path: Path, mo
 
 def test_who_can_write_can_write_a_digest_too(tmp_path: Path) -> None:
     """It says so on the page: digests are against damage."""
-    (tmp_path / "outcome.json").write_text(sealed({"outcome": "finished", "epsilon": 9.0}))
-    forged = unsealed((tmp_path / "outcome.json").read_text()) | {"epsilon": 1.0}
-    (tmp_path / "outcome.json").write_text(sealed(forged))
+    (tmp_path / "outcome.json").write_text(sealed({"outcome": "finished", "epsilon": 9.0}, "outcome.json"))
+    forged = unsealed((tmp_path / "outcome.json").read_text(), "outcome.json") | {"epsilon": 1.0}
+    (tmp_path / "outcome.json").write_text(sealed(forged, "outcome.json"))
     assert read_json(tmp_path / "outcome.json")["epsilon"] == 1.0
 
 

@@ -60,7 +60,8 @@ def main(argv: Sequence[str]) -> int:
     experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
     trial.resolve(experiment)
     print("trying it with a few steps, evaluation and all ...", flush=True)
-    train = f"raydiff run {out}    # about {duration(estimate.alone(experiment))} on the machine that wrote this"
+    train = shlex.join(["raydiff", "run", str(out)])
+    train += f"    # about {duration(estimate.alone(experiment))} on the machine that wrote this"
     classes = dataset.label_names[0]
     named = f": {', '.join(map(str, classes))}" if len(classes) <= NAMED else ""
     about = f"{name}: {dataset.says}, {len(classes)} classes{named}"

@@ -15,8 +15,9 @@ from time import localtime, strftime
 from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.experiment import config
 from raydiff.experiment.study import varying
-from raydiff.formats.json_files import outcomes, read_json, read_outcome
+from raydiff.formats.json_files import outcomes, read_outcome, read_plan, trial_folders
 from raydiff.formats.tables import aligned, size
+from raydiff.storage.file_names import strays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,7 @@ class ListOptions(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Print a line for each sweep, or for each trial of one."""
     options = parse(ListOptions, argv, __doc__)
+    sweeps: list[Path] = []
     if options.name is not None:
         rows = trials(sweep_named(options.storage, options.name))
     else:
@@ -35,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
         if not sweeps:
             raise ValueError(f"there are no sweeps in {options.storage}")
         rows = [(strftime("%Y-%m-%d %H:%M", localtime(changed(s))), s.name, state(s), disk_use(s)) for s in sweeps]
-    print(*aligned(rows), sep="\n")
+    print(*aligned(rows), *filter(None, map(strays, sweeps)), sep="\n")
     return 0
 
 
@@ -49,7 +51,7 @@ def sweep_named(storage: Path, name: str) -> Path:
 
 def trials(sweep: Path) -> list[tuple[str, ...]]:
     """(digest, name, outcome, size, guarantee) of each trial that has begun. Raises ValueError where none has."""
-    folders = sorted(path.parent for path in sweep.glob("trials/*/config.json"))
+    folders = trial_folders(sweep)
     if not folders:
         raise ValueError(f"no trial of {sweep.name} has begun")
     experiments = [config.read(folder / "config.json") for folder in folders]
@@ -62,7 +64,7 @@ def trials(sweep: Path) -> list[tuple[str, ...]]:
 
 def state(sweep: Path) -> str:
     """`24 finished, 1 failed of 30`."""
-    planned = len(read_json(sweep / "sweep.json", needs="trials")["trials"])
+    planned = len(read_plan(sweep, needs="trials")["trials"])
     ended = Counter(str(outcome["outcome"]) for _, outcome in outcomes(sweep))
     counts = ", ".join(f"{n} {outcome}" for outcome, n in sorted(ended.items())) or "nothing ended"
     return f"{counts} of {max(planned, ended.total())}"

@@ -77,7 +77,10 @@ def main(argv: Sequence[str]) -> int:
     about = _columns(dataset.mapping, public) if dataset.mapping else _norms(norms, clip)
     labels = _labels(dataset, ("public",) if hides_labels else SPLITS)
     print(_source(dataset), labels, about, _clients(dataset, counts, hides_labels=hides_labels), sep="\n\n")
-    folder = options.out or staging.root(experiment.runtime.storage) / "previews" / Path(name).absolute().name
+    storage = staging.root(experiment.runtime.storage)
+    if not options.out:
+        staging.create(storage)
+    folder = options.out or storage / "previews" / Path(name).absolute().name
     if not hides_labels:
         folder.mkdir(parents=True, exist_ok=True)
         figures.draw_counts(counts, dataset.base_names, folder / "partition.png")

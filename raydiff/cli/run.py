@@ -7,6 +7,7 @@ raydiff run --config ~/raydiff/sweeps/NAME/trials/DIGEST/config.json    a trial 
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,7 +43,8 @@ def main(argv: Sequence[str]) -> int:
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
     _print(outcome)
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
-    print(f"all numbers and samples as a page: raydiff report {ended.folder}\nopen the run {ended.opened_by}")
+    report = shlex.join(["raydiff", "report", str(ended.folder)])
+    print(f"all numbers and samples as a page: {report}\nopen the run {ended.opened_by}")
     ended.print_incomplete()
     return int(bool(ended.incomplete)) if outcome.get("outcome") == "finished" else ended.code or 1
 

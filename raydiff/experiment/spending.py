@@ -40,7 +40,7 @@ from raydiff.experiment.client_records import privacy_units
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.formats import rounding
-from raydiff.formats.json_files import read_json, read_outcome, sealed
+from raydiff.formats.json_files import read_json, read_outcome, sealed, trial_folders
 from raydiff.privacy import filters
 from raydiff.privacy.filters import Budget, Order
 from raydiff.privacy.release import Event, NonPrivate
@@ -117,7 +117,8 @@ def charge(experiment: Experiment, folder: Path) -> None:
                 first, record = next(iter(state.early.items()), (folder, record))
                 book.add({**record, "key": _key(first, book)}, len(state.records) + 1)
     number = max(n for n, record in enumerate(state.records, 1) if record.get("key") == key)
-    write_text(folder / NOTE, sealed({"key": key, "book": book.folder.name, "record": number}), durable=True)
+    note = {"key": key, "book": book.folder.name, "record": number}
+    write_text(folder / NOTE, sealed(note, folder / NOTE), durable=True)
 
 
 def _bound(experiment: Experiment, folder: Path) -> BudgetLog | None:
@@ -250,11 +251,11 @@ def _check_notes(book: BudgetLog, records: Sequence[dict[str, Any]], notes: Mapp
 
 
 def _notes(storage: Path, book: BudgetLog) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for path in storage.glob(f"sweeps/*/trials/*/{NOTE}"):
+    for folder in (f for sweep in storage.glob("sweeps/*") for f in trial_folders(sweep, NOTE)):
         with suppress(FileNotFoundError):  # removed meanwhile
-            note = read_json(path, needs="record")
+            note = read_json(folder / NOTE, needs="record")
             if note["book"] == book.folder.name:
-                yield path.parent, note
+                yield folder, note
 
 
 def _uncharged(
@@ -262,14 +263,14 @@ def _uncharged(
 ) -> Iterator[tuple[Path, tuple[Event, ...]]]:
     """Trials on these data without a record for all their rounds, and what they have sent."""
     whole = {folder for folder, note in notes.items() if note["record"] is not None}
-    for path in storage.glob("sweeps/*/trials/*/config.json"):
-        if path.parent not in whole:
+    for folder in (f for sweep in storage.glob("sweeps/*") for f in trial_folders(sweep)):
+        if folder not in whole:
             with suppress(FileNotFoundError):
-                data = read_json(path, needs="data")["data"]
+                data = read_json(folder / "config.json", needs="data")["data"]
                 if called(identity(data["name"])) == book.folder.name:
-                    yield path.parent, filters.worst(ledger_of(path.parent).server)
+                    yield folder, filters.worst(ledger_of(folder).server)
                 elif (other := data.get("public_from")) and called(identity(other)) == book.folder.name:
-                    yield path.parent, (AS_PUBLIC,)
+                    yield folder, (AS_PUBLIC,)
 
 
 def _note(folder: Path) -> dict[str, Any]:
@@ -287,7 +288,7 @@ def _key(folder: Path, book: BudgetLog) -> str:
     if not (folder / NOTE).exists():
         fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}
         with suppress(FileExistsError):  # Another process was faster.
-            write_text(folder / NOTE, sealed(fresh), durable=True, if_absent=True)
+            write_text(folder / NOTE, sealed(fresh, folder / NOTE), durable=True, if_absent=True)
     return _key_of(folder)
 
 

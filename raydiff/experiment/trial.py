@@ -104,7 +104,8 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
 
 def end(folder: Path, outcome: str, **more: Any) -> None:
     """Write a trial's outcome.json: finished, stopped, failed or killed."""
-    write_text(folder / "outcome.json", sealed({"outcome": outcome, **more}, indent=1), durable=True)
+    path = folder / "outcome.json"
+    write_text(path, sealed({"outcome": outcome, **more}, path, indent=1), durable=True)
     artifact_sync.put(folder)
 
 
@@ -144,7 +145,8 @@ def begin(trial: Trial) -> None:
     heartbeat.forget(trial.folder)
     if artifact_sync.get(trial.folder) and (trial.outcome() or {}).get("outcome") != "finished":
         (trial.folder / "outcome.json").unlink(missing_ok=True)
-    write_text(trial.folder / "config.json", sealed(overrides.to_dict(without_secret(trial.experiment)), indent=1))
+    path = trial.folder / "config.json"
+    write_text(path, sealed(overrides.to_dict(without_secret(trial.experiment)), path, indent=1))
     artifact_sync.put(trial.folder)
 
 
@@ -283,7 +285,8 @@ def _finish(
     if isinstance(experiment.method, WithTables) and experiment.evaluation is not None:
         tables |= experiment.method.tables(progress.server)
     for name, (columns, rows) in tables.items():
-        write_text(artifacts / f"{name}.json", sealed({"columns": columns, "data": rows}))
+        path = artifacts / f"{name}.json"
+        write_text(path, sealed({"columns": columns, "data": rows}, path))
     if trial.owner is not None:
         trial.owner()
     end(trial.folder, "finished", final=final, **_fields_of(*views), released=_released(trial, progress, views[1]))

@@ -1,7 +1,8 @@
 """JSON files of a sweep: configs, outcomes, lines of metrics.
 
 Their last field, sha256, is the digest of all bytes before it. It reveals damage, not forgery: who can write a file can
-write its digest. A file without one was written by hand, and is accepted.
+write its digest. A file without one was written by hand, and is accepted. The field before it says what the file is
+of, its trial and name, so that the file of another trial in its place is refused. It holds wherever the storage moves.
 """
 
 from __future__ import annotations
@@ -22,34 +23,49 @@ REMEDIES = {
 """What to do about a damaged file, by its name."""
 KEYED = "hmac:"
 """Prefix of a config's `data_digest`."""
-HEX = re.compile("[0-9a-f]{64}")
 SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
+TRIAL = re.compile("[0-9a-f]{16}")
+"""Name of a trial's folder."""
+OF = re.compile(rf"(?:^|/)((?:{TRIAL.pattern}|budgets/[^/]+)/(?:artifacts/)?[^/]+)$")
 
 
-def sealed(fields: Mapping[str, Any], *, indent: int | None = None) -> str:
-    """Return the fields, at least one, as JSON with their digest."""
-    body = json.dumps(fields, indent=indent)[:-1].rstrip()
+class Misplaced(ValueError):
+    """A whole file, or a line, of another trial or kind."""
+
+
+def identity(where: object) -> str:
+    """Return what the file at a path or URI is of: the digest of its trial, or its budget, and its name."""
+    match = OF.search(str(where))
+    return match[1] if match else str(where).rpartition("/")[2]
+
+
+def sealed(fields: Mapping[str, Any], of: str | Path, *, indent: int | None = None) -> str:
+    """Return the fields as JSON, with what they are `of`, of a path its `identity`, and their digest."""
+    body = json.dumps({**fields, "of": identity(of) if isinstance(of, Path) else of}, indent=indent)[:-1].rstrip()
     gap, end = (" ", "}") if indent is None else ("\n" + " " * indent, "\n}")
     return f'{body},{gap}"sha256": "{hashlib.sha256(body.encode()).hexdigest()}"{end}'
 
 
-def unsealed(text: str) -> Any:
-    """Return JSON's content without its digest. Raises ValueError where it is damaged."""
+def unsealed(text: str, of: str) -> Any:
+    """Return JSON's content without digest and identity. Raises ValueError where it is damaged, Misplaced where it is
+    not `of` this."""
     tree = json.loads(text)
     if not isinstance(tree, dict) or not tree:
         return tree
-    last = list(tree)[-1]
-    if "sha256" not in tree and not (len(last) == len("sha256") and HEX.fullmatch(str(tree[last]))):
-        return tree  # One flip can change the field's name or what it holds, not both.
+    if "sha256" not in tree and "of" not in tree:  # One flip can change one of these names.
+        return tree
     seal = SEAL.search(text)
     if seal is None or hashlib.sha256(text[: seal.start()].encode()).hexdigest() != seal[2]:
         raise ValueError("it is not what was written")
     del tree["sha256"]
+    if (other := tree.pop("of", "another file")) != of:
+        raise Misplaced(f"it is a copy of {other}")
     return tree
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a JSONL file, without those that a crash cut short or damage made unreadable."""
+    """Return the lines of a JSONL file, without those that a crash cut short or damage made unreadable. Raises
+    ValueError for a line of another file."""
     return [line for _, line in _numbered(path) if line is not None]
 
 
@@ -71,7 +87,7 @@ class Jsonl:
         """Append a round; a replayed one is ignored."""
         if step not in self._lines:
             self._lines[step] = {"step": step, "time": time.time(), **metrics}
-            self._append(sealed(self._lines[step]))
+            self._append(sealed(self._lines[step], self.path))
 
     def total(self, name: str) -> float:
         """Return the sum of a metric over the recorded rounds."""
@@ -88,7 +104,7 @@ def read_json(path: Path, *, needs: str = "", edited: bool = False, checksum: bo
 
 
 def parse_json(
-    data: bytes, where: object, *, needs: str = "", edited: bool = False, checksum: bool = False
+    data: bytes, where: object, *, needs: str = "", edited: bool = False, checksum: bool = False, of: str = ""
 ) -> dict[str, Any]:
     """Return the object in a JSON file.
 
@@ -97,14 +113,15 @@ def parse_json(
         needs: a field that it must have.
         edited: its checksum is not verified, since people may have edited it.
         checksum: it must have a checksum.
+        of: what it must be of; default: the `identity` of `where`.
 
-    Raises ValueError where it is damaged, is no JSON object, or lacks a field or checksum that it needs.
+    Raises ValueError where it is damaged, of another file, no JSON object, or lacks a field or checksum that it needs.
     """
     name = str(where).rpartition("/")[2]
     remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
     try:
         text = data.decode()
-        tree = json.loads(text) if edited else unsealed(text)
+        tree = json.loads(text) if edited else unsealed(text, of or identity(where))
     except (json.JSONDecodeError, UnicodeDecodeError) as e:
         says = "is damaged: it is not valid JSON" if checksum else "is not valid JSON"
         raise ValueError(f"{where} {says} ({e}){remedy}") from None
@@ -114,7 +131,7 @@ def parse_json(
         raise ValueError(f"{where} is damaged: it has no checksum{remedy}")
     if not isinstance(tree, dict) or (needs and needs not in tree):
         raise ValueError(f"{where} has no field {needs!r}{remedy}")
-    return {k: v for k, v in tree.items() if k != "sha256"} if edited else tree
+    return {k: v for k, v in tree.items() if k not in ("of", "sha256")} if edited else tree
 
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:
@@ -125,9 +142,25 @@ def read_outcome(folder: Path) -> dict[str, Any] | None:
 
 def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Yield (folder, `read_outcome`) of every trial that has ended, by digest."""
-    for path in sorted(sweep.glob("trials/*/outcome.json")):
-        if (outcome := read_outcome(path.parent)) is not None:
-            yield path.parent, outcome
+    for folder in trial_folders(sweep, "outcome.json"):
+        if (outcome := read_outcome(folder)) is not None:
+            yield folder, outcome
+
+
+def read_plan(sweep: Path, *, needs: str = "") -> dict[str, Any]:
+    """Return a sweep's sweep.json. Raises ValueError where it is damaged, or does not plan the trials that began."""
+    path, begun = sweep / "sweep.json", {folder.name for folder in trial_folders(sweep)}
+    plan = read_json(path, needs=needs)
+    free = str(plan.get("search")).startswith("optuna") or not SEAL.search(path.read_text())  # added to, or by hand
+    if not free and (others := begun.difference(plan["trials"])):
+        raise ValueError(f"{path} is of another sweep, without trial {min(others)}: {REMEDIES[path.name]}")
+    return plan
+
+
+def trial_folders(sweep: Path, holding: str = "config.json") -> list[Path]:
+    """Return the folders of a sweep's trials that have this file, by digest. Copies under other names are left out."""
+    folders = sorted(path.parent for path in sweep.glob(f"trials/*/{holding}"))
+    return [folder for folder in folders if TRIAL.fullmatch(folder.name)]
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -157,7 +190,9 @@ def _numbered(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
     for number, text in enumerate(texts, 1):
         if text:
             try:
-                line = unsealed(text)
+                line = unsealed(text, identity(path))
+            except Misplaced as e:
+                raise ValueError(f"line {number} of {path} is damaged: {e}: put back a copy of the file") from None
             except ValueError:
                 line = None
             yield number, line if isinstance(line, dict) and "step" in line else None

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,12 @@ import pandas as pd
 
 from raydiff.formats import json_files
 from raydiff.formats.csv_files import write_csv
+from raydiff.storage.file_names import NAMES, strays
 
 Row = dict[str, Any]
 
 VIEWS = ("server", "outsiders")
 """Whom a guarantee holds against."""
-SENT = re.compile(r"\d+-(\d+)\.safetensors|(\d+)-.*\.jsonl")
-"""Names of stored uploads, of a client or a node, with their round (`storage.checkpoint`)."""
 UNRECORDED = "metrics.jsonl lacks rounds in which something was sent"
 CUMULATIVE = (*(f"privacy/epsilon_{view}" for view in VIEWS), "privacy/auc_ceiling", "comm/bytes_up")
 """Metrics whose value in the last round is that of the whole trial."""
@@ -109,7 +107,7 @@ def main(argv: Sequence[str]) -> None:
 def _trials(sweep: Path) -> list[Path]:
     if not sweep.is_dir():
         raise ValueError(f"there is no folder {sweep}")
-    folders = sorted(path.parent for path in (sweep / "trials").glob("*/config.json"))
+    folders = json_files.trial_folders(sweep)
     if not folders:
         raise ValueError(f"{sweep} has no trials: nothing matches trials/*/config.json")
     return folders
@@ -122,8 +120,7 @@ def _run(folder: Path) -> Row:
     lines = json_files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
     last = lines[-1]["step"] if lines else -1
-    sent = filter(None, (SENT.fullmatch(path.name) for path in (folder / "releases").glob("*")))
-    behind = any(number > last for number in [*_unrecorded(folder), *(int(match[1] or match[2]) for match in sent)])
+    behind = any(number > last for number in [*_unrecorded(folder), *_rounds(folder / "releases", "releases")])
     for view in VIEWS:
         guarantee = end.get(view) or _guarantee_so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
@@ -145,9 +142,10 @@ def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: b
 
 
 def cut_short(sweep: Path) -> list[str]:
-    """A sentence for each trial whose metrics have unreadable lines, which both tables leave out, or lack rounds."""
-    messages = []
-    for path in sorted(path.with_name("metrics.jsonl") for path in (sweep / "trials").glob("*/config.json")):
+    """A sentence for each trial whose metrics have unreadable lines, which both tables leave out, or lack rounds, and
+    one for files of other names."""
+    messages = [*filter(None, [strays(sweep)])]
+    for path in (folder / "metrics.jsonl" for folder in json_files.trial_folders(sweep)):
         if numbers := json_files.cut_short(path):
             messages.append(f"line {', '.join(map(str, numbers))} of {path} cannot be read, as after a crash: left out")
         elif numbers := _unrecorded(path.parent):
@@ -158,7 +156,12 @@ def cut_short(sweep: Path) -> list[str]:
 def _unrecorded(folder: Path) -> list[int]:
     """The committed rounds without a line."""
     recorded = {line["step"] for line in json_files.read_lines(folder / "metrics.jsonl")}
-    return sorted({int(path.stem[7:]) for path in folder.glob("commit-*.json")} - recorded)
+    return sorted({*_rounds(folder, "commit")} - recorded)
+
+
+def _rounds(folder: Path, kind: str) -> list[int]:
+    """The rounds in the names of this kind."""
+    return [int(match["round"]) for path in folder.glob("*") if (match := NAMES[kind].fullmatch(path.name))]
 
 
 def of_one_type(values: pd.Series) -> pd.Series:

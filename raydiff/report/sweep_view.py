@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.formats.json_files import read_json, read_lines
+from raydiff.formats.json_files import read_lines, read_plan
 from raydiff.formats.tables import short
 from raydiff.report import load
 from raydiff.report.frontier.rows import EVAL, has, ranked_by, settings
@@ -140,7 +140,7 @@ class Section:
 def open_sweep(folder: Path) -> SweepView:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
     path = folder / "sweep.json"
-    return SweepView((folder,), load.runs(folder), load.rounds(folder), read_json(path) if path.exists() else {})
+    return SweepView((folder,), load.runs(folder), load.rounds(folder), read_plan(folder) if path.exists() else {})
 
 
 def join(sweeps: Sequence[SweepView]) -> SweepView:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +20,7 @@ from raydiff.experiment import config
 from raydiff.experiment.trial import Trial, compute, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY
+from raydiff.formats.json_files import trial_folders
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
@@ -157,7 +159,7 @@ class Finished:
         if not client.is_trained(self.round):
             raise ValueError(
                 f"the model of client {number} is gone from {self.trial.sweep / 'cache'}: run the trial again with "
-                f"raydiff run --config {self.trial.folder / 'config.json'}"
+                f"raydiff run --config {shlex.quote(str(self.trial.folder / 'config.json'))}"
             )
         return client
 
@@ -171,10 +173,6 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
     outcome = _finished(trial)
-    trial.store.ledger()  # reads all commits: the outcome's epsilon is theirs
-    last = trial.store.last_commit()
-    if last is None:
-        raise ValueError(f"the commits are gone from {folder}")
     compute(experiment)  # threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
     if not config.is_of(experiment, dataset, _secret(trial)):
@@ -182,6 +180,10 @@ def open_finished(folder: Path) -> Finished:
             f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
             f"{trial.sweep / 'secret'} is damaged"
         )
+    trial.store.ledger()  # reads all commits: the outcome's epsilon is theirs
+    last = trial.store.last_commit()
+    if last is None:
+        raise ValueError(f"the commits are gone from {folder}")
     server, views = tree.without(SERVER_ONLY, trial.store.load_server(last[0])), []
     for view in ("server", "outsiders"):
         fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()}
@@ -229,11 +231,12 @@ def find(run: str, sweeps: Path) -> Path:
     if "/" in run and not (sweeps / run).parent.is_dir():
         raise ValueError(f"there is no trial in {run}, and no sweep {run.rpartition('/')[0]} in {sweeps}")
     if (sweeps / run / "trials").is_dir():
-        return _one(run, [p for p in (sweeps / run / "trials").iterdir() if p.is_dir()], "say which, as SWEEP/DIGEST")
+        return _one(run, trial_folders(sweeps / run), "say which, as SWEEP/DIGEST")
     sweep, _, digest = run.rpartition("/")
     if not re.fullmatch("[0-9a-f]{4,16}", digest):
         raise ValueError(f"there is no run {run} in {sweeps}: name an MLflow run, a digest, SWEEP/DIGEST or a folder")
-    return _one(run, list(sweeps.glob(f"{sweep or '*'}/trials/{digest}*")), "give more digits, or SWEEP/DIGEST")
+    folders = [f for at in sorted(sweeps.glob(sweep or "*")) for f in trial_folders(at) if f.name.startswith(digest)]
+    return _one(run, folders, "give more digits, or SWEEP/DIGEST")
 
 
 def _one(run: str, matches: list[Path], advice: str) -> Path:

@@ -28,7 +28,7 @@ from raydiff.data.tables.rows_file import Numbers
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
 from raydiff.formats.csv_files import write_csv
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import read_json, trial_folders
 from raydiff.lookup import check_one_of
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import device
@@ -242,7 +242,7 @@ def _chosen(sweep: Path) -> dict[str, Any]:
         composition = composed_guarantee(sweep, keep=False)
     except ValueError as e:  # a damaged trial, or no theorem
         composition = f"the composed epsilon of all trials is unknown: {e}"
-    trials, says = len(list((sweep / "trials").glob("*"))), "no epsilon covers which of them was chosen"
+    trials, says = len(trial_folders(sweep)), "no epsilon covers which of them was chosen"
     return {"from_trials": trials, "spent_together": composition.splitlines(), "says": says}
 
 

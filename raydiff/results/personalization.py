@@ -173,6 +173,7 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
         "sweep": finished.trial.sweep.name,
         "round": finished.round,
         "server": tree.digest(finished.server),
+        "part": tree.digest(stage.state),
         "method": overrides.to_dict(finished.trial.experiment.method),
         "data": joining.client.says,
         "records": len(joining.client.records),
@@ -200,6 +201,8 @@ def reopen(finished: Finished, path: Path) -> Deployed:
         trial, server = card["trial"], card["server"]
     except Exception as e:  # by kind of damage: SafetensorError, JSONDecodeError, KeyError, ...
         raise ValueError(f"the personal part {path} is damaged ({type(e).__name__})") from None
+    if card.get("part") != tree.digest(state):
+        raise ValueError(f"the personal part {path} is damaged (it is not the one of {card_path.name})")
     here = finished.trial.experiment.digest
     if (trial, server) != (here, tree.digest(finished.server)):
         raise ValueError(f"the personal part {path} is of the trial {trial}, with another server's state than {here}'s")

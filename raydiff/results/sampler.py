@@ -5,14 +5,15 @@ MLflow. The folder is a small `Checkpoint` and a card:
 
     sampler.json                          the method, and the keys of the card below: enough to deploy it again
     server-00004.safetensors              the server's state, without its private part
-    clients/00000-00004.safetensors       a client's personalised state; none where the source is "global"
+    clients/00000-00004-<checksum>.safetensors
+                                          a client's personalised state; none where the source is "global"
+    commit-00004.json                     which of these states belong together
     latent/                               the frozen latent diffusion model, where the method has one
     mapping.json                          of a table: what the codes of its columns mean
 """
 
 from __future__ import annotations
 
-import json
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +31,7 @@ from raydiff.data.tables import encode, rows_file
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.method import Method
+from raydiff.formats.json_files import parse_json, sealed
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
@@ -46,7 +48,7 @@ LARGEST = 512 * 2**20  # bytes of a saved sampler's weights, at most
 IMPORTED = ("torch", "numpy", "scipy", "pandas", "safetensors")
 """Distributions that a saved sampler imports; a UNet and a latent diffusion model import diffusers as well."""
 LATENT = "latent"
-MAPPING = "mapping.json"
+CARD, MAPPING = "sampler.json", "mapping.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,11 +93,11 @@ def save(
             f"the models of {len(states)} clients take {size / 2**20:.0f} MB, and a saved sampler may take "
             f"{LARGEST / 2**20:.0f} MB: {cure}"
         )
-    store = Checkpoint(folder)
+    store = Checkpoint(folder, trial=card.trial)
     store.save_server(card.round, server)
     for client, state in states.items():
         store.save_client(client, card.round, state)
-    store.flush()
+    store.commit(card.round, {})
     if states:
         guarantees = {model.privacy for model in models}
         card = replace(card, privacy=guarantees.pop() if len(guarantees) == 1 else "none")
@@ -106,14 +108,14 @@ def save(
     diffusers = latent is not None or (isinstance(method.model, DDPM) and isinstance(method.model.network, UNet))
     requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
     fields = {**vars(card), "requires": requires, "method": overrides.to_dict(method)}
-    write_text(folder / "sampler.json", json.dumps(fields, indent=1))
+    write_text(folder / CARD, sealed(fields, CARD, indent=1))
 
 
 class Sampler:
     """A saved sampler. `predict` is MLflow's calling convention."""
 
     def __init__(self, folder: Path) -> None:
-        fields: dict[str, Any] = json.loads((folder / "sampler.json").read_text())
+        fields = parse_json((folder / CARD).read_bytes(), folder / CARD, needs="method", checksum=True, of=CARD)
         method: Method = overrides.from_dict(fields.pop("method"), Method)
         if (folder / LATENT).is_dir():
             method = overrides.override(method, {"model.path": str(folder / LATENT)})
@@ -122,7 +124,7 @@ class Sampler:
         lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
         self.card = Card(**{**fields, **lists})
         self.mapping = encode.Mapping.load(folder / MAPPING) if (folder / MAPPING).exists() else None  # of a table
-        self._store = Checkpoint(folder)
+        self._store = Checkpoint(folder, trial=self.card.trial)
         self._samplers: dict[int | None, Sample] = {}
 
     def of(self, client: int | None) -> Sample:
@@ -137,9 +139,8 @@ class Sampler:
         if client not in self.card.clients:
             clients = ", ".join(map(str, self.card.clients)) or "the server's model alone"
             raise ValueError(f"there is no client {client} in this sampler; it has {clients}")
-        state = self._store.client_state(client, self.card.round)
-        if state is None:
-            raise ValueError(f"the state of client {client} is gone from {self._store.root}")
+        state = self._store.load_client(client, before=self.card.round + 1)
+        assert state is not None  # else the card would not name it
         return state
 
     def predict(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raydiff.experiment.client_records import alike
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.formats.json_files import read_json, sealed
+from raydiff.formats.json_files import read_plan, sealed, trial_folders
 from raydiff.privacy import accountants
 from raydiff.privacy.filters import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
@@ -22,7 +22,7 @@ def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
 
     `keep` also writes composed.json.
     """
-    folders = sorted((folder / "trials").glob("*"))
+    folders = trial_folders(folder)
     ledgers = {f: ledger_of(f).server for f in folders}
     noised = {f: book for f, book in ledgers.items() if all(0 < g.epsilon < math.inf for g in _guarantees(book))}
     if why := _unfit(folder, folders):
@@ -33,13 +33,14 @@ def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
             *_lines(f"the {len(noised)} that sent noised values alone", noised),
         ]
     if keep:
-        write_text(folder / "composed.json", sealed({"trials": [f.name for f in folders], "text": lines}, indent=1))
+        path, fields = folder / "composed.json", {"trials": [f.name for f in folders], "text": lines}
+        write_text(path, sealed(fields, path, indent=1))
     return "\n".join(lines)
 
 
 def _unfit(folder: Path, trials: Sequence[Path]) -> str:
     """Why these trials have no composed epsilon; "" where they may."""
-    plan = read_json(path) if (path := folder / "sweep.json").exists() else {}
+    plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
     if str(plan.get("search", "")).split(" ")[0] in ("optuna", "asha"):
         return "the search chose trials, or when they end, by those before"
     if plan.get("extended"):

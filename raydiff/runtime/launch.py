@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from raydiff import process
@@ -51,7 +52,9 @@ class Ended:
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI; follows "open the runs "."""
-        return str(read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {self.folder}"))
+        return str(
+            read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {quote(str(self.folder))}")
+        )
 
     @property
     def code(self) -> int:
@@ -176,7 +179,7 @@ def _run(
         with waiting("the report, and for the storage and MLflow to have it"):
             incomplete = _report(mlflow, folder, report, "KILLED" if ended.interrupted else "FINISHED")
     except KeyboardInterrupt as e:
-        print(f"interrupted while reporting; to make the report: raydiff report {folder}", flush=True)
+        print(f"interrupted while reporting; to make the report: raydiff report {quote(str(folder))}", flush=True)
         incomplete = _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
         ended = replace(ended, interrupted=process.signal_of(e))
     if ended.interrupted:

@@ -22,7 +22,7 @@ import raydiff
 from raydiff import seeding
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
-from raydiff.formats.json_files import outcomes, read_json, sealed
+from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync, staging
@@ -39,13 +39,18 @@ CALL = ContextVar("CALL", default="")
 """How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
 ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
 """Option -> the argument of `api.sweep` where its name is another."""
-NOT_WRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG, errno.EIO)
+FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
+NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
+LONGEST = 200  # bytes of a name: file systems take 255
+REMEDY = "give --runtime.storage a folder on a local disk, NFS or Lustre, or a bucket"
 
 
 def place(base: Experiment, name: str) -> Path:
     """Return <storage>/sweeps/<name> on this machine; nothing is created. Raises ValueError for an invalid name."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
         raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
+    if len(os.fsencode(name)) > LONGEST:
+        raise ValueError(f"--name must be at most {LONGEST} letters, got {len(name)}")
     return staging.root(base.runtime.storage) / "sweeps" / name
 
 
@@ -53,7 +58,7 @@ def folder(base: Experiment, name: str) -> Path:
     """Create the storage folder, and return `place`. Raises ValueError for an invalid name or unusable storage."""
     at = place(base, name)
     storage = at.parents[1]
-    check_writable(storage, "the storage folder")
+    check_writable(storage, "the storage folder", links=True)
     staging.prepare(base.runtime.storage)
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # mkdir does not change the mode of an existing folder.
@@ -67,15 +72,20 @@ def not_writable(error: BaseException, at: Path) -> str:
     return ""
 
 
-def check_writable(folder: Path, what: str) -> None:
-    """Create the folder if it does not exist. Raises ValueError if it cannot be written."""
-    probe = folder / f".writable-{os.getpid()}"
+def check_writable(folder: Path, what: str, *, links: bool = False) -> None:
+    """Create the folder if it does not exist. Raises ValueError if it cannot be written, or cannot hold hard links."""
+    probe, can = folder / f".writable-{os.getpid()}", "cannot be written"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        probe.write_text("")
+        probe.write_bytes(bytes(4096))  # A full disk still takes an empty file.
         probe.unlink()
+        if links:  # by which one of several processes gets a lease, a round or a charge
+            can = f"needs hard links, which exFAT and some network mounts lack ({REMEDY})"
+            write_text(probe, "", if_absent=True)
+            probe.unlink()
     except OSError as e:
-        raise ValueError(f"{what} {folder} cannot be written: {e.strerror}") from None
+        why = "it is a file" if isinstance(e, FileExistsError) else e.strerror
+        raise ValueError(f"{what} {folder} {can}: {why}") from None
 
 
 def fresh_name(preset: str) -> str:
@@ -110,7 +120,7 @@ def plan(
         return now
     if not resume:
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
-    then: Plan = read_json(path, needs="trials")
+    then: Plan = read_plan(at, needs="trials")
     _check_same_start(at, then, now)
     _check_same_space(at, then, now, extend=extend)
     if then["trials"] == now["trials"]:
@@ -137,7 +147,7 @@ def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     advice = ": --extend adds trials and takes none away" if extend or (same and old < new) else ""
     raise ValueError(
         f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
-        f"(it was started by: {' '.join(then['command'])}){advice}"
+        f"(it was started by: {shlex.join(then['command'])}){advice}"
     )
 
 
@@ -148,14 +158,14 @@ def ended(at: Path, *kinds: str) -> list[Experiment]:
 
 def open_ended(at: Path) -> list[str]:
     """Return the digests of trials that began and have no outcome."""
-    begun = (path.parent for path in at.glob("trials/*/config.json"))
-    return sorted(folder.name for folder in begun if not (folder / "outcome.json").exists())
+    return [folder.name for folder in trial_folders(at) if not (folder / "outcome.json").exists()]
 
 
 def write(at: Path, this: Plan, secret: bytes, *, again: Collection[str] = UNFINISHED) -> None:
     """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run `again`, by outcome or reason."""
-    trial.keep_secret(at, secret)  # First, since the trials in sweep.json are named by it.
-    write_text(at / "sweep.json", sealed(this, indent=1))
+    staging.create(at.parents[1])
+    trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
+    write_text(at / "sweep.json", sealed(this, at / "sweep.json", indent=1))
     for folder, outcome in outcomes(at):
         if not {outcome["outcome"], outcome.get("reason")}.isdisjoint(again):
             (folder / "outcome.json").unlink()
@@ -241,7 +251,7 @@ def resume_command(name: str) -> str:
     if CALL.get():
         return CALL.get().removesuffix(")") + ", resume=True)"
     named = any(a == "--name" or a.startswith("--name=") for a in sys.argv)
-    return " ".join([command(), *([] if named else ["--name", name]), "--resume"])
+    return " ".join([command(), *([] if named else ["--name", shlex.quote(name)]), "--resume"])
 
 
 def as_called(text: str) -> str:
@@ -254,8 +264,8 @@ def command() -> str:
     if CALL.get():
         return CALL.get()
     script, *argv = sys.argv
-    program = f"python {script}" if script.endswith("jobs/sweep.py") else "raydiff"
-    return " ".join([program, *(a for a in argv if a != "--resume")])
+    program = ["python", script] if script.endswith("jobs/sweep.py") else ["raydiff"]
+    return shlex.join([*program, *(a for a in argv if a != "--resume")])
 
 
 def _code() -> dict[str, str]:

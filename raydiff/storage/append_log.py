@@ -60,7 +60,8 @@ class BudgetLog:
         """Write record `number`, after its predecessors were read. Raises FileExistsError if another process did."""
         before = self._file(number - 1)
         previous = None if number == 1 else hashlib.sha256(before.read_bytes()).hexdigest()
-        write_text(self._file(number), sealed({**record, "previous": previous}), durable=True, if_absent=True)
+        path = self._file(number)
+        write_text(path, sealed({**record, "previous": previous}, path), durable=True, if_absent=True)
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:05d}.json"

@@ -14,8 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from raydiff import seeding
-from raydiff.formats.json_files import parse_json, read_json, sealed
-from raydiff.storage import staging
+from raydiff.formats.json_files import TRIAL, identity, parse_json, read_json, sealed
+from raydiff.storage import file_names, staging
 from raydiff.storage.atomic_files import write_bytes
 from raydiff.storage.object_store import ObjectStore, is_bucket
 from raydiff.storage.storage import Storage, storage_at
@@ -41,7 +41,7 @@ def put(folder: Path) -> None:
     if (folder / ERROR).exists():
         storage_at(folder, private=True).put(ERROR, (folder / ERROR).read_bytes())
     if now != before:
-        storage.put(NAMES, sealed({"files": now}).encode())
+        storage.put(NAMES, sealed({"files": now}, identity(storage.describe(NAMES))).encode())
         storage.delete(name for name in before if name not in now)
 
 
@@ -71,8 +71,9 @@ def get_sweep(sweep: Path) -> bool:
     if not get(sweep):
         return False
     plan = read_json(sweep / "sweep.json") if (sweep / "sweep.json").exists() else {}
-    names = sorted({*plan.get("trials", []), *storage.list_names("trials")})  # A search may have added some.
-    if odd := [name for name in names if not re.fullmatch("[0-9a-f]{16}", name)]:
+    added = filter(TRIAL.fullmatch, storage.list_names("trials"))  # by a search
+    names = sorted({*plan.get("trials", []), *added})
+    if odd := [name for name in names if not TRIAL.fullmatch(name)]:
         raise ValueError(f"{storage.describe('trials')} is damaged: no trial can be called {odd[0]!r}")
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(_get_trial, [sweep / "trials" / name for name in names]))
@@ -112,7 +113,7 @@ def _get_trial(folder: Path) -> None:
     if not get(folder) or (folder / "outcome.json").exists():
         return
     storage = storage_at(folder)
-    names = [name for name in storage.list_names() if name.startswith("commit-")]
+    names = [name for name in storage.list_names() if file_names.NAMES["commit"].fullmatch(name)]
     for name in [*names, *(f"releases/{name}" for name in storage.list_names("releases"))]:
         (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).touch()

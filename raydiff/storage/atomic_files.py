@@ -18,7 +18,7 @@ class LeaseLost(ValueError):
 
 def write_tensors(path: Path, tensors: Tensors, *, note: str = "") -> None:
     """Write a safetensors file with a checksum; `note` goes into its header."""
-    write_bytes(path, dump_tensors(tensors, note))
+    write_bytes(path, dump_tensors(tensors, note=note))
 
 
 def read_tensors(path: Path) -> tuple[Params, str]:

@@ -1,23 +1,25 @@
 """What survives a crash: the checkpoint of one trial, in any `Storage`. No Ray inside.
 
     server-00003.safetensors           the server's state after round 3
-    clients/00007-00003.safetensors    client 7's private state after round 3, written by the process that hosts it
+    clients/00007-00003-<checksum>.safetensors
+                                       client 7's private state after round 3, written by the process that hosts it
     releases/00007-00003.safetensors   what client 7 sends in round 3 if it is noised, with its event; written BEFORE it
                                        is sent (write-ahead log)
     releases/00003-<id>.jsonl          events of messages that are not noised, a line for each client; written ahead too
-    commit-00003.json                  what round 3 adds to the ledger, its metrics, the round of each client's latest
-                                       state, and the checksum of the commit before. Written last: a round without it
-                                       did not happen
+    commit-00003.json                  what round 3 adds to the ledger, its metrics, the checksum of the server's state,
+                                       round and checksum of each client's latest one, and the checksum of the commit
+                                       before. Written last: a round without it did not happen
 
-Each file is written whole or not at all and carries a checksum. The header of a safetensors file names the file itself,
-so that a copy of another is refused. A damaged file, or a missing one that a commit needs, raises a ValueError with its
-name.
+Each file is written whole or not at all and carries a checksum, its trial and its name, so that a copy of another is
+refused, as is a state that is not the one of the commit. A damaged file, or a missing one that a commit needs, raises a
+ValueError with its name. Files of other names, such as the copies that a synchronising program leaves, are not read.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import re
 import types
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -29,54 +31,60 @@ from raydiff.formats.json_files import parse_json, sealed
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.storage.atomic_files import LeaseLost
-from raydiff.storage.checksums import dump_tensors, load_tensors
+from raydiff.storage.checksums import checksum, dump_tensors, load_tensors
+from raydiff.storage.file_names import COMMIT, NAMES, RELEASE, SERVER, STATE
 from raydiff.storage.shared_results import SharedResults
 from raydiff.storage.storage import storage_at
 from raydiff.tree import Params, Tensors
 
 INITIAL = -1  # the "round" of a client's state before its first one
-COMMIT, SERVER = "commit-{:05d}.json", "server-{:05d}.safetensors"
-FILE = "{}/{:05d}-{:05d}.safetensors"  # clients or releases, client, round
+Stored = tuple[int, str]  # a state's round and checksum
 WRITERS = 8  # threads that write states: together they take a tenth of the time of one by one
 
 
 class Checkpoint:
     """The checkpoint of one trial. Cheap to create; not safe for several threads."""
 
-    def __init__(self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None, trial: str | None = None
+    ) -> None:
         """Open a trial's checkpoint.
 
         Args:
             root: The trial's folder; of a bucket, the working folder.
             cache: The folder of `results`; None: nothing is shared.
             guard: Raises LeaseLost if the driver that this process works for has lost the sweep.
+            trial: The trial's digest; None: the folder's name.
         """
-        self.root, self.cache, self.guard = root, cache, guard
+        self.root, self.cache, self.guard, self.trial = root, cache, guard, trial or root.name
         self.storage = storage_at(root, private=True)
         self.results = SharedResults(None if cache is None else storage_at(cache, private=True))
         self._writers = ThreadPoolExecutor(WRITERS)
         self._writes: list[Future[None]] = []
-        self._saved: dict[int, int] = {}  # client -> the last round whose state this process has saved
-        self._latest: dict[int, dict[str, int]] = {}  # the last commit read -> the round of each client's latest state
+        self._saved: dict[int | None, Stored] = {}  # client, None: server -> the last state this process has saved
+        self._latest: dict[int, dict[str, Stored]] = {}  # the last commit read -> each client's latest state
 
     def save_server(self, number: int, state: Params) -> None:
         """Store the server's state after a round; `commit` makes it count. Raises LeaseLost as `check_open`."""
         self.check_open(number)
-        self.storage.put(SERVER.format(number), self._dump(SERVER.format(number), state))
+        data = self._dump(SERVER.format(number), state)
+        self.storage.put(SERVER.format(number), data)
+        self._saved[None] = number, checksum(data)
 
     def load_server(self, number: int) -> Params:
-        """The server's state after a committed round. Raises ValueError if it is damaged or missing."""
-        return self._required(SERVER.format(number))
+        """The server's state after a committed round. Raises ValueError if it is damaged, missing or another one."""
+        commit = self._record(number)[0] if number in self._rounds("commit") else {}
+        return self._required(SERVER.format(number), commit.get("server"))
 
     def save_client(self, client: int, number: int, state: Params) -> None:
         """Store a client's private state after a round, in the background: `flush`, `note` and `commit` wait for it.
         Raises LeaseLost as `check_open`, and OSError if an earlier write has failed."""
         self.check_open(number)
-        limit = 0 if self._saved.get(client) == number else 2 * WRITERS  # No two writes of one name at once.
-        self.flush(limit)
-        name = FILE.format("clients", client, number)
-        self._writes.append(self._writers.submit(self.storage.put, name, self._dump(name, state)))
-        self._saved[client] = number
+        data = self._dump(STATE.format(client, number, ""), state)
+        stored = number, checksum(data)
+        self.flush(0 if self._saved.get(client, (INITIAL, ""))[0] == number else 2 * WRITERS)  # The latest one counts.
+        self._writes.append(self._writers.submit(self.storage.put, STATE.format(client, *stored), data))
+        self._saved[client] = stored
 
     def flush(self, limit: int = 0) -> None:
         """Wait until at most `limit` states are being written. Raises OSError if a write has failed."""
@@ -85,19 +93,13 @@ class Checkpoint:
 
     def load_client(self, client: int, *, before: int) -> Params | None:
         """A client's latest committed state of a round before `before`, or None. Raises ValueError if it is damaged."""
-        number = self._latest_states(before).get(str(client))
-        return None if number is None else self._required(FILE.format("clients", client, number))
+        stored = self._latest_states(before).get(str(client))
+        return None if stored is None else self._required(STATE.format(client, *stored), stored[1])
 
-    def client_state(self, client: int, number: int) -> Params | None:
-        """A client's state after exactly this round, committed or not; None if there is none."""
-        self.flush()
-        stored = self._load(FILE.format("clients", client, number))
-        return None if stored is None else stored[0]
-
-    def _latest_states(self, before: int) -> dict[str, int]:
-        """Client -> the round of its latest state, by the last commit of a round earlier than `before`."""
+    def _latest_states(self, before: int) -> dict[str, Stored]:
+        """Client -> its latest state, by the last commit of a round earlier than `before`."""
         if before - 1 not in self._latest:
-            numbers = [number for number in self._committed() if number < before] if before > 0 else []
+            numbers = [number for number in self._rounds("commit") if number < before] if before > 0 else []
             if not numbers:
                 return {}
             before = numbers[-1] + 1
@@ -117,9 +119,11 @@ class Checkpoint:
         """
         if not isinstance(release.event, Gaussian):
             return release
-        name = FILE.format("releases", client, number)
-        about = {"event": event_to_dict(release.event), "bytes": release.nbytes, "metrics": dict(metrics)}
-        about["state"] = self._saved.get(client) == number  # Whoever resends it needs the state, too.
+        name = RELEASE.format(client, number)
+        about: dict[str, Any] = {"client": client, "event": event_to_dict(release.event), "bytes": release.nbytes}
+        saved, digest = self._saved.get(client, (INITIAL, ""))
+        state = digest if saved == number else None  # Whoever resends it needs the state, too.
+        about |= {"metrics": dict(metrics), "state": state}
         first = self.storage.put_if_absent(name, self._dump(name, release.value, **about))
         stored = None if first else self.load_sent(client, number)
         self.check_open(number)  # Last: a commit in between may have removed another message than this one.
@@ -130,11 +134,13 @@ class Checkpoint:
     def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
         """A client's noised message of a round, its metrics, and whether its state of that round is intact, which a
         power loss can remove; None if there is no such message."""
-        if (stored := self._load(FILE.format("releases", client, number))) is None:
+        if (stored := self._load(RELEASE.format(client, number))) is None:
             return None
         value, about = stored
         try:
-            intact = not about["state"] or self.client_state(client, number) is not None
+            if (digest := about["state"]) is not None:
+                self._required(STATE.format(client, number, digest), digest)
+            intact = True
         except ValueError:
             intact = False
         return already_private(value, event_from_dict(about["event"]), copy=False), about["metrics"], intact
@@ -143,52 +149,57 @@ class Checkpoint:
         """Write ahead what messages without noise reveal, (client, event, bytes) each, in case the round never commits;
         wait until their clients' states are stored too. Raises LeaseLost as `check_open`: then nothing may be sent."""
         self.flush()
+        name = f"releases/{number:05d}-{uuid.uuid4().hex[:12]}.jsonl"
         lines = [
-            sealed({"client": client, "event": event_to_dict(event), "bytes": size})
+            sealed({"client": client, "event": event_to_dict(event), "bytes": size}, self._identity(name))
             for client, event, size in sent
             if not isinstance(event, Gaussian | Nothing)
         ]
         if lines:
-            self.storage.put(f"releases/{number:05d}-{uuid.uuid4().hex[:12]}.jsonl", "\n".join(lines).encode())
+            self.storage.put(name, "\n".join(lines).encode())
         self.check_open(number)
 
     def sent_after(self, number: int) -> list[tuple[int, int, Event, int]]:
         """(round, client, event, bytes) of what clients may have sent after `number`. Raises ValueError if damaged."""
         messages: dict[tuple[int, int], Mapping[str, Any]] = {}
-        names = [name for name in self.storage.list_names("releases") if _round(name) > number]
-        for name in sorted(names, key=lambda name: name.endswith(".jsonl")):  # Of two, the unprotected message counts.
-            for client, about in self._messages(name):
-                messages[_round(name), client] = about
+        names = [m for m in self._names("releases") if int(m["round"]) > number]
+        for m in sorted(names, key=lambda m: m["client"] is None):  # Of two, the unprotected message counts.
+            for about in self._messages(m):
+                messages[int(m["round"]), about["client"]] = about
         return [
             (later, client, event_from_dict(about["event"]), int(about["bytes"]))
             for (later, client), about in sorted(messages.items())
         ]
 
-    def _messages(self, name: str) -> Iterator[tuple[int, Mapping[str, Any]]]:
-        """(client, what its message reveals) in a file of releases/."""
-        if name.endswith(".safetensors"):
-            if (stored := self._load(f"releases/{name}")) is not None:  # else a commit has just removed it
-                yield int(name.partition("-")[0]), stored[1]
-            return
-        where = self.storage.describe(f"releases/{name}")
-        for line in (self.storage.get(f"releases/{name}") or b"").splitlines():
-            about = parse_json(line, where, needs="event", checksum=True)
-            yield about["client"], about
+    def _messages(self, m: re.Match[str]) -> list[dict[str, Any]]:
+        """What each message in a file of releases/ reveals; none if a commit has just removed the file."""
+        name = f"releases/{m[0]}"
+        if m["client"] is None:
+            lines = (self.storage.get(name) or b"").splitlines()
+            return [self._parse(name, line, needs="event") for line in lines]
+        stored = self._load(name)
+        return [] if stored is None else [stored[1]]
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make a round count; remove older states and messages. Raises LeaseLost as `check_open`, changing nothing."""
         self.flush()
-        states = [(int(name.partition("-")[0]), _round(name)) for name in self.storage.list_names("clients")]
-        earlier = [n for n in self._committed() if n < number]
-        before, checksum = self._record(earlier[-1]) if earlier else ({"states": {}}, None)
-        latest = {**before["states"], **{str(client): number for client, of in states if of == number}}
-        data = sealed({**record, "states": latest, "previous": checksum}).encode()
+        names = self._names("clients")
+        new = [m for m in names if int(m["round"]) == number]
+        if len({m["client"] for m in new}) < len(new):  # A retry had other bits: the latest one counts.
+            new.sort(key=lambda m: self.storage.modified(f"clients/{m[0]}") or 0.0)
+        earlier = [n for n in self._rounds("commit") if n < number]
+        before, previous = self._record(earlier[-1]) if earlier else ({"states": {}}, None)
+        latest = {**before["states"], **{str(int(m["client"])): [number, m["checksum"]] for m in new}}
+        saved, server = self._saved.get(None, (INITIAL, None))
+        links = {"server": server if saved == number else None, "states": latest, "previous": previous}
+        data = sealed({**record, **links}, self._identity(COMMIT.format(number))).encode()
         self.check_open(number)
         if not self.storage.put_if_absent(COMMIT.format(number), data):
             raise self._committed_already(number)
-        old = [name for name in self.storage.list_names() if name.startswith("server-") and _number(name) < number]
-        old += [f"releases/{name}" for name in self.storage.list_names("releases") if _round(name) <= number]
-        old += [FILE.format("clients", c, of) for c, of in states if of < latest.get(str(c), INITIAL - 1)]
+        old = [SERVER.format(of) for of in self._rounds("server") if of < number]
+        old += [f"releases/{m[0]}" for m in self._names("releases") if int(m["round"]) <= number]
+        kept = {STATE.format(int(client), *stored) for client, stored in latest.items()}
+        old += [f"clients/{m[0]}" for m in names if int(m["round"]) <= number and f"clients/{m[0]}" not in kept]
         self.storage.delete(old)
 
     def check_open(self, number: int) -> None:
@@ -200,19 +211,24 @@ class Checkpoint:
 
     def last_commit(self) -> tuple[int, dict[str, Any]] | None:
         """(number, record) of the last committed round; None before the first. Raises ValueError if it is damaged."""
-        numbers = self._committed()
+        numbers = self._rounds("commit")
         if not numbers:
             self.ledger()
             return None
         record = self._record(numbers[-1])[0]
-        return numbers[-1], {k: v for k, v in record.items() if k not in ("states", "previous")}
+        return numbers[-1], {k: v for k, v in record.items() if k not in ("server", "states", "previous")}
 
     def ledger(self) -> Ledger:
         """The ledger of the committed rounds. Raises ValueError if a commit is missing, damaged or out of order."""
         return Ledger(tuple(e for record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
 
-    def _committed(self) -> list[int]:
-        return sorted(_number(name) for name in self.storage.list_names() if name.startswith("commit-"))
+    def _names(self, kind: str) -> list[re.Match[str]]:
+        """The names of this kind, `NAMES`, matched."""
+        names = self.storage.list_names(kind if kind in ("clients", "releases") else "")
+        return [m for m in map(NAMES[kind].fullmatch, names) if m]
+
+    def _rounds(self, kind: str) -> list[int]:
+        return sorted(int(m["round"]) for m in self._names(kind))
 
     def _committed_already(self, number: int) -> LeaseLost:
         where = self.storage.describe("")
@@ -222,58 +238,51 @@ class Checkpoint:
         """A commit's fields and its checksum."""
         if (data := self.storage.get(COMMIT.format(number))) is None:
             raise ValueError(f"{self.storage.describe('')} has lost commit {number}: what it has spent is not known")
-        where = self.storage.describe(COMMIT.format(number))
-        return parse_json(data, where, needs="states", checksum=True), hashlib.sha256(data).hexdigest()
+        return self._parse(COMMIT.format(number), data, needs="states"), hashlib.sha256(data).hexdigest()
 
     def _records(self) -> Iterator[dict[str, Any]]:
         previous: str | None = None
-        committed = self._committed()
+        committed = self._rounds("commit")
         for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
-            record, checksum = self._record(number)
+            record, digest = self._record(number)
             if record["previous"] != previous:
                 where = self.storage.describe(COMMIT.format(number - 1))
                 raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
-            previous = checksum
+            previous = digest
             yield record
 
     def _lost(self, committed: Sequence[int]) -> list[int]:
         """The last commit if it is gone and other files show it: a commit removes the server states before it, and
         nobody sends anything, or stores a state, in a round before the one before it is committed."""
         last = committed[-1] if committed else INITIAL
-        servers = {_number(name) for name in self.storage.list_names() if name.startswith("server-")}
+        servers = self._rounds("server")
         lost = bool(servers) and max(servers) > last and last not in servers and max(servers) > 0
-        begun = [_round(name) for folder in ("clients", "releases") for name in self.storage.list_names(folder)]
+        begun = [*self._rounds("clients"), *self._rounds("releases")]
         return [last + 1] if lost or max(begun, default=0) > last + 1 else []
 
     def _dump(self, name: str, value: Tensors, **about: Any) -> bytes:
-        return dump_tensors(value, json.dumps({**about, "file": self._identity(name)}))
+        return dump_tensors(value, self._identity(name), json.dumps(about))
 
-    def _load(self, name: str) -> tuple[Params, dict[str, Any]] | None:
+    def _load(self, name: str, digest: str | None = None) -> tuple[Params, dict[str, Any]] | None:
+        """The tensors of this name, and what is noted about them; `digest`: their checksum in the commit."""
         if (data := self.storage.get(name)) is None:
             return None
         where = self.storage.describe(name)
-        value, note = load_tensors(data, where)
-        about: dict[str, Any] = json.loads(note or "{}")
-        if about.get("file") != self._identity(name):
-            raise ValueError(f"{where} is damaged: it is a copy of {about.get('file', 'another file')}")
+        value, note = load_tensors(data, where, self._identity(name))
+        if digest not in (None, checksum(data)):
+            raise ValueError(f"{where} is damaged: it is not the one that was committed, as an older copy put back is")
+        about: dict[str, Any] = json.loads(note)
         return value, about
 
-    def _required(self, name: str) -> Params:
+    def _required(self, name: str, digest: str | None = None) -> Params:
         self.flush()
-        if (stored := self._load(name)) is None:
+        if (stored := self._load(name, digest)) is None:
             raise ValueError(f"{self.storage.describe(name)} is gone, and the trial cannot go on without it")
         return stored[0]
 
     def _identity(self, name: str) -> str:
-        """The trial and the name; the name alone outside a sweep, as in a saved sampler, which may be moved."""
-        return f"{self.root.name}/{name}" if self.root.parent.name == "trials" else name
+        """What a file is of: the trial and the name, of a client's state without the checksum."""
+        return f"{self.trial}/{name.rpartition('-')[0] if name.startswith('clients/') else name}"
 
-
-def _number(name: str) -> int:
-    """The round of a commit or of a server's state."""
-    return int(name.partition("-")[2].partition(".")[0])
-
-
-def _round(name: str) -> int:
-    """The round of a state or message: <client>-<round>.safetensors or <round>-<id>.jsonl."""
-    return int(name.partition("-")[0]) if name.endswith(".jsonl") else _number(name)
+    def _parse(self, name: str, data: bytes, needs: str) -> dict[str, Any]:
+        return parse_json(data, self.storage.describe(name), needs=needs, checksum=True, of=self._identity(name))

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.file_names import NAMES
 from raydiff.storage.storage import Storage, storage_at
 
 BEAT_S = 5.0  # between touches
@@ -74,7 +75,8 @@ def hold_lease(sweep: Path) -> Iterator[Lease]:
 
 def _take(sweep: Path, storage: Storage, me: dict[str, Any]) -> Lease:
     while True:
-        number = max((int(name.partition(".")[0]) for name in storage.list_names("owners")), default=0)
+        names = filter(NAMES["owners"].fullmatch, storage.list_names("owners"))
+        number = max((int(name.partition(".")[0]) for name in names), default=0)
         if number:
             _outlive(sweep.name, storage, _name(number))
         if storage.put_if_absent(_name(number + 1), json.dumps(me, indent=1).encode()):  # else another was faster

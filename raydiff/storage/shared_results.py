@@ -33,14 +33,14 @@ class SharedResults:
         if (stored := self.get(key)) is not None:  # Another trial was faster: its result counts.
             return stored
         if self.storage is not None:
-            self.storage.put(_file(key), dump_tensors(result))
+            self.storage.put(_file(key), dump_tensors(result, of=_file(key)))
         return result
 
     def get(self, key: str) -> Params | None:
-        """The stored result; None if there is none. Raises ValueError if it is damaged."""
+        """The stored result; None if there is none. Raises ValueError if it is damaged or another key's."""
         if self.storage is None or (data := self.storage.get(_file(key))) is None:
             return None
-        return load_tensors(data, self.storage.describe(_file(key)))[0]
+        return load_tensors(data, self.storage.describe(_file(key)), of=_file(key))[0]
 
     def forget(self, keys: Iterable[str]) -> None:
         """Remove results that nobody will ask for again."""

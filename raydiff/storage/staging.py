@@ -23,6 +23,9 @@ from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 PLACE = "RAYDIFF_CACHE"
 """The environment variable with the folder of working folders; each node may have its own."""
 DEFAULT = "~/raydiff/buckets"
+IGNORES, EVERYTHING = (".gitignore", ".rayignore"), "*\n"
+FOLDERS = ("sweeps", "budgets", "previews", "mlflow-artifacts")
+OURS = re.compile(rf"{'|'.join(FOLDERS)}|read|processes|bucket\.json|mlflow\.db.*|\.DS_Store")
 SECRET = "RAYDIFF_NOISE_SECRET"  # environment variable with the noise secret, in hexadecimal digits
 
 
@@ -49,9 +52,22 @@ def prepare(storage: str) -> None:
         raise ValueError(f"the bucket {bucket.name} cannot be written: {e}") from None
 
 
+def create(storage: Path) -> None:
+    """Create a storage folder of which neither git nor `ray job submit` takes a file: they ignore all of it, or, where
+    it holds other files, raydiff's folders in it."""
+    storage.mkdir(parents=True, exist_ok=True)
+    ignore = storage / IGNORES[0]
+    whole = ignore.read_text() == EVERYTHING if ignore.exists() else all(map(OURS.fullmatch, os.listdir(storage)))
+    for folder in [storage] if whole else [storage / name for name in FOLDERS]:
+        folder.mkdir(exist_ok=True)
+        for name in IGNORES:
+            if not (folder / name).exists():
+                write_text(folder / name, EVERYTHING)
+
+
 def begin(folder: Path, uri: str) -> None:
     """Make this the root of a working copy of a bucket."""
-    folder.mkdir(parents=True, exist_ok=True)
+    create(folder)
     folder.chmod(0o700)
     write_text(folder / MARK, json.dumps({"uri": uri}))
 

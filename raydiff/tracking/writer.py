@@ -16,7 +16,7 @@ from typing import Any
 
 from raydiff import __version__
 from raydiff.formats import metric_names
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import read_json, trial_folders
 from raydiff.tracking import mlflow_store
 from raydiff.tracking.mlflow_store import RunClient, redacted, storable
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
@@ -184,7 +184,7 @@ class Mlflow(threading.Thread):
         self._trials = {trial.folder.name: trial for trial in kept}
 
     def _update(self) -> None:
-        for folder in sorted(path.parent for path in self.sweep.glob("trials/*/config.json")):
+        for folder in trial_folders(self.sweep):
             followed = self._trials.get(folder.name)
             if followed is None or followed.ended_ns != modified_ns(folder / "outcome.json"):
                 try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -203,7 +204,9 @@ def test_records_under_a_budget_are_no_public_ones_elsewhere(
     monkeypatch.setattr(spending, "planned", lambda _: Ledger())
     folder = tmp_path / "sweeps" / "s" / "trials" / "x"
     spending.charge(elsewhere, folder)  # No budget is known yet.
-    write_text(folder / "config.json", sealed({"data": {"name": "other", "public_from": "digits"}}))
+    write_text(
+        folder / "config.json", sealed({"data": {"name": "other", "public_from": "digits"}}, folder / "config.json")
+    )
     first = opened(budgeted(protocol), tmp_path, "a")
     with pytest.raises(ValueError, match=r"cannot cover s/x, .*records of this data set \(as data.public_from\)"):
         spending.charge(first.experiment, first.folder)
@@ -414,13 +417,20 @@ def test_that_there_was_a_budget_is_known_from_another_place(
     refused(protocol, tmp_path, why)
 
 
-def test_a_record_put_back_from_elsewhere_is_found(charged: Trial) -> None:
+@pytest.mark.parametrize("place", ["other", "../../elsewhere/budgets/{}"])
+def test_a_record_put_back_from_elsewhere_is_found(charged: Trial, place: str) -> None:
+    """Of another log, or of the log of this name in another storage."""
     book = charged.store.guard.book  # type: ignore[union-attr]
-    other = BudgetLog(book.folder.with_name("other"))
+    other = BudgetLog(book.folder.parent / place.format(book.folder.name))
     for number, record in enumerate(book.records(), 1):
         other.add({**record, "events": []} if number > 1 else record, number)
     shutil.copy(other.folder / "00002.json", book.folder / "00002.json")
-    with pytest.raises(ValueError, match=r"00003\.json is damaged: it does not follow the record before it"):
+    says = (
+        "2.json is damaged: it is a copy of budgets/other/"
+        if place == "other"
+        else "3.json is damaged: it does not follow"
+    )
+    with pytest.raises(ValueError, match=re.escape(says)):
         book.records()
 
 

@@ -186,7 +186,7 @@ def test_who_writes_to_the_bucket_names_no_file_that_is_believed(noised, machine
     this = through(begun(noised, machine()))
     place = tmp_path / "bucket" / "sweeps" / "lab" / "trials" / this.folder.name
     named = json.loads((place / "files.json").read_text())["files"]
-    (place / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}))
+    (place / "files.json").write_text(sealed({"files": {**named, name: "0" * 64}}, f"{this.folder.name}/files.json"))
     with pytest.raises(ValueError, match=rf"files.json is damaged: it names '{name}'"):
         begun(noised, machine())
 

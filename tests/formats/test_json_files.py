@@ -18,7 +18,7 @@ FIELDS = {"outcome": "finished", "final": {"privacy/epsilon_server": 9.5, "Bär"
 @pytest.mark.parametrize("indent", [None, 1])
 def test_every_flipped_bit_is_found(tmp_path: Path, indent: int | None) -> None:
     path = tmp_path / "outcome.json"
-    path.write_text(files.sealed(FIELDS, indent=indent))
+    path.write_text(files.sealed(FIELDS, path, indent=indent))
     assert files.read_json(path) == FIELDS
     whole = path.read_bytes()
     for at, bit in itertools.product(range(len(whole)), range(8)):
@@ -29,10 +29,31 @@ def test_every_flipped_bit_is_found(tmp_path: Path, indent: int | None) -> None:
 
 def test_a_damaged_line_is_left_out_and_named(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    lines = [files.sealed({"step": step, "loss": 0.5}) for step in range(3)]
+    lines = [files.sealed({"step": step, "loss": 0.5}, path) for step in range(3)]
     path.write_text("\n".join([lines[0], lines[1].replace("0.5", "0.4"), lines[2], ""]))
     assert read_lines(path) == [{"step": 0, "loss": 0.5}, {"step": 2, "loss": 0.5}]
     assert files.cut_short(path) == [2]
+
+
+@pytest.mark.parametrize("place", ["/a/trials/{}/outcome.json", "s3://b/x/sweeps/s/trials/{}/artifacts/ledger.json"])
+@pytest.mark.parametrize("other", ["/a/trials/{}1/outcome.json", "/a/trials/{}0/config.json", "outcome.json"])
+def test_a_file_of_another_trial_or_name_is_refused_wherever_the_storage_is(place: str, other: str) -> None:
+    digest = "0" * 15
+    where = place.format(f"{digest}0")
+    data = files.sealed(FIELDS, files.identity(where)).encode()
+    assert files.parse_json(data, f"/moved to/another mount/{where.partition('trials/')[2]}") == FIELDS
+    with pytest.raises(ValueError, match=f"is damaged: it is a copy of {digest}0/"):
+        files.parse_json(data, other.format(digest))
+
+
+def test_a_line_of_another_trial_is_refused_not_left_out(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{trial:016x}" / "metrics.jsonl" for trial in range(2)]
+    for path in paths:
+        Jsonl(path).log(0, {"loss": 0.5})
+    paths[0].write_bytes(paths[1].read_bytes())
+    for read in (read_lines, files.cut_short, Jsonl):
+        with pytest.raises(ValueError, match=rf"^line 1 of {paths[0]} is damaged: it is a copy of 0+1/metrics"):
+            read(paths[0])
 
 
 def test_what_was_written_without_a_digest_is_believed() -> None:
@@ -41,11 +62,11 @@ def test_what_was_written_without_a_digest_is_believed() -> None:
 
 
 def test_a_file_that_somebody_was_meant_to_edit_is_believed() -> None:
-    data = files.sealed(FIELDS).replace("9.5", "4.5").encode()
+    data = files.sealed(FIELDS, "mine.json").replace("9.5", "4.5").encode()
     with pytest.raises(ValueError, match=r"mine\.json is damaged"):
         files.parse_json(data, "mine.json")
     fields = files.parse_json(data, "mine.json", edited=True)
-    assert fields["final"]["privacy/epsilon_server"] == 4.5 and "sha256" not in fields
+    assert fields["final"]["privacy/epsilon_server"] == 4.5 and not {"of", "sha256"} & {*fields}
 
 
 def test_a_line_per_round_and_none_twice_also_in_the_next_process(tmp_path: Path) -> None:

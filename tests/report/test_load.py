@@ -66,7 +66,7 @@ def test_trial_without_outcome_is_unfinished_and_its_epsilon_unknown_before_a_ro
     ("file", "committed"),
     [
         ("00007-00001.safetensors", False),
-        ("00001-node.jsonl", False),
+        ("00001-0123456789ab.jsonl", False),
         ("00007-00000.safetensors", True),  # of the round that counts: the driver died before it was removed
         (".00007-00001.safetensors.0a1b2c3d", True),  # nothing is sent before it is written
     ],

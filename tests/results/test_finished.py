@@ -115,12 +115,18 @@ def test_data_that_have_changed(copied) -> None:
     folder = copied.folder("pfdm")
     experiment = replace(config.from_dict(read_json(folder / "config.json")), data_digest="other")
     (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
+    (folder / "outcome.json").write_text(json.dumps(read_json(folder / "outcome.json")))
     moved = folder.rename(folder.with_name(experiment.digest))
     assert f"the data set digits is no longer the one that {moved} was trained on" in refusal(open_finished, moved)
 
 
 def rename(folder: Path) -> Path:
     return folder.rename(folder.with_name("0123456789abcdef"))
+
+
+def rename_one_of_another_version(folder: Path) -> Path:
+    (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json")))
+    return rename(folder)
 
 
 def lose_server(folder: Path) -> None:
@@ -134,7 +140,8 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "has not finished": lambda folder: (folder / "outcome.json").unlink(),
     "there is no trial": lambda folder: (folder / "config.json").unlink(),
     "is gone, and the trial cannot go on without it": lose_server,
-    "another version": rename,
+    "config.json is damaged: it is a copy of": rename,
+    "another version": rename_one_of_another_version,
 }
 
 

@@ -25,6 +25,7 @@ from raydiff.storage.local import LocalFolder
 from raydiff.tree import Params
 
 EVENT = Gaussian(1.5, "example", "replace_one", "local", declared=("labels",))
+NAME = re.compile(r"(-[0-9a-f]{16})?\.safetensors$")
 RECORD = {"ledger": Ledger().to_json()}
 
 
@@ -54,7 +55,13 @@ def value_of(store: Checkpoint, client: int, *, before: int) -> float | None:
 
 
 def files(store: Checkpoint, folder: str) -> list[str]:
-    return [name.removesuffix(".safetensors") for name in LocalFolder(store.root).list_names(folder)]
+    return [NAME.sub("", name) for name in LocalFolder(store.root).list_names(folder)]
+
+
+def state_file(store: Checkpoint, name: str) -> Path:
+    """The file of a client's state, whose name has a checksum too; another file as it is named."""
+    stem, _, end = name.rpartition(".")
+    return next(store.root.glob(f"{stem}-*.{end}")) if "clients/" in name else store.root / name
 
 
 # --- files
@@ -323,10 +330,11 @@ READS: dict[str, Callable[[Checkpoint], object]] = {
 
 
 def test_every_flipped_bit_is_found_and_its_file_named(whole: Checkpoint) -> None:
-    assert set(READS) == {str(path.relative_to(whole.root)) for path in whole.root.rglob("*") if path.is_file()}
+    assert {state_file(whole, name) for name in READS} == {p for p in whole.root.rglob("*") if p.is_file()}
     for name, read in READS.items():
         read(whole)
-        path, data = whole.root / name, (whole.root / name).read_bytes()
+        path = state_file(whole, name)
+        data = path.read_bytes()
         for i in range(0, len(data), 3):
             path.write_bytes(data[:i] + bytes([data[i] ^ 1 << i % 8]) + data[i + 1 :])
             with pytest.raises(ValueError, match="is damaged: ") as error:
@@ -349,7 +357,7 @@ def test_another_whole_file_in_its_place_is_found(whole: Checkpoint, name: str, 
     other.note(3, [])
     another = "commit-00001.json" if name == "commit-00000.json" else "commit-00000.json"
     of = another if "commit" in name else name.replace("2.", "3.")
-    (whole.root / name).write_bytes((other.root / (of if other is whole else name)).read_bytes())
+    state_file(whole, name).write_bytes(state_file(other, of if other is whole else name).read_bytes())
     with pytest.raises(ValueError, match=r"is damaged: it is (a copy of|not the commit)"):
         READS[name](Checkpoint(whole.root))
         Checkpoint(whole.root).commit(3, RECORD)
@@ -357,15 +365,42 @@ def test_another_whole_file_in_its_place_is_found(whole: Checkpoint, name: str, 
 
 
 @pytest.mark.parametrize("name", ["server-00002.safetensors", "clients/00007-00002.safetensors"])
+def test_an_older_copy_of_a_committed_state_under_the_same_name_is_refused(whole: Checkpoint, name: str) -> None:
+    """As of an earlier run whose folder was removed: trial, name and checksum are right."""
+    before = Checkpoint(whole.root.parent / "earlier" / whole.root.name)
+    for number in range(3):
+        before.save_server(number, state(number + 9))
+        before.save_client(7, number, state(number + 9))
+    before.flush()
+    state_file(whole, name).write_bytes(state_file(before, name).read_bytes())
+    with pytest.raises(ValueError, match="is damaged: it is not the one that was committed"):
+        READS[name](Checkpoint(whole.root))
+
+
+def test_of_two_states_of_a_round_the_commit_names_the_latest(store: Checkpoint) -> None:
+    """A retry may have other bits."""
+    written: set[Path] = set()
+    for at, value in enumerate((3, 1, 2)):
+        retry = Checkpoint(store.root)
+        retry.save_client(7, 0, state(value))
+        retry.flush()
+        (path,) = {*(store.root / "clients").iterdir()} - written
+        os.utime(path, (at + 1, at + 1))
+        written.add(path)
+    store.commit(0, RECORD)
+    assert value_of(Checkpoint(store.root), 7, before=1) == 2 and len(files(store, "clients")) == 1
+
+
+@pytest.mark.parametrize("name", ["server-00002.safetensors", "clients/00007-00002.safetensors"])
 def test_a_state_that_a_commit_tells_of_cannot_be_missing(whole: Checkpoint, name: str) -> None:
-    """Also if its client sat the rounds since out, and an older one is there."""
-    write_tensors(whole.root / "clients" / "00007-00001.safetensors", state(1))
+    """Also if its client sat the rounds since out."""
     if "clients" in name:
         for number in (3, 4):
             whole.commit(number, RECORD)
         assert value_of(whole, 7, before=5) == 2 and whole.load_client(8, before=5) is None
-    (whole.root / name).unlink()
-    with pytest.raises(ValueError, match=f"{re.escape(str(whole.root / name))} is gone"):
+    path = state_file(whole, name)
+    path.unlink()
+    with pytest.raises(ValueError, match=f"{re.escape(str(path))} is gone"):
         Checkpoint(whole.root).load_client(7, before=5) if "clients" in name else whole.load_server(2)
 
 
@@ -373,14 +408,14 @@ def test_files_without_a_checksum_are_damaged(whole: Checkpoint) -> None:
     from safetensors.torch import save
 
     commit, server = whole.root / "commit-00002.json", whole.root / "server-00002.safetensors"
-    commit.write_text(json.dumps(unsealed(commit.read_text())))
-    for read in (whole.last_commit, whole.ledger):
-        with pytest.raises(ValueError, match=r"commit-00002\.json is damaged: it has no checksum$"):
-            read()
     for metadata in (None, {"note": ""}):
         server.write_bytes(save(state(0), metadata=metadata))
         with pytest.raises(ValueError, match=r"server-00002\.safetensors is damaged: its header has no checksum$"):
             whole.load_server(2)
+    commit.write_text(json.dumps(unsealed(commit.read_text(), "d/commit-00002.json")))
+    for read in (whole.last_commit, whole.ledger):
+        with pytest.raises(ValueError, match=r"commit-00002\.json is damaged: it has no checksum$"):
+            read()
 
 
 def test_a_write_that_fails_in_the_background_is_raised_before_anything_is_sent(

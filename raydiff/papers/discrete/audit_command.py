@@ -33,6 +33,7 @@ from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Summary, removals
 from raydiff.runtime import sweep_folder
+from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
 EXPERIMENT = "raydiff-audit"
@@ -162,7 +163,7 @@ def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditRe
     Metrics are `pdp/...`, and `pdp/after_removal/...` with the number of removed records as step. A bound that is not
     finite becomes the tag `raydiff.audit.NAME`.
     """
-    options.storage.mkdir(parents=True, exist_ok=True)
+    staging.create(options.storage)
     uri, artifacts = sweep_folder.tracking_store(options.storage)
     encoded, values = results.encoded, _values(results.summary)
     metrics = [(f"pdp/{name}", 0, value) for name, value in values.items()]

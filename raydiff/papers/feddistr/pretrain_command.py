@@ -27,6 +27,7 @@ from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent import pretrain
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
 from raydiff.runtime import sweep_folder
+from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
 SHOWN, STEPS, GUIDANCE = 6, 50, 2.0
@@ -124,7 +125,7 @@ def _draw(plan: Plan, dataset: Dataset, trained: Pretrained, out: Path) -> None:
 
 
 def _log(dataset: Dataset, options: PretrainOptions) -> str:
-    options.storage.mkdir(parents=True, exist_ok=True)
+    staging.create(options.storage)
     uri, artifacts = sweep_folder.tracking_store(options.storage)
     out, name = options.out, options.out.name
     tags = {
