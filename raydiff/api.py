@@ -206,7 +206,8 @@ class Sweep:
         view = open_sweep(self.folder)
         if view.measure is None:
             raise ValueError(f"no trial of {view.name} has finished with a measure of quality")
-        return Run(view.trial(view.finished.loc[view.finished[view.measure].idxmin(), "digest"]))
+        order = view.finished.sort_values(view.measure)
+        return Run(view.trial(str(order["digest"].iloc[0])))
 
     def _repr_html_(self) -> str:
         """The frontier, as a notebook shows it."""

@@ -92,7 +92,7 @@ def row_bounds(sweep: SweepView, out: Path) -> Section:
         "an earlier step (--method.model.release), use fewer bins or columns, or a method with a guarantee for each "
     )
     note += "record: --method marginals --method.epsilon 1."
-    return Section(sheet(Table(header, rows, note=note), "bounds per record"))
+    return Section([*sheet(Table(header, rows, note=note), "bounds per record")])
 
 
 def papers(sweep: SweepView, out: Path) -> Section:
