@@ -22,7 +22,7 @@ AT_THE_END = LEDGER | RATES | COSTS
 METRICS = {"round"} | AT_THE_END | {f"final/{name}" for name in AT_THE_END}
 TAGS = {
     *(f"raydiff.{n}" for n in ("sweep", "id", "trial", "kind", "data", "preset", "accountant", "replayable", "git")),
-    *(f"raydiff.{n}" for n in ("outcome", "privacy", "reason", "epsilon", "sampler")),
+    *(f"raydiff.{n}" for n in ("outcome", "privacy", "released", "reason", "remark", "epsilon", "sampler")),
     *(f"mlflow.{n}" for n in ("parentRunId", "runName", "loggedArtifacts", "note.content")),
     *(f"mlflow.source.{n}" for n in ("name", "type", "git.commit")),
 }
