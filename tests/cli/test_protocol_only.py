@@ -72,7 +72,10 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
     assert lines and {key for line in lines for key in line} <= {"step", "time", "server", "outsiders"} | LEDGER | COSTS
     assert {key for path in commits for key in json.loads(path.read_text())["metrics"]} == set()
     outcome = read_json(folder / "outcome.json")
-    assert set(outcome) == {"outcome", "final", "server", "outsiders", "text"} and set(outcome["final"]) <= METRICS
+    assert (
+        set(outcome) == {"outcome", "final", "server", "outsiders", "text", "released"}
+        and set(outcome["final"]) <= METRICS
+    )
     assert {p.name for p in (folder / "artifacts").iterdir()} == {"ledger.json"}
 
 
