@@ -21,6 +21,7 @@ from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
 from raydiff.data import datasets
 from raydiff.data.splits import SPLITS
+from raydiff.data.tables.encode import OTHER
 from raydiff.data.tables.read import is_table
 from raydiff.experiment import overrides, suggested, toml_file, trial
 from raydiff.experiment.config import Experiment
@@ -62,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     print("trying it with a few steps, evaluation and all ...", flush=True)
     train = shlex.join(["raydiff", "run", str(out)])
     train += f"    # about {duration(estimate.alone(experiment))} on the machine that wrote this"
-    classes = dataset.label_names[0]
+    classes = [name for name in dataset.label_names[0] if name != OTHER]
     named = f": {', '.join(map(str, classes))}" if len(classes) <= NAMED else ""
     about = f"{name}: {dataset.says}, {len(classes)} classes{named}"
     notes = [note for note in (*dataset.notes, _public(dataset, experiment), suggestion.warns) if note]
