@@ -22,13 +22,13 @@ import json
 import re
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from raydiff.formats.json_files import parse_json, sealed
-from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checksums import checksum, dump_tensors, load_tensors
@@ -48,14 +48,8 @@ class Checkpoint:
     def __init__(
         self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None, trial: str | None = None
     ) -> None:
-        """Open a trial's checkpoint.
-
-        Args:
-            root: The trial's folder; of a bucket, the working folder.
-            cache: The folder of `results`; None: nothing is shared.
-            guard: Raises LeaseLost if the driver that this process works for has lost the sweep.
-            trial: The trial's digest; None: the folder's name.
-        """
+        """Open the checkpoint in a trial's folder, of a bucket the working folder. `cache`: the folder of `results`;
+        `guard`: raises LeaseLost if the driver has lost the sweep; `trial`: its digest, if the folder's name is not."""
         self.root, self.cache, self.guard, self.trial = root, cache, guard, trial or root.name
         self.storage = storage_at(root, private=True)
         self.results = SharedResults(None if cache is None else storage_at(cache, private=True))
@@ -103,9 +97,7 @@ class Checkpoint:
             if not numbers:
                 return {}
             before = numbers[-1] + 1
-            latest = self._record(before - 1)[0]["states"]
-            self._latest.clear()
-            self._latest[before - 1] = latest
+            self._latest = {before - 1: self._record(before - 1)[0]["states"]}
         return self._latest[before - 1]
 
     def save_release(
@@ -113,16 +105,15 @@ class Checkpoint:
     ) -> Release:
         """Store a noised message before it is sent; returns the one to send, now and in every retry.
 
-        Resending the stored bytes spends nothing. The first stored message counts, since the same noise on two values
-        (a process believed dead may still compute) would reveal their difference. `metrics` are stored for a resent
-        message. A message without noise is returned as it is; `note` records it. Raises LeaseLost as `check_open`.
-        """
+        Resending the stored bytes spends nothing. The first stored message counts, with its `metrics`: the same noise
+        on two values (a process believed dead may still compute) would reveal their difference. A message without noise
+        is returned as it is; `note` records it. Raises LeaseLost as `check_open`."""
         if not isinstance(release.event, Gaussian):
             return release
         name = RELEASE.format(client, number)
-        about: dict[str, Any] = {"client": client, "event": event_to_dict(release.event), "bytes": release.nbytes}
         saved, digest = self._saved.get(client, (INITIAL, ""))
         state = digest if saved == number else None  # Whoever resends it needs the state, too.
+        about: dict[str, Any] = {"client": client, "event": event_to_dict(release.event), "bytes": release.nbytes}
         about |= {"metrics": dict(metrics), "state": state}
         first = self.storage.put_if_absent(name, self._dump(name, release.value, **about))
         stored = None if first else self.load_sent(client, number)
@@ -220,7 +211,17 @@ class Checkpoint:
 
     def ledger(self) -> Ledger:
         """The ledger of the committed rounds. Raises ValueError if a commit is missing, damaged or out of order."""
-        return Ledger(tuple(e for record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
+        entries: list[Entry] = []
+        previous: str | None = None
+        committed = self._rounds("commit")
+        for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
+            record, digest = self._record(number)
+            if record["previous"] != previous:
+                where = self.storage.describe(COMMIT.format(number - 1))
+                raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
+            previous = digest
+            entries += Ledger.from_json(record["ledger"]).entries
+        return Ledger(tuple(entries))
 
     def _names(self, kind: str) -> list[re.Match[str]]:
         """The names of this kind, `NAMES`, matched."""
@@ -239,17 +240,6 @@ class Checkpoint:
         if (data := self.storage.get(COMMIT.format(number))) is None:
             raise ValueError(f"{self.storage.describe('')} has lost commit {number}: what it has spent is not known")
         return self._parse(COMMIT.format(number), data, needs="states"), hashlib.sha256(data).hexdigest()
-
-    def _records(self) -> Iterator[dict[str, Any]]:
-        previous: str | None = None
-        committed = self._rounds("commit")
-        for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
-            record, digest = self._record(number)
-            if record["previous"] != previous:
-                where = self.storage.describe(COMMIT.format(number - 1))
-                raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
-            previous = digest
-            yield record
 
     def _lost(self, committed: Sequence[int]) -> list[int]:
         """The last commit if it is gone and other files show it: a commit removes the server states before it, and

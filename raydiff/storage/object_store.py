@@ -29,10 +29,6 @@ ANSWER_S = 60.0  # limit of one request
 PART_BYTES = 8 * 2**20  # larger objects are put in parts, and each part is retried by itself
 
 
-class Unreachable(OSError):
-    """The store fails or does not answer; one sentence names the object and the reason."""
-
-
 @dataclass(frozen=True)
 class Cipher:
     """AES-256-GCM under a key derived from the noise secret in a sweep's working folder. Without the secret the bytes
@@ -117,7 +113,7 @@ class ObjectStore:
                     except _obstore().exceptions.AlreadyExistsError:
                         return self._stored(name) == data
                 return True
-            except Unreachable:  # obstore does not repeat a conditional put without an answer: it may have succeeded.
+            except ConnectionError:  # A conditional put without an answer is not repeated: it may have succeeded.
                 if (existing := self._stored(name)) is not None:
                     return existing == data
                 if time.monotonic() > until:
@@ -168,7 +164,7 @@ class ObjectStore:
             raise FileNotFoundError(name) from None
         except _obstore().exceptions.BaseError as e:
             why = " ".join(str(e).split())[:400]
-            raise Unreachable(f"{self.describe(name)} cannot be reached: {why}") from None
+            raise ConnectionError(f"{self.describe(name)} cannot be reached: {why}") from None
 
 
 def is_bucket(storage: str) -> bool:
