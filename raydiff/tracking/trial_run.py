@@ -167,7 +167,6 @@ def run_name(tree: Mapping[str, Any], epsilon: str | None = None) -> str:
 
 def modified_ns(path: Path) -> int:
     """Time of the last write to a file, in ns; 0 if there is none."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+    return 0
