@@ -15,17 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-REMEDIES = {
+REMEDIES = {  # what to do about a damaged file, by its name
     "sweep.json": "put back a copy of it, or run the sweep under another --name",
     "config.json": "delete it and the outcome.json beside it, and continue with --resume, which writes both again",
     "outcome.json": "delete it, and continue with --resume, which writes it again after the trial's last commit",
 }
-"""What to do about a damaged file, by its name."""
-KEYED = "hmac:"
-"""Prefix of a config's `data_digest`."""
+KEYED = "hmac:"  # prefix of a config's `data_digest`
 SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
-TRIAL = re.compile("[0-9a-f]{16}")
-"""Name of a trial's folder."""
+TRIAL = re.compile("[0-9a-f]{16}")  # name of a trial's folder
 OF = re.compile(rf"(?:^|/)((?:{TRIAL.pattern}|budgets/[^/]+)/(?:artifacts/)?[^/]+)$")
 
 

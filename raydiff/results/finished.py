@@ -28,8 +28,7 @@ from raydiff.storage.staging import SECRET
 from raydiff.storage.storage import storage_at
 from raydiff.tree import Params
 
-Draw = Literal["uniform", "public", "as-data"]
-"""Source of the samples' labels (`generation.Request.labels`)."""
+Draw = Literal["uniform", "public", "as-data"]  # source of the samples' labels (`GenerationRequest.labels`)
 DRAWN = {
     "uniform": "every combination of labels alike often, whatever proportions the records have",
     "public": "in the proportions of the public records",

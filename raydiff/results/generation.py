@@ -295,6 +295,5 @@ def _write_part(
         buffer = io.BytesIO()
         picture(each).save(buffer, format="PNG")
         images.append({"bytes": buffer.getvalue(), "path": None})
-    arrays = [images, *([numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True))]
-    table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
-    pq.write_table(table, path)
+    columns = {c: [numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True)}
+    pq.write_table(pa.Table.from_pydict({"image": images, **columns}, schema=schema), path)

@@ -22,13 +22,11 @@ from raydiff.storage.storage import Storage, storage_at
 
 NAMES = "files.json"
 AT_ONCE = 8  # trials that are copied at once
-FILES = {
+FILES = {  # what is copied, in this order; `files.json` may list nothing else
     "sweep": ("sweep.json", "composed.json", "report/**/*"),
     "trial": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "artifacts/*", "config.json", "outcome.json"),
 }
-"""What is copied, in this order; `files.json` may list nothing else."""
-ERROR = "error.txt"
-"""A trial's traceback, encrypted, since it may show values of records."""
+ERROR = "error.txt"  # a trial's traceback, encrypted, since it may show values of records
 
 
 def put(folder: Path) -> None:

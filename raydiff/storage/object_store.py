@@ -73,10 +73,8 @@ class ObjectStore:
     """Objects below a URI such as s3://lab/x?region=eu-west-1. Raises ValueError for others and for passwords."""
 
     uri: str
-    prefix: str = ""
-    """Folder in the bucket, below the URI's own."""
-    cipher: Cipher | None = None
-    """Encrypts the contents; names, sizes and times stay readable."""
+    prefix: str = ""  # folder in the bucket, below the URI's own
+    cipher: Cipher | None = None  # encrypts the contents; names, sizes and times stay readable
     remote: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

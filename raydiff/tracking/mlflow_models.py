@@ -123,13 +123,9 @@ def log_unseen_client(
     client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
     mlflow_store.delete_runs(client, experiment, {"raydiff.newcomer": key, "mlflow.parentRunId": parent})
-    tags = {  # Without raydiff.id and raydiff.trial, by which the trial's own run is found.
-        "mlflow.parentRunId": parent,
-        "raydiff.kind": "newcomer",
-        "raydiff.newcomer": key,
-        "raydiff.privacy": "none",
-        "raydiff.folder": str(files[0].parent),
-    }
+    # Without raydiff.id and raydiff.trial, by which the trial's own run is found.
+    tags = {"mlflow.parentRunId": parent, "raydiff.kind": "newcomer", "raydiff.newcomer": key}
+    tags |= {"raydiff.privacy": "none", "raydiff.folder": str(files[0].parent)}
     run = str(client.create_run(experiment, run_name=name[:200], tags=tags).info.run_id)
     touched, whole = joining.touched()
     params = {
@@ -143,13 +139,10 @@ def log_unseen_client(
         "parameters_share": touched / whole,
     }
     mlflow_store.log_params(client, run, params)
-    values = [
-        (f"{reading}/lr_{row['learning_rate']:g}", int(row["epoch"]), value)
-        for row in rows
-        for reading, value in row.items()
-        if reading not in ROW_KEYS
-    ]
-    mlflow_store.log_values(client, run, values)
+    for row in rows:
+        rate, epoch = f"lr_{row['learning_rate']:g}", int(row["epoch"])
+        readings = ((f"{name}/{rate}", epoch, value) for name, value in row.items() if name not in ROW_KEYS)
+        mlflow_store.log_values(client, run, readings)
     client.set_terminated(run, "FINISHED")
     for path in files:
         client.log_artifact(run, str(path))
