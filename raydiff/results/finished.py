@@ -216,8 +216,6 @@ def find(run: str, sweeps: Path) -> Path:
     path = Path(run).expanduser()
     if (path / "config.json").exists():
         return path.absolute()
-    if path.is_dir() and path.is_absolute():
-        raise ValueError(f"there is no trial in {run}: config.json is not there")
     if "/" in run and not (sweeps / run).parent.is_dir():
         raise ValueError(f"there is no trial in {run}, and no sweep {run.rpartition('/')[0]} in {sweeps}")
     if (sweeps / run / "trials").is_dir():

@@ -79,20 +79,13 @@ class Joining:
         training, rng = self.training(rate, max(epochs)), self._rng("join")
         part, fixed = method.join(self.finished.server, rng)
         records, kinds = method.kinds(records, rng) if isinstance(method, WithKinds) else (records, {})
-        moments: Params = {}
+        model, data, moments = method.trained_model, (records.images, records.labels), Params()
         done, seconds = 0, 0.0
         yield Stage(0, 0, {**kinds, **part}, math.nan, 0.0)
         for epoch in sorted({*epochs} - {0}):
             steps, started = self.training(rate, epoch).steps, time.perf_counter()
             part, moments, loss = fit_personal(
-                method.trained_model,
-                part,
-                fixed,
-                (records.images, records.labels),
-                training=training,
-                rng=rng,
-                steps=range(done, steps),
-                moments=moments,
+                model, part, fixed, data, training=training, rng=rng, steps=range(done, steps), moments=moments
             )
             done, seconds = steps, seconds + time.perf_counter() - started
             yield Stage(epoch, done, {**kinds, **part}, loss, seconds)
