@@ -87,18 +87,12 @@ class Checkpoint:
 
     def load_client(self, client: int, *, before: int) -> Params | None:
         """A client's latest committed state of a round before `before`, or None. Raises ValueError if it is damaged."""
-        stored = self._latest_states(before).get(str(client))
+        last = before - 1
+        if last not in self._latest:
+            last = max((n for n in self._rounds("commit") if n < before), default=INITIAL) if before > 0 else INITIAL
+            self._latest = {last: self._record(last)[0]["states"] if last > INITIAL else {}}
+        stored = self._latest[last].get(str(client))
         return None if stored is None else self._required(STATE.format(client, *stored), stored[1])
-
-    def _latest_states(self, before: int) -> dict[str, Stored]:
-        """Client -> its latest state, by the last commit of a round earlier than `before`."""
-        if before - 1 not in self._latest:
-            numbers = [number for number in self._rounds("commit") if number < before] if before > 0 else []
-            if not numbers:
-                return {}
-            before = numbers[-1] + 1
-            self._latest = {before - 1: self._record(before - 1)[0]["states"]}
-        return self._latest[before - 1]
 
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
@@ -155,21 +149,18 @@ class Checkpoint:
         messages: dict[tuple[int, int], Mapping[str, Any]] = {}
         names = [m for m in self._names("releases") if int(m["round"]) > number]
         for m in sorted(names, key=lambda m: m["client"] is None):  # Of two, the unprotected message counts.
-            for about in self._messages(m):
-                messages[int(m["round"]), about["client"]] = about
+            name = f"releases/{m[0]}"
+            if m["client"] is None:
+                lines = (self.storage.get(name) or b"").splitlines()
+                sent = [self._parse(name, line, needs="event") for line in lines]
+            else:
+                stored = self._load(name)
+                sent = [] if stored is None else [stored[1]]  # A commit may have just removed the file.
+            messages |= {(int(m["round"]), about["client"]): about for about in sent}
         return [
             (later, client, event_from_dict(about["event"]), int(about["bytes"]))
             for (later, client), about in sorted(messages.items())
         ]
-
-    def _messages(self, m: re.Match[str]) -> list[dict[str, Any]]:
-        """What each message in a file of releases/ reveals; none if a commit has just removed the file."""
-        name = f"releases/{m[0]}"
-        if m["client"] is None:
-            lines = (self.storage.get(name) or b"").splitlines()
-            return [self._parse(name, line, needs="event") for line in lines]
-        stored = self._load(name)
-        return [] if stored is None else [stored[1]]
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make a round count; remove older states and messages. Raises LeaseLost as `check_open`, changing nothing."""
