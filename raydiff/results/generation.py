@@ -138,8 +138,7 @@ def maker(finished: Finished, client: int | None, out: Path, request: Generation
     return Maker(finished, source, out, request, plan(source, request))
 
 
-Spread = Callable[[Maker, Sequence[int]], Iterable[int]]
-"""Writes these parts, and yields the number of each when complete."""
+Spread = Callable[[Maker, Sequence[int]], Iterable[int]]  # write these parts; yield the number of each when complete
 
 
 def one_by_one(make: Maker, parts: Sequence[int]) -> Iterator[int]:
