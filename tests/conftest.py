@@ -45,7 +45,7 @@ from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants, grid, private_gradient
 from raydiff.storage import file_names
-from raydiff.storage.atomic_files import read_tensors, write_tensors
+from raydiff.storage.checksums import dump_tensors, load_tensors
 from raydiff.tree import Params
 
 hypothesis.settings.register_profile("raydiff", deadline=None)  # Timings are benchmarks, not tests.
@@ -127,8 +127,8 @@ def one_feature_network(once: Callable[[str, Callable[[Path], object]], Path]) -
     def shared(records: Records, **settings: Any) -> Params:
         digest = tree.digest({**records.leaves, "labels": records.labels})
         key = hashlib.sha256(f"{digest} {sorted(settings.items())}".encode()).hexdigest()
-        path = once(f"cnn-{key}", lambda path: write_tensors(path, train(records, **settings)))
-        return read_tensors(path)[0]
+        path = once(f"cnn-{key}", lambda path: path.write_bytes(dump_tensors(train(records, **settings))))
+        return load_tensors(path.read_bytes(), path)[0]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(features, "train_cnn", functools.lru_cache(maxsize=16)(shared))

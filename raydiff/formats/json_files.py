@@ -15,17 +15,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-REMEDIES = {
+REMEDIES = {  # what to do about a damaged file, by its name
     "sweep.json": "put back a copy of it, or run the sweep under another --name",
     "config.json": "delete it and the outcome.json beside it, and continue with --resume, which writes both again",
     "outcome.json": "delete it, and continue with --resume, which writes it again after the trial's last commit",
 }
-"""What to do about a damaged file, by its name."""
-KEYED = "hmac:"
-"""Prefix of a config's `data_digest`."""
+KEYED = "hmac:"  # prefix of a config's `data_digest`
 SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
-TRIAL = re.compile("[0-9a-f]{16}")
-"""Name of a trial's folder."""
+TRIAL = re.compile("[0-9a-f]{16}")  # name of a trial's folder
 OF = re.compile(rf"(?:^|/)((?:{TRIAL.pattern}|budgets/[^/]+)/(?:artifacts/)?[^/]+)$")
 
 
@@ -50,9 +47,7 @@ def unsealed(text: str, of: str) -> Any:
     """Return JSON's content without digest and identity. Raises ValueError where it is damaged, Misplaced where it is
     not `of` this."""
     tree = json.loads(text)
-    if not isinstance(tree, dict) or not tree:
-        return tree
-    if "sha256" not in tree and "of" not in tree:  # One flip can change one of these names.
+    if not isinstance(tree, dict) or not {"of", "sha256"} & tree.keys():  # One flip can change one of these names.
         return tree
     seal = SEAL.search(text)
     if seal is None or hashlib.sha256(text[: seal.start()].encode()).hexdigest() != seal[2]:
@@ -64,8 +59,7 @@ def unsealed(text: str, of: str) -> Any:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a JSONL file, without those that a crash cut short or damage made unreadable. Raises
-    ValueError for a line of another file."""
+    """Return the readable lines of a JSONL file: a crash cuts one short. Raises ValueError for one of another file."""
     return [line for _, line in _numbered(path) if line is not None]
 
 
@@ -106,17 +100,9 @@ def read_json(path: Path, *, needs: str = "", edited: bool = False, checksum: bo
 def parse_json(
     data: bytes, where: object, *, needs: str = "", edited: bool = False, checksum: bool = False, of: str = ""
 ) -> dict[str, Any]:
-    """Return the object in a JSON file.
-
-    Args:
-        where: its path or URI, for messages.
-        needs: a field that it must have.
-        edited: its checksum is not verified, since people may have edited it.
-        checksum: it must have a checksum.
-        of: what it must be of; default: the `identity` of `where`.
-
-    Raises ValueError where it is damaged, of another file, no JSON object, or lacks a field or checksum that it needs.
-    """
+    """Return the object in the JSON file at a path or URI. Raises ValueError where it is damaged, no object, without
+    the field that it `needs` or the `checksum` that it must have, or not `of` this (default: the `identity` of
+    `where`). Where people may have `edited` it, its checksum is not verified."""
     name = str(where).rpartition("/")[2]
     remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
     try:

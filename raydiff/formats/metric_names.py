@@ -22,8 +22,7 @@ GROUPS = ("all", "major", "minor", "cluster_a", "cluster_b")
 COVERAGE = ("precision", "recall", "density", "coverage")
 LOWER_IS_BETTER = ("fd", "kd", "fid", "kid", "tv", "utility_loss")
 HIGHER_IS_BETTER = ("accuracy", "label_accuracy", "own_classes", *COVERAGE)
-FAMILIES = (*LOWER_IS_BETTER, *HIGHER_IS_BETTER, "memorized_fraction", "downstream", "blackbox")
-"""Families of raydiff's readings."""
+FAMILIES = (*LOWER_IS_BETTER, *HIGHER_IS_BETTER, "memorized_fraction", "downstream", "blackbox")  # raydiff's readings
 CALIBRATION = ("threshold", "timestep_index", "fpr_reached")
 DETAILS = ("tpr_calibrated", "balanced_accuracy", "tpr_at_0", "tpr_ceiling")
 """Prefixes of an attack's statistics that are in tables only."""

@@ -37,19 +37,17 @@ class AttackedRows:
 
 
 def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:
-    """Generate rows of a client's own model or, with None, the server's: `num`, or as many as it was trained on.
-
-    Raises ValueError as `Finished.source`, and where too few records were held out.
-    """
+    """Generate rows of a client's own model or, with None, the server's: `num`, or as many as it was trained on. Raises
+    ValueError as `Finished.source`, and where too few records were held out."""
     experiment, mapping = finished.trial.experiment, finished.dataset.mapping
     assert mapping is not None
     owners = range(experiment.clients) if client is None else [client]
     trained_on = joined([finished.client(i).data for i in owners])
-    members, nonmembers, reference = _apart(trained_on, _held_out(finished, seed), seed)
-    source, request = (
-        finished.source(client),
-        generate.GenerationRequest(num=len(trained_on) if num is None else num, seed=seed),
-    )
+    splits = finished.dataset.splits
+    held_out = _shuffled(joined([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
+    members, nonmembers, reference = _apart(trained_on, held_out, seed)
+    request = generate.GenerationRequest(num=len(trained_on) if num is None else num, seed=seed)
+    source = finished.source(client)
     plan = generate.plan(source, request)
     parts = [generate.part_of(source, request, plan, part) for part in range(-(-plan.rows // generate.PART))]
     conditional = experiment.method.model.conditional
@@ -69,18 +67,12 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
     )
 
 
-def _held_out(finished: Finished, seed: int) -> Records:
-    splits = finished.dataset.splits
-    return _shuffled(joined([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
-
-
 def _apart(trained_on: Records, held: Records, seed: int) -> Sequence[Records]:
     """(members, non-members, reference rows), all of them in the members' mix of labels."""
     mixed = in_proportion(held, trained_on.labels[:, 0])
     nonmembers = in_proportion(mixed, trained_on.labels[:, 0], most=min(len(trained_on), len(mixed) // 2))
-    members = in_proportion(
-        _shuffled(trained_on, seeding.generator(seed, "members")), nonmembers.labels[:, 0], most=len(nonmembers)
-    )
+    shuffled = _shuffled(trained_on, seeding.generator(seed, "members"))
+    members = in_proportion(shuffled, nonmembers.labels[:, 0], most=len(nonmembers))
     reference = mixed.select(~torch.isin(mixed.numbers, nonmembers.numbers))
     if len(nonmembers) < LEAST or len(members) != len(nonmembers) or not len(reference):
         raise ValueError(

@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from raydiff.experiment import config, overrides
-from raydiff.experiment.config import Experiment
 from raydiff.formats.json_files import outcomes
 
 LEAST = 0.2  # of the way from chance to a classifier's accuracy on real pictures
-CURES = (
-    "method.local.steps",
-    "method.server.steps",
-    "method.training.steps",
-    "method.model.network.width",
-    "method.epsilon",
-)
+CURES = ("local.steps", "server.steps", "training.steps", "model.network.width", "epsilon")  # fields of the method
 
 
 def noise(folder: Path) -> str:
@@ -29,25 +21,17 @@ def noise(folder: Path) -> str:
             continue
         count += 1
         experiment = config.read(path / "config.json")
-        chance = 1 / max(1, _classes(experiment))
+        classes, *_ = getattr(experiment.method.model, "labels", ()) or (1,)
+        chance = 1 / max(1, classes)
         if accuracy < chance + LEAST * (ceiling - chance):
             noisy.append((accuracy, ceiling, chance, experiment))
     if not noisy:
         return ""
     accuracy, ceiling, chance, experiment = min(noisy, key=lambda trial: trial[0])
+    flat = {f"method.{cure}": overrides.flat(experiment).get(f"method.{cure}") for cure in CURES}
+    cures = " or ".join(f"--{path} (now {overrides.short(v)})" for path, v in flat.items() if v is not None)
     subject = "the samples are" if count == 1 else f"the samples of {len(noisy)} of {count} trials are"
     return (
         f"{subject} hardly better than noise: a classifier that is right about {ceiling:.0%} of real pictures is "
-        f"right about {accuracy:.0%} of these ({chance:.0%} by chance); raise {_cures(experiment)}, or let raydiff "
-        "init choose"
+        f"right about {accuracy:.0%} of these ({chance:.0%} by chance); raise {cures}, or let raydiff init choose"
     )
-
-
-def _classes(experiment: Experiment) -> int:
-    labels: Sequence[int] = getattr(experiment.method.model, "labels", ())
-    return labels[0] if labels else 1
-
-
-def _cures(experiment: Experiment) -> str:
-    flat = overrides.flat(experiment)
-    return " or ".join(f"--{path} (now {overrides.short(flat[path])})" for path in CURES if flat.get(path) is not None)

@@ -28,13 +28,13 @@ from raydiff.storage.staging import SECRET
 from raydiff.storage.storage import storage_at
 from raydiff.tree import Params
 
-Draw = Literal["uniform", "public", "as-data"]
-"""Source of the samples' labels (`generation.Request.labels`)."""
+Draw = Literal["uniform", "public", "as-data"]  # source of the samples' labels (`GenerationRequest.labels`)
 DRAWN = {
     "uniform": "every combination of labels alike often, whatever proportions the records have",
     "public": "in the proportions of the public records",
     "as-data": "in the proportions of the records behind the samples: no guarantee covers how many have which",
 }
+VIEWS = ("server", "outsiders")  # of an outcome's guarantees
 AS_DATA = "labels drawn as the private records have them"
 
 
@@ -172,7 +172,11 @@ def open_finished(folder: Path) -> Finished:
     if experiment.digest != folder.name:
         raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
     trial = Trial(experiment, folder.parents[1])
-    outcome = _finished(trial)
+    if (outcome := trial.outcome()) is None:
+        raise ValueError(f"{folder} has not finished: continue it with the command that began it and --resume")
+    if outcome["outcome"] != "finished":
+        why = f" ({outcome['reason']})" if outcome.get("reason") else ""
+        raise ValueError(f"{folder} did not finish, it was {outcome['outcome']}{why}: there is nothing to sample")
     compute(experiment)  # threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
     if not config.is_of(experiment, dataset, _secret(trial)):
@@ -184,11 +188,9 @@ def open_finished(folder: Path) -> Finished:
     last = trial.store.last_commit()
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
-    server, views = tree.without(SERVER_ONLY, trial.store.load_server(last[0])), []
-    for view in ("server", "outsiders"):
-        fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()}
-        views.append(Guarantee(**fields))
-    return Finished(trial, dataset, last[0], server, *views)
+    fields = ({k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()} for view in VIEWS)
+    server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
+    return Finished(trial, dataset, last[0], server, *(Guarantee(**view) for view in fields))
 
 
 def _secret(trial: Trial) -> bytes:
@@ -197,16 +199,6 @@ def _secret(trial: Trial) -> bytes:
         cure = f": set {SECRET} to it" if storage_at(trial.folder).remote else ""
         raise ValueError(f"{path} is gone, which keys the data's digest and the names of clients' models{cure}")
     return planned_secret(trial.sweep, trial.experiment)
-
-
-def _finished(trial: Trial) -> dict[str, Any]:
-    outcome = trial.outcome()
-    if outcome is None:
-        raise ValueError(f"{trial.folder} has not finished: continue it with the command that began it and --resume")
-    if outcome["outcome"] != "finished":
-        why = f" ({outcome['reason']})" if outcome.get("reason") else ""
-        raise ValueError(f"{trial.folder} did not finish, it was {outcome['outcome']}{why}: there is nothing to sample")
-    return outcome
 
 
 def words(guarantee: Guarantee) -> dict[str, Any]:
@@ -219,15 +211,11 @@ def words(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def find(run: str, sweeps: Path) -> Path:
-    """Return a trial's folder by its path, SWEEP/DIGEST, digest, or the name of a sweep with a single trial.
-
-    Digests may be shortened. Raises ValueError where there is none, or more than one.
-    """
+    """Return a trial's folder by its path, SWEEP/DIGEST, digest, which may be shortened, or the name of a sweep with a
+    single trial. Raises ValueError where there is none, or more than one."""
     path = Path(run).expanduser()
     if (path / "config.json").exists():
         return path.absolute()
-    if path.is_dir() and path.is_absolute():
-        raise ValueError(f"there is no trial in {run}: config.json is not there")
     if "/" in run and not (sweeps / run).parent.is_dir():
         raise ValueError(f"there is no trial in {run}, and no sweep {run.rpartition('/')[0]} in {sweeps}")
     if (sweeps / run / "trials").is_dir():

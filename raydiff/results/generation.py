@@ -138,8 +138,7 @@ def maker(finished: Finished, client: int | None, out: Path, request: Generation
     return Maker(finished, source, out, request, plan(source, request))
 
 
-Spread = Callable[[Maker, Sequence[int]], Iterable[int]]
-"""Writes these parts, and yields the number of each when complete."""
+Spread = Callable[[Maker, Sequence[int]], Iterable[int]]  # write these parts; yield the number of each when complete
 
 
 def one_by_one(make: Maker, parts: Sequence[int]) -> Iterator[int]:
@@ -159,14 +158,9 @@ def write(
     on_progress: Callable[[int, int], None] = lambda done, rows: None,
     spread: Spread = one_by_one,
 ) -> str:
-    """Write, or continue to write, the folder `out`; return the samples' privacy.
-
-    Args:
-        code: versions for the card.
-        on_progress: called with (rows written, rows in all) at the start and after each part.
-
-    Raises ValueError where the folder has other contents.
-    """
+    """Write, or continue to write, the folder `out`; return the samples' privacy. Raises ValueError where it has other
+    contents. `code` are versions for the card; `on_progress` gets (rows written, rows in all) at the start and after
+    each part."""
     make, mapping = maker(finished, client, out, request), finished.dataset.mapping
     source, labels = make.source, make.labels
     card = _card(finished, source, labels, request, code)
@@ -249,10 +243,8 @@ def _chosen(sweep: Path) -> dict[str, Any]:
 def _kind(finished: Finished, rows: int, numbers: Numbers) -> dict[str, Any]:
     """The card's fields of pictures, or of rows of a table."""
     if (mapping := finished.dataset.mapping) is None:
-        return {
-            "parts": -(-rows // PART),
-            "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]",
-        }
+        pixels = "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]"
+        return {"parts": -(-rows // PART), "pixels": pixels}
     model: Any = finished.trial.experiment.method.model  # One of rows, as the data are.
     label = "what a row was made for" if model.conditional else "apart from the row: the model knows of no label"
     return {**rows_file.describe(mapping, numbers), "categories": finished.categories, "label": label}
@@ -267,11 +259,9 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
     if (out / "card.json").exists():
         then = read_json(out / "card.json", edited=True)
         keys = sorted({*then, *card} - {"chosen"})  # there may be more trials by now
-        differ = [k for k in keys if then.get(k) != json.loads(json.dumps(card)).get(k)]
+        differ = ", ".join(k for k in keys if then.get(k) != json.loads(json.dumps(card)).get(k))
         if differ:
-            raise ValueError(
-                f"{out} holds other samples ({', '.join(differ)} differ in its card.json): give another --out"
-            )
+            raise ValueError(f"{out} holds other samples ({differ} differ in its card.json): give another --out")
     elif out.exists() and set(out.iterdir()) - set(left):
         raise ValueError(f"{out} is not empty and holds no card.json: give another --out")
     for path in left:
@@ -287,10 +277,10 @@ def _write_part(
 
     numbers = {column: label_numbers(values) for column, values in names.items()}
     features: dict[str, Any] = {"image": {"_type": "Image"}}
-    for column, values in names.items():  # a ClassLabel names 0, 1, ...
-        named = {"_type": "ClassLabel", "names": list(values)}
-        is_named = numbers[column] == list(range(len(values)))
-        features[column] = named if is_named else {"_type": "Value", "dtype": "int64"}
+    for column, values in names.items():
+        features[column] = {"_type": "Value", "dtype": "int64"}
+        if numbers[column] == list(range(len(values))):  # as a ClassLabel counts
+            features[column] = {"_type": "ClassLabel", "names": list(values)}
     image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
     schema = pa.schema(
         [("image", image), *((column, pa.int64()) for column in names)],
@@ -304,6 +294,5 @@ def _write_part(
         buffer = io.BytesIO()
         picture(each).save(buffer, format="PNG")
         images.append({"bytes": buffer.getvalue(), "path": None})
-    arrays = [images, *([numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True))]
-    table = pa.table([pa.array(a, type=f.type) for a, f in zip(arrays, schema, strict=True)], schema=schema)
-    pq.write_table(table, path)
+    columns = {c: [numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True)}
+    pq.write_table(pa.Table.from_pydict({"image": images, **columns}, schema=schema), path)

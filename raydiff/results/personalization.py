@@ -1,7 +1,7 @@
 """Personalisation of a finished run's model for an unseen client.
 
 The client takes the server's model, trains what the method personalises on its own records, and sends nothing. `save`
-keeps the trained part alone; `reopen` needs the run.
+keeps the trained part alone.
 
     personal-0.001.safetensors     the personal part trained at learning rate 0.001
     personal-0.001.json            its card: of which run, on what, how
@@ -20,7 +20,6 @@ from typing import Any
 import torch
 
 from raydiff import seeding, tree
-from raydiff.data.records import Records
 from raydiff.data.unseen_client import UnseenClient
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Evaluation, Instruments
@@ -30,7 +29,8 @@ from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training, fit_personal
 from raydiff.results.finished import Finished
-from raydiff.storage.atomic_files import read_tensors, write_tensors, write_text
+from raydiff.storage.atomic_files import write_bytes, write_text
+from raydiff.storage.checksums import dump_tensors
 from raydiff.tree import Params
 
 Row = dict[str, float]  # a line of a table, by column
@@ -79,20 +79,13 @@ class Joining:
         training, rng = self.training(rate, max(epochs)), self._rng("join")
         part, fixed = method.join(self.finished.server, rng)
         records, kinds = method.kinds(records, rng) if isinstance(method, WithKinds) else (records, {})
-        moments: Params = {}
+        model, data, moments = method.trained_model, (records.images, records.labels), Params()
         done, seconds = 0, 0.0
         yield Stage(0, 0, {**kinds, **part}, math.nan, 0.0)
         for epoch in sorted({*epochs} - {0}):
             steps, started = self.training(rate, epoch).steps, time.perf_counter()
             part, moments, loss = fit_personal(
-                method.trained_model,
-                part,
-                fixed,
-                (records.images, records.labels),
-                training=training,
-                rng=rng,
-                steps=range(done, steps),
-                moments=moments,
+                model, part, fixed, data, training=training, rng=rng, steps=range(done, steps), moments=moments
             )
             done, seconds = steps, seconds + time.perf_counter() - started
             yield Stage(epoch, done, {**kinds, **part}, loss, seconds)
@@ -101,16 +94,11 @@ class Joining:
         """Yield `stages`, each with its metrics."""
         for stage in self.stages(rate, epochs):
             counted = {"learning_rate": rate, "epoch": stage.epoch, "steps": stage.steps, "loss": stage.loss}
-            yield {**counted, **self.measure(stage.state), "seconds": stage.seconds}, stage
+            yield {**counted, **self._readings(self.deploy(stage.state)), "seconds": stage.seconds}, stage
 
     def deploy(self, state: Params) -> Deployed:
         """Return the client's model with this personal part."""
         return self.finished.trial.experiment.method.deploy(self.finished.server, state)
-
-    def measure(self, state: Params) -> Metrics:
-        """Return `READINGS` of the model with this personal part against held-out records, from the same noise."""
-        held_out = self.client.held_out
-        return self._read(self.deploy(state), self.client.records, held_out, self._rng("samples"))
 
     def touched(self) -> tuple[int, int]:
         """Return (parameters that the client trains, parameters of its model)."""
@@ -124,8 +112,9 @@ class Joining:
         wanted = (self.finished.trial.experiment.digest, records, held_out, *epochs, *rates, self.seed)
         return seeding.keyed_digest(self.finished.secret, "newcomer", repr(wanted))[:16]
 
-    def _read(self, deployed: Deployed, records: Records, reference: Records, rng: torch.Generator) -> Metrics:
-        """The run's evaluation, by the configured sampler and without attacks."""
+    def _readings(self, deployed: Deployed) -> Metrics:
+        """`READINGS` against held-out records from the same noise: the run's evaluation, by the configured sampler."""
+        records, reference = self.client.records, self.client.held_out
         classes, counts = reference.labels[:, 0].unique(return_counts=True)
         trained = torch.isin(classes, records.labels[:, 0])
         large = int((counts[trained] // 2).sum()) >= 5 * self.instruments.config.dim
@@ -133,7 +122,7 @@ class Joining:
         splits = {**self.instruments.dataset.splits, HELD_OUT: reference}
         instruments = Instruments(config, replace(self.instruments.dataset, splits=splits), self.instruments.cnn)
         configured = dict([next(iter(deployed.samplers.items()))])
-        report = instruments.of_client(HELD_OUT)(replace(deployed, samplers=configured), records, rng)
+        report = instruments.of_client(HELD_OUT)(replace(deployed, samplers=configured), records, self._rng("samples"))
         metrics = {k.replace("/all", ""): v for k, v in report.metrics.items()}
         return {k: metrics[k] for k in READINGS if k in metrics}
 
@@ -185,25 +174,6 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
         **more,
     }
     path = folder / f"personal-{rate}.safetensors"
-    write_tensors(path, stage.state)
+    write_bytes(path, dump_tensors(stage.state))
     write_text(path.with_suffix(".json"), json.dumps(card, indent=1))
     return path
-
-
-def reopen(finished: Finished, path: Path) -> Deployed:
-    """Return the model from what `save` wrote. Raises ValueError where that is missing, damaged, or of another run."""
-    card_path = path.with_suffix(".json")
-    if not path.exists() or not card_path.exists():
-        raise ValueError(f"there is no personal part {path} with its card {card_path.name} beside it")
-    try:
-        state, _ = read_tensors(path)
-        card = json.loads(card_path.read_text())
-        trial, server = card["trial"], card["server"]
-    except Exception as e:  # by kind of damage: SafetensorError, JSONDecodeError, KeyError, ...
-        raise ValueError(f"the personal part {path} is damaged ({type(e).__name__})") from None
-    if card.get("part") != tree.digest(state):
-        raise ValueError(f"the personal part {path} is damaged (it is not the one of {card_path.name})")
-    here = finished.trial.experiment.digest
-    if (trial, server) != (here, tree.digest(finished.server)):
-        raise ValueError(f"the personal part {path} is of the trial {trial}, with another server's state than {here}'s")
-    return finished.trial.experiment.method.deploy(finished.server, state)

@@ -1,15 +1,12 @@
 """The sampler of a finished run as a self-contained folder, without the run's storage and data.
 
 MLflow loads the folder through `_load_pyfunc` (a pyfunc model with this module as its loader); nothing here imports
-MLflow. The folder is a small `Checkpoint` and a card:
+MLflow. The folder is a small `Checkpoint`, of the server's state without its private part and of clients' personalised
+states (none where the source is "global"), and
 
-    sampler.json                          the method, and the keys of the card below: enough to deploy it again
-    server-00004.safetensors              the server's state, without its private part
-    clients/00000-00004-<checksum>.safetensors
-                                          a client's personalised state; none where the source is "global"
-    commit-00004.json                     which of these states belong together
-    latent/                               the frozen latent diffusion model, where the method has one
-    mapping.json                          of a table: what the codes of its columns mean
+    sampler.json     the method, and the keys of the card below: enough to deploy it again
+    latent/          the frozen latent diffusion model, where the method has one
+    mapping.json     of a table: what the codes of its columns mean
 """
 
 from __future__ import annotations
@@ -75,12 +72,8 @@ def save(
     states: Mapping[int, Params],
     mapping: encode.Mapping | None = None,
 ) -> None:
-    """Write the folder. Raises ValueError for weights larger than `LARGEST`, and for a classifier.
-
-    Args:
-        states: the clients' personalised states.
-        mapping: that of a table.
-    """
+    """Write the folder, with the clients' personalised `states` and the `mapping` of a table. Raises ValueError for
+    weights larger than `LARGEST`, and for a classifier."""
     models = [method.deploy(server, state) for state in states.values()] or [method.deploy(server)]
     if not all(model.samplers for model in models):
         raise ValueError("a classifier makes no pictures")
@@ -130,18 +123,14 @@ class Sampler:
     def of(self, client: int | None) -> Sample:
         """Return a client's sampler, or with None the server's. Raises ValueError for a missing client."""
         if client not in self._samplers:
+            if client not in (None, *self.card.clients):
+                clients = ", ".join(map(str, self.card.clients)) or "the server's model alone"
+                raise ValueError(f"there is no client {client} in this sampler; it has {clients}")
             server = self._store.load_server(self.card.round)
-            state = None if client is None else self._state(client)
+            state = None if client is None else self._store.load_client(client, before=self.card.round + 1)
+            assert state is not None or client is None  # else the card would not name it
             self._samplers[client] = self.method.deploy(server, state).sample
         return self._samplers[client]
-
-    def _state(self, client: int) -> Params:
-        if client not in self.card.clients:
-            clients = ", ".join(map(str, self.card.clients)) or "the server's model alone"
-            raise ValueError(f"there is no client {client} in this sampler; it has {clients}")
-        state = self._store.load_client(client, before=self.card.round + 1)
-        assert state is not None  # else the card would not name it
-        return state
 
     def predict(
         self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
@@ -175,9 +164,8 @@ class Sampler:
         if missing := [c for c in columns if c not in model_input]:
             raise ValueError(f"the input has no column {missing[0]!r}")
         numbers = model_input[columns].to_numpy().astype(np.int64)
-        values = [
-            label_values(numbers[:, k], names, column) for k, (column, names) in enumerate(self.card.labels.items())
-        ]
+        labels = zip(numbers.T, self.card.labels.items(), strict=True)
+        values = [label_values(column, names, name) for column, (name, names) in labels]
         return torch.from_numpy(np.stack(values, axis=1))
 
 

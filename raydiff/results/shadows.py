@@ -80,7 +80,7 @@ class Attacked:
         """Return shadow `number`'s statistics, (N, S), training it if needed. Raises ValueError where that fails."""
         results, key = self.finished.trial.store.results, self._key(number)
         parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
-        name = self._name("shadow-log-losses", parts)
+        name = result_key("shadow-log-losses", self.finished.secret, parts)
         return results.cached(name, lambda: {"losses": self._losses(number, key)})["losses"]
 
     def _losses(self, number: int, key: str) -> Tensor:
@@ -114,7 +114,7 @@ class Attacked:
         experiment, one = self.finished.trial.experiment, self.request.client
         # not the trial's keys, whose noise must not be drawn twice
         keys = Keys(self._seed(number), b"shadow", f"shadow {number}")
-        public = self._public
+        public = self.finished.dataset.splits["public"]
         ids = [one] if self.alone else list(range(experiment.clients))
         clients = [Client(i, experiment.method, self._records_in(number, i), keys=keys, public=public) for i in ids]
         server, last = Params(), INITIAL
@@ -148,18 +148,11 @@ class Attacked:
     def _key(self, number: int) -> str:
         """The shadow's name in the cache, from all its inputs."""
         experiment, selected = self.finished.trial.experiment, self.inside[number]
-        records = {"owner": self.owner, **self.records.leaves}
-        digests = [tree.digest({k: v[selected] for k, v in records.items()}), tree.digest(self._public.leaves)]
+        records, public = {"owner": self.owner, **self.records.leaves}, self.finished.dataset.splits["public"]
+        digests = [tree.digest({k: v[selected] for k, v in records.items()}), tree.digest(public.leaves)]
         method = experiment.method.init_key if self.alone else experiment.digest
         parts = (method, self.request.source, self.request.client, self._seed(number), *digests)
-        return self._name("shadow", (*parts, torch.get_num_threads()))
-
-    def _name(self, kind: str, parts: tuple[object, ...]) -> str:
-        return result_key(kind, self.finished.secret, parts)
-
-    @property
-    def _public(self) -> Records:
-        return self.finished.dataset.splits["public"]
+        return result_key("shadow", self.finished.secret, (*parts, torch.get_num_threads()))
 
 
 def open_attacked(request: ShadowRequest, finished: Finished | None = None) -> Attacked:

@@ -18,20 +18,16 @@ DELTA = 1e-5  # at which the trials are composed
 
 
 def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
-    """Return a line for each privacy definition, since these do not compose, or why there is no composed epsilon.
-
-    `keep` also writes composed.json.
-    """
+    """Return a line for each privacy definition, since these do not compose, or why there is no composed epsilon;
+    `keep` it in composed.json."""
     folders = trial_folders(folder)
     ledgers = {f: ledger_of(f).server for f in folders}
     noised = {f: book for f, book in ledgers.items() if all(0 < g.epsilon < math.inf for g in _guarantees(book))}
     if why := _unfit(folder, folders):
         lines = [f"no composed epsilon: {why}"]
     else:
-        lines = [
-            *_lines(f"all {len(ledgers)} trials composed", ledgers),
-            *_lines(f"the {len(noised)} that sent noised values alone", noised),
-        ]
+        lines = _lines(f"all {len(ledgers)} trials composed", ledgers)
+        lines += _lines(f"the {len(noised)} that sent noised values alone", noised)
     if keep:
         path, fields = folder / "composed.json", {"trials": [f.name for f in folders], "text": lines}
         write_text(path, sealed(fields, path, indent=1))

@@ -22,13 +22,11 @@ from raydiff.storage.storage import Storage, storage_at
 
 NAMES = "files.json"
 AT_ONCE = 8  # trials that are copied at once
-FILES = {
-    "sweep": ("sweep.json", "composed.json", "report/**/*"),
-    "trial": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "artifacts/*", "config.json", "outcome.json"),
+FILES = {  # what is copied of a folder in it, in this order; `files.json` may list nothing else
+    "sweeps": ("sweep.json", "composed.json", "report/**/*"),
+    "trials": ("metrics.jsonl", "rejected.jsonl", "lost.txt", "artifacts/*", "config.json", "outcome.json"),
 }
-"""What is copied, in this order; `files.json` may list nothing else."""
-ERROR = "error.txt"
-"""A trial's traceback, encrypted, since it may show values of records."""
+ERROR = "error.txt"  # a trial's traceback, encrypted, since it may show values of records
 
 
 def put(folder: Path) -> None:
@@ -125,19 +123,16 @@ def _listed(storage: Storage, folder: Path) -> dict[str, str] | None:
         return None
     where = storage.describe(NAMES)
     listed: dict[str, str] = parse_json(data, where, needs="files")["files"]
+    patterns = [pattern.replace("**/", "") for pattern in FILES[folder.parent.name]]
     for name in listed:
-        allowed = any(fnmatch.fnmatchcase(name, pattern.replace("**/", "")) for pattern in _patterns(folder))
+        allowed = any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
         if not allowed or {"", ".", ".."} & set(name.split("/")):
             raise ValueError(f"{where} is damaged: it names {name!r}, which is not copied")
     return listed
 
 
-def _patterns(folder: Path) -> tuple[str, ...]:
-    return FILES["sweep" if folder.parent.name == "sweeps" else "trial"]
-
-
 def _checksums(folder: Path) -> dict[str, str]:
     """Name -> checksum of the files here that are copied."""
-    paths = (path for pattern in _patterns(folder) for path in sorted(folder.glob(pattern)))
+    paths = (path for pattern in FILES[folder.parent.name] for path in sorted(folder.glob(pattern)))
     files = [path for path in paths if path.is_file() and not path.name.startswith(".")]
     return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}

@@ -8,22 +8,9 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from raydiff.storage.checksums import dump_tensors, load_tensors
-from raydiff.tree import Params, Tensors
-
 
 class LeaseLost(ValueError):
     """Another process has taken over this trial. A process that gets this stops: it sends and writes nothing more."""
-
-
-def write_tensors(path: Path, tensors: Tensors, *, note: str = "") -> None:
-    """Write a safetensors file with a checksum; `note` goes into its header."""
-    write_bytes(path, dump_tensors(tensors, note=note))
-
-
-def read_tensors(path: Path) -> tuple[Params, str]:
-    """(tensors, note) of a file that `write_tensors` wrote. Raises ValueError with the path if it is damaged."""
-    return load_tensors(path.read_bytes(), path)
 
 
 def write_text(path: Path, text: str, *, durable: bool = False, if_absent: bool = False) -> None:

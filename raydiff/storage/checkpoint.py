@@ -22,13 +22,13 @@ import json
 import re
 import types
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from raydiff.formats.json_files import parse_json, sealed
-from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checksums import checksum, dump_tensors, load_tensors
@@ -48,14 +48,8 @@ class Checkpoint:
     def __init__(
         self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None, trial: str | None = None
     ) -> None:
-        """Open a trial's checkpoint.
-
-        Args:
-            root: The trial's folder; of a bucket, the working folder.
-            cache: The folder of `results`; None: nothing is shared.
-            guard: Raises LeaseLost if the driver that this process works for has lost the sweep.
-            trial: The trial's digest; None: the folder's name.
-        """
+        """Open the checkpoint in a trial's folder, of a bucket the working folder. `cache`: the folder of `results`;
+        `guard`: raises LeaseLost if the driver has lost the sweep; `trial`: its digest, if the folder's name is not."""
         self.root, self.cache, self.guard, self.trial = root, cache, guard, trial or root.name
         self.storage = storage_at(root, private=True)
         self.results = SharedResults(None if cache is None else storage_at(cache, private=True))
@@ -93,36 +87,27 @@ class Checkpoint:
 
     def load_client(self, client: int, *, before: int) -> Params | None:
         """A client's latest committed state of a round before `before`, or None. Raises ValueError if it is damaged."""
-        stored = self._latest_states(before).get(str(client))
+        last = before - 1
+        if last not in self._latest:
+            last = max((n for n in self._rounds("commit") if n < before), default=INITIAL) if before > 0 else INITIAL
+            self._latest = {last: self._record(last)[0]["states"] if last > INITIAL else {}}
+        stored = self._latest[last].get(str(client))
         return None if stored is None else self._required(STATE.format(client, *stored), stored[1])
-
-    def _latest_states(self, before: int) -> dict[str, Stored]:
-        """Client -> its latest state, by the last commit of a round earlier than `before`."""
-        if before - 1 not in self._latest:
-            numbers = [number for number in self._rounds("commit") if number < before] if before > 0 else []
-            if not numbers:
-                return {}
-            before = numbers[-1] + 1
-            latest = self._record(before - 1)[0]["states"]
-            self._latest.clear()
-            self._latest[before - 1] = latest
-        return self._latest[before - 1]
 
     def save_release(
         self, client: int, number: int, release: Release, metrics: Mapping[str, float] = types.MappingProxyType({})
     ) -> Release:
         """Store a noised message before it is sent; returns the one to send, now and in every retry.
 
-        Resending the stored bytes spends nothing. The first stored message counts, since the same noise on two values
-        (a process believed dead may still compute) would reveal their difference. `metrics` are stored for a resent
-        message. A message without noise is returned as it is; `note` records it. Raises LeaseLost as `check_open`.
-        """
+        Resending the stored bytes spends nothing. The first stored message counts, with its `metrics`: the same noise
+        on two values (a process believed dead may still compute) would reveal their difference. A message without noise
+        is returned as it is; `note` records it. Raises LeaseLost as `check_open`."""
         if not isinstance(release.event, Gaussian):
             return release
         name = RELEASE.format(client, number)
-        about: dict[str, Any] = {"client": client, "event": event_to_dict(release.event), "bytes": release.nbytes}
         saved, digest = self._saved.get(client, (INITIAL, ""))
         state = digest if saved == number else None  # Whoever resends it needs the state, too.
+        about: dict[str, Any] = {"client": client, "event": event_to_dict(release.event), "bytes": release.nbytes}
         about |= {"metrics": dict(metrics), "state": state}
         first = self.storage.put_if_absent(name, self._dump(name, release.value, **about))
         stored = None if first else self.load_sent(client, number)
@@ -164,21 +149,18 @@ class Checkpoint:
         messages: dict[tuple[int, int], Mapping[str, Any]] = {}
         names = [m for m in self._names("releases") if int(m["round"]) > number]
         for m in sorted(names, key=lambda m: m["client"] is None):  # Of two, the unprotected message counts.
-            for about in self._messages(m):
-                messages[int(m["round"]), about["client"]] = about
+            name = f"releases/{m[0]}"
+            if m["client"] is None:
+                lines = (self.storage.get(name) or b"").splitlines()
+                sent = [self._parse(name, line, needs="event") for line in lines]
+            else:
+                stored = self._load(name)
+                sent = [] if stored is None else [stored[1]]  # A commit may have just removed the file.
+            messages |= {(int(m["round"]), about["client"]): about for about in sent}
         return [
             (later, client, event_from_dict(about["event"]), int(about["bytes"]))
             for (later, client), about in sorted(messages.items())
         ]
-
-    def _messages(self, m: re.Match[str]) -> list[dict[str, Any]]:
-        """What each message in a file of releases/ reveals; none if a commit has just removed the file."""
-        name = f"releases/{m[0]}"
-        if m["client"] is None:
-            lines = (self.storage.get(name) or b"").splitlines()
-            return [self._parse(name, line, needs="event") for line in lines]
-        stored = self._load(name)
-        return [] if stored is None else [stored[1]]
 
     def commit(self, number: int, record: dict[str, Any]) -> None:
         """Make a round count; remove older states and messages. Raises LeaseLost as `check_open`, changing nothing."""
@@ -220,7 +202,17 @@ class Checkpoint:
 
     def ledger(self) -> Ledger:
         """The ledger of the committed rounds. Raises ValueError if a commit is missing, damaged or out of order."""
-        return Ledger(tuple(e for record in self._records() for e in Ledger.from_json(record["ledger"]).entries))
+        entries: list[Entry] = []
+        previous: str | None = None
+        committed = self._rounds("commit")
+        for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
+            record, digest = self._record(number)
+            if record["previous"] != previous:
+                where = self.storage.describe(COMMIT.format(number - 1))
+                raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
+            previous = digest
+            entries += Ledger.from_json(record["ledger"]).entries
+        return Ledger(tuple(entries))
 
     def _names(self, kind: str) -> list[re.Match[str]]:
         """The names of this kind, `NAMES`, matched."""
@@ -239,17 +231,6 @@ class Checkpoint:
         if (data := self.storage.get(COMMIT.format(number))) is None:
             raise ValueError(f"{self.storage.describe('')} has lost commit {number}: what it has spent is not known")
         return self._parse(COMMIT.format(number), data, needs="states"), hashlib.sha256(data).hexdigest()
-
-    def _records(self) -> Iterator[dict[str, Any]]:
-        previous: str | None = None
-        committed = self._rounds("commit")
-        for number in range(max([*committed, *self._lost(committed)], default=INITIAL) + 1):
-            record, digest = self._record(number)
-            if record["previous"] != previous:
-                where = self.storage.describe(COMMIT.format(number - 1))
-                raise ValueError(f"{where} is damaged: it is not the commit that round {number} followed")
-            previous = digest
-            yield record
 
     def _lost(self, committed: Sequence[int]) -> list[int]:
         """The last commit if it is gone and other files show it: a commit removes the server states before it, and

@@ -11,7 +11,7 @@ from raydiff.formats.json_files import TRIAL
 COMMIT, SERVER = "commit-{:05d}.json", "server-{:05d}.safetensors"  # round
 RELEASE, STATE = "releases/{:05d}-{:05d}.safetensors", "clients/{:05d}-{:05d}-{}.safetensors"  # client, round, checksum
 ROUND = r"(?P<round>\d{5,})"
-NAMES = {
+NAMES = {  # of the files of a kind; of the last four, in the folder of this name
     "commit": re.compile(rf"commit-{ROUND}\.json"),
     "server": re.compile(rf"server-{ROUND}\.safetensors"),
     "clients": re.compile(rf"(?P<client>\d{{5,}})-{ROUND}-(?P<checksum>[0-9a-f]{{16}})\.safetensors"),
@@ -19,15 +19,13 @@ NAMES = {
     "owners": re.compile(r"\d{5,}\.json"),
     "cache": re.compile(r"[\w-]+\.safetensors"),
 }
-"""Names of the files of a kind; of the last four, in the folder of this name."""
 _ANY = {kind: re.sub(r"\?P<\w+>", "?:", pattern.pattern) for kind, pattern in NAMES.items()}
-OURS = re.compile(
+OURS = re.compile(  # paths below a sweep's folder
     rf"(trials/{TRIAL.pattern}/)?({_ANY['commit']}|{_ANY['server']}|releases/({_ANY['releases']})|clients/{_ANY['clients']}"
     r"|(config|outcome|budget|sweep|composed|files)\.json|(metrics|rejected)\.jsonl|(lost|error)\.txt|secret"
     rf"|owners/{_ANY['owners']}|cache/{_ANY['cache']}|(artifacts|beats|newcomers|report|train)/.*"
     r"|(\w+/)?\..+\.[0-9a-f]{8})"  # a temporary name, which a process that died leaves
 )
-"""Paths below a sweep's folder."""
 
 
 def strays(sweep: Path) -> str:

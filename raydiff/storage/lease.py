@@ -129,14 +129,10 @@ def _beat(lease: Lease, storage: Storage, over: threading.Event) -> None:
             storage.touch(_name(lease.number))
         except LeaseLost as e:
             if not over.is_set():
-                _end_process(str(e))
+                print(f"error: {e}", file=sys.stderr, flush=True)
+                os._exit(2)
         except OSError:  # a full or unreachable disk: it may come back
             continue
-
-
-def _end_process(why: str) -> None:
-    print(f"error: {why}", file=sys.stderr, flush=True)
-    os._exit(2)
 
 
 def _release(lease: Lease, storage: Storage, me: dict[str, Any]) -> None:

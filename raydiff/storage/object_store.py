@@ -29,10 +29,6 @@ ANSWER_S = 60.0  # limit of one request
 PART_BYTES = 8 * 2**20  # larger objects are put in parts, and each part is retried by itself
 
 
-class Unreachable(OSError):
-    """The store fails or does not answer; one sentence names the object and the reason."""
-
-
 @dataclass(frozen=True)
 class Cipher:
     """AES-256-GCM under a key derived from the noise secret in a sweep's working folder. Without the secret the bytes
@@ -77,10 +73,8 @@ class ObjectStore:
     """Objects below a URI such as s3://lab/x?region=eu-west-1. Raises ValueError for others and for passwords."""
 
     uri: str
-    prefix: str = ""
-    """Folder in the bucket, below the URI's own."""
-    cipher: Cipher | None = None
-    """Encrypts the contents; names, sizes and times stay readable."""
+    prefix: str = ""  # folder in the bucket, below the URI's own
+    cipher: Cipher | None = None  # encrypts the contents; names, sizes and times stay readable
     remote: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -117,7 +111,7 @@ class ObjectStore:
                     except _obstore().exceptions.AlreadyExistsError:
                         return self._stored(name) == data
                 return True
-            except Unreachable:  # obstore does not repeat a conditional put without an answer: it may have succeeded.
+            except ConnectionError:  # A conditional put without an answer is not repeated: it may have succeeded.
                 if (existing := self._stored(name)) is not None:
                     return existing == data
                 if time.monotonic() > until:
@@ -168,7 +162,7 @@ class ObjectStore:
             raise FileNotFoundError(name) from None
         except _obstore().exceptions.BaseError as e:
             why = " ".join(str(e).split())[:400]
-            raise Unreachable(f"{self.describe(name)} cannot be reached: {why}") from None
+            raise ConnectionError(f"{self.describe(name)} cannot be reached: {why}") from None
 
 
 def is_bucket(storage: str) -> bool:

@@ -20,8 +20,7 @@ from raydiff.storage.atomic_files import appearing, write_text
 from raydiff.storage.lease import process_start
 from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 
-PLACE = "RAYDIFF_CACHE"
-"""The environment variable with the folder of working folders; each node may have its own."""
+PLACE = "RAYDIFF_CACHE"  # environment variable with the folder of working folders; each node may have its own
 DEFAULT = "~/raydiff/buckets"
 IGNORES, EVERYTHING = (".gitignore", ".rayignore"), "*\n"
 FOLDERS = ("sweeps", "budgets", "previews", "mlflow-artifacts")

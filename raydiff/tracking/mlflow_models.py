@@ -61,11 +61,7 @@ def open_client(uri: str) -> Any:
 
 def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
     """Log the sampler of one client, of all (None) or of the server's model as a pyfunc model and an output of the run,
-    in place of an earlier one. Raises ValueError as `Finished.save_sampler`.
-
-    Returns:
-        `sampler` or `sampler-global`, for `mlflow.pyfunc.load_model(f"runs:/{run}/{name}")`.
-    """
+    in place of an earlier one; return its name below runs:/RUN/. Raises ValueError as `Finished.save_sampler`."""
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
@@ -84,22 +80,8 @@ def log_sampler(client: Any, run: str, finished: Finished, number: int | None = 
         client.log_model_artifacts(logged.model_id, str(path))
     client.finalize_logged_model(logged.model_id, "READY")
     client.log_outputs(run, [LoggedModelOutput(logged.model_id, 0)])
-    if number is None and not shared:
-        _log_readings(client, its, logged.model_id)
     client.set_tag(run, f"raydiff.privacy.{name}", card["privacy"])
     return name
-
-
-def _log_readings(client: Any, run: Any, model: str) -> None:
-    """Log the run's final readings of its samples, with the data set, for the model too."""
-    from mlflow.entities import Metric
-
-    about = {"model_id": model, "run_id": run.info.run_id}
-    if datasets := [each.dataset for each in run.inputs.dataset_inputs]:
-        about |= {"dataset_name": datasets[0].name, "dataset_digest": datasets[0].digest}
-    for key in sorted(k for k in run.data.metrics if k.startswith("final/eval/")):
-        last = client.get_metric_history(run.info.run_id, key)[-1]
-        client.log_batch(run.info.run_id, metrics=[Metric(key, last.value, last.timestamp, last.step, **about)])
 
 
 def _save_model(path: Path, sampler: Path, card: Mapping[str, Any], model: Any) -> None:
@@ -141,13 +123,9 @@ def log_unseen_client(
     client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
     mlflow_store.delete_runs(client, experiment, {"raydiff.newcomer": key, "mlflow.parentRunId": parent})
-    tags = {  # Without raydiff.id and raydiff.trial, by which the trial's own run is found.
-        "mlflow.parentRunId": parent,
-        "raydiff.kind": "newcomer",
-        "raydiff.newcomer": key,
-        "raydiff.privacy": "none",
-        "raydiff.folder": str(files[0].parent),
-    }
+    # Without raydiff.id and raydiff.trial, by which the trial's own run is found.
+    tags = {"mlflow.parentRunId": parent, "raydiff.kind": "newcomer", "raydiff.newcomer": key}
+    tags |= {"raydiff.privacy": "none", "raydiff.folder": str(files[0].parent)}
     run = str(client.create_run(experiment, run_name=name[:200], tags=tags).info.run_id)
     touched, whole = joining.touched()
     params = {
@@ -161,13 +139,10 @@ def log_unseen_client(
         "parameters_share": touched / whole,
     }
     mlflow_store.log_params(client, run, params)
-    values = [
-        (f"{reading}/lr_{row['learning_rate']:g}", int(row["epoch"]), value)
-        for row in rows
-        for reading, value in row.items()
-        if reading not in ROW_KEYS
-    ]
-    mlflow_store.log_values(client, run, values)
+    for row in rows:
+        rate, epoch = f"lr_{row['learning_rate']:g}", int(row["epoch"])
+        readings = ((f"{name}/{rate}", epoch, value) for name, value in row.items() if name not in ROW_KEYS)
+        mlflow_store.log_values(client, run, readings)
     client.set_terminated(run, "FINISHED")
     for path in files:
         client.log_artifact(run, str(path))

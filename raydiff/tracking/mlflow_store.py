@@ -29,7 +29,7 @@ PAGE = 1000  # runs
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
 TEXT = 6000  # characters of a parameter or tag that MLflow takes
 REMARK = "raydiff.remark"  # the tag with what MLflow lacks of a run, and why
-CAUSES = {
+CAUSES = {  # pattern of an error's text, or of its causes' types -> what it means, and the remedy
     "ConnectTimeout|NewConnection|NameResolution": "no server answers there; start it, or unset MLFLOW_TRACKING_URI",
     "ReadTimeout|RemoteDisconnected": "a server is there and does not answer; restart it, or unset MLFLOW_TRACKING_URI",
     "error code 40[13]|_DENIED": "it wants another login: set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
@@ -38,7 +38,6 @@ CAUSES = {
     "out-of-date database": "another version of MLflow wrote it: use that one, or `mlflow db upgrade` on a copy",
     "The experiment [^']* 'active'": "its experiment was deleted; `mlflow experiments restore` brings it back",
 }
-"""Pattern of an error's text, or of its causes' types -> what it means, and the remedy."""
 
 
 def connect(uri: str) -> Any:

@@ -133,15 +133,14 @@ class TrialRun:
 
 def attach_artifacts(client: Any, run: str, folder: Path, final: Mapping[str, object]) -> None:
     """Log a trial's tables and pictures, and its final numbers as a table."""
-    tables = sorted(folder.glob("*.json"))
-    for table in tables:
-        client.log_dict(run, read_json(table), table.name)
+    tables = {path.name: read_json(path) for path in sorted(folder.glob("*.json"))}
     if final:
         rows = [[name, str(value)] for name, value in final.items()]
-        client.log_dict(run, {"columns": ["name", "value"], "data": rows}, "final.json")
-    names = [*(table.name for table in tables), *["final.json"] * bool(final)]
-    if names:
-        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": n, "type": "table"} for n in names]))
+        tables["final.json"] = {"columns": ["name", "value"], "data": rows}
+    for name, table in tables.items():
+        client.log_dict(run, table, name)
+    if tables:
+        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": n, "type": "table"} for n in tables]))
     if (partition := folder / "partition.png").exists():
         client.log_artifact(run, str(partition))
     for name in ("samples", "newcomers"):
@@ -167,7 +166,6 @@ def run_name(tree: Mapping[str, Any], epsilon: str | None = None) -> str:
 
 def modified_ns(path: Path) -> int:
     """Time of the last write to a file, in ns; 0 if there is none."""
-    try:
+    with contextlib.suppress(FileNotFoundError):
         return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
+    return 0

@@ -30,7 +30,7 @@ from raydiff.results.spent import composed_guarantee
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.checkpoint import Checkpoint
-from raydiff.storage.object_store import ObjectStore, Unreachable
+from raydiff.storage.object_store import ObjectStore
 
 WRITES = ("put", "put_if_absent", "delete")
 
@@ -254,7 +254,7 @@ def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(noised, ma
             nonlocal commits
             commits += "commit-" in name and how == "put_if_absent"
             if commits > 1:
-                raise Unreachable(f"{self.name}/{name} cannot be reached: 503 Slow Down")
+                raise ConnectionError(f"{self.name}/{name} cannot be reached: 503 Slow Down")
             return call(self, name, *arguments)
 
         return wrapped

@@ -33,8 +33,10 @@ def refusal(call: Any, *arguments: Any) -> str:
 
 def test_all_its_names_find_the_trial(storage) -> None:
     folder = storage.folder("pfdm")
-    for name in (folder, f"pfdm/{folder.name}", f"pfdm/{folder.name[:4]}", folder.name, folder.name[:6], "pfdm"):
+    digest, sweep = folder.name, storage.sweeps / "pfdm"
+    for name in (folder, f"pfdm/{digest}", f"pfdm/{digest[:4]}", digest, digest[:6], "pfdm", sweep):
         assert find(str(name), storage.sweeps) == folder
+    assert refusal(find, str(storage.sweeps), storage.sweeps).startswith(f"there is no run {storage.sweeps} in ")
 
 
 @pytest.mark.parametrize("run", ["pfmd", "abc", "0123456789abcdef", "pfdm/0123", "nix/0123"])

@@ -19,8 +19,9 @@ from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, Release, already_private, disclose, nothing
-from raydiff.storage.atomic_files import LeaseLost, read_tensors, write_tensors, write_text
+from raydiff.storage.atomic_files import LeaseLost, write_bytes, write_text
 from raydiff.storage.checkpoint import INITIAL, Checkpoint
+from raydiff.storage.checksums import dump_tensors, load_tensors
 from raydiff.storage.local import LocalFolder
 from raydiff.tree import Params
 
@@ -71,7 +72,7 @@ def test_a_model_that_was_read_samples_the_bits_of_the_one_that_was_trained(tmp_
     """Its skip's bias, of 4 bytes, puts what follows it at addresses where products add in another order."""
     model = DDPM(network=MLP(width=64, skip=True), prediction="v", shape=(1, 8, 8), labels=(10,), timesteps=20)
     trained = {k: torch.randn(v.shape) / 10 for k, v in model.init(torch.Generator().manual_seed(0)).items()}
-    write_tensors(tmp_path / "model.safetensors", trained)
+    write_bytes(tmp_path / "model.safetensors", dump_tensors(trained))
     flat = np.concatenate([[0.0], *(v.numpy().ravel() for v in trained.values())]).astype(np.float32)
     ends = np.cumsum([1, *(v.numel() for v in trained.values())])
     parts = zip(trained.items(), ends, ends[1:], strict=False)
@@ -81,7 +82,7 @@ def test_a_model_that_was_read_samples_the_bits_of_the_one_that_was_trained(tmp_
         labels, x = torch.zeros(33, 1, dtype=torch.int64), torch.randn(33, 1, 8, 8, generator=rng)
         return Sampling().run(model, model.denoiser(params), x, labels=labels, start=20, bound=1.0, rng=rng)
 
-    copies = (trained, read_tensors(tmp_path / "model.safetensors")[0], message)
+    copies = (trained, load_tensors((tmp_path / "model.safetensors").read_bytes(), "model")[0], message)
     first, *others = (sampled(params, torch.Generator().manual_seed(1)) for params in copies)
     assert all(torch.equal(other, first) for other in others)
 
@@ -91,21 +92,22 @@ def test_tensors_come_back_bit_for_bit(tmp_path: Path) -> None:
     mixed = {"a": torch.randn(4, 3).t(), "b": shared[2:4], "c": shared, "odd": odd}
     for i, tensors in enumerate((mixed, state(1), {})):
         path = tmp_path / "deep" / f"{i}.safetensors"
-        write_tensors(path, tensors, note="words")
-        back, note = read_tensors(path)
+        write_bytes(path, dump_tensors(tensors, note="words"))
+        back, note = load_tensors(path.read_bytes(), path)
         assert (tree.digest(back), note) == (tree.digest(tensors), "words")
 
 
 def test_a_crash_while_writing_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, text = tmp_path / "x.safetensors", tmp_path / "x.json"
-    write_tensors(tensors, state(1))
+    write_bytes(tensors, dump_tensors(state(1)))
     write_text(text, "old", durable=True)
     monkeypatch.setattr(Path, "replace", crash)
     with pytest.raises(OSError, match="power"):
-        write_tensors(tensors, state(2))
+        write_bytes(tensors, dump_tensors(state(2)))
     with pytest.raises(OSError, match="power"):
         write_text(text, "new", durable=True)
-    assert tree.digest(read_tensors(tensors)[0]) == tree.digest(state(1)) and text.read_text() == "old"
+    back, _ = load_tensors(tensors.read_bytes(), tensors)
+    assert tree.digest(back) == tree.digest(state(1)) and text.read_text() == "old"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["x.json", "x.safetensors"]
 
 

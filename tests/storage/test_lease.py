@@ -136,16 +136,18 @@ def test_elsewhere_a_driver_that_is_silent_by_the_storage_s_clock_is_dead(
     assert lease._now(storage_at(sweep())) is not None and storage_at(sweep()).list_names("owners")[0] == "00001.json"
 
 
-def test_a_process_that_lost_its_lease_is_ended(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    says, ended = list[str](), threading.Event()
-    monkeypatch.setattr(lease, "_end_process", lambda why: (says.append(why), ended.set()))
+def test_a_process_that_lost_its_lease_is_ended(
+    sweep: Sweep, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended = threading.Event()
+    monkeypatch.setattr(os, "_exit", lambda code: ended.set())
     monkeypatch.setattr(lease, "BEAT_S", 0.001)
     monkeypatch.setattr(lease, "ASK_S", 0.0)
     folder = sweep()
     with hold_lease(folder):
         storage_at(folder).put("owners/00002.json", b"{}")
         assert ended.wait(60)
-    assert says[0].startswith("mine is run by another driver now")
+    assert capsys.readouterr().err.startswith("error: mine is run by another driver now")
 
 
 def test_the_driver_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

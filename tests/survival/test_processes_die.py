@@ -21,7 +21,7 @@ from raydiff.federated.sums import UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.results.finished import open_finished
 from raydiff.runtime import tuner
-from raydiff.storage.atomic_files import read_tensors
+from raydiff.storage.checksums import load_tensors
 
 pytestmark = pytest.mark.survival
 
@@ -104,9 +104,11 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
         os.kill(coordinator, signal.SIGSTOP)
         in_round(sweep, last, *range(CLIENTS))
         (folder,) = sweep.folder.glob("trials/*")
-        before.update(read_tensors(folder / f"server-{last - 1:05d}.safetensors")[0])
+        path = folder / f"server-{last - 1:05d}.safetensors"
+        before.update(load_tensors(path.read_bytes(), path)[0])
         for client in range(CLIENTS):
-            sent[client] = read_tensors(folder / f"releases/{client:05d}-{last:05d}.safetensors")[0]
+            path = folder / f"releases/{client:05d}-{last:05d}.safetensors"
+            sent[client] = load_tensors(path.read_bytes(), path)[0]
         os.kill(coordinator, signal.SIGKILL)
 
     assert sweep.run(meanwhile=kill) == 0
