@@ -9,7 +9,6 @@ with flag "unclipped", so that both methods share client models. "Centralised" i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,6 +18,7 @@ import torch
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import UploadSpec
+from raydiff.lookup import check_least, check_positive
 from raydiff.methods._averaging import AnyModel, deployed
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM, Sampling
@@ -47,15 +47,13 @@ class LocalOnly(Method):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(f"clip must be a positive number or none, got {self.clip}")
+        check_positive(self, "clip")
         if self.center and self.clip is None:
             raise ValueError("center needs a clip: without one nothing is clipped")
         if self.clip is not None and not isinstance(self.model, DDPM):
             what = "a classifier" if isinstance(self.model, Classifier) else "rows of a table"
             raise ValueError(f"clip must be none for {what}: PFDM's mixture is for denoisers")
-        if self.local_parts < 1:
-            raise ValueError(f"local_parts must be at least 1, got {self.local_parts}")
+        check_least(self, 1, "local_parts")
 
     @property
     def init_parts(self) -> int:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.models.ddpm import DDPM, NotFinite, device
 from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.tree import Params
@@ -84,16 +84,11 @@ class Training:
     """Decay per step, after k steps at most (1 + k) / (10 + k), of a moving average of weights, which is the result."""
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.batch < 1:
-            raise ValueError(f"steps must be >= 0 and batch >= 1, got {self.steps} and {self.batch}")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+        check_least(self, 0, "steps", "epochs", "weight_decay")
+        check_least(self, 1, "batch")
+        check_positive(self, "learning_rate")
         check_one_of("optimizer", self.optimizer, get_args(Optimizer))
         check_one_of("decay", self.decay, get_args(Decay))
-        if self.epochs is not None and self.epochs < 0:
-            raise ValueError(f"epochs must be >= 0 or none, got {self.epochs}")
         for name in ("momentum", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
