@@ -67,14 +67,14 @@ class LocalOnly(Method):
         return {}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
-        model, images, labels = self.model, data.images, data.labels
+        model, records = self.model, (data.images, data.labels)
         if self.clip is not None:
             center = public_mean(public) if self.center else None
             assert isinstance(model, DDPM)
             model = with_clipped_flag(model)
-            images, labels = with_clipped_copies(images, labels, clip=self.clip, center=center)
+            records = with_clipped_copies(*records, clip=self.clip, center=center)
         part = {"part": rnd.number, "parts": self.local_parts}
-        return fit_part(model, state, images, labels, training=self.local, rng=rnd.rng, **part)
+        return fit_part(model, state, records, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         return LocalResult(state, nothing())
@@ -94,12 +94,9 @@ class LocalOnly(Method):
         """Sample the client's own denoiser from pure noise; or classify."""
         if state is None:
             raise ValueError("LocalOnly has no model that its clients share: sample a client's")
-        model = self.model
         if self.clip is None:
-            return deployed(model, self.sampling, shared=None, personal=state)
-        assert isinstance(model, DDPM)
-        client_model = with_clipped_flag(model).denoiser(state, fixed=(0,))
-        samplers = self.sampling.samplers(model, client_model)
-        return Deployed(
-            samplers, conditional=model.conditional, targets={"client": Target((client_model,), model.abar)}
-        )
+            return deployed(self.model, self.sampling, shared=None, personal=state)
+        assert isinstance(self.model, DDPM)
+        denoiser, abar = with_clipped_flag(self.model).denoiser(state, fixed=(0,)), self.model.abar
+        samplers, targets = self.sampling.samplers(self.model, denoiser), {"client": Target((denoiser,), abar)}
+        return Deployed(samplers, conditional=self.model.conditional, targets=targets)

@@ -116,9 +116,9 @@ class Sketch(NoisedSums):
         if not self.refine:
             return {}
         center = public_mean(public) if self.center else None
-        images, labels = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
+        copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
         flagged = with_clipped_flag(self._personal)
-        return fit_part(flagged, {}, images, labels, training=self.local, rng=rnd.rng, part=0, parts=1)
+        return fit_part(flagged, {}, copies, training=self.local, rng=rnd.rng, part=0, parts=1)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

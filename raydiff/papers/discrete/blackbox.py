@@ -12,25 +12,18 @@ Shapes: m members, o others, n columns, k categories at most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
 
 from raydiff.evaluation.attacks import targets
-from raydiff.evaluation.attacks.membership import Interval, wilson
+from raydiff.evaluation.attacks.membership import wilson
 from raydiff.evaluation.metrics import Drawn
 from raydiff.evaluation.quality.table_fidelity import classifier_of, one_hot
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import codes_of
 
-NETWORK: dict[str, Any] = {
-    "hidden_layer_sizes": (256, 256, 256),
-    "learning_rate_init": 0.01,
-    "max_iter": 1000,
-    "tol": 1e-6,
-}
 SEEDS = 2**31  # scikit-learn's seeds are below 2^32
 
 Rows = tuple[Tensor, Tensor]
@@ -43,9 +36,10 @@ class BlackBox:
 
     accuracy: float
     """Precision of the m records called members, which equals their recall."""
-    accuracy_interval: Interval
+    accuracy_low: float
     """Wilson 1927 at 95 %, for these rows and this classifier. It takes the m calls as independent, which is cautious:
     guesses without replacement vary less."""
+    accuracy_high: float
     random: float
     """Accuracy of guessing: m / (m + o)."""
     n_members: int
@@ -55,15 +49,7 @@ class BlackBox:
 
     def metrics(self, prefix: str) -> Metrics:
         """Flat numbers under `prefix/`."""
-        low, high = self.accuracy_interval
-        return {
-            f"{prefix}/accuracy": self.accuracy,
-            f"{prefix}/accuracy_low": low,
-            f"{prefix}/accuracy_high": high,
-            f"{prefix}/random": self.random,
-            f"{prefix}/n_members": float(self.n_members),
-            f"{prefix}/n_nonmembers": float(self.n_nonmembers),
-        }
+        return {f"{prefix}/{name}": float(value) for name, value in asdict(self).items()}
 
 
 def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> BlackBox:
@@ -79,9 +65,9 @@ def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Gener
     order = torch.randperm(m + o, generator=rng)
     called = order[sure[order].argsort(descending=True, stable=True)[:m]]
     hits = int((called < m).sum())
-    return BlackBox(
-        accuracy=hits / m, accuracy_interval=wilson(hits, m), random=m / (m + o), n_members=m, n_nonmembers=o
-    )
+    low, high = wilson(hits, m)
+    rates = {"accuracy": hits / m, "accuracy_low": low, "accuracy_high": high, "random": m / (m + o)}
+    return BlackBox(**rates, n_members=m, n_nonmembers=o)
 
 
 def of_rows(drawn: Drawn) -> Metrics:
@@ -101,7 +87,9 @@ def confidence(synthetic: Rows, records: Rows, rng: torch.Generator) -> Tensor:
     """
     k = int(max(synthetic[0].max(), records[0].max())) + 1
     seed = int(torch.randint(SEEDS, (), generator=rng))
-    network = classifier_of(*synthetic, k, seed=seed, **NETWORK)
+    network = classifier_of(
+        *synthetic, k, seed=seed, hidden_layer_sizes=(256, 256, 256), learning_rate_init=0.01, max_iter=1000, tol=1e-6
+    )
     different, which = records[0].unique(dim=0, return_inverse=True)
     probabilities = torch.from_numpy(network.predict_proba(one_hot(different, k))).double()[which]
     column = torch.from_numpy(network.classes_) == records[1][:, None]  # (N, classes)

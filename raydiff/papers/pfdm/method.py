@@ -145,9 +145,9 @@ class PFDM(Method):
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Stage 1, line 1: z_{theta_m} = T-DDPM(D_m, T, beta, theta_m)."""
         center = public_mean(public) if self.center else None
-        images, labels = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
+        copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
         flagged, part = with_clipped_flag(self.model), {"part": rnd.number, "parts": self.local_parts}
-        return fit_part(flagged, state, images, labels, training=self.local, rng=rnd.rng, **part)
+        return fit_part(flagged, state, copies, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Stage 1, the rest: one clipped and noised copy of each record, with its labels."""

@@ -108,10 +108,8 @@ class SPIRE(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""
         trained, fixed = ({**server, **state}, {}) if self.train_embedding else (server, state)
-        records, steps = (data.images, data.labels), self.steps(rnd.number, len(data))
-        params, _, loss = fit_personal(
-            self._with_one, trained, fixed, records, training=self.local, rng=rnd.rng, steps=steps
-        )
+        model, records, steps = self._with_one, (data.images, data.labels), self.steps(rnd.number, len(data))
+        params, _, loss = fit_personal(model, trained, fixed, records, training=self.local, rng=rnd.rng, steps=steps)
         update = tree.sub({k: params[k] for k in server}, server)
         release = self.averaging.release(update, rnd, rounds=self.rounds)
         return LocalResult({CLIENT: params.get(CLIENT, state[CLIENT])}, release, {"train/loss": loss})

@@ -155,11 +155,8 @@ def save(trained: Pretrained, folder: Path, *, images: Tensor, card: dict[str, A
         module.cpu().save_pretrained(folder / part, safe_serialization=True)
     scheduler: Any = DDIMScheduler
     scheduler(**SCHEDULE, clip_sample=False).save_pretrained(folder / "scheduler")
-    stored = {
-        "prefix": trained.prefix,
-        "empty": torch.cat([trained.prefix, trained.empty]),
-        "start": trained.words.mean(0),
-    }
+    prefix = trained.prefix
+    stored = {"prefix": prefix, "empty": torch.cat([prefix, trained.empty]), "start": trained.words.mean(0)}
     save_file(stored, folder / folders.TOKENS)
     index = {part: ["diffusers", kind] for part, kind in {**folders.MODULES, "scheduler": "DDIMScheduler"}.items()}
     files = {folders.CARD: card, folders.PUBLIC: {"sha256": tree.digests(images)}, folders.INDEX: index}
