@@ -12,8 +12,6 @@ Shapes: m members, o others, n columns, k categories at most.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 import torch
 from torch import Tensor
 
@@ -30,32 +28,12 @@ Rows = tuple[Tensor, Tensor]
 """Codes (N, n) int64 and labels (N,) int64."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlackBox:
-    """Result of the attack."""
-
-    accuracy: float
-    """Precision of the m records called members, which equals their recall."""
-    accuracy_low: float
-    """Wilson 1927 at 95 %, for these rows and this classifier. It takes the m calls as independent, which is cautious:
-    guesses without replacement vary less."""
-    accuracy_high: float
-    random: float
-    """Accuracy of guessing: m / (m + o)."""
-    n_members: int
-    """m."""
-    n_nonmembers: int
-    """o."""
-
-    def metrics(self, prefix: str) -> Metrics:
-        """Flat numbers under `prefix/`."""
-        return {f"{prefix}/{name}": float(value) for name, value in asdict(self).items()}
-
-
-def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> BlackBox:
+def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> Metrics:
     """Train on synthetic rows, then call the m records members whose true label the classifier is surest of.
 
-    Raises ValueError on rows with one label only, from which no classifier can be trained.
+    `accuracy` is the precision of these calls, which equals their recall, with Wilson's 95 % interval (1927) for these
+    rows and this classifier: it takes the calls as independent, which is cautious, for guesses without replacement vary
+    less. `random` is that of guessing. Raises ValueError on rows with one label only, from which none is trained.
     """
     if len(synthetic[1].unique()) < 2:
         raise ValueError("synthetic rows must have at least two labels: a classifier is trained to tell them apart")
@@ -67,7 +45,7 @@ def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Gener
     hits = int((called < m).sum())
     low, high = wilson(hits, m)
     rates = {"accuracy": hits / m, "accuracy_low": low, "accuracy_high": high, "random": m / (m + o)}
-    return BlackBox(**rates, n_members=m, n_nonmembers=o)
+    return {f"blackbox/{k}": v for k, v in {**rates, "n_members": float(m), "n_nonmembers": float(o)}.items()}
 
 
 def of_rows(drawn: Drawn) -> Metrics:
@@ -77,7 +55,7 @@ def of_rows(drawn: Drawn) -> Metrics:
     others = targets.in_proportion(drawn.reference, drawn.client_records.labels[:, 0])
     members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, others))
     synthetic = codes_of(drawn.images), drawn.labels[:, 0]
-    return attack(synthetic, members=members, nonmembers=nonmembers, rng=drawn.rng).metrics("blackbox")
+    return attack(synthetic, members=members, nonmembers=nonmembers, rng=drawn.rng)
 
 
 def confidence(synthetic: Rows, records: Rows, rng: torch.Generator) -> Tensor:
