@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,27 +28,18 @@ BUDGETS = (10.0, 100.0, 1000.0, 10_000.0)
 ROUNDS = (1, 10, 50)
 RATE = ("method.local.optimizer", "method.local.learning_rate")
 SLOW, FAST, FASTEST, ADAMW = ("sgd", 0.03), ("sgd", 0.3), ("sgd", 1.0), ("adamw", 1e-3)
+
+
+def _space(field: str, usual: float, rates: Sequence[Any], others: Sequence[float], *more: Any) -> Choices:
+    """`field` at its usual value with these rates, and at other values with sgd at 0.1."""
+    return {(*RATE, field): (*((*rate, usual) for rate in rates), *(("sgd", 0.1, value) for value in others), *more)}
+
+
 SPACES: dict[type, Choices] = {
     FedAvg: {RATE: (SLOW, ("sgd", 0.1), FAST, FASTEST, ("adamw", 3e-4), ADAMW)},
-    FedProx: {
-        (*RATE, "method.mu"): (
-            *((*rate, 0.01) for rate in (SLOW, FAST, FASTEST, ADAMW)),
-            *(("sgd", 0.1, mu) for mu in (0.001, 0.1)),
-        )
-    },
-    Scaffold: {
-        (*RATE, "method.averaging.rate"): (
-            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST)),
-            *(("sgd", 0.1, rate) for rate in (0.5, 1.0)),
-            (*FAST, 0.5),
-        )
-    },
-    Moon: {
-        (*RATE, "method.mu"): (
-            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST, ADAMW)),
-            *(("sgd", 0.1, mu) for mu in (0.1, 5.0)),
-        )
-    },
+    FedProx: _space("method.mu", 0.01, (SLOW, FAST, FASTEST, ADAMW), (0.001, 0.1)),
+    Scaffold: _space("method.averaging.rate", 1.0, (SLOW, FAST, FASTEST), (0.5, 1.0), (*FAST, 0.5)),
+    Moon: _space("method.mu", 1.0, (SLOW, FAST, FASTEST, ADAMW), (0.1, 5.0)),
 }
 """Tuned settings of the averaging methods, six each, chosen by a method's arm of most rounds for all its arms."""
 PROMPTS: Choices = {
