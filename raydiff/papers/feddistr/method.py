@@ -174,7 +174,8 @@ class FedDistr(Method):
             clipped = tree.clip_records(offsets, self.clip) if self.clip else offsets
             return disclose({"x": clipped, "label": labels, "count": counts}, UNPROTECTED[self.upload])
         assert self.clip is not None and rnd.noise is not None
-        rows = _as_many(labels, self.clusters)
+        of_labels = (torch.nonzero(labels == label)[:, 0] for label in labels.unique())
+        rows = torch.cat([of_label.repeat(self.clusters)[: self.clusters] for of_label in of_labels])
         std, public = self._std(len(rows)), {"label": labels[rows]}
         return gaussian_rows(offsets[rows], clip=self.clip, std=std, noise=rnd.noise, public=public)
 
@@ -259,8 +260,3 @@ class FedDistr(Method):
         if self.upload == "latents":
             return {}
         return {"pool": prompt_pool.table(PromptPool.from_params(tree.under("pool", server)))}
-
-
-def _as_many(labels: Tensor, each: int) -> Tensor:
-    """Positions of `each` vectors of every label among labels (m,), repeated where there are fewer."""
-    return torch.cat([torch.nonzero(labels == label)[:, 0].repeat(each)[:each] for label in labels.unique()])
