@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import traceback
 from collections import UserDict
@@ -88,6 +89,20 @@ def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:
     """Raises ValueError naming the field unless its value is one of these."""
     if value not in (allowed := tuple(allowed)):
         raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
+
+
+def check_least(config: object, least: int, *fields: str) -> None:
+    """Raises ValueError naming a field of `config` that is below `least` or not finite; None passes."""
+    for field in fields:
+        if (value := getattr(config, field)) is not None and not least <= value < math.inf:
+            raise ValueError(f"{field} must be at least {least}, got {value}")
+
+
+def check_positive(config: object, *fields: str) -> None:
+    """Raises ValueError naming a field of `config` that is no finite number above 0; None passes."""
+    for field in fields:
+        if (value := getattr(config, field)) is not None and not 0 < value < math.inf:
+            raise ValueError(f"{field} must be a positive number, got {value}")
 
 
 def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:

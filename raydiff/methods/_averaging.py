@@ -24,7 +24,7 @@ from raydiff.federated.method import (
     Weights,
 )
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling
@@ -69,14 +69,11 @@ class Averaging:
     def __post_init__(self) -> None:
         check_one_of("weights", self.weights, get_args(Weights))
         check_one_of("update", self.update, get_args(Update))
-        if not (self.rate > 0 and math.isfinite(self.rate) and self.tau > 0):
-            raise ValueError(f"rate and tau must be positive numbers, got {self.rate} and {self.tau}")
+        check_positive(self, "rate", "tau", "max_update_norm")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.privacy is not None and self.privacy.trust != "local" and self.weights != "uniform":
             raise ValueError(f"weights must be uniform with privacy.trust = {self.privacy.trust}, got {self.weights}")
-        if self.max_update_norm is not None and not 0 < self.max_update_norm < math.inf:
-            raise ValueError(f"max_update_norm must be a positive number or none, got {self.max_update_norm}")
         if self.max_update_norm is not None and self.privacy is not None:
             raise ValueError("max_update_norm must be none with privacy, whose clip bounds updates already")
 
@@ -169,8 +166,7 @@ class Averaged(Method):
         return None
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        check_least(self, 1, "rounds")
         if self.local.ema:
             raise ValueError(f"local.ema must be 0 where the server averages after each round, got {self.local.ema}")
 

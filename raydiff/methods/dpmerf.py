@@ -43,6 +43,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
+from raydiff.lookup import check_least, check_positive
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models.ddpm import device
 from raydiff.models.generator import Generator
@@ -82,12 +83,8 @@ class DPMERF(NoisedSums):
         super().__post_init__()
         if self.features < 2 or self.features % 2:
             raise ValueError(f"features must be an even number of at least 2, got {self.features}")
-        if self.length is not None and not 0 < self.length < math.inf:
-            raise ValueError(f"length must be a positive number or none, got {self.length}")
-        if not 0 < self.radius < math.inf:
-            raise ValueError(f"radius must be a positive number, got {self.radius}")
-        if self.server_rounds < 1:
-            raise ValueError(f"server_rounds must be at least 1, got {self.server_rounds}")
+        check_positive(self, "length", "radius")
+        check_least(self, 1, "server_rounds")
         self.training.refuse_epochs("training", "the generator is trained on no records")
 
     @property
@@ -111,19 +108,16 @@ class DPMERF(NoisedSums):
             return server
         if public is None or not len(public):
             raise ValueError("a center needs public records: data.public is 0")
-        sums, counts = (
-            self._embedding(server, public, math.inf),
-            self.rows_of(public).bincount(minlength=self.model.rows),
-        )
+        sums = self._embedding(server, public, math.inf)
+        counts = self.rows_of(public).bincount(minlength=self.model.rows)
         mean = sums / counts[:, None].clamp_min(1)
         mean[counts == 0] = sums.sum(0) / len(public)
         return {**server, "center": mean.float()}
 
     def _frequencies(self, server: Params) -> Tensor:
         seed, length = (server[f"{KERNEL}/{name}"].item() for name in ("seed", "length"))
-        return (
-            torch.randn(self.features // 2, self.model.pixels, generator=generator(int(seed), "frequencies")) / length
-        )
+        rng = generator(int(seed), "frequencies")
+        return torch.randn(self.features // 2, self.model.pixels, generator=rng) / length
 
     def _median_distance(self, public: Records | None, rng: torch.Generator) -> float:
         """Median distance of public records of one label, in float64."""

@@ -104,9 +104,8 @@ class DPSGD(Averaged):
         """What a client with this many records does. Raises ValueError as `check_records`."""
         budget = StepBudget(epsilon=self.epsilon, delta=self.delta, relation=self.relation, accountant=self.accountant)
         batch, steps = self.local.batch, max(1, self.local.steps)
-        return self._mechanism(
-            noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
-        )
+        sigma = noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
+        return self._mechanism(sigma)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
@@ -139,9 +138,8 @@ class DPSGD(Averaged):
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        return (
-            super().upload_spec(tree.without(EMA, server), examples, number) if self.steps(number, 0) else UploadSpec()
-        )
+        sends = bool(self.steps(number, 0))
+        return super().upload_spec(tree.without(EMA, server), examples, number) if sends else UploadSpec()
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""

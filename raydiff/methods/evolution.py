@@ -42,6 +42,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
+from raydiff.lookup import check_least
 from raydiff.methods._noised_sums import NoisedSums
 from raydiff.models.by_row import Population
 from raydiff.privacy.release import Event
@@ -68,9 +69,8 @@ class Evolution(NoisedSums):
     sensitivity: ClassVar[float] = math.sqrt(2)
 
     def __post_init__(self) -> None:
-        for field, least in (("rounds", 1), ("candidates", 2)):
-            if getattr(self, field) < least:
-                raise ValueError(f"{field} must be at least {least}, got {getattr(self, field)}")
+        check_least(self, 1, "rounds")
+        check_least(self, 2, "candidates")
         if not 0 <= self.variation <= 1:
             raise ValueError(f"variation must be in [0, 1], got {self.variation}")
         super().__post_init__()

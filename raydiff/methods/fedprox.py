@@ -17,7 +17,6 @@ Deviations: all clients take the same number of steps, or of epochs; the term go
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -25,6 +24,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
+from raydiff.lookup import check_least
 from raydiff.methods._averaging import FineTuned
 from raydiff.tree import Params
 
@@ -38,14 +38,12 @@ class FedProx(FineTuned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 0 <= self.mu < math.inf:
-            raise ValueError(f"mu must be a number of at least 0, got {self.mu}")
+        check_least(self, 0, "mu")
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Minimise h_k from the server's weights; send the difference."""
-        return self.send(
-            server, *self.fit_round(server, data, rnd, objective=self._proximal, extras=server), state, rnd
-        )
+        w, loss = self.fit_round(server, data, rnd, objective=self._proximal, extras=server)
+        return self.send(server, w, loss, state, rnd)
 
     def _proximal(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """h_k(w; w^t); `extras` is w^t."""

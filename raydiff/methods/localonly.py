@@ -9,7 +9,6 @@ with flag "unclipped", so that both methods share client models. "Centralised" i
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from typing import ClassVar
@@ -19,6 +18,7 @@ import torch
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import UploadSpec
+from raydiff.lookup import check_least, check_positive
 from raydiff.methods._averaging import AnyModel, deployed
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM, Sampling
@@ -47,15 +47,13 @@ class LocalOnly(Method):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise ValueError(f"clip must be a positive number or none, got {self.clip}")
+        check_positive(self, "clip")
         if self.center and self.clip is None:
             raise ValueError("center needs a clip: without one nothing is clipped")
         if self.clip is not None and not isinstance(self.model, DDPM):
             what = "a classifier" if isinstance(self.model, Classifier) else "rows of a table"
             raise ValueError(f"clip must be none for {what}: PFDM's mixture is for denoisers")
-        if self.local_parts < 1:
-            raise ValueError(f"local_parts must be at least 1, got {self.local_parts}")
+        check_least(self, 1, "local_parts")
 
     @property
     def init_parts(self) -> int:
@@ -69,14 +67,14 @@ class LocalOnly(Method):
         return {}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
-        model, images, labels = self.model, data.images, data.labels
+        model, records = self.model, (data.images, data.labels)
         if self.clip is not None:
             center = public_mean(public) if self.center else None
             assert isinstance(model, DDPM)
             model = with_clipped_flag(model)
-            images, labels = with_clipped_copies(images, labels, clip=self.clip, center=center)
+            records = with_clipped_copies(*records, clip=self.clip, center=center)
         part = {"part": rnd.number, "parts": self.local_parts}
-        return fit_part(model, state, images, labels, training=self.local, rng=rnd.rng, **part)
+        return fit_part(model, state, records, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         return LocalResult(state, nothing())
@@ -96,12 +94,9 @@ class LocalOnly(Method):
         """Sample the client's own denoiser from pure noise; or classify."""
         if state is None:
             raise ValueError("LocalOnly has no model that its clients share: sample a client's")
-        model = self.model
         if self.clip is None:
-            return deployed(model, self.sampling, shared=None, personal=state)
-        assert isinstance(model, DDPM)
-        client_model = with_clipped_flag(model).denoiser(state, fixed=(0,))
-        samplers = self.sampling.samplers(model, client_model)
-        return Deployed(
-            samplers, conditional=model.conditional, targets={"client": Target((client_model,), model.abar)}
-        )
+            return deployed(self.model, self.sampling, shared=None, personal=state)
+        assert isinstance(self.model, DDPM)
+        denoiser, abar = with_clipped_flag(self.model).denoiser(state, fixed=(0,)), self.model.abar
+        samplers, targets = self.sampling.samplers(self.model, denoiser), {"client": Target((denoiser,), abar)}
+        return Deployed(samplers, conditional=self.model.conditional, targets=targets)

@@ -19,7 +19,6 @@ gradient. The client's optimiser starts anew in each round; the learning rate de
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -28,6 +27,7 @@ from torch.nn.functional import normalize, softplus
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, LocalResult, Round
+from raydiff.lookup import check_least, check_positive
 from raydiff.methods._averaging import FineTuned
 from raydiff.tree import Params
 
@@ -45,9 +45,8 @@ class Moon(FineTuned):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (0 <= self.mu < math.inf and 0 < self.temperature < math.inf):
-            got = f"{self.mu} and {self.temperature}"
-            raise ValueError(f"mu must be at least 0 and temperature positive, both finite, got {got}")
+        check_least(self, 0, "mu")
+        check_positive(self, "temperature")
         if not callable(getattr(self.model, "features", None)):
             raise ValueError(f"MOON compares models by their features, and {type(self.model).__name__} has none")
 

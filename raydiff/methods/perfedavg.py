@@ -19,7 +19,6 @@ in each round; the learning rate decays over all rounds. The paper's Hessian-fre
 
 from __future__ import annotations
 
-import math
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -30,7 +29,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_least, check_one_of
 from raydiff.methods._averaging import Averaged
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
@@ -57,10 +56,7 @@ class PerFedAvg(Averaged):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_one_of("order", self.order, get_args(Order))
-        if not 0 <= self.inner_rate < math.inf:
-            raise ValueError(f"inner_rate must be a number of at least 0, got {self.inner_rate}")
-        if self.adapt_steps < 0:
-            raise ValueError(f"adapt_steps must be at least 0, got {self.adapt_steps}")
+        check_least(self, 0, "inner_rate", "adapt_steps")
         if not self.local.replacement:
             raise ValueError("local.replacement must be true: batches are halved, and a pass's last may be one record")
         if self.local.batch < 2:

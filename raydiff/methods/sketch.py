@@ -46,6 +46,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
+from raydiff.lookup import check_positive
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
@@ -85,9 +86,7 @@ class Sketch(NoisedSums):
     def __post_init__(self) -> None:
         if not 0 <= self.refine <= 1:
             raise ValueError(f"refine must be in [0, 1], got {self.refine}")
-        for field in ("clip", "moment"):
-            if not 0 < getattr(self, field) < math.inf:
-                raise ValueError(f"{field} must be a positive number, got {getattr(self, field)}")
+        check_positive(self, "clip", "moment")
         super().__post_init__()
 
     @property
@@ -117,9 +116,9 @@ class Sketch(NoisedSums):
         if not self.refine:
             return {}
         center = public_mean(public) if self.center else None
-        images, labels = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
+        copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
         flagged = with_clipped_flag(self._personal)
-        return fit_part(flagged, {}, images, labels, training=self.local, rng=rnd.rng, part=0, parts=1)
+        return fit_part(flagged, {}, copies, training=self.local, rng=rnd.rng, part=0, parts=1)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:

@@ -17,8 +17,6 @@ from raydiff.data.records import label_rows
 from raydiff.models.ddpm import Denoiser, alphas_bar
 from raydiff.tree import Params
 
-TIMESTEPS = 1000
-
 
 @dataclass(frozen=True, kw_only=True)
 class ByRow:
@@ -48,7 +46,7 @@ class ByRow:
     @property
     def abar(self) -> Tensor:
         """abar_0 .. abar_T of the linear schedule, (T + 1,) float64: the steps of `posterior`."""
-        return alphas_bar("linear", TIMESTEPS)
+        return alphas_bar("linear", 1000)
 
     def posterior(self, points: Tensor) -> Denoiser:
         """(x_t, t, labels) -> E[z | x_t], with x uniform on the points (R, P, d) of the labels' row."""

@@ -61,12 +61,10 @@ class DiscreteDiffusion:
     """Condition on the table's label."""
 
     def __post_init__(self) -> None:
-        if self.hidden < 1 or self.layers < 2:
-            raise ValueError(f"hidden must be at least 1 and layers at least 2, got {self.hidden} and {self.layers}")
+        lookup.check_least(self, 1, "hidden", "steps")
+        lookup.check_least(self, 2, "layers")
         if not isinstance(self.schedule, Linear | Sigmoid | Cosine):
             raise ValueError(f"schedule must be linear, sigmoid or cosine, got {self.schedule!r}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
         lookup.check_one_of("objective", self.objective, get_args(Objective))
         if not 0 <= self.release <= self.steps:
             raise ValueError(f"release must be in 0..{self.steps} (steps), got {self.release}")

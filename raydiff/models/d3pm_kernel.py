@@ -16,7 +16,7 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_least, check_one_of, check_positive
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,8 +42,7 @@ class Sigmoid:
     """Decay rate."""
 
     def __post_init__(self) -> None:
-        if not (self.rate > 0 and math.isfinite(self.rate)):
-            raise ValueError(f"rate of the sigmoid schedule must be a positive number, got {self.rate}")
+        check_positive(self, "rate")
 
     def alpha(self, steps: int) -> Tensor:
         last = _sigmoid(3 * self.rate)
@@ -59,8 +58,7 @@ class Cosine:
     """Keeps the first steps from being too small (Nichol & Dhariwal, arXiv 2102.09672)."""
 
     def __post_init__(self) -> None:
-        if not (self.offset >= 0 and math.isfinite(self.offset)):
-            raise ValueError(f"offset of the cosine schedule must be 0 or more, got {self.offset}")
+        check_least(self, 0, "offset")
 
     def alpha(self, steps: int) -> Tensor:
         turns = [(t / steps + self.offset) / (1 + self.offset) for t in _times(steps)[:-1]]

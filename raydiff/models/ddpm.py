@@ -110,8 +110,7 @@ class DDPM:
         if any(n < 1 for n in self.labels):
             raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
         lookup.check_one_of("prediction", self.prediction, get_args(Prediction))
-        if not (self.sigma_data > 0 and math.isfinite(self.sigma_data)):
-            raise ValueError(f"sigma_data must be a positive number, got {self.sigma_data}")
+        lookup.check_positive(self, "sigma_data")
         lookup.check_one_of("precision", self.precision, get_args(Precision))
         self.network.check(self.shape)
 
@@ -207,8 +206,7 @@ class Sampling:
 
     def __post_init__(self) -> None:
         lookup.check_one_of("sampler", self.sampler, get_args(Sampler))
-        if self.steps is not None and self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        lookup.check_least(self, 1, "steps")
 
     def variants(self) -> dict[str, Sampling]:
         """This chain with each evaluated sampler, by name; its own first."""
@@ -274,10 +272,8 @@ def out_of_memory(error: BaseException) -> bool:
 
 def device_lost(error: BaseException) -> bool:
     """Whether this is an error of the accelerator, which stays in its process: whatever is computed next fails too."""
-    of_device = isinstance(error, torch.AcceleratorError) or (
-        isinstance(error, RuntimeError) and "CUDA error" in str(error)
-    )
-    return of_device and not out_of_memory(error)
+    of_cuda = isinstance(error, RuntimeError) and "CUDA error" in str(error)
+    return (of_cuda or isinstance(error, torch.AcceleratorError)) and not out_of_memory(error)
 
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:

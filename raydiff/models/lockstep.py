@@ -174,14 +174,9 @@ def _alone(task: Task) -> Outcome:
 
 def _similar(tasks: Sequence[Task]) -> list[list[int]]:
     """Positions of the tasks in groups that can be trained together."""
-    groups: list[list[int]] = []
     signatures = [_signature(task) for task in tasks]
-    for i, signature in enumerate(signatures):
-        if signature in signatures[:i]:
-            next(group for group in groups if signatures[group[0]] == signature).append(i)
-        else:
-            groups.append([i])
-    return groups
+    first = [signatures.index(signature) for signature in signatures]
+    return [[i for i, other in enumerate(first) if other == leader] for leader in dict.fromkeys(first)]
 
 
 def _signature(task: Task) -> Any:

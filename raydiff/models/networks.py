@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from raydiff.lookup import check_least
+
 Shape = tuple[int, int, int]
 
 CLIENT = "client"
@@ -40,8 +42,7 @@ class MLP:
     """Add a learned multiple of x to the output: fewer hidden units than pixels cannot predict white noise else."""
 
     def __post_init__(self) -> None:
-        if self.width < 1 or self.depth < 1:
-            raise ValueError(f"width and depth must be at least 1, got {self.width} and {self.depth}")
+        check_least(self, 1, "width", "depth")
 
     def check(self, shape: Shape) -> None:
         """Every image size fits."""
@@ -74,8 +75,7 @@ class UNet:
             raise ValueError(f"widths must be positive multiples of 4, got {self.widths}")
         if self.attention and self.widths[-1] < 8:  # an attention head has 8 channels
             raise ValueError(f"widths must end in at least 8 where attention is on, got {self.widths}")
-        if self.layers < 1:
-            raise ValueError(f"layers must be at least 1, got {self.layers}")
+        check_least(self, 1, "layers")
 
     def check(self, shape: Shape) -> None:
         """Raises ValueError when the image cannot be halved often enough."""

@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.models.ddpm import DDPM, NotFinite, device
 from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.tree import Params
 
 Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of the client."""
+
+Pair = tuple[Tensor, Tensor]
+"""Images (N, C, H, W) and labels (N, K)."""
 
 Gradient = Callable[[Params], tuple[Params, Tensor]]
 """theta (leaves without `grad`) -> (gradient, loss) of one step. Each call takes a new batch and new draws."""
@@ -46,14 +49,10 @@ class Model(Protocol):
 
 
 class Diverged(NotFinite):
-    """The loss became NaN or infinite."""
-
-    def __init__(self, step: int, loss: float) -> None:
-        super().__init__(step, loss)
-        self.step, self.loss = step, loss
+    """The loss became NaN or infinite. Its arguments are the step and the loss."""
 
     def __str__(self) -> str:
-        return f"the loss became {self.loss} at step {self.step}: lower the learning rate"
+        return "the loss became {1} at step {0}: lower the learning rate".format(*self.args)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,16 +83,11 @@ class Training:
     """Decay per step, after k steps at most (1 + k) / (10 + k), of a moving average of weights, which is the result."""
 
     def __post_init__(self) -> None:
-        if self.steps < 0 or self.batch < 1:
-            raise ValueError(f"steps must be >= 0 and batch >= 1, got {self.steps} and {self.batch}")
-        if not (self.learning_rate > 0 and math.isfinite(self.learning_rate)):
-            raise ValueError(f"learning_rate must be a positive number, got {self.learning_rate}")
-        if not self.weight_decay >= 0:
-            raise ValueError(f"weight_decay must be >= 0, got {self.weight_decay}")
+        check_least(self, 0, "steps", "epochs", "weight_decay")
+        check_least(self, 1, "batch")
+        check_positive(self, "learning_rate")
         check_one_of("optimizer", self.optimizer, get_args(Optimizer))
         check_one_of("decay", self.decay, get_args(Decay))
-        if self.epochs is not None and self.epochs < 0:
-            raise ValueError(f"epochs must be >= 0 or none, got {self.epochs}")
         for name in ("momentum", "ema"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
@@ -220,17 +214,11 @@ def fit(
     objective: Objective | None = None,
     extras: Params | None = None,
 ) -> Fitted:
-    """Train a model on images (N, C, H, W) and labels (N, K).
+    """Train a model on images (N, C, H, W) and labels (N, K) by these steps of `training.of(N)` (None: all).
 
-    Args:
-        steps: Steps of `training.of(N)`; None: all.
-        moments: The optimiser's state, {} at first; passing the returned one continues the optimisation (without
-            replacement in a new pass). None: a new optimisation, whose state is dropped.
-        objective: By default the model's loss; `extras` are its constants.
-
-    Raises:
-        Diverged: The loss is no longer finite.
-        ValueError: There are no records.
+    `moments` is the optimiser's state, {} at first; passing the returned one continues the optimisation (without
+    replacement in a new pass). None: a new optimisation, whose state is dropped. The objective is by default the
+    model's loss; `extras` are its constants. Raises Diverged, and ValueError where there are no records.
     """
     training = training.of(len(images))
     steps = training.part(0, 1) if steps is None else steps
@@ -285,9 +273,9 @@ def optimize(
 
 
 def fit_personal(
-    model: Model, personal: Params, fixed: Params, data: tuple[Tensor, Tensor], *, rng: torch.Generator, **more: Any
+    model: Model, personal: Params, fixed: Params, data: Pair, *, rng: torch.Generator, **more: Any
 ) -> Fitted:
-    """`fit` of the parameters in `personal` alone, while the model's others are `fixed`; `data` is (images, labels)."""
+    """`fit` of the parameters in `personal` alone, while the model's others are `fixed`."""
     return fit(model, personal, *data, rng=rng, objective=_Completed(model), extras=fixed, **more)
 
 
@@ -307,27 +295,17 @@ def with_clipped_flag(model: DDPM) -> DDPM:
 
 
 def fit_part(
-    model: Model,
-    state: Params,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    training: Training,
-    rng: torch.Generator,
-    part: int,
-    parts: int,
+    model: Model, state: Params, data: Pair, *, training: Training, rng: torch.Generator, part: int, parts: int
 ) -> Params:
     """Part 0 .. parts - 1 of the training of a new model; `state` is the previous part's result, {} at first. The last
     part returns the parameters, earlier parts also the optimiser's state."""
     params = tree.under("model", state) if part else model.init(rng)
-    moments, steps = tree.under("moments", state), training.of(len(images)).part(part, parts)
-    params, moments, _ = fit(model, params, images, labels, training=training, rng=rng, steps=steps, moments=moments)
+    moments, steps = tree.under("moments", state), training.of(len(data[0])).part(part, parts)
+    params, moments, _ = fit(model, params, *data, training=training, rng=rng, steps=steps, moments=moments)
     return params if part == parts - 1 else {**tree.prefixed("model", params), **tree.prefixed("moments", moments)}
 
 
-def with_clipped_copies(
-    images: Tensor, labels: Tensor, *, clip: float, center: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+def with_clipped_copies(images: Tensor, labels: Tensor, *, clip: float, center: Tensor | None = None) -> Pair:
     """The images and their clipped copies, labels with the flag: the training set of a `with_clipped_flag` model."""
     flags = torch.arange(2).repeat_interleave(len(images))[:, None]
     both = torch.cat([images, tree.clip_records(images, clip, center)])

@@ -92,21 +92,6 @@ def pfdm_gpu() -> Study:
     return replace(parts[0], also=tuple(parts[1:]))
 
 
-def spire_cpu() -> Study:
-    """Table 1: clients of the federation and clients that join, five methods, on digits; one embedding, as there."""
-    return _three_seeds(spire.spire_digits(), lambda changes: "method.embeddings" not in changes)
-
-
-def spire_gpu() -> Study:
-    """Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds."""
-    return replace(_three_seeds(spire.spire_mnist()), also=(_three_seeds(spire.spire_cifar10()),))
-
-
-def feddistr_cpu() -> Study:
-    """Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits."""
-    return _three_seeds(tuning.with_tuned("feddistr-digits", feddistr.feddistr_digits), _is_compared)
-
-
 def _is_compared(changes: Settings) -> bool:
     """Averaging methods after 50 rounds and FedAvg after one, noise at one budget; no upper bounds."""
     budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
@@ -114,11 +99,6 @@ def _is_compared(changes: Settings) -> bool:
         return bool(budget == 1000)
     rounds = changes.get("method.rounds")
     return bool(rounds == 50) or (rounds == 1 and changes["method"] is FedAvg)
-
-
-def feddistr_gpu() -> Study:
-    """CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`)."""
-    return _three_seeds(feddistr.feddistr_cifar100())
 
 
 def pdp_cpu() -> Study:
@@ -139,10 +119,16 @@ def pdp_gpu() -> Study:
 STUDIES: dict[tuple[str, str], Callable[[], Study]] = {
     ("pfdm", "cpu"): pfdm_cpu,
     ("pfdm", "gpu"): pfdm_gpu,
-    ("spire", "cpu"): spire_cpu,
-    ("spire", "gpu"): spire_gpu,
-    ("feddistr", "cpu"): feddistr_cpu,
-    ("feddistr", "gpu"): feddistr_gpu,
+    # Table 1: clients of the federation and clients that join, five methods, on digits; one embedding, as there.
+    ("spire", "cpu"): lambda: _three_seeds(spire.spire_digits(), lambda changes: "method.embeddings" not in changes),
+    # Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds.
+    ("spire", "gpu"): lambda: replace(_three_seeds(spire.spire_mnist()), also=(_three_seeds(spire.spire_cifar10()),)),
+    # Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits.
+    ("feddistr", "cpu"): lambda: _three_seeds(
+        tuning.with_tuned("feddistr-digits", feddistr.feddistr_digits), _is_compared
+    ),
+    # CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`).
+    ("feddistr", "gpu"): lambda: _three_seeds(feddistr.feddistr_cifar100()),
     ("pdp", "cpu"): pdp_cpu,
     ("pdp", "gpu"): pdp_gpu,
 }

@@ -85,13 +85,9 @@ def row_bounds(sweep: SweepView, out: Path) -> Section:
     if not rows:
         return Section([])
     header = ["setting", "released rows", "records", "bound of 1 or more: says nothing", "largest bound on delta"]
-    note = (
-        "No guarantee: what released rows reveal of a record, given all others (pDP). Where it says nothing, release "
-    )
-    note += (
-        "an earlier step (--method.model.release), use fewer bins or columns, or a method with a guarantee for each "
-    )
-    note += "record: --method marginals --method.epsilon 1."
+    note = "No guarantee: what released rows reveal of a record, given all others (pDP). Where it says nothing, use "
+    note += "fewer bins or columns, release a noisier step (--method.model.release), or take a method with a "
+    note += "guarantee for each record: --method marginals --method.epsilon 1."
     return Section([*sheet(Table(header, rows, note=note), "bounds per record")])
 
 

@@ -173,10 +173,10 @@ def test_a_training_ends_with_the_moving_average_of_its_weights() -> None:
 def test_parts_of_epochs_are_one_training() -> None:
     images, labels = records()
     for training in (SGD, replace(SGD, optimizer="adamw", momentum=0.0, ema=0.5)):
-        whole = fit_part(MODEL, {}, images, labels, training=training, rng=generator(1), part=0, parts=1)
+        whole = fit_part(MODEL, {}, (images, labels), training=training, rng=generator(1), part=0, parts=1)
         rng, state = generator(1), dict[str, Tensor]()
         for part in range(3):  # of a pass each
-            state = fit_part(MODEL, state, images, labels, training=training, rng=rng, part=part, parts=3)
+            state = fit_part(MODEL, state, (images, labels), training=training, rng=rng, part=part, parts=3)
         assert tree.digest(state) == tree.digest(whole)
 
 
@@ -204,7 +204,7 @@ def test_a_loss_that_is_no_number_stops_the_training(
 
     with pytest.raises(Diverged) as failure:
         train(Training(steps=steps, batch=1), objective=objective, steps=range(first, steps))
-    assert failure.value.step == at and next(step) == seen_at + 1
+    assert failure.value.args[0] == at and next(step) == seen_at + 1
     assert str(failure.value) == f"the loss became {bad} at step {at}: lower the learning rate"
 
 

@@ -236,7 +236,7 @@ def test_a_record_of_its_own_kind_is_nowhere_under_an_epsilon(tmp_path: Path, na
             made.setdefault(labels, []).append((card["classes"], card["columns"], list(rows_of(out)["status"])))
         finished.save_sampler(tmp_path / f"made-{table}" / "sampler", shared=True)
     written = [path for path in (tmp_path / "made-canary").rglob("*") if path.is_file()]
-    assert len(written) == 9
+    assert len(written) == 10
     assert not [path for path in written if b"hiv" in path.read_bytes() or b"987654" in path.read_bytes()]
     for one, other in made.values():
         assert one == other

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -36,7 +36,6 @@ from raydiff.runtime import sweep_folder
 from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
-EXPERIMENT = "raydiff-audit"
 CONFIDENTIALITY = {
     False: "holds summary numbers, which depend on the records",
     True: "holds the bound of every record, and its row of the file",
@@ -101,15 +100,9 @@ def audited(options: AuditOptions, config: RawTable) -> AuditResults:
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
-    samples, by_label = _rows(options.release, label)
     alpha = schedule_named(options.schedule, options.rate).alpha(options.steps).tolist()
-    release = ReleasedRows(
-        kernel=Kernel(alpha=alpha, categories=encoded.k),
-        epsilon=options.epsilon,
-        samples=samples,
-        by_label=by_label,
-        step=options.release_step,
-    )
+    kernel, counts = Kernel(alpha=alpha, categories=encoded.k), _rows(options.release, label)
+    release = ReleasedRows(kernel=kernel, epsilon=options.epsilon, step=options.release_step, **counts)
     codes = encoded.codes.numpy()
     result = audit(codes, release, labels=labels)
     setting = (
@@ -133,8 +126,8 @@ def _lone_bins(encoded: Encoded, config: RawTable, result: Audit) -> list[str]:
     return [f"{says}; try fewer --bins, or --exclude"]
 
 
-def _rows(words: Sequence[str], label: Column | None) -> tuple[int, tuple[int, ...]]:
-    """(samples, by_label) of `ReleasedRows` from --release."""
+def _rows(words: Sequence[str], label: Column | None) -> dict[str, Any]:
+    """`samples`, and `by_label` where it is given, of `ReleasedRows` from --release."""
     names = label.categories if label is not None else ()
     pairs = [word.rpartition("=") for word in words]
     try:
@@ -142,11 +135,11 @@ def _rows(words: Sequence[str], label: Column | None) -> tuple[int, tuple[int, .
     except ValueError:
         raise ValueError(f"--release must be a number of rows or LABEL=ROWS, got {' '.join(words)!r}") from None
     if len(words) == 1 and not pairs[0][1]:
-        return counts[""], ()
+        return {"samples": counts[""]}
     if label is None or len(counts) < len(words) or {*counts} != {*names}:
         allowed = f"once each of {', '.join(names)}" if names else "no label, for the model is conditional on none"
         raise ValueError(f"--release must name {allowed}, got {' '.join(words)!r}")
-    return max(counts.values()), tuple(counts[name] for name in names)
+    return {"samples": max(counts.values()), "by_label": tuple(counts[name] for name in names)}
 
 
 def _released(release: ReleasedRows, label: Column | None) -> str:
@@ -181,16 +174,11 @@ def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditRe
         **{f"raydiff.audit.{name}": str(value) for name, value in values.items() if not math.isfinite(value)},
         **{f"raydiff.made_by.{name}": value for name, value in sweep_folder.version().items()},
     }
-    table = {
-        "table": Path(options.table).name,
-        "label": short(config.label),
-        "columns": " ".join(encoded.columns),
-        "k": encoded.k,
-    }
+    table = {"table": Path(options.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
     run = mlflow_store.log_folder(
         uri,
         folder,
-        experiment=EXPERIMENT,
+        experiment="raydiff-audit",
         name=options.out.name,
         tags=tags,
         artifacts=artifacts,

@@ -74,29 +74,21 @@ class AuditResults:
 
     def record_lines(self) -> list[str]:
         """Lines about each label's records and about the most exposed ones."""
-        delta, rows, lines = self.audit.of_records(self.audit.delta), self.encoded.rows.numpy(), list[str]()
-        label = self.encoded.mapping.label
-        if self.labels is not None and label is not None:
+        records, lines = self.frame(), list[str]()
+        delta = records["delta"].to_numpy()
+        label = None if self.labels is None else self.encoded.mapping.label
+        if label is not None:
             lines.append(f"by {label.name}:")
             for code, name in enumerate(label.categories):
                 part = summarize(delta[self.labels == code])
                 median = part.quantiles[QUANTILES.index(0.5)]
                 lines.append(f"  {name}: {part.records} records, median {shown(median)}, largest {shown(part.largest)}")
         lines.append("most exposed (row of the file, 0 below the header):")
-        for record in most_exposed(delta)[:EXPOSED]:
-            lines.append(f"  row {rows[record]}: {shown(delta[record])}{self._reason(int(record))}")
+        for record in records.iloc[most_exposed(delta)[:EXPOSED]].to_dict("records"):
+            of_label = f" of its {label.name}" if label is not None and record["alone_in"] != label.name else ""
+            reason = f"  no other record{of_label} has its {record['alone_in']}" if record["alone_in"] else ""
+            lines.append(f"  row {record['row']}: {shown(record['delta'])}{reason}")
         return lines
-
-    def _reason(self, record: int) -> str:
-        """Why a record's bound is infinite; empty for a finite one."""
-        columns, label = self.encoded.columns, self.encoded.mapping.label
-        name = label.name if self.labels is not None and label is not None else ""
-        alone = self.audit.of_records(self.audit.alone)[record]
-        if alone < 0:
-            return ""
-        if alone == len(columns):
-            return f"  no other record has its {name}"
-        return f"  no other record{f' of its {name}' if name else ''} has its {columns[alone]}"
 
 
 def _summary_lines(whole: Summary, removals: Sequence[Removal]) -> list[str]:

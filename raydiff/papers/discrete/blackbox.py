@@ -12,64 +12,28 @@ Shapes: m members, o others, n columns, k categories at most.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from raydiff.evaluation.attacks import targets
-from raydiff.evaluation.attacks.membership import Interval, wilson
+from raydiff.evaluation.attacks.membership import wilson
 from raydiff.evaluation.metrics import Drawn
 from raydiff.evaluation.quality.table_fidelity import classifier_of, one_hot
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import codes_of
 
-NETWORK: dict[str, Any] = {
-    "hidden_layer_sizes": (256, 256, 256),
-    "learning_rate_init": 0.01,
-    "max_iter": 1000,
-    "tol": 1e-6,
-}
 SEEDS = 2**31  # scikit-learn's seeds are below 2^32
 
 Rows = tuple[Tensor, Tensor]
 """Codes (N, n) int64 and labels (N,) int64."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class BlackBox:
-    """Result of the attack."""
-
-    accuracy: float
-    """Precision of the m records called members, which equals their recall."""
-    accuracy_interval: Interval
-    """Wilson 1927 at 95 %, for these rows and this classifier. It takes the m calls as independent, which is cautious:
-    guesses without replacement vary less."""
-    random: float
-    """Accuracy of guessing: m / (m + o)."""
-    n_members: int
-    """m."""
-    n_nonmembers: int
-    """o."""
-
-    def metrics(self, prefix: str) -> Metrics:
-        """Flat numbers under `prefix/`."""
-        low, high = self.accuracy_interval
-        return {
-            f"{prefix}/accuracy": self.accuracy,
-            f"{prefix}/accuracy_low": low,
-            f"{prefix}/accuracy_high": high,
-            f"{prefix}/random": self.random,
-            f"{prefix}/n_members": float(self.n_members),
-            f"{prefix}/n_nonmembers": float(self.n_nonmembers),
-        }
-
-
-def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> BlackBox:
+def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> Metrics:
     """Train on synthetic rows, then call the m records members whose true label the classifier is surest of.
 
-    Raises ValueError on rows with one label only, from which no classifier can be trained.
+    `accuracy` is the precision of these calls, which equals their recall, with Wilson's 95 % interval (1927) for these
+    rows and this classifier: it takes the calls as independent, which is cautious, for guesses without replacement vary
+    less. `random` is that of guessing. Raises ValueError on rows with one label only, from which none is trained.
     """
     if len(synthetic[1].unique()) < 2:
         raise ValueError("synthetic rows must have at least two labels: a classifier is trained to tell them apart")
@@ -79,9 +43,9 @@ def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Gener
     order = torch.randperm(m + o, generator=rng)
     called = order[sure[order].argsort(descending=True, stable=True)[:m]]
     hits = int((called < m).sum())
-    return BlackBox(
-        accuracy=hits / m, accuracy_interval=wilson(hits, m), random=m / (m + o), n_members=m, n_nonmembers=o
-    )
+    low, high = wilson(hits, m)
+    rates = {"accuracy": hits / m, "accuracy_low": low, "accuracy_high": high, "random": m / (m + o)}
+    return {f"blackbox/{k}": v for k, v in {**rates, "n_members": float(m), "n_nonmembers": float(o)}.items()}
 
 
 def of_rows(drawn: Drawn) -> Metrics:
@@ -91,7 +55,7 @@ def of_rows(drawn: Drawn) -> Metrics:
     others = targets.in_proportion(drawn.reference, drawn.client_records.labels[:, 0])
     members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, others))
     synthetic = codes_of(drawn.images), drawn.labels[:, 0]
-    return attack(synthetic, members=members, nonmembers=nonmembers, rng=drawn.rng).metrics("blackbox")
+    return attack(synthetic, members=members, nonmembers=nonmembers, rng=drawn.rng)
 
 
 def confidence(synthetic: Rows, records: Rows, rng: torch.Generator) -> Tensor:
@@ -101,7 +65,9 @@ def confidence(synthetic: Rows, records: Rows, rng: torch.Generator) -> Tensor:
     """
     k = int(max(synthetic[0].max(), records[0].max())) + 1
     seed = int(torch.randint(SEEDS, (), generator=rng))
-    network = classifier_of(*synthetic, k, seed=seed, **NETWORK)
+    network = classifier_of(
+        *synthetic, k, seed=seed, hidden_layer_sizes=(256, 256, 256), learning_rate_init=0.01, max_iter=1000, tol=1e-6
+    )
     different, which = records[0].unique(dim=0, return_inverse=True)
     probabilities = torch.from_numpy(network.predict_proba(one_hot(different, k))).double()[which]
     column = torch.from_numpy(network.classes_) == records[1][:, None]  # (N, classes)

@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydiff.evaluation.row_audit import Condition
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_one_of, check_positive
 from raydiff.papers.discrete.histograms import Counts, Histograms, check_table, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.papers.discrete.radius import radius
@@ -78,8 +78,7 @@ class ReleasedRows:
     """Condition of the radius: theorem (Eq. 9) or relaxed (Eq. 27 and Algorithm 2)."""
 
     def __post_init__(self) -> None:
-        if not 0 < self.epsilon < math.inf:
-            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
+        check_positive(self, "epsilon")
         if (fewest := min((self.samples, *self.by_label))) < 1:
             raise ValueError(f"samples must be at least 1, got {fewest}")
         check_one_of("condition", self.condition, get_args(Condition))
@@ -143,22 +142,11 @@ class Audit:
         return values[self.index]
 
 
-def audit(
-    table: Ints,
-    release: ReleasedRows,
-    *,
-    labels: Ints | None = None,
-    records: Ints | None = None,
-) -> Audit:
-    """Theorem 1 for the records of a table.
+def audit(table: Ints, release: ReleasedRows, *, labels: Ints | None = None, records: Ints | None = None) -> Audit:
+    """Theorem 1 for the row numbers `records` (None: all) of a table (s + 1, n) of categories 0 .. k - 1.
 
-    Args:
-        table: (s + 1, n) categories 0 .. k - 1.
-        labels: (s + 1,) int64 conditions of the model; None: unconditional, all rows are one group.
-        records: Row numbers to audit; None: all.
-
-    Raises:
-        ValueError: The table has fewer than two rows or values beyond the kernel's, or the labels do not fit.
+    `labels` (s + 1,) int64 are the conditions of the model; None: unconditional, all rows are one group. Raises
+    ValueError for fewer than two rows, values beyond the kernel's, and labels that do not fit.
     """
     check_table(table)
     column, largest = int(np.argmax(table.max(axis=0))), int(table.max())
@@ -166,7 +154,9 @@ def audit(
         raise ValueError(
             f"column {column} has values up to {largest}, but the kernel has {release.kernel.categories} categories"
         )
-    audited = np.arange(len(table)) if records is None else _checked(records, len(table))
+    audited = np.arange(len(table)) if records is None else records
+    if not len(audited) or audited.min() < 0 or audited.max() >= len(table):
+        raise ValueError(f"records must be row numbers in 0..{len(table) - 1}, at least one")
     groups = _groups(labels, len(table), release)
     parts: list[Audit] = []
     index, before = np.empty(len(audited), dtype=np.int64), 0
@@ -257,9 +247,3 @@ def _groups(labels: Ints | None, rows: int, release: ReleasedRows) -> Ints:
     if release.by_label and not (labels.min() >= 0 and labels.max() < len(release.by_label)):
         raise ValueError(f"by_label has rows for the labels 0..{len(release.by_label) - 1}, got {labels.max()}")
     return labels
-
-
-def _checked(records: Ints, rows: int) -> Ints:
-    if not len(records) or records.min() < 0 or records.max() >= rows:
-        raise ValueError(f"records must be row numbers in 0..{rows - 1}, at least one")
-    return records

@@ -22,12 +22,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.data.records import Records, joined
+from raydiff.data.records import Records, joined, label_rows
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.papers.discrete.bound import ReleasedRows, audit
-from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.kernel import Floats, Kernel
 from raydiff.papers.discrete.summary import most_exposed, summarize
 
 
@@ -37,7 +37,8 @@ def bounds(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floa
     release = ReleasedRows(
         kernel=kernel, epsilon=config.epsilon, samples=config.samples, step=model.release, condition=config.condition
     )
-    result = audit(codes_of(records.images).numpy(), release, labels=groups(records, model))
+    labels = label_rows(records.labels[:, : len(model.labels)], model.labels).numpy()
+    result = audit(codes_of(records.images).numpy(), release, labels=labels)
     return result.of_records(result.delta)
 
 
@@ -50,12 +51,6 @@ def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor
         raise ValueError(f"audit.remove {config.remove:g} leaves {len(records) - out} of {len(records)} records")
     order = most_exposed(bounds(config, records, model))
     return torch.from_numpy(np.sort(order[out:]))
-
-
-def groups(records: Records, model: DiscreteDiffusion) -> Ints:
-    """(N,) group of each record: records with equal labels, as far as the model is conditional on them, are one."""
-    _, group = np.unique(records.labels[:, : len(model.labels)].numpy(), axis=0, return_inverse=True)
-    return np.asarray(group.reshape(-1), dtype=np.int64)
 
 
 def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> Metrics:

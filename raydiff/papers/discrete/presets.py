@@ -55,11 +55,7 @@ def _tabular(data: Data) -> Study:
         Arm(changes={"method.model.schedule": Cosine}),
         Arm(changes=shared),
     )
-    grid = {
-        "method.model.steps": (20, 30),
-        "method.model.schedule.rate": (0.1, 0.3, 0.5, 0.8, 1.0),
-        "seed": SEEDS[:3],
-    }
+    grid = {"method.model.steps": (20, 30), "method.model.schedule.rate": (0.1, 0.3, 0.5, 0.8, 1.0), "seed": SEEDS[:3]}
     return Study(experiment=base, grid=grid, beside=beside)
 
 
@@ -85,12 +81,8 @@ def frontier_adult() -> Study:
     base = override(alone, {"clients": 4, "partition": Iid, "audit": None, "method": Marginals})
     local = Training(steps=3000, batch=30, decay="cosine")
     diffusion = {"method.model": DiscreteDiffusion(steps=20), "method.local": local}
-    dpsgd = {
-        "method": DPSGD,
-        "method.model": DiscreteDiffusion(steps=20),
-        "method.local": replace(local, steps=1000, batch=64),
-        "method.relation": "replace_one",
-    }
+    short = replace(local, steps=1000, batch=64)
+    dpsgd = {"method": DPSGD, **diffusion, "method.local": short, "method.relation": "replace_one"}
     rates: Choices = {"method.local.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)}
     beside = (
         Arm(changes={"method.epsilon": 1.0}),
@@ -113,8 +105,7 @@ def removal_german() -> Study:
     """German Credit, 100 epochs as in the paper, a tenth of the 1,000 rows to test on. So few that which they are
     matters most: ten splits in place of seeds. 80 trials of about 15 seconds."""
     data = Data(name="german", train=800, public=0, validation=100, calibration=0, test=100)
-    shares = (0.0, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
-    grid = {"audit.remove": shares, "data.split_seed": range(10)}
+    grid = {"audit.remove": (0.0, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5), "data.split_seed": range(10)}
     return Study(experiment=_removal(data, epochs=100), grid=grid)
 
 

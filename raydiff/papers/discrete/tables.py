@@ -44,8 +44,7 @@ ADULT = CodeBook(
         },
         "marital-status": {
             "Married": ("Married-civ-spouse", "Married-AF-spouse"),
-            "Never-married": ("Never-married",),
-            "Divorced": ("Divorced",),
+            **_each("Never-married", "Divorced"),
             "Separated": ("Separated", "Married-spouse-absent"),
             "Widowed": ("Widowed",),
         },
@@ -57,10 +56,7 @@ ADULT = CodeBook(
             "Manual": ("Farming-fishing", "Handlers-cleaners", "Machine-op-inspct", "Transport-moving"),
         },
         "relationship": {
-            "Husband": ("Husband",),
-            "Wife": ("Wife",),
-            "Own-child": ("Own-child",),
-            "Not-in-family": ("Not-in-family",),
+            **_each("Husband", "Wife", "Own-child", "Not-in-family"),
             "Other family": ("Unmarried", "Other-relative"),
         },
         "race": _each("Amer-Indian-Eskimo", "Asian-Pac-Islander", "Black", "Other", "White"),

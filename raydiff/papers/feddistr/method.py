@@ -46,7 +46,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.models.classifier import Classifier
 from raydiff.models.training import Training, fit
 from raydiff.papers.feddistr import prompt_pool
@@ -103,20 +103,15 @@ class FedDistr(Method):
     def __post_init__(self) -> None:
         check_one_of("upload", self.upload, get_args(UploadKind))
         self.inversion.refuse_epochs("inversion", "each vector is fitted on batches of its own group")
-        for name, fewest in (("clusters", 1), ("least", 0), ("images", 1), ("steps", 1)):
-            if getattr(self, name) < fewest:
-                raise ValueError(f"{name} must be at least {fewest}, got {getattr(self, name)}")
+        check_least(self, 1, "clusters", "images", "steps")
+        check_least(self, 0, "least", "guidance")
+        check_positive(self, "clip", "threshold")
         if self.epsilon is not None:
             accountants.check_budget(self.epsilon, self.delta)
             if self.clip is None:
                 raise ValueError("clip must be given where epsilon is: without it no noise is enough")
             if self.upload == "latents":
                 raise ValueError("epsilon must be none: upload latents sends private data")
-        for name in ("clip", "threshold"):
-            if (value := getattr(self, name)) is not None and not 0 < value < math.inf:
-                raise ValueError(f"{name} must be a positive number or none, got {value}")
-        if not self.guidance >= 0 or not math.isfinite(self.guidance):
-            raise ValueError(f"guidance must be a number of at least 0, got {self.guidance}")
 
     @property
     def init_key(self) -> Hashable:
@@ -179,7 +174,8 @@ class FedDistr(Method):
             clipped = tree.clip_records(offsets, self.clip) if self.clip else offsets
             return disclose({"x": clipped, "label": labels, "count": counts}, UNPROTECTED[self.upload])
         assert self.clip is not None and rnd.noise is not None
-        rows = _as_many(labels, self.clusters)
+        of_labels = (torch.nonzero(labels == label)[:, 0] for label in labels.unique())
+        rows = torch.cat([of_label.repeat(self.clusters)[: self.clusters] for of_label in of_labels])
         std, public = self._std(len(rows)), {"label": labels[rows]}
         return gaussian_rows(offsets[rows], clip=self.clip, std=std, noise=rnd.noise, public=public)
 
@@ -264,8 +260,3 @@ class FedDistr(Method):
         if self.upload == "latents":
             return {}
         return {"pool": prompt_pool.table(PromptPool.from_params(tree.under("pool", server)))}
-
-
-def _as_many(labels: Tensor, each: int) -> Tensor:
-    """Positions of `each` vectors of every label among labels (m,), repeated where there are fewer."""
-    return torch.cat([torch.nonzero(labels == label)[:, 0].repeat(each)[:each] for label in labels.unique()])

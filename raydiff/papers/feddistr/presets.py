@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,27 +28,18 @@ BUDGETS = (10.0, 100.0, 1000.0, 10_000.0)
 ROUNDS = (1, 10, 50)
 RATE = ("method.local.optimizer", "method.local.learning_rate")
 SLOW, FAST, FASTEST, ADAMW = ("sgd", 0.03), ("sgd", 0.3), ("sgd", 1.0), ("adamw", 1e-3)
+
+
+def _space(field: str, usual: float, rates: Sequence[Any], others: Sequence[float], *more: Any) -> Choices:
+    """`field` at its usual value with these rates, and at other values with sgd at 0.1."""
+    return {(*RATE, field): (*((*rate, usual) for rate in rates), *(("sgd", 0.1, value) for value in others), *more)}
+
+
 SPACES: dict[type, Choices] = {
     FedAvg: {RATE: (SLOW, ("sgd", 0.1), FAST, FASTEST, ("adamw", 3e-4), ADAMW)},
-    FedProx: {
-        (*RATE, "method.mu"): (
-            *((*rate, 0.01) for rate in (SLOW, FAST, FASTEST, ADAMW)),
-            *(("sgd", 0.1, mu) for mu in (0.001, 0.1)),
-        )
-    },
-    Scaffold: {
-        (*RATE, "method.averaging.rate"): (
-            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST)),
-            *(("sgd", 0.1, rate) for rate in (0.5, 1.0)),
-            (*FAST, 0.5),
-        )
-    },
-    Moon: {
-        (*RATE, "method.mu"): (
-            *((*rate, 1.0) for rate in (SLOW, FAST, FASTEST, ADAMW)),
-            *(("sgd", 0.1, mu) for mu in (0.1, 5.0)),
-        )
-    },
+    FedProx: _space("method.mu", 0.01, (SLOW, FAST, FASTEST, ADAMW), (0.001, 0.1)),
+    Scaffold: _space("method.averaging.rate", 1.0, (SLOW, FAST, FASTEST), (0.5, 1.0), (*FAST, 0.5)),
+    Moon: _space("method.mu", 1.0, (SLOW, FAST, FASTEST, ADAMW), (0.1, 5.0)),
 }
 """Tuned settings of the averaging methods, six each, chosen by a method's arm of most rounds for all its arms."""
 PROMPTS: Choices = {
@@ -62,25 +54,20 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
     """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps,
     against its upper bounds, and under noise. Settings are tuned without noise, so arms with noise are as written here.
     """
-    weights = {
-        "method.model": Classifier,
-        "method.local.batch": batch,
-        "method.local.learning_rate": 1e-3,
-        "method.local.decay": "constant",
-    }
-    sgd = {"method.local.optimizer": "sgd", "method.local.learning_rate": 0.03}
+
+    def local(**fields: Any) -> dict[str, Any]:
+        return {f"method.local.{name}": value for name, value in fields.items()}
+
+    weights = {"method.model": Classifier, **local(batch=batch, learning_rate=1e-3, decay="constant")}
 
     def averaged(method: type, rounds: int, **more: Any) -> Arm:
-        arm = {"method": method, **weights, "method.rounds": rounds, "method.local.steps": rounds * steps}
+        arm = {"method": method, **weights, "method.rounds": rounds, **local(steps=rounds * steps)}
+        sgd = local(optimizer="sgd", learning_rate=0.03) if method is Scaffold else {}
         space = SPACES[method] if rounds == ROUNDS[-1] and not more else {}
-        return Arm(changes={**arm, **(sgd if method is Scaffold else {}), **more}, space=space, as_written=bool(more))
+        return Arm(changes={**arm, **sgd, **more}, space=space, as_written=bool(more))
 
     alone = {"method": LocalOnly, **weights, "partition": Pooled, "clients": 1}
-    central = {
-        "method.local.steps": bounds.steps,
-        "method.local.batch": bounds.batch,
-        "method.local.decay": bounds.decay,
-    }
+    central = local(steps=bounds.steps, batch=bounds.batch, decay=bounds.decay)
     private = {"method.averaging.privacy": ClientPrivacy}
     beside = (
         *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
@@ -128,19 +115,8 @@ def feddistr_mnist() -> Study:
         --data.validation 1000 --data.calibration 10 --data.test 2000 --out ~/raydiff/latent-mnist14
     """
     study = feddistr_digits()
-    changes = {
-        "data": Data(
-            name="mnist",
-            size=14,
-            superclasses="pairs",
-            train=6400,
-            public=10_000,
-            validation=1000,
-            calibration=10,
-            test=2000,
-        ),
-        "method.model.path": "~/raydiff/latent-mnist14",
-    }
+    data = replace(study.experiment.data, name="mnist", size=14, train=6400, public=10_000, validation=1000, test=2000)
+    changes = {"data": data, "method.model.path": "~/raydiff/latent-mnist14"}
     return replace(study, experiment=override(study.experiment, changes))
 
 
@@ -148,26 +124,21 @@ def feddistr_cifar100() -> Study:
     """The paper's CIFAR-100: ten superclasses of two classes each, ResNet-18; for a GPU, with a latent model from
     `--method.model.path` (a folder, or owner/name of the hub)."""
     bounds = Training(steps=4000, batch=128, learning_rate=1e-3)
-    base = override(
-        feddistr_digits().experiment,
-        {
-            "data": Data(
-                name="cifar100", superclasses="cifar100-10x2", public=200, validation=200, calibration=0, test=400
-            ),
-            "method.model.path": "",
-            "method.inversion": Training(steps=500, batch=12, learning_rate=0.02),
-            "method.images": 4000,
-            "method.steps": 50,
-            "method.guidance": 10.0,
-            "method.classifier.network": ResNet18(),
-            "method.training": bounds,
-            "runtime": Runtime(workers=1, gpu_per_worker=0.5, gpu_server=0.5),
-        },
-    )
+    data = Data(name="cifar100", superclasses="cifar100-10x2", public=200, validation=200, calibration=0, test=400)
+    changes = {
+        "data": data,
+        "method.model.path": "",
+        "method.inversion": Training(steps=500, batch=12, learning_rate=0.02),
+        "method.images": 4000,
+        "method.steps": 50,
+        "method.guidance": 10.0,
+        "method.classifier.network": ResNet18(),
+        "method.training": bounds,
+        "runtime": Runtime(workers=1, gpu_per_worker=0.5, gpu_server=0.5),
+    }
+    base = override(feddistr_digits().experiment, changes)
     study = _feddistr(base, clip=10.0, steps=50, batch=128, bounds=bounds)
     grid = {**study.grid, "clients": (5, 10, 20), "partition.xi": (0.0, 0.003, 0.057, 0.385)}
     resnet = {"method.model.network": ResNet18}
-    beside = tuple(
-        replace(a, changes={**a.changes, **resnet}) if "method.model" in a.changes else a for a in study.beside
-    )
-    return replace(study, grid=grid, beside=beside)
+    arms = (replace(a, changes={**a.changes, **resnet}) if "method.model" in a.changes else a for a in study.beside)
+    return replace(study, grid=grid, beside=tuple(arms))

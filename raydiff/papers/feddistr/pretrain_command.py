@@ -23,6 +23,7 @@ from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
+from raydiff.lookup import check_least
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent import pretrain
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
@@ -56,8 +57,7 @@ class Plan:
     """CPU threads, on which sums depend."""
 
     def __post_init__(self) -> None:
-        if self.threads < 1:
-            raise ValueError(f"threads must be at least 1, got {self.threads}")
+        check_least(self, 1, "threads")
 
 
 def main(argv: Sequence[str]) -> int:

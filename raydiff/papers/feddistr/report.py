@@ -172,33 +172,28 @@ def tables(table: pd.DataFrame, rows: pd.DataFrame, pairs: pd.DataFrame, table2:
         notes.append(f"Public by declaration ({', '.join(sorted(trials['base'].unique()))}): {declared}.")
     sent = {"bytes per client": "per_client", "bytes in all": "bytes", "parameters": "parameters"}
     yield _by_cell(rows, _loss, "Utility loss, and what travels", "\n".join(notes), sent)
-    cells = [
-        [f"{xi:g}", str(k), *(_number(part[p].mean()) for p in PARTITION)] for (xi, k), part in table.groupby(CELL)
-    ]
+    parts = table.groupby(CELL)
+    cells = [[f"{xi:g}", str(k), *(_number(part[p].mean()) for p in PARTITION)] for (xi, k), part in parts]
     yield Table(["xi", "K", *(f"partition/{name}" for name in PARTITION)], cells, "How entangled the clients are")
     for ours, part in pairs.groupby("ours"):
         note = f"Difference of utility losses, seed by seed, over {span(part['n'])} seeds; negative: {ours} loses less."
         note += "\nBold: the 95 % interval excludes 0. No correction for the number of cells."
-        yield _by_cell(part, _gap, f"{ours} minus each other arm", note)
+        yield _by_cell(part, _gap, f"{ours} minus each other arm", note, {})
     yield _convergence_table(table2)
 
 
 def _by_cell(
-    rows: pd.DataFrame,
-    cell_text: Callable[[pd.Series], str],
-    title: str,
-    note: str,
-    more: Mapping[str, str] | None = None,
+    rows: pd.DataFrame, cell_text: Callable[[pd.Series], str], title: str, note: str, more: Mapping[str, str]
 ) -> Table:
     """A row per arm, a column per cell and for `more` (title -> column, whose range over the cells is shown)."""
     cells = sorted(set(rows[CELL].itertuples(index=False, name=None)))
-    header = ["method", "rounds", "epsilon", *(f"xi {xi:g}, K {clients}" for xi, clients in cells), *(more or ())]
+    header = ["method", "rounds", "epsilon", *(f"xi {xi:g}, K {clients}" for xi, clients in cells), *more]
     lines = []
     for arm, part in groups(rows, ARM, sort=False):  # The rows are sorted already.
         at, epsilon = part.set_index(CELL), part["epsilon"].max(skipna=False)
         first = [arm["name"], str(arm["rounds"] or "none"), "" if math.isnan(epsilon) else rounding.up(epsilon)]
         values = [cell_text(at.loc[cell]) if cell in at.index else "" for cell in cells]
-        lines.append([*first, *values, *(span(part[c], _number) for c in (more or {}).values())])
+        lines.append([*first, *values, *(span(part[c], _number) for c in more.values())])
     return Table(header, lines, title, note)
 
 

@@ -268,10 +268,8 @@ def _draw(path: Path, results: Mapping[Setting, Tensor]) -> None:
         axes.legend(fontsize=8)
     for colour, clients in enumerate(CLIENTS):
         settings = [s for s in results if (s.clients, s.records) == (clients, drawn.records)]
-        measured = [float(results[s].quantile(0.95)) for s in settings]
-        blow_up.plot(
-            [s.xi + 1e-3 for s in settings], measured, "o-", color=f"C{colour}", label=f"K = {clients}, measured"
-        )
+        xis, measured = [s.xi + 1e-3 for s in settings], [float(results[s].quantile(0.95)) for s in settings]
+        blow_up.plot(xis, measured, "o-", color=f"C{colour}", label=f"K = {clients}, measured")
         xi = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1].square() / (clients - 1) ** 2
         promised = [math.sqrt(2 * math.log(40) / (drawn.records * (1 - (clients - 1) * x**0.5))) for x in xi.tolist()]
         blow_up.plot(xi + 1e-3, promised, "--", color=f"C{colour}", label=f"K = {clients}, Theorem 2, to 1/(K-1)^2")

@@ -33,7 +33,6 @@ Deviations and choices where the paper is silent:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -46,7 +45,7 @@ from raydiff import tree
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.models.ddpm import DDPM, Sampling
 from raydiff.models.training import Training, fit, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.papers.pfdm import controls
@@ -96,14 +95,11 @@ class PFDM(Method):
     participating_rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not (self.clip > 0 and math.isfinite(self.clip)):
-            raise ValueError(f"clip must be a positive number, got {self.clip}")
+        check_positive(self, "clip")
+        check_least(self, 1, "server_rounds", "local_parts")
         if self.t0 is not None and not 1 <= self.t0 <= self.model.timesteps:
             raise ValueError(f"t0 must be in 1..{self.model.timesteps} (the model's timesteps), got {self.t0}")
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        for field in ("server_rounds", "local_parts"):
-            if getattr(self, field) < 1:
-                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
         check_one_of("start", self.start, get_args(controls.Start))
         if self.start == "gaussian" and self.epsilon is None:
             raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
@@ -149,9 +145,9 @@ class PFDM(Method):
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Stage 1, line 1: z_{theta_m} = T-DDPM(D_m, T, beta, theta_m)."""
         center = public_mean(public) if self.center else None
-        images, labels = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
+        copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
         flagged, part = with_clipped_flag(self.model), {"part": rnd.number, "parts": self.local_parts}
-        return fit_part(flagged, state, images, labels, training=self.local, rng=rnd.rng, **part)
+        return fit_part(flagged, state, copies, training=self.local, rng=rnd.rng, **part)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Stage 1, the rest: one clipped and noised copy of each record, with its labels."""

@@ -49,10 +49,8 @@ class NoisedCopies:
             return disclose({"x": images, **public}, AS_THEY_ARE)
         if noise is None:
             raise ValueError("PFDM's upload needs the round's noise stream")
-        scale, rows = math.sqrt(self.abar), range(len(data))
-        return gaussian_records(
-            images, clip=self.clip, scale=scale, std=self.std, noise=noise, records=rows, public=public, center=center
-        )
+        noising = {"clip": self.clip, "scale": math.sqrt(self.abar), "std": self.std}
+        return gaussian_records(images, **noising, noise=noise, records=range(len(data)), public=public, center=center)
 
     def make(self, center: Tensor | None, records: Records, noise: NoiseStream | None) -> Records:
         """The copies as records; without noise their expectation, sqrt(abar) CLIP(x, C)."""

@@ -60,11 +60,7 @@ def main(argv: Sequence[str]) -> int:
     uploads, originals = sent(finished, method, options.records)
     denoisers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
     images, classes = originals.images, originals.labels[:, 0]
-    attacked = {
-        name: reconstruct(attacker(method, params), uploads, originals.labels)
-        for name, params in denoisers.items()
-        if params
-    }
+    attacked = {name: reconstruct(attacker(method, p), uploads, originals.labels) for name, p in denoisers.items() if p}
     if not attacked:
         raise ValueError("there is no attacker: this run has no global denoiser and no public split")
     results = {name: compare(x, images, classes) for name, x in {"upload": uploads, **attacked}.items()}

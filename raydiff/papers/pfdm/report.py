@@ -145,9 +145,8 @@ def shown_table(table: pd.DataFrame) -> Table:
         local = rows[rows["against"] == "localonly"] if epsilon != NONE else rows
         first = f"{local['against_mean'].iloc[0]:.2f}" if len(local) else ""
         of_pair = {(row["arm"], row["against"]): _cell(row) for row in rows.to_dict("records")}
-        lines.append(
-            [f"{minority:g}", _level(epsilon), str(sampler), first, *(of_pair.get(pair, "") for pair in pairs)]
-        )
+        compared_cells = (of_pair.get(pair, "") for pair in pairs)
+        lines.append([f"{minority:g}", _level(epsilon), str(sampler), first, *compared_cells])
     return Table(header, lines)
 
 

@@ -40,6 +40,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import Deployed, LocalResult, Round, Sampler, Target
+from raydiff.lookup import check_least
 from raydiff.methods._averaging import Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import CLIENT, table
@@ -72,12 +73,10 @@ class SPIRE(Averaged):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.embeddings < 1:
-            raise ValueError(f"embeddings must be at least 1, got {self.embeddings}")
+        check_least(self, 1, "embeddings")
+        check_least(self, 0, "embedding_std")
         if self.embeddings > 1 and self.model.conditional:
             raise ValueError(f"embeddings must be 1 where model.conditional is true, got {self.embeddings}")
-        if not self.embedding_std >= 0:
-            raise ValueError(f"embedding_std must be >= 0, got {self.embedding_std}")
 
     @property
     def trained_model(self) -> DDPM:
@@ -109,10 +108,8 @@ class SPIRE(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""
         trained, fixed = ({**server, **state}, {}) if self.train_embedding else (server, state)
-        records, steps = (data.images, data.labels), self.steps(rnd.number, len(data))
-        params, _, loss = fit_personal(
-            self._with_one, trained, fixed, records, training=self.local, rng=rnd.rng, steps=steps
-        )
+        model, records, steps = self._with_one, (data.images, data.labels), self.steps(rnd.number, len(data))
+        params, _, loss = fit_personal(model, trained, fixed, records, training=self.local, rng=rnd.rng, steps=steps)
         update = tree.sub({k: params[k] for k in server}, server)
         release = self.averaging.release(update, rnd, rounds=self.rounds)
         return LocalResult({CLIENT: params.get(CLIENT, state[CLIENT])}, release, {"train/loss": loss})

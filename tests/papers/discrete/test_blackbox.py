@@ -19,24 +19,25 @@ def table(count: int, *, seed: int, k: int = 5, classes: int = 2) -> Rows:
 def test_members_that_were_made_again_are_found() -> None:
     members, nonmembers = table(100, seed=0, classes=4), table(400, seed=1, classes=4)
     result = blackbox.attack(members, members=members, nonmembers=nonmembers, rng=generator(2))
-    assert (result.random, result.n_members, result.n_nonmembers) == (0.2, 100, 400)
-    low, high = result.accuracy_interval
-    assert 0.4 < low < result.accuracy < high <= 1
+    counted = [result[f"blackbox/{name}"] for name in ("random", "n_members", "n_nonmembers")]
+    assert counted == [0.2, 100, 400]
+    low, high = result["blackbox/accuracy_low"], result["blackbox/accuracy_high"]
+    assert 0.4 < low < result["blackbox/accuracy"] < high <= 1
 
 
 def test_independent_rows_find_no_more_than_guessing() -> None:
     members, nonmembers, made = table(200, seed=0), table(800, seed=1), table(200, seed=2)
     result = blackbox.attack(made, members=members, nonmembers=nonmembers, rng=generator(3))
-    low, high = result.accuracy_interval
-    assert low < result.random < high
+    low, high = result["blackbox/accuracy_low"], result["blackbox/accuracy_high"]
+    assert low < result["blackbox/random"] < high
     assert high - low < 0.15
 
 
 def test_records_that_are_equal_are_called_at_random() -> None:
     one = torch.zeros(2000, 6).long(), torch.ones(2000).long()
     result = blackbox.attack(table(50, seed=0), members=one, nonmembers=one, rng=generator(1))
-    low, high = result.accuracy_interval
-    assert low < result.random == 0.5 < high
+    low, high = result["blackbox/accuracy_low"], result["blackbox/accuracy_high"]
+    assert low < result["blackbox/random"] == 0.5 < high
 
 
 def test_confidence_is_that_of_the_true_label() -> None:

@@ -64,7 +64,7 @@ def compare(tables: Sequence[Floats], release: ReleasedRows, steps: Callable[[in
     for t in reversed(release.steps):
         columns = steps(t)
         noised = [noise(counts, release.kernel.matrix_since(t)).reshape(-1) for counts in tables]
-        gaps.append(max(variation(q, p) for q, p in zip(noised, chains, strict=True)))
+        gaps.append(max(float(np.abs(p - q).sum() / 2) for q, p in zip(noised, chains, strict=True)))
         path += divergence(chains, columns)
         forward += divergence(noised, columns)
         chains = [p @ joint(chances) for p, chances in zip(chains, columns, strict=True)]
@@ -134,11 +134,6 @@ def noise(table: Floats, matrix: Floats) -> Floats:
     for axis in range(table.ndim):
         table = _along(table, matrix, axis)
     return table
-
-
-def variation(p: Floats, q: Floats) -> float:
-    """Total variation distance: half of sum |p - q|."""
-    return float(np.abs(p - q).sum() / 2)
 
 
 def divergence(where: Sequence[Floats], columns: Sequence[Floats]) -> float:

@@ -241,7 +241,5 @@ def _draw(table: pd.DataFrame, path: Path) -> None:
         axes.set(xlabel=x, ylabel=y, xscale=scales[0], yscale=scales[1])
         axes.set_title(f"Figure {number}: {quantity}", fontsize=10)
         axes.legend(fontsize=7)
-    figure.suptitle(
-        "Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); without training error"
-    )
+    figure.suptitle("Bound on delta (pDP) on random tables, mean and 95 % interval (if above 0); no training error")
     plots.save(figure, path)

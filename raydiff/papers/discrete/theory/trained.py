@@ -82,9 +82,8 @@ def trained(table: Ints, record: int, release: ReleasedRows, models: Sequence[Pr
     gamma, mean = [], []
     for t in release.steps:
         noised = [noise(counts, kernel.matrix_since(t)).reshape(-1) for counts in tables]
-        off = [
-            kl(clean_chances(c, kernel, t), model(t)) for c, model in zip(tables, models, strict=True)
-        ]  # (states, n)
+        pairs = zip(tables, models, strict=True)
+        off = [kl(clean_chances(counts, kernel, t), model(t)) for counts, model in pairs]  # (states, n) each
         gamma.append(max(float(each.max()) for each in off))
         mean.append(max(float(q @ each.mean(axis=1)) for q, each in zip(noised, off, strict=True)))
     pair = compare(tables, release, lambda t: [transitions(model(t), kernel, t) for model in models])
@@ -138,19 +137,14 @@ def _error(gamma: Sequence[float], gaps: Floats, release: ReleasedRows) -> float
 
 
 def stages(
-    setting: RandomTable, table: Ints, marks: Sequence[int], *, training: Training, seed: int, hidden: int = 64
+    setting: RandomTable, table: Ints, marks: Sequence[int], *, training: Training, seed: int
 ) -> Iterator[Trained]:
     """After each number of steps in `marks`, ascending: the two models of the table, row 0 being the record.
 
     Raises ValueError for too many states, and Diverged when a loss is no longer finite.
     """
-    model = DiscreteDiffusion(
-        hidden=hidden,
-        layers=3,
-        schedule=setting.schedule,
-        steps=setting.steps,
-        counts=(setting.categories,) * setting.columns,
-    )
+    counts = (setting.categories,) * setting.columns
+    model = DiscreteDiffusion(hidden=64, layers=3, schedule=setting.schedule, steps=setting.steps, counts=counts)
     pairs = zip(*(_trainings(model, table, marks, training, seed, without=w) for w in (False, True)), strict=True)
     for pair in pairs:
         models = [predictions(model.denoiser(params), setting.columns, setting.categories) for params in pair]

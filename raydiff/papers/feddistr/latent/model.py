@@ -88,10 +88,8 @@ class LatentDiffusion:
     def encode(self, images: Tensor) -> Tensor:
         """The posterior's mean, scaled: Eq. 10, (N, C, H, W) -> (N, c, h, w)."""
         self.check((images.shape[1], images.shape[2], images.shape[3]))
-        vae = _on_device(self.vae)
-        return _chunked(
-            lambda x: (vae.encode(x).latent_dist.mean - self.shift) * self.scaling, images, images[0, 0].numel()
-        )
+        vae, pixels = _on_device(self.vae), images[0, 0].numel()
+        return _chunked(lambda x: (vae.encode(x).latent_dist.mean - self.shift) * self.scaling, images, pixels)
 
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -140,13 +138,10 @@ class LatentDiffusion:
 
         z = torch.randn(len(v), *latent, generator=rng)  # It is drawn for all, so that chunks change no draw.
         at_once = max(1, PIXELS // (shape[1] * shape[2]))
-        parts = [
-            denoise(
-                z_theta, part, labels=words, abar=self.abar, start=self.timesteps, sampler="ddim", steps=steps, rng=rng
-            )
-            for part, words in zip(z.split(at_once), v.detach().split(at_once), strict=True)
-        ]
-        return self.decode(finite(torch.cat(parts), "the latents"))
+        chain: dict[str, Any] = {"abar": self.abar, "start": self.timesteps, "sampler": "ddim", "steps": steps}
+        parts = zip(z.split(at_once), v.detach().split(at_once), strict=True)
+        sampled = torch.cat([denoise(z_theta, part, labels=words, rng=rng, **chain) for part, words in parts])
+        return self.decode(finite(sampled, "the latents"))
 
     @property
     def _factor(self) -> int:
@@ -154,9 +149,8 @@ class LatentDiffusion:
         return int(2 ** (len(config.block_out_channels) - 1))
 
     def _noise(self, z_t: Tensor, t: Tensor, condition: Tensor) -> Tensor:
-        out: Tensor = _on_device(self.unet)(
-            z_t, t - 1, encoder_hidden_states=condition
-        ).sample  # diffusers counts from 0
+        # diffusers counts steps from 0.
+        out: Tensor = _on_device(self.unet)(z_t, t - 1, encoder_hidden_states=condition).sample
         if self.prediction == "epsilon":
             return out
         abar = self.abar.to(out.device)[t].to(out.dtype).view(-1, 1, 1, 1)

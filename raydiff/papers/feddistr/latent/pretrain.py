@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import seeding, tree
+from raydiff.lookup import check_least, check_positive
 from raydiff.models.ddpm import alphas_bar, device, noised
 from raydiff.models.networks import Shape
 from raydiff.models.training import Training, optimize
@@ -73,14 +74,9 @@ class Pretraining:
             widths = getattr(self, name)
             if len(widths) < (2 if name == "widths" else 1) or any(w < GROUPS or w % GROUPS for w in widths):
                 raise ValueError(f"{name} must be positive multiples of {GROUPS} (two or more in widths), got {widths}")
-        for name in ("channels", "layers", "width", "words", "steps", "vae_steps", "batch"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("learning_rate", "vae_learning_rate"):
-            if not 0 < getattr(self, name) < math.inf:
-                raise ValueError(f"{name} must be a positive number, got {getattr(self, name)}")
-        if not 0 <= self.kl < math.inf:
-            raise ValueError(f"kl must be >= 0, got {self.kl}")
+        check_least(self, 1, "channels", "layers", "width", "words", "steps", "vae_steps", "batch")
+        check_least(self, 0, "kl")
+        check_positive(self, "learning_rate", "vae_learning_rate")
         if not 0 < self.empty < 1:
             raise ValueError(f"empty must be in (0, 1), got {self.empty}")
 
@@ -159,11 +155,8 @@ def save(trained: Pretrained, folder: Path, *, images: Tensor, card: dict[str, A
         module.cpu().save_pretrained(folder / part, safe_serialization=True)
     scheduler: Any = DDIMScheduler
     scheduler(**SCHEDULE, clip_sample=False).save_pretrained(folder / "scheduler")
-    stored = {
-        "prefix": trained.prefix,
-        "empty": torch.cat([trained.prefix, trained.empty]),
-        "start": trained.words.mean(0),
-    }
+    prefix = trained.prefix
+    stored = {"prefix": prefix, "empty": torch.cat([prefix, trained.empty]), "start": trained.words.mean(0)}
     save_file(stored, folder / folders.TOKENS)
     index = {part: ["diffusers", kind] for part, kind in {**folders.MODULES, "scheduler": "DDIMScheduler"}.items()}
     files = {folders.CARD: card, folders.PUBLIC: {"sha256": tree.digests(images)}, folders.INDEX: index}

@@ -109,16 +109,8 @@ def _weights() -> list[str]:
 
 def _gains(count: int) -> list[str]:
     d, clip = DIMENSIONS, math.sqrt(2 * DIMENSIONS)  # about the median norm of N(mean, I)
-    rows: Rows = [
-        (
-            "epsilon",
-            "t0",
-            "n",
-            "N",
-            "local",
-            *(cell for s in MEASURED for cell in (f"gain, {s}", "order 1/n", "clipped")),
-        )
-    ]
+    gains = (cell for s in MEASURED for cell in (f"gain, {s}", "order 1/n", "clipped"))
+    rows: Rows = [("epsilon", "t0", "n", "N", "local", *gains)]
     regimes = []
     for epsilon in (10.0, 50.0, 200.0):
         t0 = forms.depth(epsilon, clip)
