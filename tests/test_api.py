@@ -152,7 +152,7 @@ def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
         patch.setattr(rd.PFDM, "local_update", fails)
         assert cli_sweep.main([*arguments, "--on-error", "stop"]) == 1
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["failed"]
-    assert cli_sweep.main([*arguments, "--resume", "--retry", "failed"]) == 0
+    assert cli_sweep.main([*arguments, "--resume"]) == 0
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"]
     with pytest.raises(ValueError, match="--time-budget"):
         cli_sweep.main([*arguments, "--resume", "--time-budget", "5"])

@@ -15,7 +15,7 @@ from typing import Any
 
 from raydiff import process
 from raydiff.experiment import spending, trial
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import outcomes, read_json
 from raydiff.process import waiting
 from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
@@ -61,8 +61,8 @@ class Ended:
         """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
         if self.interrupted:
             return 128 + self.interrupted
-        badly = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
-        return int(self.failed or bool(badly) or bool(self.incomplete))
+        badly = any(outcome["outcome"] in ("failed", "killed") for _, outcome in outcomes(self.folder))
+        return int(self.failed or badly or bool(sweep_folder.open_ended(self.folder)) or bool(self.incomplete))
 
     def print_incomplete(self) -> None:
         """Say what MLflow lacks, and what adds it."""
@@ -78,30 +78,26 @@ def start(
     *,
     resume: bool = False,
     extend: bool = False,
-    retry: bool = False,
     report: Reporter | None = None,
     track: bool = True,
 ) -> Ended:
-    """Run the trials without an outcome (`retry`: only the failed ones), then report. A sweep of this name may exist
-    (`resume`) and get more trials (`extend`). Raises ValueError if the sweep may not start, or not here."""
+    """Run the trials without an outcome, then report. A sweep of this name may exist (`resume`) and get more trials
+    (`extend`). Raises ValueError if the sweep may not start, or not here."""
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with contextlib.ExitStack() as stack:
         with waiting(f"the storage {storage_at(folder).describe('')}"):
             owner = stack.enter_context(hold_lease(folder))
             artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
-        if (retry or extend) and not (folder / "sweep.json").exists():
-            raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
+        if extend and not (folder / "sweep.json").exists():
+            raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to extend")
         about = _about(planned, resume=resume, extend=extend)
         planned = replace(planned, owner=owner)
-        if retry and not (planned := _retried(planned)).trials:
-            print(f"no trial of {folder.name} has failed")
-            return Ended(folder, 0)
         _announce(planned, report)
         mlflow, log = None, {"experiment": about["experiment"], "samplers": planned.asked.samplers}
         if track:
             mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, **log)
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
-        return _run(planned, about, report, mlflow, retry=retry)
+        return _run(planned, about, report, mlflow)
 
 
 def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan:
@@ -111,7 +107,7 @@ def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan
         folder,
         trials=planned.trials,
         space=planned.space,
-        search=" ".join([planned.asked.search, *planned.asked.also]),
+        search=planned.asked.search,
         resume=resume,
         extend=extend,
         secret=planned.secret,
@@ -121,13 +117,6 @@ def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan
     tuned = {"tuned": planned.tuned} if planned.tuned else {}
     experiment = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
     return {**about, **tuned, "experiment": experiment}
-
-
-def _retried(planned: Planned) -> Planned:
-    """The sweep's failed trials alone, on the resources that this command asks for."""
-    failed = sweep_folder.ended(planned.folder, "failed")
-    trials = tuple(replace(e, runtime=planned.base.runtime) for e in failed)
-    return replace(planned, trials=trials, asked=replace(planned.asked, search="grid"))
 
 
 def _announce(planned: Planned, report: Reporter | None) -> None:
@@ -140,9 +129,7 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
         print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
 
 
-def _run(
-    planned: Planned, about: sweep_folder.Plan, report: Reporter | None, mlflow: Mlflow | None, *, retry: bool
-) -> Ended:
+def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, mlflow: Mlflow | None) -> Ended:
     """Write the sweep's folder, run the trials and report. After an interrupt, trials that began are killed."""
     folder, runtime, begun = planned.folder, planned.base.runtime, threading.Event()
 
@@ -151,7 +138,7 @@ def _run(
             with waiting(f"the MLflow store {redacted(mlflow.uri)}"):
                 mlflow.wait_ready()
             about["opened_by"] = sweep_folder.opened_by(folder, str(mlflow.experiment_id))
-        sweep_folder.write(folder, about, planned.secret, again=("failed",) if retry else sweep_folder.UNFINISHED)
+        sweep_folder.write(folder, about, planned.secret)
         begun.set()
         if mlflow:
             mlflow.begin()

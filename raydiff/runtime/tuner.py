@@ -77,7 +77,8 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     scheduler, metric = None, search.metric(plan)
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
-        scheduler = ASHAScheduler("round", metric, search.mode(plan), max_t=longest, grace_period=1)
+        mode = "min" if plan.lower_is_better else "max"
+        scheduler = ASHAScheduler("round", metric, mode, max_t=longest, grace_period=1)
     suggestions = search.Suggestions(plan) if plan.suggested else None
     if suggestions:
         progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
