@@ -54,9 +54,8 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def stop_all(self) -> bool:
         """Whether this fit ends now."""
-        progress = self.progress
-        ends = progress.ending or time.monotonic() >= progress.deadline
-        return ends or self._capacity_lost or len(progress.left_out) > self._left_out
+        ends = self.progress.interrupted or time.monotonic() >= self.progress.deadline
+        return bool(ends) or self._capacity_lost or len(self.progress.left_out) > self._left_out
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()

@@ -114,9 +114,8 @@ def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan
     )
     if not (folder / "sweep.json").exists():  # In a resumed sweep each trial checks the budget for itself.
         spending.check(planned.trials, folder)
-    tuned = {"tuned": planned.tuned} if planned.tuned else {}
-    experiment = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
-    return {**about, **tuned, "experiment": experiment}
+    about["experiment"] = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
+    return about | ({"tuned": planned.tuned} if planned.tuned else {})
 
 
 def _announce(planned: Planned, report: Reporter | None) -> None:
@@ -143,14 +142,13 @@ def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, ml
         if mlflow:
             mlflow.begin()
 
+    ended = Ended(folder, 0)
     try:
         if _finished(planned):
             begin()
             print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
-            ended = Ended(folder, 0)
         elif runtime.pool == "local" or planned.base.numerics.server_workers > 1:
             one_process.run(planned, begin)
-            ended = Ended(folder, 0)
         else:
             ended = _run_on_ray(planned, begin, functools.partial(_head_lost, folder, mlflow, report))
     except KeyboardInterrupt as e:

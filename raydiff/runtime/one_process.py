@@ -43,8 +43,6 @@ def run(planned: Planned, begin: Callable[[], None]) -> None:
         if len(trials) > 1:
             print(f"[{number}/{len(trials)}] {named(this.experiment)}", flush=True)
         _run_trial(this, functools.partial(trial.local_executor, this), None)
-        if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
-            return
 
 
 def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:

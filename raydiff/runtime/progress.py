@@ -36,8 +36,7 @@ class SweepProgress(tune.Callback):
         self.ended = set[str]()  # digests of trials that this sweep does not run again
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
         self.done = self.failed = 0
-        self.interrupted = 0  # the number of the signal
-        self.ending = False  # after an interrupt, or an error that stops the sweep
+        self.interrupted = 0  # the number of the signal after which the sweep ends
         self.no_capacity = ""  # why no node can hold a trial any more
         self.deadline = math.inf  # time.monotonic at which the time budget ends
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
@@ -49,7 +48,6 @@ class SweepProgress(tune.Callback):
         """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
         if isinstance(suggestion, str):
             self.failed += 1
-            self.ending = self.ending or self.plan.asked.stop_on_error
             self._print(f"{self._count()} {suggestion}")
         else:
             self.total -= 1
@@ -100,7 +98,7 @@ class SweepProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial ended; if it had not finished, a scheduler has stopped it."""
         this = self.running.pop(trial.trial_id, None)
-        if this and trial.last_result and not self.ending:
+        if this and trial.last_result and not self.interrupted:
             self.stopped.add(this.digest)
             self._done(this.experiment)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
@@ -137,7 +135,7 @@ class SweepProgress(tune.Callback):
         if self.interrupted:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.interrupted, self.ending = number, True
+        self.interrupted = number
         self._print("interrupted: ending the running trials; committed rounds are kept")
 
     def _begin(self, trial: Any) -> Running:
@@ -170,7 +168,6 @@ class SweepProgress(tune.Callback):
         this = self.running.pop(trial.trial_id)
         self.ended.add(this.digest)
         self.failed += 1
-        self.ending = self.ending or self.plan.asked.stop_on_error
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
     def _done(self, experiment: Experiment, seconds: float | None = None) -> None:

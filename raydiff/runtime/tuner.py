@@ -85,19 +85,15 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         for why in suggestions.refused.values():
             progress.skip(why)
     for number in itertools.count():
-        pending, out_of_time = _without_outcome(plan, suggestions, progress), time.monotonic() >= progress.deadline
-        if not (pending or (suggestions and suggestions.left)) or progress.ending or out_of_time:
+        pending, ends = _without_outcome(plan, suggestions, progress), time.monotonic() >= progress.deadline
+        if not (pending or (suggestions and suggestions.left)) or progress.interrupted or ends:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
         except ValueError as e:
             _give_up(plan, progress, str(e))
             break
-        tuned = tune.TuneConfig(
-            num_samples=-1,  # until the searcher ends
-            reuse_actors=True,
-            scheduler=scheduler,
-        )
+        tuned = tune.TuneConfig(num_samples=-1, reuse_actors=True, scheduler=scheduler)  # until the searcher ends
         more = suggestions.more(progress.skip) if suggestions else ()
         try:
             _fit(plan, shape, progress, tuned, itertools.chain(pending, more))
@@ -167,12 +163,7 @@ def _fit(
     where: dict[str, Any] = {"strategy": "PACK"}
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
-    config = {
-        "sweep": plan.folder,
-        "slot": shape,
-        "metric": search.metric(plan),
-        "owner": plan.owner,
-    }
+    config = {"sweep": plan.folder, "slot": shape, "metric": search.metric(plan), "owner": plan.owner}
     # Tune raises where it cannot write its own state: kept apart from the storage folder, which may be full.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as folder:
         tune.Tuner(
