@@ -220,22 +220,12 @@ class Sweep:
 
 
 def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:
-    """Run one trial, and print each round.
-
-    Args:
-        experiment: its settings; of a study those of its base.
-        name: in the storage folder; default: run and the time.
-        resume: continue the run of this name.
-        track: log to MLflow.
-
-    Raises:
-        ValueError: it cannot begin, or it failed.
-    """
+    """Run one trial (of a study: its base) and print each round; `resume` continues the run of this name, and `track`
+    logs to MLflow. Raises ValueError where it cannot begin, or has failed."""
     from raydiff.report.after_sweep import SUMMARY
 
+    study = Study(experiment=experiment.experiment if isinstance(experiment, Study) else experiment)
     asked = SweepRequest(samplers=track)
-    study = experiment if isinstance(experiment, Study) else Study(experiment=experiment)
-    study = Study(experiment=study.experiment)
     planned = _start("run", study, asked, name=name, resume=resume, report=SUMMARY, track=track)
     result = Run(planned.folder / "trials" / planned.trials[0].digest)
     result.finished  # noqa: B018  # raises where it has not finished

@@ -70,10 +70,7 @@ def _described(error: BaseException) -> str:
 
 
 class Registry(UserDict[str, T]):
-    """Entries by name, each a value or the `module:name` of one, which is imported on access.
-
-    With such tables the core lists what higher layers provide, such as the papers, without importing them.
-    """
+    """Entries by name: values, or `module:name`s imported on access, so that the core lists what it does not import."""
 
     def __init__(self, entries: Mapping[str, T | str]) -> None:
         super().__init__()

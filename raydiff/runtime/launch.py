@@ -52,9 +52,8 @@ class Ended:
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI; follows "open the runs "."""
-        return str(
-            read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {quote(str(self.folder))}")
-        )
+        otherwise = f"with: raydiff report {quote(str(self.folder))}"
+        return str(read_json(self.folder / "sweep.json").get("opened_by", otherwise))
 
     @property
     def code(self) -> int:
@@ -67,10 +66,8 @@ class Ended:
     def print_incomplete(self) -> None:
         """Say what MLflow lacks, and what adds it."""
         if self.incomplete:
-            again = sweep_folder.resume_command(self.folder.name)
-            print(
-                f"MLflow is incomplete: {self.incomplete}; once it can be written, add the rest by: {again}", flush=True
-            )
+            again = f"once it can be written, add the rest by: {sweep_folder.resume_command(self.folder.name)}"
+            print(f"MLflow is incomplete: {self.incomplete}; {again}", flush=True)
 
 
 def start(

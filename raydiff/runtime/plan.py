@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -155,14 +155,10 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
 
 def _draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
-
-    def one(kind: str, values: tuple[Any, ...]) -> Any:
-        if kind == "choice":
-            return values[rng.integers(len(values))]
-        if kind == "randint":
-            return int(rng.integers(values[0], values[1]))
-        if kind == "loguniform":
-            return float(math.exp(rng.uniform(math.log(values[0]), math.log(values[1]))))
-        return float(rng.uniform(values[0], values[1]))
-
-    return [{path: one(kind, values) for path, (kind, values) in space.items()} for _ in range(count)]
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "choice": lambda values: values[rng.integers(len(values))],
+        "randint": lambda ends: int(rng.integers(*ends)),
+        "uniform": lambda ends: float(rng.uniform(*ends)),
+        "loguniform": lambda ends: float(math.exp(rng.uniform(*map(math.log, ends)))),
+    }
+    return [{path: kinds[kind](values) for path, (kind, values) in space.items()} for _ in range(count)]

@@ -51,8 +51,7 @@ class SweepProgress(tune.Callback):
             self._print(f"{self._count()} {suggestion}")
         else:
             self.total -= 1
-            name = self._named(suggestion)
-            self._print(f"{self._count()} {name}: suggested again, has the result of its one trial")
+            self._print(f"{self._count()} {self._named(suggestion)}: suggested again, has the result of its one trial")
 
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
@@ -82,7 +81,7 @@ class SweepProgress(tune.Callback):
         this.round = result.get("round", -1)
         if "digest" in result:  # Else the trial could not begin.
             self._fetch(this, result.get("failed"))
-        self._rounds[this.digest] = max(this.round, self._rounds.get(this.digest, -1))
+        self._rounds[this.experiment.digest] = max(this.round, self._rounds.get(this.experiment.digest, -1))
         self._print_faults(this)
         for who, why in result.get("rejected", {}).items():
             self._print(f"  {this.name}, round {this.round + 1}: rejected {who}: {why}")
@@ -99,7 +98,7 @@ class SweepProgress(tune.Callback):
         """The trial ended; if it had not finished, a scheduler has stopped it."""
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.interrupted:
-            self.stopped.add(this.digest)
+            self.stopped.add(this.experiment.digest)
             self._done(this.experiment)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
@@ -113,7 +112,7 @@ class SweepProgress(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
         this = self._begin(trial)
-        if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
+        if self._rounds.get(this.experiment.digest, -1) > self._rounds_before.get(this.experiment.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
         else:
             self._fail(trial, f"its processes were lost more often than runtime.failures allows{self._lost(this)}")
@@ -166,7 +165,7 @@ class SweepProgress(tune.Callback):
 
     def _fail(self, trial: Any, reason: str) -> None:
         this = self.running.pop(trial.trial_id)
-        self.ended.add(this.digest)
+        self.ended.add(this.experiment.digest)
         self.failed += 1
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
@@ -177,7 +176,7 @@ class SweepProgress(tune.Callback):
             self._remaining.add(experiment, seconds)
 
     def _folder(self, this: Running) -> Path:
-        return self.plan.folder / "trials" / this.digest
+        return self.plan.folder / "trials" / this.experiment.digest
 
     def _print_faults(self, this: Running) -> None:
         reasons = device_faults.reasons(self._folder(this))
@@ -191,7 +190,7 @@ class SweepProgress(tune.Callback):
     def _state(self) -> str:
         ended, now = self.done + self.failed, time.monotonic()
         running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
-        begun = self.ended.union(this.digest for this in self.running.values())
+        begun = self.ended.union(this.experiment.digest for this in self.running.values())
         waiting = [experiment for experiment in self.plan.trials if experiment.digest not in begun]
         suggested = self.total - ended - len(self.running) - len(waiting)
         seconds = self._remaining.seconds(

@@ -30,10 +30,10 @@ class Suggestions:
         self.experiments: dict[int, Experiment] = {}  # number in the study -> experiment
         self.refused: dict[int, str] = {}  # number in the study -> why it cannot be an experiment
         self.distinct: dict[str, Experiment] = {}  # digest -> experiment, without those that are planned anyway
-        self._planned, self._open = {e.digest for e in plan.trials}, set[int]()
+        self._planned = {e.digest for e in plan.trials}
         for trial in self._study.trials:
             if trial.params.keys() == plan.space.keys():  # Else the driver was killed while Optuna wrote it.
-                self._resolve(trial, is_open=not trial.state.is_finished())
+                self._resolve(trial)
 
     @property
     def left(self) -> int:
@@ -54,20 +54,18 @@ class Suggestions:
 
     def learn(self) -> None:
         """Tell Optuna the results of the trials that have finished."""
-        for number in [*self._open]:
-            trial = Trial(self.experiments[number], self._plan.folder)
-            if (trial.outcome() or {}).get("outcome") == "finished":
-                self._open.remove(number)
+        for number in [trial.number for trial in self._study.trials if not trial.state.is_finished()]:
+            trial = Trial(self.experiments[number], self._plan.folder) if number in self.experiments else None
+            if trial and (trial.outcome() or {}).get("outcome") == "finished":
                 last = {k: v for line in read_lines(trial.folder / "metrics.jsonl") for k, v in line.items()}
                 self._study.tell(number, last.get(metric(self._plan), math.nan))
 
-    def _resolve(self, trial: Any, *, is_open: bool = True) -> int:
+    def _resolve(self, trial: Any) -> int:
         number: int = trial.number
         try:
             experiment = resolve(overrides.override(self._plan.base, trial.params), self._plan.secret)
             self.experiments[number] = experiment
             self.distinct |= {} if experiment.digest in self._planned else {experiment.digest: experiment}
-            self._open |= {number} if is_open else set()
         except ValueError as e:
             fields = (f"{path.rpartition('.')[2]}={overrides.short(value)}" for path, value in trial.params.items())
             self.refused[number] = f"{' '.join(fields)}: FAILED, {e}"
