@@ -154,8 +154,12 @@ def test_a_sweep_without_ray_goes_on_after_a_failure_and_retries_it(
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["failed"] * 2
     assert cli_sweep.main([*arguments, "--resume"]) == 0
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"] * 2
-    with pytest.raises(ValueError, match="--time-budget"):
-        cli_sweep.main([*arguments, "--resume", "--time-budget", "5"])
+
+
+def test_asha_without_ray_is_refused(tiny: rd.Experiment, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="search asha need Ray Tune"):
+        rd.sweep(local(tiny, tmp_path), search="asha", metric="eval/fd_cnn/all", track=False, name="s")
+    assert not (tmp_path / "sweeps" / "s" / "sweep.json").exists()
 
 
 # --- the command ---

@@ -54,8 +54,8 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def stop_all(self) -> bool:
         """Whether this fit ends now."""
-        ends = self.progress.interrupted or time.monotonic() >= self.progress.deadline
-        return bool(ends) or self._capacity_lost or len(self.progress.left_out) > self._left_out
+        interrupted = self.progress.interrupted > 0
+        return interrupted or self._capacity_lost or len(self.progress.left_out) > self._left_out
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()

@@ -57,10 +57,10 @@ class Ended:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
+        """The exit code: 0 where every trial finished or was stopped, and MLflow has everything."""
         if self.interrupted:
             return 128 + self.interrupted
-        badly = any(outcome["outcome"] in ("failed", "killed") for _, outcome in outcomes(self.folder))
+        badly = any(outcome["outcome"] in sweep_folder.UNFINISHED for _, outcome in outcomes(self.folder))
         return int(self.failed or badly or bool(sweep_folder.open_ended(self.folder)) or bool(self.incomplete))
 
     def print_incomplete(self) -> None:
@@ -171,14 +171,13 @@ def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, ml
 
 def _finished(planned: Planned) -> bool:
     """Return whether each trial has an outcome that a resumed sweep keeps."""
-    trials = planned.trials
-    if planned.suggested:
-        suggestions = search.Suggestions(planned) if (planned.folder / search.LOG).exists() else None
-        if not suggestions or suggestions.left or suggestions.refused:
-            return False
-        trials += tuple(suggestions.distinct.values())
+    if planned.suggested and not (planned.folder / search.LOG).exists():
+        return False
+    suggestions = search.Suggestions(planned)
+    trials = (*planned.trials, *suggestions.distinct.values())
     ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
-    return all(end and not {end["outcome"], end.get("reason")} & {*sweep_folder.UNFINISHED} for end in ends)
+    kept = all(end and end["outcome"] not in sweep_folder.UNFINISHED for end in ends)
+    return kept and not suggestions.left and not suggestions.refused
 
 
 def _kill_open(folder: Path, reason: str) -> None:

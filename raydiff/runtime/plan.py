@@ -39,7 +39,6 @@ class SweepRequest:
     samples: int = 16  # number of samples of it
     metric: str | None = None  # objective of Optuna and ASHA, and of the best trial shown; None: the evaluation's own
     concurrent: int | None = None  # maximum of concurrent trials; None: as many as fit
-    budget_s: float | None = None  # stop all trials after so many seconds
     samplers: bool = False  # log every finished trial's sampler to MLflow, with its weights
     experiment: str | None = None  # MLflow experiment of the runs; None: raydiff- and the name of the data set
 
@@ -136,8 +135,7 @@ def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
 
 
 def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
-    numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
-    for option, value in numbers.items():
+    for option, value in {"--samples": asked.samples, "--max-concurrent": asked.concurrent}.items():
         if value is not None and not value > 0:
             raise ValueError(f"{option} must be positive, got {value}")
     if asked.search in ("asha", "optuna"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import signal
 import time
@@ -38,7 +37,6 @@ class SweepProgress(tune.Callback):
         self.done = self.failed = 0
         self.interrupted = 0  # the number of the signal after which the sweep ends
         self.no_capacity = ""  # why no node can hold a trial any more
-        self.deadline = math.inf  # time.monotonic at which the time budget ends
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began

@@ -22,16 +22,16 @@ def metric(plan: Planned) -> str:
 
 
 class Suggestions:
-    """What Optuna has suggested, and what it suggests next. A suggestion stays open in its study until the trial has
-    finished, so that a resumed sweep runs it again. Raises ValueError where the study cannot be read."""
+    """What Optuna has suggested and suggests next; nothing in a sweep without it. A suggestion stays open in its study
+    until the trial has finished, so that a resumed sweep runs it again. Raises ValueError for an unreadable study."""
 
     def __init__(self, plan: Planned) -> None:
-        self._plan, self._study = plan, _study(plan)
+        self._plan, self._study = plan, _study(plan) if plan.suggested else None
         self.experiments: dict[int, Experiment] = {}  # number in the study -> experiment
         self.refused: dict[int, str] = {}  # number in the study -> why it cannot be an experiment
         self.distinct: dict[str, Experiment] = {}  # digest -> experiment, without those that are planned anyway
         self._planned = {e.digest for e in plan.trials}
-        for trial in self._study.trials:
+        for trial in self._suggested():
             if trial.params.keys() == plan.space.keys():  # Else the driver was killed while Optuna wrote it.
                 self._resolve(trial)
 
@@ -54,11 +54,14 @@ class Suggestions:
 
     def learn(self) -> None:
         """Tell Optuna the results of the trials that have finished."""
-        for number in [trial.number for trial in self._study.trials if not trial.state.is_finished()]:
+        for number in [trial.number for trial in self._suggested() if not trial.state.is_finished()]:
             trial = Trial(self.experiments[number], self._plan.folder) if number in self.experiments else None
             if trial and (trial.outcome() or {}).get("outcome") == "finished":
                 last = {k: v for line in read_lines(trial.folder / "metrics.jsonl") for k, v in line.items()}
                 self._study.tell(number, last.get(metric(self._plan), math.nan))
+
+    def _suggested(self) -> list[Any]:
+        return self._study.trials if self._study else []
 
     def _resolve(self, trial: Any) -> int:
         number: int = trial.number

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -34,10 +33,10 @@ from raydiff.tracking.writer import Mlflow
 
 Plan = dict[str, Any]
 """The content of sweep.json."""
-UNFINISHED = ("failed", "killed", "time budget")  # outcomes and reasons of trials that a resumed sweep runs again
+UNFINISHED = ("failed", "killed")  # outcomes of trials that a resumed sweep runs again
 CALL = ContextVar("CALL", default="")
 """How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
-ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
+ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent"}
 """Option -> the argument of `api.sweep` where its name is another."""
 FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
 NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
@@ -162,7 +161,7 @@ def write(at: Path, this: Plan, secret: bytes) -> None:
     trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
     write_text(at / "sweep.json", sealed(this, at / "sweep.json", indent=1))
     for folder, outcome in outcomes(at):
-        if not {outcome["outcome"], outcome.get("reason")}.isdisjoint(UNFINISHED):
+        if outcome["outcome"] in UNFINISHED:
             (folder / "outcome.json").unlink()
     artifact_sync.put(at)
 
@@ -225,7 +224,7 @@ def trial_folder(run: str, storage: Path) -> Path:
 
 def version() -> dict[str, str]:
     """Return the version of raydiff, and the commit if this is a checkout."""
-    return {"raydiff": metadata.version("raydiff")} | ({"git": git} if (git := _git()) else {})
+    return {"raydiff": raydiff.__version__} | ({"git": git} if (git := _git()) else {})
 
 
 def _git() -> str:

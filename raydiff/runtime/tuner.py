@@ -9,10 +9,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
-import math
 import os
 import tempfile
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -61,7 +59,7 @@ def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
 
 
 def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
-    """Run the trials that have no outcome within the time budget. Returns the signal that ended it, or 0."""
+    """Run the trials that have no outcome. Returns the signal that ended it, or 0."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
@@ -73,20 +71,18 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
-    progress.deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
     scheduler, metric = None, search.metric(plan)
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
         mode = "min" if plan.lower_is_better else "max"
         scheduler = ASHAScheduler("round", metric, mode, max_t=longest, grace_period=1)
-    suggestions = search.Suggestions(plan) if plan.suggested else None
-    if suggestions:
-        progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
-        for why in suggestions.refused.values():
-            progress.skip(why)
+    suggestions = search.Suggestions(plan)
+    progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
+    for why in suggestions.refused.values():
+        progress.skip(why)
     for number in itertools.count():
-        pending, ends = _without_outcome(plan, suggestions, progress), time.monotonic() >= progress.deadline
-        if not (pending or (suggestions and suggestions.left)) or progress.interrupted or ends:
+        pending = _without_outcome(plan, suggestions, progress)
+        if not (pending or suggestions.left) or progress.interrupted:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
@@ -94,16 +90,14 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             _give_up(plan, progress, str(e))
             break
         tuned = tune.TuneConfig(num_samples=-1, reuse_actors=True, scheduler=scheduler)  # until the searcher ends
-        more = suggestions.more(progress.skip) if suggestions else ()
         try:
-            _fit(plan, shape, progress, tuned, itertools.chain(pending, more))
+            _fit(plan, shape, progress, tuned, itertools.chain(pending, suggestions.more(progress.skip)))
         except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
             if not (reason := memory_kill()):
                 raise
             _give_up(plan, progress, reason)
             break
-    if suggestions:
-        suggestions.learn()
+    suggestions.learn()
     _close(plan, progress)
 
 
@@ -113,11 +107,9 @@ def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
     print(f"no trial can go on: {reason}; on a larger cluster continue with: {again}", flush=True)
 
 
-def _without_outcome(
-    plan: Planned, suggestions: search.Suggestions | None, progress: SweepProgress
-) -> list[Experiment]:
+def _without_outcome(plan: Planned, suggestions: search.Suggestions, progress: SweepProgress) -> list[Experiment]:
     """Trials to run, interrupted ones first."""
-    trials = [*plan.trials, *(suggestions.distinct.values() if suggestions else ())]
+    trials = [*plan.trials, *suggestions.distinct.values()]
     pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in trials)
     return sorted(pending, key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
 
@@ -133,7 +125,7 @@ def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
 
 
 def _close(plan: Planned, progress: SweepProgress) -> None:
-    """Give every trial that began an outcome: the rest was stopped by the scheduler or the clock, or killed."""
+    """Give every trial that began an outcome: the rest was stopped by the scheduler, or killed."""
     if plan.owner is not None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
     with contextlib.suppress(OSError):
@@ -142,8 +134,8 @@ def _close(plan: Planned, progress: SweepProgress) -> None:
         folder = plan.folder / "trials" / digest
         if progress.interrupted:
             outcome, reason = "killed", "interrupted"
-        elif digest in progress.stopped or time.monotonic() >= progress.deadline:
-            outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
+        elif digest in progress.stopped:
+            outcome, reason = "stopped", "scheduler"
         else:
             why = [*filter(None, [progress.no_capacity]), *device_faults.reasons(folder)][-1:]
             outcome, reason = "killed", ": ".join(["its processes were lost", *why])
