@@ -158,7 +158,7 @@ def test_a_sweep_without_ray_goes_on_after_a_failure_and_retries_it(
 
 def test_asha_without_ray_is_refused(tiny: rd.Experiment, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="search asha need Ray Tune"):
-        rd.sweep(local(tiny, tmp_path), search="asha", metric="eval/fd_cnn/all", track=False, name="s")
+        rd.sweep(replace(local(tiny, tmp_path), evaluation=tiny.evaluation), search="asha", track=False, name="s")
     assert not (tmp_path / "sweeps" / "s" / "sweep.json").exists()
 
 

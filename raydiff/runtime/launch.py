@@ -71,12 +71,7 @@ class Ended:
 
 
 def start(
-    planned: Planned,
-    *,
-    resume: bool = False,
-    extend: bool = False,
-    report: Reporter | None = None,
-    track: bool = True,
+    planned: Planned, *, resume: bool = False, extend: bool = False, report: Reporter | None = None, track: bool = True
 ) -> Ended:
     """Run the trials without an outcome, then report. A sweep of this name may exist (`resume`) and get more trials
     (`extend`). Raises ValueError if the sweep may not start, or not here."""

@@ -71,11 +71,11 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
-    scheduler, metric = None, search.metric(plan)
+    scheduler = None
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
         mode = "min" if plan.lower_is_better else "max"
-        scheduler = ASHAScheduler("round", metric, mode, max_t=longest, grace_period=1)
+        scheduler = ASHAScheduler("round", search.metric(plan), mode, max_t=longest, grace_period=1)
     suggestions = search.Suggestions(plan)
     progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
     for why in suggestions.refused.values():
@@ -155,12 +155,11 @@ def _fit(
     where: dict[str, Any] = {"strategy": "PACK"}
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
-    config = {"sweep": plan.folder, "slot": shape, "metric": search.metric(plan), "owner": plan.owner}
     # Tune raises where it cannot write its own state: kept apart from the storage folder, which may be full.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as folder:
         tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory(shape.bundles, **where)),
-            param_space=config,
+            param_space={"sweep": plan.folder, "slot": shape, "owner": plan.owner},
             tune_config=tuned,
             run_config=tune.RunConfig(
                 name="tune",
