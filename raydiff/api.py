@@ -238,6 +238,7 @@ def sweep(
     samples: int = 16,
     metric: str | None = None,
     concurrent: int | None = None,
+    budget_s: float | None = None,
     name: str | None = None,
     resume: bool = False,
     track: bool = True,
@@ -251,7 +252,13 @@ def sweep(
     arms = tuple(arm if isinstance(arm, Arm) else Arm(method=arm) for arm in beside)
     study = replace(study, beside=(*study.beside, *arms))
     asked = SweepRequest(
-        grid=grid, search=search, sample=sample or {}, samples=samples, metric=metric, concurrent=concurrent
+        grid=grid,
+        search=search,
+        sample=sample or {},
+        samples=samples,
+        metric=metric,
+        concurrent=concurrent,
+        budget_s=budget_s,
     )
     return Sweep(_start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track).folder)
 

@@ -41,6 +41,10 @@ class SweepOptions(arguments.ExperimentOptions):
     """Leave out the arms that the preset compares with."""
     max_concurrent: int | None = None
     """Trials at the same time (default: as many as fit)."""
+    time_budget: float | None = None
+    """Seconds after which no trial goes on."""
+    on_error: Literal["continue", "stop"] = "continue"
+    """Whether a failed trial ends the sweep."""
     log_samplers: bool = False
     """Log every trial's sampler to MLflow, with its weights."""
     dry_run: bool = False
@@ -92,6 +96,8 @@ def planned(preset: str, study: Study, options: SweepOptions, fields: Sequence[s
         samples=options.samples,
         metric=options.metric,
         concurrent=options.max_concurrent,
+        budget_s=options.time_budget,
+        stop_on_error=options.on_error == "stop",
         samplers=options.log_samplers,
         experiment=options.experiment,
     )

@@ -54,8 +54,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def stop_all(self) -> bool:
         """Whether this fit ends now."""
-        interrupted = self.progress.interrupted > 0
-        return interrupted or self._capacity_lost or len(self.progress.left_out) > self._left_out
+        return self.progress.ending or self._capacity_lost or len(self.progress.left_out) > self._left_out
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()

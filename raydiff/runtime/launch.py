@@ -57,7 +57,7 @@ class Ended:
 
     @property
     def code(self) -> int:
-        """The exit code: 0 where every trial finished or was stopped, and MLflow has everything."""
+        """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
         if self.interrupted:
             return 128 + self.interrupted
         badly = any(outcome["outcome"] in sweep_folder.UNFINISHED for _, outcome in outcomes(self.folder))
@@ -171,7 +171,7 @@ def _finished(planned: Planned) -> bool:
     suggestions = search.Suggestions(planned)
     trials = (*planned.trials, *suggestions.distinct.values())
     ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
-    kept = all(end and end["outcome"] not in sweep_folder.UNFINISHED for end in ends)
+    kept = all(end and not {end["outcome"], end.get("reason")} & sweep_folder.UNFINISHED for end in ends)
     return kept and not suggestions.left and not suggestions.refused
 
 

@@ -21,9 +21,9 @@ from raydiff.storage.atomic_files import LeaseLost
 
 def run(planned: Planned, begin: Callable[[], None]) -> None:
     """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
-    runtime, named = planned.base.runtime, varying(planned.trials)
-    if planned.asked.search in ("optuna", "asha"):
-        raise ValueError("--search optuna and --search asha need Ray Tune: set runtime.pool to ray")
+    runtime, asked, named = planned.base.runtime, planned.asked, varying(planned.trials)
+    if asked.search in ("optuna", "asha") or asked.budget_s is not None:
+        raise ValueError("--search optuna, --search asha and --time-budget need Ray Tune: set runtime.pool to ray")
     trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
     if planned.base.numerics.server_workers > 1:
         if len(trials) > 1:
@@ -43,6 +43,8 @@ def run(planned: Planned, begin: Callable[[], None]) -> None:
         if len(trials) > 1:
             print(f"[{number}/{len(trials)}] {named(this.experiment)}", flush=True)
         _run_trial(this, functools.partial(trial.local_executor, this), None)
+        if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
+            return
 
 
 def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:

@@ -39,6 +39,8 @@ class SweepRequest:
     samples: int = 16  # number of samples of it
     metric: str | None = None  # objective of Optuna and ASHA, and of the best trial shown; None: the evaluation's own
     concurrent: int | None = None  # maximum of concurrent trials; None: as many as fit
+    budget_s: float | None = None  # stop all trials after so many seconds
+    stop_on_error: bool = False  # end the sweep when a trial fails
     samplers: bool = False  # log every finished trial's sampler to MLflow, with its weights
     experiment: str | None = None  # MLflow experiment of the runs; None: raydiff- and the name of the data set
 
@@ -135,7 +137,8 @@ def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
 
 
 def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
-    for option, value in {"--samples": asked.samples, "--max-concurrent": asked.concurrent}.items():
+    numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
+    for option, value in numbers.items():
         if value is not None and not value > 0:
             raise ValueError(f"{option} must be positive, got {value}")
     if asked.search in ("asha", "optuna"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import time
@@ -35,12 +36,19 @@ class SweepProgress(tune.Callback):
         self.ended = set[str]()  # digests of trials that this sweep does not run again
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
         self.done = self.failed = 0
-        self.interrupted = 0  # the number of the signal after which the sweep ends
+        self.interrupted = 0  # the number of the signal
         self.no_capacity = ""  # why no node can hold a trial any more
+        self.deadline = math.inf  # time.monotonic at which the time budget ends
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
         self._rounds: dict[str, int] = {}  # digest -> last committed round
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began
         self._start = self._printed_at = time.monotonic()
+
+    @property
+    def ending(self) -> bool:
+        """Whether the sweep ends: after an interrupt, after an error that stops it, or out of time."""
+        stopped = self.plan.asked.stop_on_error and self.failed > 0
+        return stopped or self.interrupted > 0 or time.monotonic() >= self.deadline
 
     def skip(self, suggestion: Experiment | str) -> None:
         """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
@@ -95,7 +103,7 @@ class SweepProgress(tune.Callback):
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """The trial ended; if it had not finished, a scheduler has stopped it."""
         this = self.running.pop(trial.trial_id, None)
-        if this and trial.last_result and not self.interrupted:
+        if this and trial.last_result and not self.ending:
             self.stopped.add(this.experiment.digest)
             self._done(this.experiment)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")

@@ -33,10 +33,10 @@ from raydiff.tracking.writer import Mlflow
 
 Plan = dict[str, Any]
 """The content of sweep.json."""
-UNFINISHED = ("failed", "killed")  # outcomes of trials that a resumed sweep runs again
+UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of trials that a resumed sweep runs again
 CALL = ContextVar("CALL", default="")
 """How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
-ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent"}
+ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
 """Option -> the argument of `api.sweep` where its name is another."""
 FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
 NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
@@ -161,7 +161,7 @@ def write(at: Path, this: Plan, secret: bytes) -> None:
     trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
     write_text(at / "sweep.json", sealed(this, at / "sweep.json", indent=1))
     for folder, outcome in outcomes(at):
-        if outcome["outcome"] in UNFINISHED:
+        if {outcome["outcome"], outcome.get("reason")} & UNFINISHED:
             (folder / "outcome.json").unlink()
     artifact_sync.put(at)
 

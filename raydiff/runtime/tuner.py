@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -59,7 +61,7 @@ def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
 
 
 def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
-    """Run the trials that have no outcome. Returns the signal that ended it, or 0."""
+    """Run the trials that have no outcome within the time budget. Returns the signal that ended it, or 0."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
@@ -71,7 +73,7 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
-    scheduler = None
+    progress.deadline, scheduler = time.monotonic() + (plan.asked.budget_s or math.inf), None
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
         mode = "min" if plan.lower_is_better else "max"
@@ -82,7 +84,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         progress.skip(why)
     for number in itertools.count():
         pending = _without_outcome(plan, suggestions, progress)
-        if not (pending or suggestions.left) or progress.interrupted:
+        if not (pending or suggestions.left) or progress.ending:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
@@ -125,7 +127,7 @@ def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
 
 
 def _close(plan: Planned, progress: SweepProgress) -> None:
-    """Give every trial that began an outcome: the rest was stopped by the scheduler, or killed."""
+    """Give every trial that began an outcome: the rest was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
     with contextlib.suppress(OSError):
@@ -134,8 +136,8 @@ def _close(plan: Planned, progress: SweepProgress) -> None:
         folder = plan.folder / "trials" / digest
         if progress.interrupted:
             outcome, reason = "killed", "interrupted"
-        elif digest in progress.stopped:
-            outcome, reason = "stopped", "scheduler"
+        elif digest in progress.stopped or time.monotonic() >= progress.deadline:
+            outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
         else:
             why = [*filter(None, [progress.no_capacity]), *device_faults.reasons(folder)][-1:]
             outcome, reason = "killed", ": ".join(["its processes were lost", *why])

@@ -62,6 +62,7 @@ REFUSED_BY_SWEEP = {
     "--search random --sample method.clip=loguniform:0,2": "loguniform from a positive number",
     "--search random --sample clients=uniform:2,5": "clients takes integers",
     "--search random --sample method.epsilon=uniform:none,5": "uniform needs two numbers",
+    "--time-budget -5": "--time-budget must be positive, got -5",
     "--max-concurrent 0": "--max-concurrent must be positive, got 0",
     "--search asha --protocol-only": "needs the evaluation",
     "--log-samplers --protocol-only": "which --protocol-only keeps with them",
@@ -193,6 +194,7 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
     at = tmp_path / "sweeps" / "mine"
     for name, outcome in (("a", "finished"), ("b", "failed"), ("c", "killed")):
         trial.end(at / "trials" / name, outcome)
+    trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
     sweep_folder.write(at, sweep_folder.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
 

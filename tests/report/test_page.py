@@ -65,7 +65,7 @@ def write_sweep(sweep: Path) -> Path:
             write_artifacts(write_trial(sweep, f"{name}{seed}", **common))
     stop(sweep, "s0", 9.0, 4.0)
     write_trial(sweep, "x0", outcome={"outcome": "failed", "reason": "ValueError: <script>alert(1)</script> & co"})
-    write_trial(sweep, "x1", seed=1, outcome={"outcome": "killed", "reason": "interrupted"})
+    write_trial(sweep, "x1", seed=1, outcome={"outcome": "killed", "reason": "time budget"})
     write_trial(sweep, "y0", seed=2, lines=[line(0)])
     write_about(sweep, trials=30)
     composed = {"trials": [p.name for p in (sweep / "trials").iterdir()][1:], "text": ["all 21 composed: epsilon 71"]}
@@ -213,7 +213,7 @@ def test_ends_and_reasons(page: Page) -> None:
     assert len(table.rows) == 22
     assert table.row(trial="x0")["reason"] == "ValueError: <script>alert(1)</script> & co"
     assert table.row(trial="s0")["outcome"] == "stopped" and table.row(trial="s0")["epsilon, server"] == "9.00"
-    assert table.row(trial="x1")["reason"] == "interrupted" and "still running" in table.row(trial="y0")["reason"]
+    assert table.row(trial="x1")["reason"] == "time budget" and "still running" in table.row(trial="y0")["reason"]
 
 
 def test_samples_show_one_of_each_setting_and_fold_the_other_seeds(page: Page) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 from types import SimpleNamespace
@@ -10,7 +11,7 @@ import pytest
 from planned import planned_as, seeded
 
 from raydiff.runtime import progress as module
-from raydiff.runtime.plan import written
+from raydiff.runtime.plan import SweepRequest, written
 from raydiff.runtime.progress import SweepProgress
 
 
@@ -74,7 +75,7 @@ def test_an_interrupt_ends_the_sweep_and_a_later_second_one_at_once(progress, mo
     progress.on_trial_start(0, [], tune_trial(0))
     progress.interrupt(signal.SIGTERM)
     progress.on_trial_complete(0, [], tune_trial(0, round=1))
-    assert progress.interrupted and not progress.stopped and not calls
+    assert progress.interrupted and progress.ending and not progress.stopped and not calls
     progress.interrupt(signal.SIGINT)
     assert calls == [(signal.SIGINT, signal.SIG_DFL), (os.getpid(), signal.SIGINT)]
 
@@ -103,3 +104,11 @@ def test_a_lack_of_memory_is_the_reason_in_the_lines_and_in_the_trials_file(prog
     assert len(lines) == 2 and all("(the node runs low on memory)" in line for line in lines)
     folder = progress.plan.folder / "trials" / seeded(1).digest
     assert module.device_faults.reasons(folder) == ["the node runs low on memory"]
+
+
+@pytest.mark.parametrize("stop", [False, True])
+def test_a_failed_trial_ends_the_sweep_where_asked(tmp_path, stop):
+    plan = planned_as(tmp_path, [seeded(0)])
+    progress = SweepProgress(dataclasses.replace(plan, asked=SweepRequest(stop_on_error=stop)))
+    report(progress, 0, finished=True, failed="boom")
+    assert progress.ending is stop

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import math
 import os
 import signal
 import sys
@@ -168,7 +169,7 @@ def test_a_signal_that_tune_takes_for_itself_ends_the_sweep_too(tmp_path):
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # as each `fit` of Tune does
         progress.setup()
         signal.raise_signal(signal.SIGUSR1)
-    assert progress.interrupted == signal.SIGUSR1
+    assert progress.interrupted == signal.SIGUSR1 and progress.ending
 
 
 def test_a_sweep_whose_ray_has_lost_its_head_ends_with_outcomes(tmp_path, tiny, monkeypatch, capsys):
@@ -181,14 +182,15 @@ def test_a_sweep_whose_ray_has_lost_its_head_ends_with_outcomes(tmp_path, tiny, 
 
 
 @pytest.mark.parametrize(
-    ("state", "outcome", "reason"),
+    ("state", "out_of_time", "outcome", "reason"),
     [
-        ("interrupted", "killed", "interrupted"),
-        ("stopped", "stopped", "scheduler"),
-        ("", "killed", "its processes were lost: the coordinator: CUDA error: unspecified launch failure"),
+        ("interrupted", True, "killed", "interrupted"),
+        ("stopped", False, "stopped", "scheduler"),
+        ("", True, "stopped", "time budget"),
+        ("", False, "killed", "its processes were lost: the coordinator: CUDA error: unspecified launch failure"),
     ],
 )
-def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, outcome, reason):
+def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, out_of_time, outcome, reason):
     this = trial.open_trial(tiny, tmp_path / "s")
     (this.folder / device_faults.FILE).write_text(
         "a worker: one\nthe coordinator: CUDA error: unspecified launch failure\n"
@@ -197,6 +199,7 @@ def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, outcome, 
     progress = SweepProgress(plan)
     progress.interrupted = state == "interrupted"
     progress.stopped |= {this.experiment.digest} if state == "stopped" else set()
+    progress.deadline = 0.0 if out_of_time else math.inf
     tuner._close(plan, progress)
     assert (this.outcome()["outcome"], this.outcome()["reason"]) == (outcome, reason)
 
