@@ -88,10 +88,8 @@ def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:
 
 
 def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """The functions of these names by `bare_name`, each an entry of the table or a `module:name`.
-
-    Raises ValueError naming the field where a name is neither, and where two functions have the same name.
-    """
+    """The functions of these names by `bare_name`, each an entry of the table or a `module:name`. Raises ValueError
+    naming the field where a name is neither, and where two functions have the same name."""
     functions: dict[str, T] = {}
     for name in names:
         short = bare_name(name)

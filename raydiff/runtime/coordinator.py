@@ -44,9 +44,6 @@ class Coordinator(tune.Trainable):
     """Runs one trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
 
     _credentials: StorageCredentials | None = None
-    _results: Iterator[dict[str, Any]]
-    _round: int
-    _trial: Trial | None
 
     def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
         """Start the workers in this trial's own placement group, then begin. `credentials`: those of a bucket."""
@@ -60,7 +57,8 @@ class Coordinator(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial in the same processes."""
-        self._trial, self._round = None, -1
+        self._trial: Trial | None = None
+        self._round = -1
         # A generator: its errors are raised in `step`, which handles them.
         self._results = self._run(new_config)
         return True
