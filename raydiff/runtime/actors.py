@@ -50,13 +50,11 @@ class WorkerCrashLoop(RuntimeError):
 
 def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
     """Start a slot's workers, each in its own bundle of the placement group (None: on any node)."""
-    handles = []
+    restarting, handles = ray.remote(max_restarts=-1, max_task_retries=0)(Worker), []
     for i, bundle in enumerate(slot.bundles[1:], start=1):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) if group else "DEFAULT"
-        actor_of = ray.remote(
-            num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), max_restarts=-1, max_task_retries=0
-        )
-        handles.append(actor_of(Worker).options(scheduling_strategy=where).remote())
+        needed = restarting.options(num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=where)
+        handles.append(needed.remote())
     return handles
 
 
