@@ -50,7 +50,8 @@ class WorkerCrashLoop(RuntimeError):
 
 def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
     """Start a slot's workers, each in its own bundle of the placement group (None: on any node)."""
-    restarting, handles = ray.remote(max_restarts=-1, max_task_retries=0)(Worker), []
+    restarting = ray.remote(max_restarts=-1, max_task_retries=0)(Worker)
+    handles = []
     for i, bundle in enumerate(slot.bundles[1:], start=1):
         where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) if group else "DEFAULT"
         needed = restarting.options(num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=where)
