@@ -52,8 +52,7 @@ class Ended:
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI; follows "open the runs "."""
-        otherwise = f"with: raydiff report {quote(str(self.folder))}"
-        return str(read_json(self.folder / "sweep.json").get("opened_by", otherwise))
+        return str(read_json(self.folder / "sweep.json", needs="opened_by")["opened_by"])
 
     @property
     def code(self) -> int:
