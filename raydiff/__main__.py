@@ -76,10 +76,8 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
     try:
         Path.home(), Path.cwd()  # Both may be missing in a container or a job.
     except (RuntimeError, OSError) as e:
-        why = "the home or the working directory is missing"
-        raise ValueError(
-            f"{why} ({e}): set HOME to a folder that you may write, and work in a folder that exists"
-        ) from None
+        remedy = "set HOME to a folder that you may write, and work in a folder that exists"
+        raise ValueError(f"the home or the working directory is missing ({e}): {remedy}") from None
     command: Callable[[Sequence[str]], int | None] = import_module(f"raydiff.{modules[name]}").main
     with process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
         return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
@@ -98,19 +96,17 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
         except KeyboardInterrupt as e:
             print("interrupted; the same command starts again, or continues", file=sys.stderr)
             sys.exit(128 + process.signal_of(e))
-        except (ValueError, OSError) as e:
+        except BaseException as e:  # A plug-in that exits with code 0 has not done what was asked for.
+            expected = isinstance(e, (ValueError, OSError))
+            if not (expected or plug_in_error(e)):
+                raise
             try:
                 sys.stdout.flush()
             except OSError:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
                 if isinstance(e, BrokenPipeError):
                     sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
-            print(f"error: {redacted(str(e))}", file=sys.stderr)
-            sys.exit(2)
-        except BaseException as e:  # A plug-in that exits with code 0 has not done what was asked for.
-            if not (why := plug_in_error(e)):
-                raise
-            print(f"error: {redacted(why)}", file=sys.stderr)
+            print(f"error: {redacted(str(e) if expected else plug_in_error(e))}", file=sys.stderr)
             sys.exit(2)
 
 

@@ -99,9 +99,7 @@ class Run:
 
     def sample(self, labels: Labels, *, client: int | None = None, seed: int = 0) -> NDArray[Any] | pd.DataFrame:
         """Images (N, C, H, W) float32 on [-1, 1], or rows of a table, from a client's model or (None) the server's.
-
-        Raises ValueError for an unknown class or client, and where the server has no model to sample.
-        """
+        Raises ValueError for an unknown class or client, and where the server has no model to sample."""
         return self._sampled(self.finished.source(client).sample, labels, seed)
 
     def personalize(
@@ -114,9 +112,7 @@ class Run:
         seed: int = 0,
     ) -> Personal:
         """Fit what the method personalises to an unseen client's images (N, C, H, W) on [-1, 1]; nothing is sent.
-
-        Default learning rate: the method's. Raises ValueError where the method personalises nothing.
-        """
+        Default learning rate: the method's. Raises ValueError where the method personalises nothing."""
         rows = self._rows(labels)
         records = Records(torch.as_tensor(np.asarray(images), dtype=torch.float32), rows, torch.arange(len(rows)))
         client = UnseenClient(records=records, held_out=records, says="given from Python")
@@ -221,22 +217,12 @@ class Sweep:
 
 
 def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:
-    """Run one trial, and print each round.
-
-    Args:
-        experiment: its settings; of a study those of its base.
-        name: in the storage folder; default: run and the time.
-        resume: continue the run of this name.
-        track: log to MLflow.
-
-    Raises:
-        ValueError: it cannot begin, or it failed.
-    """
+    """Run one trial (of a study: its base) and print each round; `resume` continues the run of this name, and `track`
+    logs to MLflow. Raises ValueError where it cannot begin, or has failed."""
     from raydiff.report.after_sweep import SUMMARY
 
+    study = Study(experiment=experiment.experiment if isinstance(experiment, Study) else experiment)
     asked = SweepRequest(samplers=track)
-    study = experiment if isinstance(experiment, Study) else Study(experiment=experiment)
-    study = Study(experiment=study.experiment)
     planned = _start("run", study, asked, name=name, resume=resume, report=SUMMARY, track=track)
     result = Run(planned.folder / "trials" / planned.trials[0].digest)
     result.finished  # noqa: B018  # raises where it has not finished
@@ -259,10 +245,8 @@ def sweep(
     track: bool = True,
 ) -> Sweep:
     """Run every combination of the axes `grid` (field path -> values) on `base`, and the arms `beside` it; then report.
-
     A method as an arm takes from the base's method what it leaves at its default. The other arguments are those of
-    `raydiff sweep`. Raises ValueError where the sweep may not begin.
-    """
+    `raydiff sweep`. Raises ValueError where the sweep may not begin."""
     from raydiff.report.after_sweep import FULL
 
     study = base if isinstance(base, Study) else Study(experiment=base)
@@ -287,9 +271,7 @@ def preset(name: str) -> Study:
 
 def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sweep:
     """A run or a sweep by its folder, a sweep's name or place in a bucket, an MLflow run's id, SWEEP/DIGEST, a digest.
-
-    Names are looked up in `storage`, a folder or a bucket. Raises ValueError where none or several have the name.
-    """
+    Names are looked up in `storage`, a folder or a bucket. Raises ValueError where none or several have the name."""
     path, root = artifact_sync.fetch(str(name)), artifact_sync.fetch(str(storage)).expanduser().absolute()
     for folder in (path.expanduser().absolute(), root / "sweeps" / str(path)):
         if (folder / "trials").is_dir():

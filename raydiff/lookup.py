@@ -71,10 +71,7 @@ def _described(error: BaseException) -> str:
 
 
 class Registry(UserDict[str, T]):
-    """Entries by name, each a value or the `module:name` of one, which is imported on access.
-
-    With such tables the core lists what higher layers provide, such as the papers, without importing them.
-    """
+    """Entries by name: values, or `module:name`s imported on access, so that the core lists what it does not import."""
 
     def __init__(self, entries: Mapping[str, T | str]) -> None:
         super().__init__()
@@ -106,10 +103,8 @@ def check_positive(config: object, *fields: str) -> None:
 
 
 def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """The functions of these names by `bare_name`, each an entry of the table or a `module:name`.
-
-    Raises ValueError naming the field where a name is neither, and where two functions have the same name.
-    """
+    """The functions of these names by `bare_name`, each an entry of the table or a `module:name`. Raises ValueError
+    naming the field where a name is neither, and where two functions have the same name."""
     functions: dict[str, T] = {}
     for name in names:
         short = bare_name(name)

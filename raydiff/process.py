@@ -35,13 +35,9 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def begin() -> None:
-    """Make files of this process and its children private to the user, and keep freed memory, at most KEPT_BYTES.
-
-    Each client's training allocates a model's weights several times, and fresh memory costs more than the arithmetic on
-    it. Only glibc has this setting. Standard streams that are closed become /dev/null: otherwise the next file that is
-    opened would get their number, and what libraries print.
-    """
+    """Make files of this process and its children private, keep freed memory, and open closed standard streams."""
     os.umask(0o077)
+    # Each client's training allocates weights again: fresh memory costs more than the arithmetic. Only glibc has it.
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
@@ -49,7 +45,7 @@ def begin() -> None:
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)
-        except OSError:
+        except OSError:  # closed: the next file would get its number, and what libraries print
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         stream = getattr(sys, name) or os.fdopen(number, "w" if number else "r", closefd=False)
         if number and isinstance(stream, io.TextIOWrapper):

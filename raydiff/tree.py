@@ -159,10 +159,8 @@ def without(prefix: str, a: Params) -> Params:
 
 
 def clip_records(x: Tensor, clip: float, center: Tensor | None = None) -> Tensor:
-    """x_i * min(1, clip / ||x_i||_2) for each record of x (N, ...), norm over the whole flattened record.
-
-    With a center (...), x_i - center is clipped and the center added back.
-    """
+    """x_i * min(1, clip / ||x_i||_2) for each record of x (N, ...), norm over the whole flattened record. With a
+    center (...), x_i - center is clipped and the center added back."""
     if center is not None:
         return clip_records(x - center, clip) + center
     factor = shrinking(norms(x), clip, x.dtype)

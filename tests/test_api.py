@@ -136,7 +136,7 @@ def test_a_sweep_without_ray(tiny: rd.Experiment, tmp_path: Path) -> None:
     assert (sweep.folder / "report" / "report.html").read_text().startswith("<!")
 
 
-def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
+def test_a_sweep_without_ray_stops_at_a_failure_and_runs_it_again(
     migrated: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(migrated, tmp_path / "mlflow.db")
@@ -152,10 +152,16 @@ def test_a_sweep_without_ray_stops_at_a_failure_and_retries_it(
         patch.setattr(rd.PFDM, "local_update", fails)
         assert cli_sweep.main([*arguments, "--on-error", "stop"]) == 1
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["failed"]
-    assert cli_sweep.main([*arguments, "--resume", "--retry", "failed"]) == 0
-    assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"]
-    with pytest.raises(ValueError, match="--time-budget"):
-        cli_sweep.main([*arguments, "--resume", "--time-budget", "5"])
+    assert cli_sweep.main([*arguments, "--resume"]) == 0
+    assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"] * 2
+
+
+def test_searches_and_time_budgets_without_ray_are_refused(tiny: rd.Experiment, tmp_path: Path) -> None:
+    base = replace(local(tiny, tmp_path), evaluation=tiny.evaluation)
+    for more in ({"search": "asha"}, {"budget_s": 5.0}):
+        with pytest.raises(ValueError, match="search asha and budget_s need Ray Tune"):
+            rd.sweep(base, track=False, name="s", **more)  # type: ignore[arg-type]
+    assert not (tmp_path / "sweeps" / "s" / "sweep.json").exists()
 
 
 # --- the command ---

@@ -35,8 +35,8 @@ class SweepOptions(arguments.ExperimentOptions):
     """How many samples. Those that repeat an experiment count, and are not run again."""
     search: Literal["grid", "random", "optuna", "asha"] = "grid"
     """How trials are chosen."""
-    metric: tuple[str, ...] = ()
-    """Objective (default: the distance on all classes), and further ones of Optuna, such as comm/bytes_up."""
+    metric: str | None = None
+    """Objective of Optuna and ASHA (default: the distance on all classes)."""
     no_baselines: bool = False
     """Leave out the arms that the preset compares with."""
     max_concurrent: int | None = None
@@ -51,16 +51,11 @@ class SweepOptions(arguments.ExperimentOptions):
     """Print resources and an estimate of the time; write nothing."""
     extend: bool = False
     """With --resume: the grid may have grown."""
-    retry: Literal["failed"] | None = None
-    """With --resume: run only the failed trials; those out of GPU memory on twice the slice, then on four times."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("retry", "extend"):
-            if getattr(self, name) and not self.resume:
-                raise ValueError(f"--{name} is for a sweep that exists: give its --name, and --resume")
-        if self.retry and self.extend:
-            raise ValueError("--retry runs failed trials and --extend new ones: give one of them")
+        if self.extend and not self.resume:
+            raise ValueError("--extend is for a sweep that exists: give its --name, and --resume")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -74,8 +69,7 @@ def main(argv: Sequence[str]) -> int:
     plan = planned(preset, study, options, fields)
     if options.dry_run:
         return _dry_run(plan)
-    more = {"resume": options.resume, "extend": options.extend, "retry": options.retry is not None}
-    ended = launch.start(plan, report=FULL, **more)
+    ended = launch.start(plan, resume=options.resume, extend=options.extend, report=FULL)
     print(f"whole run: {time.monotonic() - since:.0f} s")
     print(f"open the runs {ended.opened_by}")
     if plan.asked.search == "optuna":
@@ -100,8 +94,7 @@ def planned(preset: str, study: Study, options: SweepOptions, fields: Sequence[s
         search=options.search,
         sample=arguments.distributions(base, options.sample),
         samples=options.samples,
-        metric=options.metric[0] if options.metric else None,
-        also=options.metric[1:],
+        metric=options.metric,
         concurrent=options.max_concurrent,
         budget_s=options.time_budget,
         stop_on_error=options.on_error == "stop",

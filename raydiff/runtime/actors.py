@@ -50,12 +50,12 @@ class WorkerCrashLoop(RuntimeError):
 
 def start_workers(slot: Slot, group: PlacementGroup | None) -> list[Any]:
     """Start a slot's workers, each in its own bundle of the placement group (None: on any node)."""
+    restarting = ray.remote(max_restarts=-1, max_task_retries=0)(Worker)
     handles = []
     for i, bundle in enumerate(slot.bundles[1:], start=1):
-        options: dict[str, Any] = {"num_cpus": bundle["CPU"], "num_gpus": bundle.get("GPU", 0)}
-        if group is not None:
-            options["scheduling_strategy"] = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i)
-        handles.append(ray.remote(max_restarts=-1, max_task_retries=0, **options)(Worker).remote())
+        where = PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=i) if group else "DEFAULT"
+        needed = restarting.options(num_cpus=bundle["CPU"], num_gpus=bundle.get("GPU", 0), scheduling_strategy=where)
+        handles.append(needed.remote())
     return handles
 
 

@@ -46,7 +46,8 @@ HEAD_S, CHECK_HEAD_S = 30.0, 5.0  # Ray 2.60 ends a driver 60 s after it has los
 def cluster() -> Iterator[list[dict[str, float]]]:
     """Join the Ray of this process, or the cluster that RAY_ADDRESS names (a submitted job has it), or start a local
     one, and yield each node's resources. A Ray of this process is left as it was. Raises ValueError if none starts."""
-    if os.environ.get("RAY_ADDRESS", "").startswith("ray://") or ray.util.client.ray.is_connected():
+    address = os.environ.get("RAY_ADDRESS", "")
+    if address.startswith("ray://") or ray.util.client.ray.is_connected():
         raise ValueError("a sweep does not run through Ray Client (ray://): submit it with `ray job submit`")
     if ray.is_initialized():
         yield list(present().values())
@@ -54,12 +55,11 @@ def cluster() -> Iterator[list[dict[str, float]]]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
     try:
-        address = os.environ.get("RAY_ADDRESS")
         with waiting(f"the Ray cluster {address}" if address else "Ray to start on this machine"):
             ray.init(**quiet) if address else _start_local(quiet)
     except Exception as e:  # Ray raises a plain Exception if its processes start too slowly.
         remedy = NEEDS if isinstance(e, OSError) else ""
-        if address := os.environ.get("RAY_ADDRESS"):
+        if address:
             remedy = f"; unset RAY_ADDRESS={address} for a Ray on this machine"
         raise ValueError(f"Ray did not start: {' '.join(str(e).split())}{remedy}") from e
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either

@@ -54,9 +54,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def stop_all(self) -> bool:
         """Whether this fit ends now."""
-        progress = self.progress
-        ends = progress.ending or time.monotonic() >= progress.deadline
-        return ends or self._capacity_lost or len(progress.left_out) > self._left_out
+        return self.progress.ending or self._capacity_lost or len(self.progress.left_out) > self._left_out
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()
@@ -79,31 +77,28 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         starts = self._begun or (is_next and free > 0)
         if fitting and starts and idle_s < WAITING_S:
             count = max(1, min(fair, most))
-            self._print(f"running up to {count} trial{'s' * (count != 1)} concurrently{beside}")
+            text = f"running up to {count} trial{'s' * (count != 1)} concurrently{beside}"
         elif fitting and before and not starts:
-            self._print(f"waiting for slots: {before} sweep{'s' * (before != 1)} before this one")
+            text = f"waiting for slots: {before} sweep{'s' * (before != 1)} before this one"
         else:
             what = "the processes of a trial" if starts and free else "resources"
             needs = f"a trial with {self.shape.workers} worker(s) needs {format_resources(self.shape.total)}"
-            why = beside if fitting else ", and no node is large enough"
-            self._print(f"waiting for {what}: {needs}{why}")
-        no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
-        self._capacity_lost = self._capacity_lost or no_room or not self._sees_storage(set(nodes))
-
-    def _print(self, text: str) -> None:
+            text = f"waiting for {what}: {needs}{beside if fitting else ', and no node is large enough'}"
         if text != self._reported:
             print(f"  {text}", flush=True)
         self._reported = text
+        no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
+        self._capacity_lost = self._capacity_lost or no_room or not self._sees_storage(set(nodes))
 
     def _sees_storage(self, ids: set[str]) -> bool:
         try:
             if joined := ids - self._checked_nodes:
                 cluster.storage_is_shared(self.plan.folder.parents[1], joined)
+            self._checked_nodes |= joined
         except ValueError:
             return False
         except ray.exceptions.RayError:  # The node is gone again, or too busy: ask again at the next check.
-            return True
-        self._checked_nodes |= joined
+            pass
         return True
 
 

@@ -44,9 +44,6 @@ class Coordinator(tune.Trainable):
     """Runs one trial. Reused for the next one (`reset_config`): the processes stay, all state is replaced."""
 
     _credentials: StorageCredentials | None = None
-    _results: Iterator[dict[str, Any]]
-    _round: int
-    _trial: Trial | None
 
     def setup(self, config: dict[str, Any], credentials: StorageCredentials | None = None) -> None:
         """Start the workers in this trial's own placement group, then begin. `credentials`: those of a bucket."""
@@ -60,7 +57,8 @@ class Coordinator(tune.Trainable):
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
         """Take the next trial in the same processes."""
-        self._trial, self._metric, self._measured, self._round = None, new_config["metric"], dict[str, Any](), -1
+        self._trial: Trial | None = None
+        self._round = -1
         # A generator: its errors are raised in `step`, which handles them.
         self._results = self._run(new_config)
         return True
@@ -81,9 +79,7 @@ class Coordinator(tune.Trainable):
         self._round = result.get("round", self._round)
         if self._trial is not None:
             export(self._trial, result)
-        # The metric is measured after some rounds only: searchers read the last value from each result.
-        self._measured |= {k: result[k] for k in [self._metric] if k in result}
-        return {**self._measured, "done": result["finished"], **result}
+        return {"done": result["finished"], **result}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
         """Nothing: the trial's folder has everything. Tune calls it when a trial ends."""
@@ -130,10 +126,9 @@ def export(trial: Trial, result: Mapping[str, Any]) -> None:
     }
     if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
         values["raydiff_epsilon"] = epsilon
-    method = type(trial.experiment.method).__name__
-    tags = dict(zip(TAGS, (trial.sweep.name, trial.experiment.digest, method), strict=True))
+    described = trial.sweep.name, trial.experiment.digest, type(trial.experiment.method).__name__
     for name, value in values.items():
-        _gauge(name).set(float(value), tags)
+        _gauge(name).set(float(value), dict(zip(TAGS, described, strict=True)))
 
 
 @functools.cache

@@ -69,14 +69,14 @@ def exit_on_device_error(folder: Path, who: str) -> Iterator[None]:
 @functools.cache
 def check_gpu(fraction: float) -> None:
     """Raise GpuLost if this process has a fraction of a GPU and cannot compute on it, as long as it never could."""
-    for left in reversed(range(TRIES)):
-        why = _gpu_error() if fraction else ""
-        if not why:
-            return
-        if left:
+    why = _gpu_error() if fraction else ""
+    for _ in range(TRIES - 1):
+        if why:
             time.sleep(RETRY_S)
-    message = f"a GPU of node {ray.util.get_node_ip_address()} is lost ({why})"
-    raise GpuLost(ray.get_runtime_context().get_node_id(), message)
+            why = _gpu_error()
+    if why:
+        message = f"a GPU of node {ray.util.get_node_ip_address()} is lost ({why})"
+        raise GpuLost(ray.get_runtime_context().get_node_id(), message)
 
 
 def _gpu_error() -> str:

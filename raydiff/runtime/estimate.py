@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import importlib
 import math
 import os
@@ -38,14 +37,9 @@ class Running:
     faults: int = 0  # number of its lost processes that were reported
     heard: heartbeat.SilenceTimer = field(default_factory=heartbeat.SilenceTimer)
 
-    @functools.cached_property
-    def digest(self) -> str:
-        """The name of its folder."""
-        return self.experiment.digest
-
     def place(self, sweep: Path) -> str:
         """Return its round and step, the remaining time of the round, and whether it may hang."""
-        folder = sweep / "trials" / self.digest
+        folder = sweep / "trials" / self.experiment.digest
         # With a bucket as storage, files of other processes arrive at the end of each round only.
         silent = 0.0 if storage_at(sweep).remote else self.heard.silent_s(folder)
         hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""

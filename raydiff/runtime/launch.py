@@ -15,7 +15,7 @@ from typing import Any
 
 from raydiff import process
 from raydiff.experiment import spending, trial
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import outcomes, read_json
 from raydiff.process import waiting
 from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
@@ -52,56 +52,43 @@ class Ended:
     @property
     def opened_by(self) -> str:
         """What opens its runs in the MLflow UI; follows "open the runs "."""
-        return str(
-            read_json(self.folder / "sweep.json").get("opened_by", f"with: raydiff report {quote(str(self.folder))}")
-        )
+        return str(read_json(self.folder / "sweep.json", needs="opened_by")["opened_by"])
 
     @property
     def code(self) -> int:
         """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
         if self.interrupted:
             return 128 + self.interrupted
-        badly = sweep_folder.ended(self.folder, "failed", "killed") or sweep_folder.open_ended(self.folder)
-        return int(self.failed or bool(badly) or bool(self.incomplete))
+        badly = any(outcome["outcome"] in sweep_folder.UNFINISHED for _, outcome in outcomes(self.folder))
+        return int(self.failed or badly or bool(sweep_folder.open_ended(self.folder)) or bool(self.incomplete))
 
     def print_incomplete(self) -> None:
         """Say what MLflow lacks, and what adds it."""
         if self.incomplete:
-            again = sweep_folder.resume_command(self.folder.name)
-            print(
-                f"MLflow is incomplete: {self.incomplete}; once it can be written, add the rest by: {again}", flush=True
-            )
+            again = f"once it can be written, add the rest by: {sweep_folder.resume_command(self.folder.name)}"
+            print(f"MLflow is incomplete: {self.incomplete}; {again}", flush=True)
 
 
 def start(
-    planned: Planned,
-    *,
-    resume: bool = False,
-    extend: bool = False,
-    retry: bool = False,
-    report: Reporter | None = None,
-    track: bool = True,
+    planned: Planned, *, resume: bool = False, extend: bool = False, report: Reporter | None = None, track: bool = True
 ) -> Ended:
-    """Run the trials without an outcome (`retry`: only the failed ones), then report. A sweep of this name may exist
-    (`resume`) and get more trials (`extend`). Raises ValueError if the sweep may not start, or not here."""
+    """Run the trials without an outcome, then report. A sweep of this name may exist (`resume`) and get more trials
+    (`extend`). Raises ValueError if the sweep may not start, or not here."""
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with contextlib.ExitStack() as stack:
         with waiting(f"the storage {storage_at(folder).describe('')}"):
             owner = stack.enter_context(hold_lease(folder))
             artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
-        if (retry or extend) and not (folder / "sweep.json").exists():
-            raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to retry or extend")
+        if extend and not (folder / "sweep.json").exists():
+            raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to extend")
         about = _about(planned, resume=resume, extend=extend)
         planned = replace(planned, owner=owner)
-        if retry and not (planned := _retried(planned)).trials:
-            print(f"no trial of {folder.name} has failed")
-            return Ended(folder, 0)
         _announce(planned, report)
         mlflow, log = None, {"experiment": about["experiment"], "samplers": planned.asked.samplers}
         if track:
             mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, **log)
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
-        return _run(planned, about, report, mlflow, retry=retry)
+        return _run(planned, about, report, mlflow)
 
 
 def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan:
@@ -111,23 +98,15 @@ def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan
         folder,
         trials=planned.trials,
         space=planned.space,
-        search=" ".join([planned.asked.search, *planned.asked.also]),
+        search=planned.asked.search,
         resume=resume,
         extend=extend,
         secret=planned.secret,
     )
     if not (folder / "sweep.json").exists():  # In a resumed sweep each trial checks the budget for itself.
         spending.check(planned.trials, folder)
-    tuned = {"tuned": planned.tuned} if planned.tuned else {}
-    experiment = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
-    return {**about, **tuned, "experiment": experiment}
-
-
-def _retried(planned: Planned) -> Planned:
-    """The sweep's failed trials alone, on the resources that this command asks for."""
-    failed = sweep_folder.ended(planned.folder, "failed")
-    trials = tuple(replace(e, runtime=planned.base.runtime) for e in failed)
-    return replace(planned, trials=trials, asked=replace(planned.asked, search="grid"))
+    about["experiment"] = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
+    return about | ({"tuned": planned.tuned} if planned.tuned else {})
 
 
 def _announce(planned: Planned, report: Reporter | None) -> None:
@@ -140,9 +119,7 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
         print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
 
 
-def _run(
-    planned: Planned, about: sweep_folder.Plan, report: Reporter | None, mlflow: Mlflow | None, *, retry: bool
-) -> Ended:
+def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, mlflow: Mlflow | None) -> Ended:
     """Write the sweep's folder, run the trials and report. After an interrupt, trials that began are killed."""
     folder, runtime, begun = planned.folder, planned.base.runtime, threading.Event()
 
@@ -151,19 +128,18 @@ def _run(
             with waiting(f"the MLflow store {redacted(mlflow.uri)}"):
                 mlflow.wait_ready()
             about["opened_by"] = sweep_folder.opened_by(folder, str(mlflow.experiment_id))
-        sweep_folder.write(folder, about, planned.secret, again=("failed",) if retry else sweep_folder.UNFINISHED)
+        sweep_folder.write(folder, about, planned.secret)
         begun.set()
         if mlflow:
             mlflow.begin()
 
+    ended = Ended(folder, 0)
     try:
         if _finished(planned):
             begin()
             print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
-            ended = Ended(folder, 0)
         elif runtime.pool == "local" or planned.base.numerics.server_workers > 1:
             one_process.run(planned, begin)
-            ended = Ended(folder, 0)
         else:
             ended = _run_on_ray(planned, begin, functools.partial(_head_lost, folder, mlflow, report))
     except KeyboardInterrupt as e:
@@ -189,14 +165,13 @@ def _run(
 
 def _finished(planned: Planned) -> bool:
     """Return whether each trial has an outcome that a resumed sweep keeps."""
-    trials = planned.trials
-    if planned.suggested:
-        suggestions = search.Suggestions(planned) if (planned.folder / search.LOG).exists() else None
-        if not suggestions or suggestions.left or suggestions.refused:
-            return False
-        trials += tuple(suggestions.distinct.values())
+    if planned.suggested and not (planned.folder / search.LOG).exists():
+        return False
+    suggestions = search.Suggestions(planned)
+    trials = (*planned.trials, *suggestions.distinct.values())
     ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
-    return all(end and not {end["outcome"], end.get("reason")} & {*sweep_folder.UNFINISHED} for end in ends)
+    kept = all(end and not {end["outcome"], end.get("reason")} & sweep_folder.UNFINISHED for end in ends)
+    return kept and not suggestions.left and not suggestions.refused
 
 
 def _kill_open(folder: Path, reason: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,6 @@ from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study, trials
-from raydiff.lookup import nearest
 from raydiff.runtime import sweep_folder
 from raydiff.storage.lease import Lease
 from raydiff.storage.object_store import is_bucket
@@ -26,8 +25,6 @@ from raydiff.storage.object_store import is_bucket
 Search = Literal["grid", "random", "optuna", "asha"]
 Space = Mapping[str, tuple[str, tuple[Any, ...]]]
 """Field path -> (uniform, loguniform, randint or choice; its bounds or values)."""
-COSTS = ("privacy/epsilon_server", "privacy/epsilon_outsiders", "comm/bytes_up")
-"""Metrics that Optuna may minimise beside the main one; every trial has them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +38,6 @@ class SweepRequest:
     sample: Space = field(default_factory=dict)  # the space of random search and Optuna
     samples: int = 16  # number of samples of it
     metric: str | None = None  # objective of Optuna and ASHA, and of the best trial shown; None: the evaluation's own
-    also: tuple[str, ...] = ()  # further objectives of Optuna, some of COSTS: it then searches the Pareto front
     concurrent: int | None = None  # maximum of concurrent trials; None: as many as fit
     budget_s: float | None = None  # stop all trials after so many seconds
     stop_on_error: bool = False  # end the sweep when a trial fails
@@ -145,8 +141,6 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
     for option, value in numbers.items():
         if value is not None and not value > 0:
             raise ValueError(f"{option} must be positive, got {value}")
-    for name in sorted(set(asked.also) - {*COSTS}):
-        raise ValueError(f"a second --metric must be one of {', '.join(COSTS)}, got {name!r}{nearest(name, COSTS)}")
     if asked.search in ("asha", "optuna"):
         if base.evaluation is None:
             raise ValueError(f"--search {asked.search} needs the evaluation that --protocol-only switches off")
@@ -154,8 +148,6 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
             raise ValueError(f"--search {asked.search} needs a metric over all classes, got {metric}")
         if metric.startswith("new/"):
             raise ValueError(f"--search {asked.search} needs a metric of rounds, and clients join after all: {metric}")
-    if asked.also and asked.search != "optuna":
-        raise ValueError("a second --metric needs --search optuna")
     if asked.search == "optuna" and is_bucket(base.runtime.storage):
         raise ValueError("--search optuna keeps its study in a file of the storage, which must then be a folder")
     if bool(asked.sample) != (asked.search in ("random", "optuna")):
@@ -164,14 +156,10 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
 
 def _draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
     rng = np.random.default_rng(seed)
-
-    def one(kind: str, values: tuple[Any, ...]) -> Any:
-        if kind == "choice":
-            return values[rng.integers(len(values))]
-        if kind == "randint":
-            return int(rng.integers(values[0], values[1]))
-        if kind == "loguniform":
-            return float(math.exp(rng.uniform(math.log(values[0]), math.log(values[1]))))
-        return float(rng.uniform(values[0], values[1]))
-
-    return [{path: one(kind, values) for path, (kind, values) in space.items()} for _ in range(count)]
+    kinds: dict[str, Callable[[Any], Any]] = {
+        "choice": lambda values: values[rng.integers(len(values))],
+        "randint": lambda ends: int(rng.integers(*ends)),
+        "uniform": lambda ends: float(rng.uniform(*ends)),
+        "loguniform": lambda ends: float(math.exp(rng.uniform(*map(math.log, ends)))),
+    }
+    return [{path: kinds[kind](values) for path, (kind, values) in space.items()} for _ in range(count)]

@@ -37,7 +37,6 @@ class SweepProgress(tune.Callback):
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
         self.done = self.failed = 0
         self.interrupted = 0  # the number of the signal
-        self.ending = False  # after an interrupt, or an error that stops the sweep
         self.no_capacity = ""  # why no node can hold a trial any more
         self.deadline = math.inf  # time.monotonic at which the time budget ends
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
@@ -45,16 +44,20 @@ class SweepProgress(tune.Callback):
         self._rounds_before: dict[str, int] = {}  # the same, when this fit began
         self._start = self._printed_at = time.monotonic()
 
+    @property
+    def ending(self) -> bool:
+        """Whether the sweep ends: after an interrupt, after an error that stops it, or out of time."""
+        stopped = self.plan.asked.stop_on_error and self.failed > 0
+        return stopped or self.interrupted > 0 or time.monotonic() >= self.deadline
+
     def skip(self, suggestion: Experiment | str) -> None:
         """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
         if isinstance(suggestion, str):
             self.failed += 1
-            self.ending = self.ending or self.plan.asked.stop_on_error
             self._print(f"{self._count()} {suggestion}")
         else:
             self.total -= 1
-            name = self._named(suggestion)
-            self._print(f"{self._count()} {name}: suggested again, has the result of its one trial")
+            self._print(f"{self._count()} {self._named(suggestion)}: suggested again, has the result of its one trial")
 
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
@@ -84,7 +87,7 @@ class SweepProgress(tune.Callback):
         this.round = result.get("round", -1)
         if "digest" in result:  # Else the trial could not begin.
             self._fetch(this, result.get("failed"))
-        self._rounds[this.digest] = max(this.round, self._rounds.get(this.digest, -1))
+        self._rounds[this.experiment.digest] = max(this.round, self._rounds.get(this.experiment.digest, -1))
         self._print_faults(this)
         for who, why in result.get("rejected", {}).items():
             self._print(f"  {this.name}, round {this.round + 1}: rejected {who}: {why}")
@@ -101,7 +104,7 @@ class SweepProgress(tune.Callback):
         """The trial ended; if it had not finished, a scheduler has stopped it."""
         this = self.running.pop(trial.trial_id, None)
         if this and trial.last_result and not self.ending:
-            self.stopped.add(this.digest)
+            self.stopped.add(this.experiment.digest)
             self._done(this.experiment)
             self._print(f"{self._count()} {this.name}: stopped after round {this.round + 1}")
 
@@ -115,7 +118,7 @@ class SweepProgress(tune.Callback):
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""
         this = self._begin(trial)
-        if self._rounds.get(this.digest, -1) > self._rounds_before.get(this.digest, -1):
+        if self._rounds.get(this.experiment.digest, -1) > self._rounds_before.get(this.experiment.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
         else:
             self._fail(trial, f"its processes were lost more often than runtime.failures allows{self._lost(this)}")
@@ -137,7 +140,7 @@ class SweepProgress(tune.Callback):
         if self.interrupted:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self.interrupted, self.ending = number, True
+        self.interrupted = number
         self._print("interrupted: ending the running trials; committed rounds are kept")
 
     def _begin(self, trial: Any) -> Running:
@@ -168,9 +171,8 @@ class SweepProgress(tune.Callback):
 
     def _fail(self, trial: Any, reason: str) -> None:
         this = self.running.pop(trial.trial_id)
-        self.ended.add(this.digest)
+        self.ended.add(this.experiment.digest)
         self.failed += 1
-        self.ending = self.ending or self.plan.asked.stop_on_error
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
     def _done(self, experiment: Experiment, seconds: float | None = None) -> None:
@@ -180,7 +182,7 @@ class SweepProgress(tune.Callback):
             self._remaining.add(experiment, seconds)
 
     def _folder(self, this: Running) -> Path:
-        return self.plan.folder / "trials" / this.digest
+        return self.plan.folder / "trials" / this.experiment.digest
 
     def _print_faults(self, this: Running) -> None:
         reasons = device_faults.reasons(self._folder(this))
@@ -194,7 +196,7 @@ class SweepProgress(tune.Callback):
     def _state(self) -> str:
         ended, now = self.done + self.failed, time.monotonic()
         running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
-        begun = self.ended.union(this.digest for this in self.running.values())
+        begun = self.ended.union(this.experiment.digest for this in self.running.values())
         waiting = [experiment for experiment in self.plan.trials if experiment.digest not in begun]
         suggested = self.total - ended - len(self.running) - len(waiting)
         seconds = self._remaining.seconds(

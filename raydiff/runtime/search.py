@@ -14,7 +14,6 @@ from raydiff.formats.json_files import read_lines
 from raydiff.runtime.plan import Planned
 
 LOG, NAME = "optuna.log", "sweep"
-MAX_SHOWN = 10
 
 
 def metric(plan: Planned) -> str:
@@ -22,24 +21,19 @@ def metric(plan: Planned) -> str:
     return plan.metric.replace("eval/", "validation/")
 
 
-def mode(plan: Planned) -> str:
-    """min or max."""
-    return "min" if plan.lower_is_better else "max"
-
-
 class Suggestions:
-    """What Optuna has suggested, and what it suggests next. A suggestion stays open in its study until the trial has
-    finished, so that a resumed sweep runs it again. Raises ValueError where the study cannot be read."""
+    """What Optuna has suggested and suggests next; nothing in a sweep without it. A suggestion stays open in its study
+    until the trial has finished, so that a resumed sweep runs it again. Raises ValueError for an unreadable study."""
 
     def __init__(self, plan: Planned) -> None:
-        self._plan, self._study = plan, _study(plan)
+        self._plan, self._study = plan, _study(plan) if plan.suggested else None
         self.experiments: dict[int, Experiment] = {}  # number in the study -> experiment
         self.refused: dict[int, str] = {}  # number in the study -> why it cannot be an experiment
         self.distinct: dict[str, Experiment] = {}  # digest -> experiment, without those that are planned anyway
-        self._planned, self._open = {e.digest for e in plan.trials}, set[int]()
-        for trial in self._study.trials:
+        self._planned = {e.digest for e in plan.trials}
+        for trial in self._suggested():
             if trial.params.keys() == plan.space.keys():  # Else the driver was killed while Optuna wrote it.
-                self._resolve(trial, is_open=not trial.state.is_finished())
+                self._resolve(trial)
 
     @property
     def left(self) -> int:
@@ -60,21 +54,21 @@ class Suggestions:
 
     def learn(self) -> None:
         """Tell Optuna the results of the trials that have finished."""
-        names = [metric(self._plan), *self._plan.asked.also]
-        for number in [*self._open]:
-            trial = Trial(self.experiments[number], self._plan.folder)
-            if (trial.outcome() or {}).get("outcome") == "finished":
-                self._open.remove(number)
+        for number in [trial.number for trial in self._suggested() if not trial.state.is_finished()]:
+            trial = Trial(self.experiments[number], self._plan.folder) if number in self.experiments else None
+            if trial and (trial.outcome() or {}).get("outcome") == "finished":
                 last = {k: v for line in read_lines(trial.folder / "metrics.jsonl") for k, v in line.items()}
-                self._study.tell(number, [last.get(name, math.nan) for name in names])
+                self._study.tell(number, last.get(metric(self._plan), math.nan))
 
-    def _resolve(self, trial: Any, *, is_open: bool = True) -> int:
+    def _suggested(self) -> list[Any]:
+        return self._study.trials if self._study else []
+
+    def _resolve(self, trial: Any) -> int:
         number: int = trial.number
         try:
             experiment = resolve(overrides.override(self._plan.base, trial.params), self._plan.secret)
             self.experiments[number] = experiment
             self.distinct |= {} if experiment.digest in self._planned else {experiment.digest: experiment}
-            self._open |= {number} if is_open else set()
         except ValueError as e:
             fields = (f"{path.rpartition('.')[2]}={overrides.short(value)}" for path, value in trial.params.items())
             self.refused[number] = f"{' '.join(fields)}: FAILED, {e}"
@@ -82,16 +76,10 @@ class Suggestions:
 
 
 def best(plan: Planned) -> Iterator[str]:
-    """Lines on the study's best trials, or its Pareto front, and the command that shows it."""
-    which = f"Pareto-optimal trials (at most {MAX_SHOWN}) by" if plan.asked.also else "best trial by"
-    lines = {}
-    for trial in sorted(_study(plan).best_trials, key=lambda trial: trial.values):
-        values = ", ".join(f"{value:.4g}" for value in trial.values)
+    """Lines on the study's best trial, if one has finished, and the command that shows them all."""
+    for trial in _study(plan).best_trials[:1]:
         fields = " ".join(f"{path}={overrides.short(value)}" for path, value in trial.params.items())
-        lines[fields] = f"  {values}: {fields}"  # once, where Optuna repeated it
-    if lines:
-        yield f"Optuna's {which} {', '.join([metric(plan), *plan.asked.also])}:"
-        yield from [*lines.values()][:MAX_SHOWN]
+        yield f"Optuna's best trial by {metric(plan)}: {trial.value:.4g}: {fields}"
     yield f"all of Optuna's trials: optuna-dashboard {plan.folder / LOG}    (pip install optuna-dashboard)"
 
 
@@ -114,7 +102,7 @@ def _study(plan: Planned) -> Any:
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    log, modes = plan.folder / LOG, [mode(plan), *["min"] * len(plan.asked.also)]
+    log = plan.folder / LOG
     try:
         log.with_name(f"{LOG}.lock").unlink(missing_ok=True)
         if log.exists():  # What follows the last whole line was cut short by a crash.
@@ -123,7 +111,7 @@ def _study(plan: Planned) -> Any:
             storage=JournalStorage(JournalFileBackend(str(log))),
             study_name=NAME,
             load_if_exists=True,
-            directions=["minimize" if m == "min" else "maximize" for m in modes],
+            direction="minimize" if plan.lower_is_better else "maximize",
         )
     except OSError as e:
         raise ValueError(f"Optuna's study {log} cannot be read and written: {e.strerror}") from None

@@ -12,15 +12,14 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from importlib import metadata
 from pathlib import Path, PurePath
 from typing import Any
 
 import raydiff
 from raydiff import seeding
-from raydiff.experiment import config, trial
+from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
 from raydiff.results.finished import find, open_finished
@@ -34,7 +33,7 @@ from raydiff.tracking.writer import Mlflow
 
 Plan = dict[str, Any]
 """The content of sweep.json."""
-UNFINISHED = ("failed", "killed", "time budget")  # outcomes and reasons of trials that a resumed sweep runs again
+UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of trials that a resumed sweep runs again
 CALL = ContextVar("CALL", default="")
 """How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
 ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
@@ -151,23 +150,18 @@ def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     )
 
 
-def ended(at: Path, *kinds: str) -> list[Experiment]:
-    """Return the trials with these outcomes."""
-    return [config.read(folder / "config.json") for folder, outcome in outcomes(at) if outcome["outcome"] in kinds]
-
-
 def open_ended(at: Path) -> list[str]:
     """Return the digests of trials that began and have no outcome."""
     return [folder.name for folder in trial_folders(at) if not (folder / "outcome.json").exists()]
 
 
-def write(at: Path, this: Plan, secret: bytes, *, again: Collection[str] = UNFINISHED) -> None:
-    """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run `again`, by outcome or reason."""
+def write(at: Path, this: Plan, secret: bytes) -> None:
+    """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run again."""
     staging.create(at.parents[1])
     trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
     write_text(at / "sweep.json", sealed(this, at / "sweep.json", indent=1))
     for folder, outcome in outcomes(at):
-        if not {outcome["outcome"], outcome.get("reason")}.isdisjoint(again):
+        if {outcome["outcome"], outcome.get("reason")} & UNFINISHED:
             (folder / "outcome.json").unlink()
     artifact_sync.put(at)
 
@@ -230,7 +224,7 @@ def trial_folder(run: str, storage: Path) -> Path:
 
 def version() -> dict[str, str]:
     """Return the version of raydiff, and the commit if this is a checkout."""
-    return {"raydiff": metadata.version("raydiff")} | ({"git": git} if (git := _git()) else {})
+    return {"raydiff": raydiff.__version__} | ({"git": git} if (git := _git()) else {})
 
 
 def _git() -> str:

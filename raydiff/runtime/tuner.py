@@ -73,40 +73,33 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
 
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
-    progress.deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
-    scheduler, metric = None, search.metric(plan)
+    progress.deadline, scheduler = time.monotonic() + (plan.asked.budget_s or math.inf), None
     if plan.asked.search == "asha":
         longest = max(e.method.rounds for e in plan.trials)
-        scheduler = ASHAScheduler("round", metric, search.mode(plan), max_t=longest, grace_period=1)
-    suggestions = search.Suggestions(plan) if plan.suggested else None
-    if suggestions:
-        progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
-        for why in suggestions.refused.values():
-            progress.skip(why)
+        mode = "min" if plan.lower_is_better else "max"
+        scheduler = ASHAScheduler("round", search.metric(plan), mode, max_t=longest, grace_period=1)
+    suggestions = search.Suggestions(plan)
+    progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
+    for why in suggestions.refused.values():
+        progress.skip(why)
     for number in itertools.count():
-        pending, out_of_time = _without_outcome(plan, suggestions, progress), time.monotonic() >= progress.deadline
-        if not (pending or (suggestions and suggestions.left)) or progress.ending or out_of_time:
+        pending = _without_outcome(plan, suggestions, progress)
+        if not (pending or suggestions.left) or progress.ending:
             break
         try:
             shape = _refitted(plan, shape, progress) if number else shape
         except ValueError as e:
             _give_up(plan, progress, str(e))
             break
-        tuned = tune.TuneConfig(
-            num_samples=-1,  # until the searcher ends
-            reuse_actors=True,
-            scheduler=scheduler,
-        )
-        more = suggestions.more(progress.skip) if suggestions else ()
+        tuned = tune.TuneConfig(num_samples=-1, reuse_actors=True, scheduler=scheduler)  # until the searcher ends
         try:
-            _fit(plan, shape, progress, tuned, itertools.chain(pending, more))
+            _fit(plan, shape, progress, tuned, itertools.chain(pending, suggestions.more(progress.skip)))
         except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
             if not (reason := memory_kill()):
                 raise
             _give_up(plan, progress, reason)
             break
-    if suggestions:
-        suggestions.learn()
+    suggestions.learn()
     _close(plan, progress)
 
 
@@ -116,11 +109,9 @@ def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
     print(f"no trial can go on: {reason}; on a larger cluster continue with: {again}", flush=True)
 
 
-def _without_outcome(
-    plan: Planned, suggestions: search.Suggestions | None, progress: SweepProgress
-) -> list[Experiment]:
+def _without_outcome(plan: Planned, suggestions: search.Suggestions, progress: SweepProgress) -> list[Experiment]:
     """Trials to run, interrupted ones first."""
-    trials = [*plan.trials, *(suggestions.distinct.values() if suggestions else ())]
+    trials = [*plan.trials, *suggestions.distinct.values()]
     pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in trials)
     return sorted(pending, key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
 
@@ -166,17 +157,11 @@ def _fit(
     where: dict[str, Any] = {"strategy": "PACK"}
     if progress.left_out:
         where["bundle_label_selector"] = [{NODE: f"!in({','.join(sorted(progress.left_out))})"}] * len(shape.bundles)
-    config = {
-        "sweep": plan.folder,
-        "slot": shape,
-        "metric": search.metric(plan),
-        "owner": plan.owner,
-    }
     # Tune raises where it cannot write its own state: kept apart from the storage folder, which may be full.
     with tempfile.TemporaryDirectory(prefix="raydiff-tune-", ignore_cleanup_errors=True) as folder:
         tune.Tuner(
             tune.with_resources(trainable, tune.PlacementGroupFactory(shape.bundles, **where)),
-            param_space=config,
+            param_space={"sweep": plan.folder, "slot": shape, "owner": plan.owner},
             tune_config=tuned,
             run_config=tune.RunConfig(
                 name="tune",

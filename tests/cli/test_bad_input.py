@@ -21,7 +21,7 @@ from mlflow import MlflowClient
 import raydiff as rd
 from raydiff.__main__ import leave
 from raydiff.cli import run, sweep
-from raydiff.cli.options import parse, parse_known
+from raydiff.cli.options import parse
 from raydiff.experiment import overrides as settings
 from raydiff.experiment import presets as names
 from raydiff.experiment import trial
@@ -53,7 +53,6 @@ REFUSED_BY_RUN = {
     "--partition entangled --clients 3": "an Entangled partition .* needs 2, 5, 10 clients, got 3",
     "digits oops": "unexpected argument 'oops'",
 }
-CLIP_SEARCH = "--search optuna --sample method.clip=uniform:3,7"
 REFUSED_BY_SWEEP = {
     "--metric eval/fd_cnn/al": "unknown metric 'eval/fd_cnn/al'; did you mean eval/fd_cnn/all",
     "--grid method.epsilon": "an axis looks like",
@@ -70,11 +69,7 @@ REFUSED_BY_SWEEP = {
     "--search asha --metric eval/fd_cnn/minor": "needs a metric over all classes",
     "--name it's": "--name must be letters",
     "--search optuna": "needs --sample",
-    "--metric eval/fd_cnn/all --metric privacy/epsilon_server": "needs --search optuna",
-    f"{CLIP_SEARCH} --metric eval/fd_cnn/all --metric privacy/epsilon": "did you mean privacy/epsilon_server",
-    "--retry failed --name x": "--retry is for a sweep that exists",
     "--extend --name x": "--extend is for a sweep that exists",
-    "--extend --retry failed --resume --name x": "give one of them",
 }
 Command = Callable[..., tuple[int, str, str]]
 
@@ -210,25 +205,13 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
     trial.end(at / "trials" / "b", "failed")
     this = read_json(at / "sweep.json")
     trial.end(at / "trials" / "c", "killed")
-    sweep_folder.write(at, this, SECRET, again=("failed",))  # --retry failed
-    assert outcomes_left() == {"a": "finished", "c": "killed", "e": "stopped"}
+    sweep_folder.write(at, this, SECRET)
+    assert outcomes_left() == {"a": "finished", "e": "stopped"}
 
 
-def test_nothing_to_retry_is_said(tmp_path, capsys):
-    arguments = ["digits", "--grid", "seed=0", "--no-baselines", "--runtime.storage", str(tmp_path)]
-    study = names.PRESETS["digits"]()
-    planned = sweep.planned("digits", study, *parse_known(sweep.SweepOptions, arguments[1:], None, study.experiment))
-    at = sweep_folder.folder(planned.base, "idle")
-    this = sweep_folder.plan(at, trials=planned.trials, space={}, search="grid", resume=False)
-    sweep_folder.write(at, {**this, "experiment": "mine"}, planned.secret)
-    assert sweep.main([*arguments, "--name", "idle", "--resume", "--retry", "failed"]) == 0
-    assert capsys.readouterr().out.startswith("no trial of idle has failed\n")
-
-
-@pytest.mark.parametrize("option", ["--retry failed", "--extend"])
-def test_a_sweep_that_is_to_be_retried_or_extended_must_exist(tmp_path, option):
+def test_a_sweep_that_is_to_be_extended_must_exist(tmp_path):
     with pytest.raises(ValueError, match="there is no sweep nope "):
-        sweep.main(["digits", "--name", "nope", "--resume", *option.split(), "--runtime.storage", str(tmp_path)])
+        sweep.main(["digits", "--name", "nope", "--resume", "--extend", "--runtime.storage", str(tmp_path)])
     assert not (tmp_path / "sweeps" / "nope").exists()
 
 

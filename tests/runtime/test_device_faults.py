@@ -141,7 +141,7 @@ def test_a_coordinator_names_its_setting(lack):
         yield
 
     coordinator = object.__new__(Coordinator)
-    coordinator._trial, coordinator._metric, coordinator._measured, coordinator._round = None, "m", {}, 1
+    coordinator._trial, coordinator._round = None, 1
     coordinator._results, coordinator._gpu_server = lacking(), 0.5
     assert coordinator.step()["failed"].startswith("the server, in round 2: out of GPU memory with runtime.gpu_server")
 

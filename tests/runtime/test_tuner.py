@@ -89,7 +89,7 @@ def federation(folder: Path, experiment, owner: Lease | None = None) -> tuner.Co
     """A coordinator outside Ray, about to run this trial."""
     coordinator = object.__new__(tuner.Coordinator)
     coordinator._gpu_server = 0.0
-    coordinator.reset_config({"experiment": written(experiment), "sweep": folder, "owner": owner, "metric": "m"})
+    coordinator.reset_config({"experiment": written(experiment), "sweep": folder, "owner": owner})
     return coordinator
 
 
