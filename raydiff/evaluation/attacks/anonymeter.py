@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from raydiff.evaluation.attacks.gower import distances, nearest
+from raydiff.evaluation.attacks.closest import distances, nearest
 from raydiff.evaluation.attacks.membership import Interval, wilson
 
 ATTEMPTS = 2000  # records of each side that are attacked, and predicates that are guessed, at most
