@@ -128,7 +128,11 @@ class Instruments:
             drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
             values = metrics.measured(drawn)
             for name, images in by_sampler.items() if len(by_sampler) > 1 else ():
-                each = values if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
+                each = (
+                    values
+                    if images is drawn.images
+                    else metrics.measured(replace(drawn, images=images), by_sampler=True)
+                )
                 values = values | {f"{name}/{k}": v for k, v in each.items() if Metric.parse(k).of_samples}
             return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.privacy)
 
