@@ -90,6 +90,12 @@ def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:
         raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
 
 
+def check_value(field: str, value: object, ok: bool, wanted: str) -> None:
+    """Raises ValueError naming the field, what it takes and its value, unless `ok`."""
+    if not ok:
+        raise ValueError(f"{field} must be {wanted}, got {value}")
+
+
 def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
     """The functions of these names by `bare_name`, each an entry of the table or a `module:name`.
 

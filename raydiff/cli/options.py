@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Runtime
-from raydiff.lookup import nearest
+from raydiff.lookup import check_value, nearest
 
 if TYPE_CHECKING:
     from raydiff.results.finished import Finished
@@ -62,8 +62,7 @@ class RunOptions(StorageOptions):
 
 def check(options: Any, name: str, ok: bool, wanted: str) -> None:
     """Raises ValueError, naming the option and what it takes, unless `ok`."""
-    if not ok:
-        raise ValueError(f"--{name.replace('_', '-')} must be {wanted}, got {getattr(options, name)}")
+    check_value(f"--{name.replace('_', '-')}", getattr(options, name), ok, wanted)
 
 
 def subset(options: Any, cls: type[T], **values: Any) -> T:

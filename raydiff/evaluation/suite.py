@@ -74,8 +74,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         least = {"dim": 1, "every": 0, "members": 4, "neighbours": 1, "per_class": 2, "clients": 1}
         for name, value in ((name, getattr(self, name)) for name in least):
-            if value is not None and value < least[name]:
-                raise ValueError(f"{name} must be at least {least[name]}, got {value}")
+            lookup.check_value(name, value, value is None or value >= least[name], f"at least {least[name]}")
         lookup.check_one_of("split", self.split, get_args(Split))
         if not self.attacks:
             raise ValueError("attacks must name at least one; attack = false attacks nothing")
@@ -128,11 +127,8 @@ class Instruments:
             drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
             values = metrics.measured(drawn)
             for name, images in by_sampler.items() if len(by_sampler) > 1 else ():
-                each = (
-                    values
-                    if images is drawn.images
-                    else metrics.measured(replace(drawn, images=images), by_sampler=True)
-                )
+                again = replace(drawn, images=images)
+                each = values if images is drawn.images else metrics.measured(again, by_sampler=True)
                 values = values | {f"{name}/{k}": v for k, v in each.items() if Metric.parse(k).of_samples}
             return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.privacy)
 

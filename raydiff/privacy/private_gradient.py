@@ -32,6 +32,7 @@ from torch import Tensor
 
 from raydiff import seeding, tree
 from raydiff.formats import rounding
+from raydiff.lookup import check_value
 from raydiff.privacy import accountants, ghost_clipping, grid
 from raydiff.privacy.ghost_clipping import Outer, PerRecord
 from raydiff.privacy.release import ROUNDING, Gaussian
@@ -59,12 +60,9 @@ class Mechanism:
     multiplicity: int = 1  # K: draws over which a record's gradient is averaged before it is clipped
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier must be a number >= 0, got {self.noise_multiplier}")
-        if not 0 < self.max_grad_norm < math.inf:
-            raise ValueError(f"max_grad_norm must be a positive number, got {self.max_grad_norm}")
-        if self.multiplicity < 1:
-            raise ValueError(f"multiplicity must be at least 1, got {self.multiplicity}")
+        check_value("noise_multiplier", self.noise_multiplier, 0 <= self.noise_multiplier < math.inf, "a number >= 0")
+        check_value("max_grad_norm", self.max_grad_norm, 0 < self.max_grad_norm < math.inf, "a positive number")
+        check_value("multiplicity", self.multiplicity, self.multiplicity >= 1, "at least 1")
 
 
 class PrivateGradient:
@@ -188,8 +186,7 @@ def clipped_sum(gradients: PerRecord, clip: float) -> Params:
 
 def sampling_rate(batch: int, records: int) -> float:
     """Return q = batch / n. Raises ValueError for a batch larger than the client's number of records."""
-    if not 1 <= batch <= records:
-        raise ValueError(f"batch must be in 1..{records} (the client's number of records), got {batch}")
+    check_value("batch", batch, 1 <= batch <= records, f"in 1..{records} (the client's number of records)")
     return batch / records
 
 
