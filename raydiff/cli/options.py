@@ -76,10 +76,8 @@ def is_vacant(folder: Path) -> bool:
 
 
 def parse(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
-    """The options of a command; --help prints `doc` and the options, and exits.
-
-    Raises ValueError naming the option, what it takes, and the nearest name.
-    """
+    """The options of a command; --help prints `doc` and the options, and exits. Raises ValueError naming the option,
+    what it takes, and the nearest name."""
     return parse_known(cls, argv, doc, None)[0]
 
 
@@ -98,10 +96,8 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
 
 
 def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
-    """(the options, options that the class does not have, with their words).
-
-    Raises ValueError for a value of another type, for one that is missing, and for a word that belongs to no option.
-    """
+    """(the options, options that the class does not have, with their words). Raises ValueError for a value of another
+    type, for one that is missing, and for a word that belongs to no option."""
     hints, labels = typing.get_type_hints(cls), _labels(cls)
     words, unnamed, rest = dict[str, list[str]](), list[str](), list[str]()
     current, room = unnamed, 0.0

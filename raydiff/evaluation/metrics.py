@@ -207,9 +207,7 @@ RANKED = {
 
 def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False) -> bool:
     """Whether lower is better of a number to rank trials by: `eval/...`, and `new/...` where unseen clients join.
-
-    Raises ValueError where the evaluation has none of this name.
-    """
+    Raises ValueError where the evaluation has none of this name."""
     numbers = (number for name in config.metrics for number in RANKED.get(name, ()))
     lower = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in numbers}
     for name in filter(lookup.is_outside, config.metrics):

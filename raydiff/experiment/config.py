@@ -202,11 +202,6 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
     return KEYED + seeding.keyed_digest(secret, "data", dataset.digest)
 
 
-def is_of(experiment: Experiment, dataset: Dataset, secret: bytes) -> bool:
-    """Whether the experiment was resolved with these data, in the sweep with this secret."""
-    return experiment.data_digest == keyed(dataset, secret)
-
-
 def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
     if dataset.mapping is None:
         raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")

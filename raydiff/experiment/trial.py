@@ -138,7 +138,7 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 def begin(trial: Trial) -> None:
     """Write config.json. Raises LeaseLost if the driver lost the sweep, ValueError if the data have changed."""
-    if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
+    if trial.experiment.data_digest != config.keyed(datasets.load(trial.experiment.data), trial.keys.secret):
         name, secret = trial.experiment.data.name, trial.sweep / "secret"
         raise ValueError(f"the data set {name} is not the one that the trial was planned for, or {secret} is damaged")
     if trial.owner is not None:

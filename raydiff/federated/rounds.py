@@ -189,12 +189,12 @@ def _round(
     return Progress(number, after, ledger, metrics, rejected)
 
 
+@dataclass
 class _RoundCollector:
     """Collects the records of a round's uploads, of which `aggregate` must get at least `enough`."""
 
-    def __init__(self, enough: int) -> None:
-        self.enough = enough
-        self.sent: list[UploadRecord] = []
+    enough: int
+    sent: list[UploadRecord] = field(default_factory=list)
 
     @property
     def rejected(self) -> dict[int, str]:

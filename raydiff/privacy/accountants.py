@@ -104,8 +104,7 @@ def tightest(evaluate: Callable[[str], T]) -> T:
 def check_budget(epsilon: float, delta: float) -> None:
     """Raise ValueError for a bad epsilon or delta."""
     check_value("epsilon", epsilon, epsilon > 0, "> 0")
-    if not 0 < delta <= MOST_DELTA:
-        raise ValueError(f"delta must be in (0, {MOST_DELTA:g}], and below 1 / (number of records), got {delta}")
+    check_value("delta", delta, 0 < delta <= MOST_DELTA, f"in (0, {MOST_DELTA:g}], and below 1 / (number of records)")
 
 
 def group_of(event: Event) -> Group | None:

@@ -117,11 +117,9 @@ _KEY = object()
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A value that has left its client, with its event. Made by this module's functions only.
-
-    Holds copies in a read-only mapping: a view's pickle carries the whole storage behind it (other records too), and a
-    tensor that the client also holds could change after it was accounted for.
-    """
+    """A value that has left its client, with its event. Made by this module's functions only. Holds copies in a
+    read-only mapping: a view's pickle carries the whole storage behind it (other records too), and a tensor that the
+    client also holds could change after it was accounted for."""
 
     value: Tensors
     event: Event

@@ -175,7 +175,7 @@ def open_finished(folder: Path) -> Finished:
     outcome = _finished(trial)
     compute(experiment)  # threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
-    if not config.is_of(experiment, dataset, _secret(trial)):
+    if experiment.data_digest != config.keyed(dataset, _secret(trial)):
         raise ValueError(
             f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
             f"{trial.sweep / 'secret'} is damaged"

@@ -37,11 +37,9 @@ def check_dim(dim: int, n: int) -> None:
 
 
 def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps: int = 400) -> Params:
-    """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters.
-
-    The `dim` features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that
-    are not 8 to 64 pixels a side with 1 or 3 channels.
-    """
+    """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters. The `dim`
+    features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that are not 8 to
+    64 pixels a side with 1 or 3 channels."""
     images, labels = records.images, records.labels[:, 0]
     n, channels, height, width = images.shape
     if n < 2 or channels not in (1, 3) or min(height, width) < 8 or max(height, width) > 64:
