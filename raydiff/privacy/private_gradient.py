@@ -23,7 +23,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Literal
 
 import numpy as np
@@ -65,35 +65,25 @@ class Mechanism:
         check_value("multiplicity", self.multiplicity, self.multiplicity >= 1, "at least 1")
 
 
+@dataclass(eq=False, repr=False)
 class PrivateGradient:
-    """The noised gradients of a loss on one client's records, and the privacy event of all steps so far.
+    """The noised gradients of a loss on one client's records, and the privacy event of all steps so far."""
 
-    Args:
-        images: (n, C, H, W), with labels (n, columns); gradients are computed on their device.
-        batch: expected number of records in a step, n at most.
-        rng: for the loss's draws, which need not be secret.
-        noise: for the sample and the noise.
-        by_layers: ghost clipping where K = 1, for a loss and a network that `ghost_clipping` supports.
-    """
+    loss: Loss
+    images: Tensor  # (n, C, H, W); gradients are computed on their device
+    labels: Tensor  # (n, columns)
+    _: KW_ONLY
+    draws: Draws
+    mechanism: Mechanism
+    batch: int  # expected number of records in a step, n at most
+    rng: InitVar[torch.Generator]  # for the loss's draws, which need not be secret
+    noise: NoiseStream  # for the sample and the noise
+    relation: Neighbours = "zero_out"
+    by_layers: bool = False  # ghost clipping where K = 1, for a loss and a network that `ghost_clipping` supports
 
-    def __init__(
-        self,
-        loss: Loss,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        draws: Draws,
-        mechanism: Mechanism,
-        batch: int,
-        rng: torch.Generator,
-        noise: NoiseStream,
-        relation: Neighbours = "zero_out",
-        by_layers: bool = False,
-    ) -> None:
-        self.images, self.labels, self.draws, self.loss = images, labels, draws, loss
-        self.mechanism, self.batch, self.noise, self.relation = mechanism, batch, noise, relation
-        self.by_layers = by_layers and mechanism.multiplicity == 1  # a sum over draws is no outer product
-        self.rate = sampling_rate(batch, len(images))
+    def __post_init__(self, rng: torch.Generator) -> None:
+        self.by_layers &= self.mechanism.multiplicity == 1  # A sum over draws is no outer product.
+        self.rate = sampling_rate(self.batch, len(self.images))
         self.steps = 0
         self._seed = int(torch.randint(2**62, (1,), generator=rng))
         self._hashes: dict[int, str] = {}  # of the records drawn so far
