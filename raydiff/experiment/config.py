@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -229,16 +228,11 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def from_dict(data: Mapping[str, Any]) -> Experiment:
-    """The experiment of a config.json. Raises ValueError on unknown names."""
-    experiment: Experiment = overrides.from_dict(data, Experiment)
-    return experiment
-
-
 def read(path: Path, *, edited: bool = False) -> Experiment:
-    """`from_dict` of a config.json, which may be `edited` by hand. Raises ValueError if it is damaged."""
+    """The experiment of a config.json, which may be `edited` by hand. Raises ValueError if it is damaged."""
     try:
-        return from_dict(read_json(path, needs="method", edited=edited))
+        experiment: Experiment = overrides.from_dict(read_json(path, needs="method", edited=edited), Experiment)
+        return experiment
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
     except ValueError as e:
