@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor
 
@@ -36,10 +36,6 @@ class RowAudit:
         check_value("epsilon", self.epsilon, 0 < self.epsilon < float("inf"), "a positive number")
         check_value("samples", self.samples, self.samples >= 1, "at least 1")
         check_one_of("condition", self.condition, get_args(Condition))
-
-    def bounds(self, records: Records, model: DiscreteDiffusion) -> Any:
-        """Return delta of each record, (N,) float64. Raises ValueError for fewer than two records."""
-        return imported(f"{AUDIT}:bounds")(self, records, model)
 
     def kept(self, records: Records, model: DiscreteDiffusion) -> Tensor:
         """Return positions (n,) of the records to train on, ascending. Raises ValueError for fewer than two."""

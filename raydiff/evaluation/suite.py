@@ -219,8 +219,9 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         if compared < (least := features.ROWS_PER_FEATURE if cnn else 1):
             has = f"has {compared} of {least} pairs of records that the classes of client {number} need"
             raise ValueError(f"the {config.split} split {has}: raise data.{config.split}")
-        if cnn:
-            features.check_dim(config.dim, compared)
+        most = compared // features.ROWS_PER_FEATURE
+        wanted = f"at most n/5 = {most} for the smallest group that is compared, n = {compared} records"
+        lookup.check_value("evaluation.dim", config.dim, not cnn or config.dim <= most, wanted)
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
