@@ -95,6 +95,12 @@ def check_least(config: object, least: int, *fields: str) -> None:
             raise ValueError(f"{field} must be at least {least}, got {value}")
 
 
+def check_value(field: str, value: object, ok: bool, wanted: str) -> None:
+    """Raises ValueError naming the field, what it takes and its value, unless `ok`."""
+    if not ok:
+        raise ValueError(f"{field} must be {wanted}, got {value}")
+
+
 def check_positive(config: object, *fields: str) -> None:
     """Raises ValueError naming a field of `config` that is no finite number above 0; None passes."""
     for field in fields:

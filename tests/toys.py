@@ -66,13 +66,12 @@ def run(
     data: Sequence[Records] | None = None,
     *,
     keys: Keys = KEYS,
-    participation: float = 1.0,
     store: Checkpoint | None = None,
 ) -> list[Progress]:
     """The protocol on one client for each of `data`, by default on two with 12 records each."""
     data = [records(0), records(1)] if data is None else data
     pool = LocalExecutor([Client(i, method, part, keys=keys, store=store) for i, part in enumerate(data)])
-    return list(rounds(method, pool, keys=keys, participation=participation, store=store))
+    return list(rounds(method, pool, keys=keys, store=store))
 
 
 def joined(method: Method, server: Params, data: Records) -> tuple[Params, Deployed]:

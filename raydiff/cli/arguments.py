@@ -92,10 +92,8 @@ def axes(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 
 
 def distributions(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[str, tuple[Any, ...]]]:
-    """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"].
-
-    Raises ValueError for a text that is no distribution of a field's values.
-    """
+    """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"]. Raises ValueError for a text that is
+    no distribution of a field's values."""
     out, form = {}, f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)})"
     for text in texts:
         kind = text.partition("=")[2].partition(":")[0]

@@ -20,7 +20,6 @@ from typing import Any
 from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
 from raydiff.data import datasets
-from raydiff.data.splits import SPLITS
 from raydiff.data.tables.encode import OTHER
 from raydiff.data.tables.read import is_table
 from raydiff.experiment import overrides, suggested, toml_file, trial
@@ -53,11 +52,10 @@ def main(argv: Sequence[str]) -> int:
     start = replace(base, data=datasets.Data(name=name))
     changes = overrides.parse_overrides(start, fields)
     start = overrides.override(start, changes)
-    sizes = {} if any(f"data.{split}" in changes for split in SPLITS) else suggested.splits(start.data)
-    dataset = datasets.load(overrides.override(start.data, sizes))
+    sizes = suggested.splits(start.data, changes)
+    dataset = datasets.load(overrides.override(start, sizes).data)
     suggestion = suggested.suggested(dataset)
-    splits = {f"data.{split}": n for split, n in sizes.items()}
-    values = {"data.name": name, **splits, **_fitting(start, suggestion.values, changes)}
+    values = {"data.name": name, **sizes, **_fitting(start, suggestion.values, changes)}
     experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
     trial.resolve(experiment)
     print("trying it with a few steps, evaluation and all ...", flush=True)

@@ -1,28 +1,35 @@
 """Command-line options: one frozen dataclass a command.
 
-A field is an option (`out` is --out) of the annotated type; the docstring beneath it is the help text. `positional()`
-marks an argument without a name; a bool is a flag; a tuple takes several values.
+A field is an option (`out` is --out) of the annotated type; the docstring beneath it in the source is the help text.
+`positional()` marks an argument without a name; a bool is a flag; a tuple takes several values.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
+import inspect
 import math
 import sys
+import textwrap
 import typing
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from raydiff.experiment import fields, overrides
+from raydiff.experiment import overrides
 from raydiff.experiment.config import Runtime
-from raydiff.lookup import nearest
+from raydiff.lookup import check_value, nearest
 
 if TYPE_CHECKING:
     from raydiff.results.finished import Finished
 
 T = TypeVar("T")
+COMMON = "method method.epsilon method.clip method.rounds method.model.network method.local.steps data.name clients"
+COMMON += " partition seed runtime.workers runtime.storage"
+"""The fields that are set most often, shown first."""
+WIDTH = 118
 
 
 def positional(default: Any = MISSING) -> Any:
@@ -55,8 +62,7 @@ class RunOptions(StorageOptions):
 
 def check(options: Any, name: str, ok: bool, wanted: str) -> None:
     """Raises ValueError, naming the option and what it takes, unless `ok`."""
-    if not ok:
-        raise ValueError(f"--{name.replace('_', '-')} must be {wanted}, got {getattr(options, name)}")
+    check_value(f"--{name.replace('_', '-')}", getattr(options, name), ok, wanted)
 
 
 def subset(options: Any, cls: type[T], **values: Any) -> T:
@@ -70,10 +76,8 @@ def is_vacant(folder: Path) -> bool:
 
 
 def parse(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
-    """The options of a command; --help prints `doc` and the options, and exits.
-
-    Raises ValueError naming the option, what it takes, and the nearest name.
-    """
+    """The options of a command; --help prints `doc` and the options, and exits. Raises ValueError naming the option,
+    what it takes, and the nearest name."""
     return parse_known(cls, argv, doc, None)[0]
 
 
@@ -92,10 +96,8 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
 
 
 def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
-    """(the options, options that the class does not have, with their words).
-
-    Raises ValueError for a value of another type, for one that is missing, and for a word that belongs to no option.
-    """
+    """(the options, options that the class does not have, with their words). Raises ValueError for a value of another
+    type, for one that is missing, and for a word that belongs to no option."""
     hints, labels = typing.get_type_hints(cls), _labels(cls)
     words, unnamed, rest = dict[str, list[str]](), list[str](), list[str]()
     current, room = unnamed, 0.0
@@ -128,7 +130,7 @@ def _build(cls: type[T], words: dict[str, list[str]], unnamed: list[str]) -> T:
             flag = hints[f.name] is bool and not words[f.name]
             values[f.name] = overrides.parse_value(hints[f.name], label, ["true"] if flag else words[f.name])
         elif f.default is MISSING:
-            raise ValueError(f"{label} is missing: {fields.sentences(cls)[f.name]}")
+            raise ValueError(f"{label} is missing: {_sentences(cls)[f.name]}")
     if unnamed:
         raise ValueError(f"unexpected argument {unnamed[0]!r}")
     return cls(**values)
@@ -151,12 +153,54 @@ def _most_words(declared: Any) -> float:
 
 
 def _help(cls: type[Any], doc: str | None, start: Any) -> str:
-    hints, texts = typing.get_type_hints(cls), fields.sentences(cls)
-    entries = [fields.entry("--help", "Show this text.")]
+    hints, texts = typing.get_type_hints(cls), _sentences(cls)
+    entries = [_entry("--help", "Show this text.")]
     for label, f in sorted(_labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
         literals = [o for o in overrides.alternatives(hints[f.name]) if typing.get_origin(o) is Literal]
         allowed = "".join(f"    {overrides.readable(literal)}" for literal in literals)
-        entries.append(fields.entry(f"{label}{value}{allowed}", texts[f.name]))
-    below = [] if start is None else [f"fields, with their values here:\n\n{fields.described(start)}"]
+        entries.append(_entry(f"{label}{value}{allowed}", texts[f.name]))
+    below = [] if start is None else [f"fields, with their values here:\n\n{_described(start)}"]
     return "\n\n".join([(doc or "").strip(), "options:\n" + "\n".join(entries), *below])
+
+
+def _sentences(cls: type[Any]) -> dict[str, str]:
+    """Field -> the first sentence of its docstring, in the class or in a base."""
+    texts: dict[str, str] = {}
+    for owner in reversed(inspect.getmro(cls)):
+        if not dataclasses.is_dataclass(owner):
+            continue
+        body = ast.parse(textwrap.dedent(inspect.getsource(owner))).body[0]
+        assert isinstance(body, ast.ClassDef)
+        for node, below in zip(body.body, body.body[1:], strict=False):
+            match node, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    head, stop, _ = " ".join(text.split()).partition(". ")
+                    texts[name] = head + stop.rstrip()
+    return texts
+
+
+def _described(obj: Any) -> str:
+    """Every field with its value and its meaning, the common ones first, then dataclass by dataclass."""
+    texts = {path: _entry(f"--{path} {value}", text) for path, value, text in _fields(obj)}
+    groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
+    for path in (path for path in texts if path not in COMMON.split()):
+        groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])
+    return "\n\n".join("\n".join([f"{group}:", *members]) for group, members in groups.items())
+
+
+def _entry(head: str, text: str) -> str:
+    """An option as it is typed, and beneath it what it means."""
+    below = textwrap.fill(text, WIDTH, initial_indent=" " * 6, subsequent_indent=" " * 6)
+    return f"  {head}" + (f"\n{below}" if text else "")
+
+
+def _fields(obj: Any) -> Iterator[tuple[str, str, str]]:
+    """(path, value, meaning) of every field but the noise secret, a dataclass before its own fields."""
+    entries = list(overrides.walk(obj))
+    texts = {cls: _sentences(cls) for cls in {type(parent) for _, _, parent in entries}}
+    for path, value, parent in entries:
+        name = path.rpartition(".")[2]
+        if name != "noise_secret":
+            text = type(value).__name__.lower() if dataclasses.is_dataclass(value) else overrides.short(value)
+            yield path, text, texts[type(parent)].get(name, "")

@@ -62,9 +62,8 @@ def main(argv: Sequence[str]) -> int:
     options, fields = parse_known(PreviewOptions, arguments.shorthand(rest), __doc__, start)
     changes = overrides.parse_overrides(start, fields)
     experiment: Experiment = overrides.override(start, changes)
-    if not is_preset and not any(f"data.{split}" in changes for split in SPLITS):
-        sizes = {f"data.{split}": size for split, size in suggested.splits(experiment.data).items()}
-        experiment = overrides.override(experiment, sizes)
+    if not is_preset:
+        experiment = overrides.override(experiment, suggested.splits(experiment.data, changes))
     method, dataset = experiment.method, datasets.load(experiment.data)
     has_clip = hasattr(method, "center") and (is_preset or "method.clip" in changes)  # Else it is yet to be chosen.
     clip, center = getattr(method, "clip", None) if has_clip else None, bool(getattr(method, "center", False))

@@ -105,9 +105,9 @@ def sample_coverage(drawn: Drawn) -> Metrics:
     for name, samples, a, b in distances.beside_halves(**_compared(drawn)):
         if len(a) <= neighbours:
             continue
-        one, other = (coverage(samples, half, neighbours=neighbours).metrics(name) for half in (a, b))
-        metrics |= {k: (one[k] + other[k]) / 2 for k in one}
-        metrics |= coverage(a, b, neighbours=neighbours).metrics(f"{name}_real")
+        one, other, real = (coverage(x, y, neighbours=neighbours) for x, y in ((samples, a), (samples, b), (a, b)))
+        metrics |= {f"{k}/{name}": (one[k] + other[k]) / 2 for k in one}
+        metrics |= {f"{k}/{name}_real": value for k, value in real.items()}
     return metrics
 
 
@@ -207,9 +207,7 @@ RANKED = {
 
 def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False) -> bool:
     """Whether lower is better of a number to rank trials by: `eval/...`, and `new/...` where unseen clients join.
-
-    Raises ValueError where the evaluation has none of this name.
-    """
+    Raises ValueError where the evaluation has none of this name."""
     numbers = (number for name in config.metrics for number in RANKED.get(name, ()))
     lower = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in numbers}
     for name in filter(lookup.is_outside, config.metrics):
@@ -235,10 +233,12 @@ def check(names: tuple[str, ...]) -> None:
             raise ValueError(f"the metric {name} must have an attribute lower_is_better, True or False")
 
 
-def measured(drawn: Drawn) -> Metrics:
-    """Return the numbers of all configured metrics. Raises ValueError for one that is not named after its metric."""
+def measured(drawn: Drawn, *, by_sampler: bool = False) -> Metrics:
+    """Return the numbers of all configured metrics, or of those in BY_SAMPLER. Raises ValueError for a number that is
+    not named after its metric."""
     out: Metrics = {}
-    for name, metric in lookup.entries("metrics", METRICS, drawn.config.metrics).items():
+    names = tuple(name for name in drawn.config.metrics if name in BY_SAMPLER or not by_sampler)
+    for name, metric in lookup.entries("metrics", METRICS, names).items():
         numbers = metric(drawn)
         out |= numbers if name in METRICS else _checked(name, numbers)
     return out
@@ -255,9 +255,3 @@ def _checked(name: str, numbers: Any) -> Metrics:
             raise ValueError(f"the metric {name} must return finite numbers by name, or {{}}: {k} is {repr(v)[:80]}")
         out[k] = float(value)
     return out
-
-
-def of_sampler(drawn: Drawn) -> Metrics:
-    """Return what is measured of each sampler's pictures by itself."""
-    names = [name for name in drawn.config.metrics if name in BY_SAMPLER]
-    return {k: v for name in names for k, v in METRICS[name](drawn).items()}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.lookup import check_one_of, imported
+from raydiff.lookup import check_one_of, check_value, imported
 
 if TYPE_CHECKING:
     from raydiff.models.d3pm import DiscreteDiffusion
@@ -32,17 +32,10 @@ class RowAudit:
     """Condition of the radius."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.remove < 1:
-            raise ValueError(f"remove must be a fraction in [0, 1), got {self.remove}")
-        if not 0 < self.epsilon < float("inf"):
-            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
-        if self.samples < 1:
-            raise ValueError(f"samples must be at least 1, got {self.samples}")
+        check_value("remove", self.remove, 0 <= self.remove < 1, "a fraction in [0, 1)")
+        check_value("epsilon", self.epsilon, 0 < self.epsilon < float("inf"), "a positive number")
+        check_value("samples", self.samples, self.samples >= 1, "at least 1")
         check_one_of("condition", self.condition, get_args(Condition))
-
-    def bounds(self, records: Records, model: DiscreteDiffusion) -> Any:
-        """Return delta of each record, (N,) float64. Raises ValueError for fewer than two records."""
-        return imported(f"{AUDIT}:bounds")(self, records, model)
 
     def kept(self, records: Records, model: DiscreteDiffusion) -> Tensor:
         """Return positions (n,) of the records to train on, ascending. Raises ValueError for fewer than two."""

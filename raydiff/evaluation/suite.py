@@ -74,8 +74,7 @@ class Evaluation:
     def __post_init__(self) -> None:
         least = {"dim": 1, "every": 0, "members": 4, "neighbours": 1, "per_class": 2, "clients": 1}
         for name, value in ((name, getattr(self, name)) for name in least):
-            if value is not None and value < least[name]:
-                raise ValueError(f"{name} must be at least {least[name]}, got {value}")
+            lookup.check_value(name, value, value is None or value >= least[name], f"at least {least[name]}")
         lookup.check_one_of("split", self.split, get_args(Split))
         if not self.attacks:
             raise ValueError("attacks must name at least one; attack = false attacks nothing")
@@ -128,7 +127,8 @@ class Instruments:
             drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
             values = metrics.measured(drawn)
             for name, images in by_sampler.items() if len(by_sampler) > 1 else ():
-                each = values if images is drawn.images else metrics.of_sampler(replace(drawn, images=images))
+                again = replace(drawn, images=images)
+                each = values if images is drawn.images else metrics.measured(again, by_sampler=True)
                 values = values | {f"{name}/{k}": v for k, v in each.items() if Metric.parse(k).of_samples}
             return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.privacy)
 
@@ -219,8 +219,9 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         if compared < (least := features.ROWS_PER_FEATURE if cnn else 1):
             has = f"has {compared} of {least} pairs of records that the classes of client {number} need"
             raise ValueError(f"the {config.split} split {has}: raise data.{config.split}")
-        if cnn:
-            features.check_dim(config.dim, compared)
+        most = compared // features.ROWS_PER_FEATURE
+        wanted = f"at most n/5 = {most} for the smallest group that is compared, n = {compared} records"
+        lookup.check_value("evaluation.dim", config.dim, not cnn or config.dim <= most, wanted)
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:

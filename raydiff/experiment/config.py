@@ -8,7 +8,6 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +23,7 @@ from raydiff.experiment import overrides
 from raydiff.federated.heartbeat import FAR_S
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import KEYED, read_json
+from raydiff.lookup import check_value
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.accountants import check_budget
@@ -65,8 +65,8 @@ class Runtime:
         ranges |= {"gpu_per_worker": (0, 1), "gpu_server": (0, 1)}  # a process computes on one GPU
         ranges |= {"revive_s": (0.1, math.inf), "client_timeout_s": (5, 1e9)}
         for name, (low, high) in ranges.items():
-            if (value := getattr(self, name)) is not None and not low <= value <= high:
-                raise ValueError(f"{name} must be in [{low:g}, {high:g}], got {value}")
+            value = getattr(self, name)
+            check_value(name, value, value is None or low <= value <= high, f"in [{low:g}, {high:g}]")
         if self.noise_secret is not None and not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", self.noise_secret):
             raise ValueError("noise_secret must be at least 32 hexadecimal digits")
 
@@ -95,9 +95,8 @@ class Numerics:
     """Processes, each with `runtime.gpu_server`, that train the server's models data-parallel (raydiff run only)."""
 
     def __post_init__(self) -> None:
-        for name in ("threads", "server_workers"):
-            if (value := getattr(self, name)) < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+        check_value("threads", self.threads, self.threads >= 1, "at least 1")
+        check_value("server_workers", self.server_workers, self.server_workers >= 1, "at least 1")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,29 +133,25 @@ class Experiment:
     """Digest of all records, keyed by the sweep's secret; filled in by `trial.resolve`."""
 
     def __post_init__(self) -> None:
-        if self.clients < 1:
-            raise ValueError(f"clients must be at least 1, got {self.clients}")
+        check_value("clients", self.clients, self.clients >= 1, "at least 1")
         check_budget(1.0, self.method.delta)
-        if not 0 < self.participation <= 1:
-            raise ValueError(f"participation must be in (0, 1], got {self.participation}")
-        if self.participants is not None and not 1 <= self.participants <= self.clients:
-            raise ValueError(f"participants must be in 1..{self.clients} (the clients), got {self.participants}")
-        if self.participants is not None and self.participation != 1:
-            raise ValueError(f"participation must be 1 with participants, got {self.participation}")
-        if not 1 <= self.min_clients <= self.in_a_round:
-            allowed = f"1..{self.in_a_round} (the clients in a round)"
-            raise ValueError(f"min_clients must be in {allowed}, got {self.min_clients}")
+        check_value("participation", self.participation, 0 < self.participation <= 1, "in (0, 1]")
+        if (drawn := self.participants) is not None:
+            check_value("participants", drawn, 1 <= drawn <= self.clients, f"in 1..{self.clients} (the clients)")
+            check_value("participation", self.participation, self.participation == 1, "1 with participants")
+        most, least = self.in_a_round, self.min_clients
+        check_value("min_clients", least, 1 <= least <= most, f"in 1..{most} (the clients in a round)")
         privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
-        if privacy is not None and privacy.trust == "aggregate" and privacy.shares > self.min_clients:
-            least = f"method.averaging.privacy.shares = {privacy.shares}"
-            raise ValueError(f"min_clients must be at least {least}, got {self.min_clients}")
+        if privacy is not None and privacy.trust == "aggregate":
+            shares = f"at least method.averaging.privacy.shares = {privacy.shares}"
+            check_value("min_clients", least, least >= privacy.shares, shares)
         if self.numerics.server_workers > 1:
             self._check_server_workers()
 
     def _check_server_workers(self) -> None:
         gpu, storage = self.runtime.gpu_server, self.runtime.storage
-        if 0 < gpu <= 0.5:  # Two processes might get the same GPU.
-            raise ValueError(f"runtime.gpu_server must be 0 or above 0.5 with numerics.server_workers, got {gpu}")
+        sole = gpu == 0 or gpu > 0.5  # Else two processes might get the same GPU.
+        check_value("runtime.gpu_server", gpu, sole, "0 or above 0.5 with numerics.server_workers")
         if is_bucket(storage):
             raise ValueError(f"numerics.server_workers needs storage in a folder that all nodes share, got {storage!r}")
 
@@ -206,11 +201,6 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
     return KEYED + seeding.keyed_digest(secret, "data", dataset.digest)
 
 
-def is_of(experiment: Experiment, dataset: Dataset, secret: bytes) -> bool:
-    """Whether the experiment was resolved with these data, in the sweep with this secret."""
-    return experiment.data_digest == keyed(dataset, secret)
-
-
 def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
     if dataset.mapping is None:
         raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")
@@ -238,16 +228,11 @@ def _absolute(path: str) -> str:
     return str(Path(path).expanduser().absolute())
 
 
-def from_dict(data: Mapping[str, Any]) -> Experiment:
-    """The experiment of a config.json. Raises ValueError on unknown names."""
-    experiment: Experiment = overrides.from_dict(data, Experiment)
-    return experiment
-
-
 def read(path: Path, *, edited: bool = False) -> Experiment:
-    """`from_dict` of a config.json, which may be `edited` by hand. Raises ValueError if it is damaged."""
+    """The experiment of a config.json, which may be `edited` by hand. Raises ValueError if it is damaged."""
     try:
-        return from_dict(read_json(path, needs="method", edited=edited))
+        experiment: Experiment = overrides.from_dict(read_json(path, needs="method", edited=edited), Experiment)
+        return experiment
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None
     except ValueError as e:

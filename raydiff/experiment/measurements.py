@@ -32,11 +32,6 @@ def of_ledger(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee
     }
 
 
-def at_the_end(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
-    """`of_ledger`, and the largest true positive rates of any attack."""
-    return {**of_ledger(odometer, server, outsiders), **ceilings.rates(odometer)}
-
-
 def of_data(experiment: Experiment, *, together: bool) -> Metrics:
     """Overlap of the training clients' data, and what rows of their models (one if `together`) reveal of them (pDP)."""
     dataset = datasets.load(experiment.data)

@@ -5,15 +5,11 @@
     <storage>/sweeps/.budgeted/<name>-<digest>      the key of the digests in it
     <trial>/budget.json                             the trial's key in that log, and the number of its record
 
-A trial is charged before its first round, for all its rounds: the clients drawn and what their uploads reveal
-(`Method.upload_event`) are known beforehand. A repeated round or upload finds the record. No process sends anything
+A trial is charged once, before its first round, for all its rounds (`Method.upload_event`). No process sends anything
 while the trial's note has no number (`BudgetGuard`), or more than was charged (`Client.run`). A stopped trial gets
-nothing back.
-
-Trials are charged with their worst client, and add up in a privacy filter (`privacy.filters`). An example is in at most
-one client of a trial, so this covers it unless it is public there: all trials must have the same public rows. Under the
-unit client all must have the same partition too, since otherwise a client's records may be in several clients of a
-trial (`privacy_units`).
+nothing back. Trials are charged with their worst client, and add up in a privacy filter (`privacy.filters`). An example
+is in at most one client of a trial, so this covers it unless it is public there: all trials must have the same public
+rows, and under the unit client the same partition (`privacy_units`).
 
 The log belongs to a data source, however it is split or resized: two splits share records. Trials from before there was
 a budget are charged when it begins, with what they have sent; Gaussian DP's filter adds them up in any order.

@@ -99,20 +99,17 @@ def trials(base: Experiment, grid: Mapping[str, Sequence[Any]], beside: Sequence
         if (arm.private or arm.at_depths) and "method.epsilon" in axes:
             axes["method.epsilon"] = [epsilon for epsilon in axes["method.epsilon"] if epsilon is not None]
         of_arm = _combinations(start, axes)
-        experiments += [_without_noise(experiment) for experiment in of_arm] if arm.at_depths else of_arm
+        if arm.at_depths:  # the same depths without noise
+            depths = (experiment.method.depth for experiment in of_arm)  # type: ignore[attr-defined]
+            changes = [{"method.epsilon": None, "method.t0": depth} for depth in depths]
+            of_arm = list(map(overrides.override, of_arm, changes))
+        experiments += of_arm
     return experiments
 
 
 def _combinations(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[Experiment]:
     values = itertools.product(*grid.values())
     return [overrides.override(start, dict(zip(grid, combination, strict=True))) for combination in values]
-
-
-def _without_noise(experiment: Experiment) -> Experiment:
-    """The same depth without noise."""
-    depth = experiment.method.depth  # type: ignore[attr-defined]
-    changed: Experiment = overrides.override(experiment, {"method.epsilon": None, "method.t0": depth})
-    return changed
 
 
 def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:

@@ -39,16 +39,18 @@ class Suggestion:
     """A warning about sample quality, or ""."""
 
 
-def splits(data: Data) -> dict[str, int]:
-    """Return default sizes of all splits but train."""
+def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
+    """Return default sizes of all splits but train, by field path; none where the user's changes give a size."""
+    if any(f"data.{split}" in changes for split in ("train", *SPLITS)):
+        return {}
     folder = sources.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
         rows, test_rows = len(cells.read(folder, data.csv).frame), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
         rows, test_rows = len(source.labels) - source.own_test, source.own_test
-    sizes = {split: max(1, min(most, int(fraction * rows))) for split, (fraction, most) in SPLITS.items()}
-    return sizes | ({"test": min(SPLITS["test"][1], test_rows)} if test_rows else {})
+    sizes = {f"data.{split}": max(1, min(most, int(fraction * rows))) for split, (fraction, most) in SPLITS.items()}
+    return sizes | ({"data.test": min(SPLITS["test"][1], test_rows)} if test_rows else {})
 
 
 def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:

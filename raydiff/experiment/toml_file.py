@@ -1,15 +1,8 @@
 """Experiment files: changes of a preset, as TOML. `raydiff init` writes one; `raydiff run` and `sweep` take it.
 
     preset = "digits"
-    clients = 4
-
-    [data]
-    name = "path/to/pictures"
-
     [method.model.network]
     kind = "unet"                              # as --method.model.network unet
-    widths = [32, 64]
-
     [grid]                                     # axes of a sweep, in place of the preset's
     method.epsilon = [1, 10, "none"]
 

@@ -41,6 +41,7 @@ from raydiff.formats import rounding
 from raydiff.formats.json_files import Jsonl, read_outcome, sealed
 from raydiff.models.ddpm import Precision, compute_with
 from raydiff.models.training import Train
+from raydiff.privacy import ceilings
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
@@ -137,7 +138,7 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 
 def begin(trial: Trial) -> None:
     """Write config.json. Raises LeaseLost if the driver lost the sweep, ValueError if the data have changed."""
-    if not config.is_of(trial.experiment, datasets.load(trial.experiment.data), trial.keys.secret):
+    if trial.experiment.data_digest != config.keyed(datasets.load(trial.experiment.data), trial.keys.secret):
         name, secret = trial.experiment.data.name, trial.sweep / "secret"
         raise ValueError(f"the data set {name} is not the one that the trial was planned for, or {secret} is damaged")
     if trial.owner is not None:
@@ -237,8 +238,7 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
         experiment.method,
         pool,
         keys=trial.keys,
-        participation=experiment.participation,
-        participants=experiment.participants,
+        participants=experiment.in_a_round,
         min_clients=experiment.min_clients,
         public=datasets.load(experiment.data).splits["public"],
         setup=setup_of(experiment),
@@ -273,7 +273,7 @@ def _finish(
     experiment, artifacts = trial.experiment, trial.folder / "artifacts"
     artifacts.mkdir(exist_ok=True)
     views = guarantees(odometer, experiment)
-    final = measurements.at_the_end(odometer, *views)
+    final = measurements.of_ledger(odometer, *views) | ceilings.rates(odometer)
     if experiment.evaluation is not None:
         final |= measurements.of_data(experiment, together=odometer.bytes_up > 0)
         final |= measurements.of_models(experiment, pool, progress, final, artifacts=artifacts)
@@ -306,16 +306,13 @@ def _released(trial: Trial, progress: Progress, outsiders: Guarantee) -> str:
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
-    both = [view.guarantee(delta, accountant) for view in (odometer.server, odometer.outsiders)]
-    server, outsiders = (cautioned(guarantee, experiment) for guarantee in both)
-    if not publishes_labels(experiment.partition) and experiment.newcomers is None:
-        return server, outsiders
-    return _with_labels(server), _with_labels(outsiders)
-
-
-def _with_labels(guarantee: Guarantee) -> Guarantee:
-    labels = ("labels",) if guarantee.unit == "example" else ()
-    return replace(guarantee, declared=tuple(dict.fromkeys((*guarantee.declared, *labels))))
+    published = publishes_labels(experiment.partition) or experiment.newcomers is not None
+    both = []
+    for view in (odometer.server, odometer.outsiders):
+        guarantee = cautioned(view.guarantee(delta, accountant), experiment)
+        labels = ("labels",) if published and guarantee.unit == "example" else ()
+        both.append(replace(guarantee, declared=tuple(dict.fromkeys((*guarantee.declared, *labels)))))
+    return both[0], both[1]
 
 
 def without_secret(experiment: Experiment) -> Experiment:

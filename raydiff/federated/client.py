@@ -7,7 +7,7 @@ import functools
 import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -96,36 +96,22 @@ class StateCache:
         self.bytes -= self._stored.pop(client, 0)
 
 
+@dataclass(eq=False, repr=False)
 class Client:
-    """One client. Without a `store` nothing survives this process.
+    """One client. Without a `store` nothing survives this process."""
 
-    Args:
-        unseen: it takes part in no round, and fits the shared model afterwards.
-        vectorize: it trains in lock-step with others.
-        instruments: the metrics of `local_update` leave the client.
-        strict: it sends nothing that reveals more than its method declared beforehand (`Budget`).
-        state_cache: of all clients of the process.
-    """
-
-    def __init__(
-        self,
-        number: int,
-        method: Method,
-        data: Records,
-        *,
-        keys: Keys,
-        public: Records | None = None,
-        store: Checkpoint | None = None,
-        unseen: bool = False,
-        vectorize: bool = False,
-        instruments: bool = True,
-        strict: bool = False,
-        state_cache: StateCache | None = None,
-    ) -> None:
-        self.number, self.method, self.data, self.public = number, method, data, public
-        self.keys, self.store, self.unseen, self.vectorize = keys, store, unseen, vectorize
-        self.strict, self.instruments = strict, instruments
-        self._cache = StateCache() if state_cache is None else state_cache
+    number: int
+    method: Method
+    data: Records
+    _: KW_ONLY
+    keys: Keys
+    public: Records | None = None
+    store: Checkpoint | None = None
+    unseen: bool = False  # it takes part in no round, and fits the shared model afterwards
+    vectorize: bool = False  # it trains in lock-step with others
+    instruments: bool = True  # the metrics of `local_update` leave the client
+    strict: bool = False  # it sends nothing that reveals more than its method declared beforehand (`Budget`)
+    state_cache: StateCache = field(default_factory=StateCache)  # of all clients of the process
 
     def run(self, server: Params, number: int) -> tuple[Upload, Metrics]:
         """Run this client's part of a round. If the round is run again, a noised upload is resent, not drawn again.
@@ -135,7 +121,7 @@ class Client:
             self.store.check_open(number)
         if self.store and (stored := self.store.load_sent(self.number, number)):
             release, metrics, intact = stored
-            self._cache.drop(self.number)  # The store has this round's state; the one in memory may be older.
+            self.state_cache.drop(self.number)  # The store has this round's state; the one in memory may be older.
             if intact:  # Else the state is computed again, and the stored upload is sent.
                 return Upload(self.number, len(self.data), release), {**metrics, "upload/resent": 1.0}
         state = self._state_before(number)
@@ -169,7 +155,7 @@ class Client:
 
     def is_trained(self, number: int) -> bool:
         """Whether the state after round `number` is in memory or in the store, so that no training is needed."""
-        if any(n <= number for n in self._cache.of(self.number)) or self.method.init_key is None:
+        if any(n <= number for n in self.state_cache.of(self.number)) or self.method.init_key is None:
             return True
         if self.store is None:
             return False
@@ -200,7 +186,7 @@ class Client:
         return {**kinds, **personal}
 
     def _state_before(self, number: int) -> Params:
-        states = self._cache.of(self.number)
+        states = self.state_cache.of(self.number)
         earlier = [n for n in states if n < number]
         if earlier:
             return states[max(earlier)]
@@ -209,7 +195,7 @@ class Client:
         if state is None:
             state = self._initial()
             stored = self.store is not None and (self.method.init_key is None or self.store.cache is not None)
-        self._cache.put(self.number, {**states, number - 1: state}, stored=stored)
+        self.state_cache.put(self.number, {**states, number - 1: state}, stored=stored)
         return state
 
     def _initial(self) -> Params:
@@ -248,8 +234,8 @@ class Client:
     def _save(self, number: int, state: Params) -> None:
         if self.store:
             self.store.save_client(self.number, number, state)
-        before = {n: s for n, s in self._cache.of(self.number).items() if n == number - 1}
-        self._cache.put(self.number, {**before, number: state}, stored=self.store is not None)
+        before = {n: s for n, s in self.state_cache.of(self.number).items() if n == number - 1}
+        self.state_cache.put(self.number, {**before, number: state}, stored=self.store is not None)
 
 
 def write_ahead(

@@ -56,8 +56,8 @@ class ExactSum:
         self._bits: Bits | None = None  # Includes each summand's `_origin`, modulo 2**64.
         self._block: Tensor | None = None  # Where a part of a summand is rounded.
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _restored, (self.grid, self.count, self.layout, self.dtypes, self._bits)
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_block": None}
 
     def add(self, value: Tensors, weight: float = 1.0) -> None:
         """Add weight * value. Raises OutOfRange, and adds nothing, if it does not fit; ValueError for other leaves."""
@@ -141,9 +141,3 @@ def _ends(x: Tensor) -> tuple[float, float]:
     entries = (x if x.dtype in (torch.float32, torch.float64) else x.float()).numpy()
     with np.errstate(invalid="ignore"):
         return float(entries.min()), float(entries.max())
-
-
-def _restored(grid: Grid, *state: Any) -> ExactSum:
-    total = ExactSum(grid)
-    total.count, total.layout, total.dtypes, total._bits = state
-    return total

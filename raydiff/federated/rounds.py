@@ -96,7 +96,6 @@ def rounds(
     pool: ClientExecutor,
     *,
     keys: Keys,
-    participation: float = 1.0,
     participants: int | None = None,
     min_clients: int = 1,
     public: Records | None = None,
@@ -111,8 +110,7 @@ def rounds(
     without it. With a store that has committed rounds, the last one is yielded again (`resumed`), then the next ones.
 
     Args:
-        participation: The fraction of clients drawn for each round, uniformly without replacement.
-        participants: Their number instead.
+        participants: How many clients are drawn for each round, uniformly without replacement; None: all.
         min_clients: Usable uploads that a round needs.
         public: The records that everybody has.
         setup: The event of what was learned from every client's records before round 0.
@@ -121,9 +119,6 @@ def rounds(
 
     Raises Failed if a participant fails or too few uploads can be used, LeaseLost if another process has taken over.
     """
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation must be in (0, 1], got {participation}")
-    count = participants or max(1, round(participation * len(pool.clients)))
     first, server, ledger = 0, {}, Ledger()
     if store and (last := store.last_commit()):
         number, record = last
@@ -142,7 +137,7 @@ def rounds(
         _round, method, pool, keys=keys, min_clients=min_clients, instruments=instruments, folder=folder
     )
     for number in range(first, method.rounds):
-        drawn = drawn_for(pool.clients, count, keys.seed, number)
+        drawn = drawn_for(pool.clients, participants or len(pool.clients), keys.seed, number)
         before = TRAINER_OVERRIDE.set(train)
         try:
             with failing_as("the server", number, method):
@@ -194,12 +189,12 @@ def _round(
     return Progress(number, after, ledger, metrics, rejected)
 
 
+@dataclass
 class _RoundCollector:
     """Collects the records of a round's uploads, of which `aggregate` must get at least `enough`."""
 
-    def __init__(self, enough: int) -> None:
-        self.enough = enough
-        self.sent: list[UploadRecord] = []
+    enough: int
+    sent: list[UploadRecord] = field(default_factory=list)
 
     @property
     def rejected(self) -> dict[int, str]:

@@ -24,15 +24,13 @@ PDP = {"own": "by each client's own model", "union": "by a model of all tables"}
 
 def studies(sweep: SweepView, out: Path) -> Section:
     """The tables of `collaboration`, `feddistr` and `newcomers`, each where the sweep has its data."""
-    if len(sweep.folders) > 1:
-        return Section([])
     return Section([*_collaboration(sweep, out), *_feddistr(sweep, out), *_unseen_clients(sweep)])
 
 
 def _collaboration(sweep: SweepView, out: Path) -> Iterator[str]:
     if "collaboration" not in (sweep.preset or ""):
         return
-    distances = collaboration.distances(sweep.folders[0])
+    distances = collaboration.distances(sweep.folder)
     collaboration.draw(distances, path := out / "paired.png")
     note = "Distance of the minority classes: paired differences, seed by seed, mean and 95 % Student interval, bold "
     note += "where it excludes 0; negative: the first arm is closer to real records. No correction for their number."
@@ -58,7 +56,7 @@ def _feddistr(sweep: SweepView, out: Path) -> Iterator[str]:
 def _unseen_clients(sweep: SweepView) -> Iterator[str]:
     if "final/new/kd_cnn/all" not in sweep.finished:
         return
-    readings = unseen.readings(sweep.folders[0])
+    readings = unseen.readings(sweep.folder)
     first = "SPIRE" if "SPIRE" in set(readings["method"]) else str(readings["method"].iloc[0])
     yield html.heading("Clients that joined later")
     yield from sheet(unseen.shown_table(readings, unseen.table(readings, first)), "newcomers")

@@ -28,7 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_one_of, check_value
 from raydiff.privacy import gaussian, grid, renyi
 from raydiff.privacy.gaussian import check_delta
 from raydiff.privacy.pld import Steps, privacy_loss
@@ -103,10 +103,8 @@ def tightest(evaluate: Callable[[str], T]) -> T:
 
 def check_budget(epsilon: float, delta: float) -> None:
     """Raise ValueError for a bad epsilon or delta."""
-    if not epsilon > 0:
-        raise ValueError(f"epsilon must be > 0, got {epsilon}")
-    if not 0 < delta <= MOST_DELTA:
-        raise ValueError(f"delta must be in (0, {MOST_DELTA:g}], and below 1 / (number of records), got {delta}")
+    check_value("epsilon", epsilon, epsilon > 0, "> 0")
+    check_value("delta", delta, 0 < delta <= MOST_DELTA, f"in (0, {MOST_DELTA:g}], and below 1 / (number of records)")
 
 
 def group_of(event: Event) -> Group | None:

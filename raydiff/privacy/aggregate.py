@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from raydiff.lookup import check_value
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params, Tensors
 
@@ -119,8 +120,7 @@ def _leaves(flat: torch.Tensor, like: Tensors) -> Params:
 
 def discrete_gaussian(sigma: int, count: int, rng: np.random.Generator) -> Whole:
     """Return (count,) exact draws of N_Z(0, sigma^2) for a whole sigma: Karney 2016 (arXiv 1303.6257), algorithm D."""
-    if not 1 <= sigma <= LARGEST:
-        raise ValueError(f"sigma must be in 1..{LARGEST}, got {sigma}")
+    check_value("sigma", sigma, 1 <= sigma <= LARGEST, f"in 1..{LARGEST}")
     draws, missing = [np.zeros(0, np.int64)], count
     while missing > 0:
         draws.append(_accepted(sigma, 2 * missing + 16, rng)[:missing])

@@ -25,6 +25,7 @@ import torch
 from scipy.special import betaincinv, ndtri
 from torch import Tensor
 
+from raydiff.lookup import check_value
 from raydiff.privacy import gaussian
 from raydiff.seeding import NoiseStream
 
@@ -111,8 +112,7 @@ def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> C
     on a side, scores that are not finite, and confidence outside (0, 1)."""
     if (count := min(len(canaries), len(antipodes))) < 4:
         raise ValueError(f"an audit needs at least 8 canaries, half of them antipodes, got {count} of a kind")
-    if not 0 < confidence < 1:
-        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    check_value("confidence", confidence, 0 < confidence < 1, "in (0, 1)")
     if not (canaries.isfinite().all() and antipodes.isfinite().all()):
         raise ValueError("the scores must be finite numbers")
     return CanaryAudit(

@@ -18,7 +18,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_one_of, check_value
 from raydiff.privacy import accountants, aggregate, release
 from raydiff.privacy.aggregate import Encoding
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, Release, Trust, clipped_update, noised
@@ -46,12 +46,10 @@ class ClientPrivacy:
 
     def __post_init__(self) -> None:
         accountants.check_budget(self.epsilon, DELTA)
-        if not (self.clip > 0 and math.isfinite(self.clip)):
-            raise ValueError(f"clip must be a positive number, got {self.clip}")
+        check_value("clip", self.clip, 0 < self.clip < math.inf, "a positive number")
         check_one_of("trust", self.trust, get_args(Trust))
         if self.trust != "aggregate":
-            if self.shares is not None:
-                raise ValueError(f"shares must be none unless trust is aggregate, got {self.shares}")
+            check_value("shares", self.shares, self.shares is None, "none unless trust is aggregate")
         elif self.shares is None or self.shares < 2:
             got = "none" if self.shares is None else self.shares
             raise ValueError(f"shares must be at least 2 under trust = aggregate, got {got}")
@@ -96,11 +94,9 @@ class ClientPrivacy:
         return Encoding.of(clip=self.clip, ratio=self.std(rounds) / (2 * self.clip), size=size, shares=self.shares)
 
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
-        """Return the noised mean of `count` clipped updates, as published under central trust, and its event.
-
-        A mean in float32 is rounded by up to 2^-24 of its norm, so replacing a client moves `count` times the mean by
-        (2 + 2 count 2^-24) clip: the noise is larger by that.
-        """
+        """Return the noised mean of `count` clipped updates, as published under central trust, and its event. A mean in
+        float32 is rounded by up to 2^-24 of its norm, so replacing a client moves `count` times the mean by (2 + 2
+        count 2^-24) clip: the noise is larger by that."""
         std = self.std(rounds)
         event = Gaussian(std / (2 * self.clip), "client", "replace_one", "central")
         noisy = noised(mean, std=std / count * (1 + count * 2.0**-24), noise=noise)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import functools
 import math
 
+from raydiff.lookup import check_value
+
 
 def epsilon_for(mu: float, delta: float) -> float:
     """Return the smallest epsilon of mu-Gaussian DP at delta (Balle & Wang 2018, arXiv 1805.06530, Theorem 8). Solves
@@ -51,14 +53,12 @@ def fpr_floor(mu: float, tpr: float) -> float:
 
 def check_delta(delta: float) -> None:
     """Raise ValueError unless 0 < delta < 1."""
-    if not 0 < delta < 1:
-        raise ValueError(f"delta must be in (0, 1), got {delta}")
+    check_value("delta", delta, 0 < delta < 1, "in (0, 1)")
 
 
 def check_mu(mu: float) -> None:
     """Raise ValueError unless mu >= 0."""
-    if not mu >= 0:
-        raise ValueError(f"mu must be >= 0, got {mu}")
+    check_value("mu", mu, mu >= 0, ">= 0")
 
 
 def _log_delta(a: float, mu: float) -> float:

@@ -37,6 +37,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from raydiff.lookup import check_value
 from raydiff.privacy import accountants, tradeoff
 from raydiff.privacy.canaries import STRETCH, CanaryAudit, bound
 from raydiff.privacy.release import Event, Gaussian
@@ -131,8 +132,7 @@ def guess(
     `included` (m,) are the coins. Ties are broken at random. Each of `groups` (m,) bool is audited by itself, with
     `middle` as the threshold."""
     m = len(scores)
-    if not 2 <= guesses <= m or guesses % 2:
-        raise ValueError(f"guesses must be an even number in 2..{m} (the canaries), got {guesses}")
+    check_value("guesses", guesses, 2 <= guesses <= m and guesses % 2 == 0, f"an even number in 2..{m} (the canaries)")
     shuffled = torch.randperm(m, generator=rng)
     order = shuffled[scores[shuffled].sort(stable=True).indices]
     out, inside = included[order[: guesses // 2]], included[order[m - guesses // 2 :]]

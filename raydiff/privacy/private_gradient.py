@@ -23,7 +23,7 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Literal
 
 import numpy as np
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from raydiff import seeding, tree
 from raydiff.formats import rounding
+from raydiff.lookup import check_value
 from raydiff.privacy import accountants, ghost_clipping, grid
 from raydiff.privacy.ghost_clipping import Outer, PerRecord
 from raydiff.privacy.release import ROUNDING, Gaussian
@@ -59,43 +60,30 @@ class Mechanism:
     multiplicity: int = 1  # K: draws over which a record's gradient is averaged before it is clipped
 
     def __post_init__(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise ValueError(f"noise_multiplier must be a number >= 0, got {self.noise_multiplier}")
-        if not 0 < self.max_grad_norm < math.inf:
-            raise ValueError(f"max_grad_norm must be a positive number, got {self.max_grad_norm}")
-        if self.multiplicity < 1:
-            raise ValueError(f"multiplicity must be at least 1, got {self.multiplicity}")
+        check_value("noise_multiplier", self.noise_multiplier, 0 <= self.noise_multiplier < math.inf, "a number >= 0")
+        check_value("max_grad_norm", self.max_grad_norm, 0 < self.max_grad_norm < math.inf, "a positive number")
+        check_value("multiplicity", self.multiplicity, self.multiplicity >= 1, "at least 1")
 
 
+@dataclass(eq=False, repr=False)
 class PrivateGradient:
-    """The noised gradients of a loss on one client's records, and the privacy event of all steps so far.
+    """The noised gradients of a loss on one client's records, and the privacy event of all steps so far."""
 
-    Args:
-        images: (n, C, H, W), with labels (n, columns); gradients are computed on their device.
-        batch: expected number of records in a step, n at most.
-        rng: for the loss's draws, which need not be secret.
-        noise: for the sample and the noise.
-        by_layers: ghost clipping where K = 1, for a loss and a network that `ghost_clipping` supports.
-    """
+    loss: Loss
+    images: Tensor  # (n, C, H, W); gradients are computed on their device
+    labels: Tensor  # (n, columns)
+    _: KW_ONLY
+    draws: Draws
+    mechanism: Mechanism
+    batch: int  # expected number of records in a step, n at most
+    rng: InitVar[torch.Generator]  # for the loss's draws, which need not be secret
+    noise: NoiseStream  # for the sample and the noise
+    relation: Neighbours = "zero_out"
+    by_layers: bool = False  # ghost clipping where K = 1, for a loss and a network that `ghost_clipping` supports
 
-    def __init__(
-        self,
-        loss: Loss,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        draws: Draws,
-        mechanism: Mechanism,
-        batch: int,
-        rng: torch.Generator,
-        noise: NoiseStream,
-        relation: Neighbours = "zero_out",
-        by_layers: bool = False,
-    ) -> None:
-        self.images, self.labels, self.draws, self.loss = images, labels, draws, loss
-        self.mechanism, self.batch, self.noise, self.relation = mechanism, batch, noise, relation
-        self.by_layers = by_layers and mechanism.multiplicity == 1  # a sum over draws is no outer product
-        self.rate = sampling_rate(batch, len(images))
+    def __post_init__(self, rng: torch.Generator) -> None:
+        self.by_layers &= self.mechanism.multiplicity == 1  # A sum over draws is no outer product.
+        self.rate = sampling_rate(self.batch, len(self.images))
         self.steps = 0
         self._seed = int(torch.randint(2**62, (1,), generator=rng))
         self._hashes: dict[int, str] = {}  # of the records drawn so far
@@ -188,8 +176,7 @@ def clipped_sum(gradients: PerRecord, clip: float) -> Params:
 
 def sampling_rate(batch: int, records: int) -> float:
     """Return q = batch / n. Raises ValueError for a batch larger than the client's number of records."""
-    if not 1 <= batch <= records:
-        raise ValueError(f"batch must be in 1..{records} (the client's number of records), got {batch}")
+    check_value("batch", batch, 1 <= batch <= records, f"in 1..{records} (the client's number of records)")
     return batch / records
 
 

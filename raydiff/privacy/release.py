@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.lookup import check_one_of
+from raydiff.lookup import check_one_of, check_value
 from raydiff.privacy import grid
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Flat, Params, Tensors, clip_records
@@ -71,12 +71,9 @@ class Gaussian:
     declared: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if not self.std_over_sensitivity >= 0:
-            raise ValueError(f"std_over_sensitivity must be >= 0, got {self.std_over_sensitivity}")
-        if not 0 < self.sampling_rate <= 1:
-            raise ValueError(f"sampling_rate must be in (0, 1], got {self.sampling_rate}")
-        if self.steps < 1:
-            raise ValueError(f"steps must be at least 1, got {self.steps}")
+        check_value("std_over_sensitivity", self.std_over_sensitivity, self.std_over_sensitivity >= 0, ">= 0")
+        check_value("sampling_rate", self.sampling_rate, 0 < self.sampling_rate <= 1, "in (0, 1]")
+        check_value("steps", self.steps, self.steps >= 1, "at least 1")
 
 
 @dataclass(frozen=True)
@@ -85,8 +82,7 @@ class DiscreteGaussian(Gaussian):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.sampling_rate != 1:
-            raise ValueError(f"sampling_rate must be 1 of a DiscreteGaussian, got {self.sampling_rate}")
+        check_value("sampling_rate", self.sampling_rate, self.sampling_rate == 1, "1 of a DiscreteGaussian")
 
 
 Event = Nothing | NonPrivate | Gaussian
@@ -121,11 +117,9 @@ _KEY = object()
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A value that has left its client, with its event. Made by this module's functions only.
-
-    Holds copies in a read-only mapping: a view's pickle carries the whole storage behind it (other records too), and a
-    tensor that the client also holds could change after it was accounted for.
-    """
+    """A value that has left its client, with its event. Made by this module's functions only. Holds copies in a
+    read-only mapping: a view's pickle carries the whole storage behind it (other records too), and a tensor that the
+    client also holds could change after it was accounted for."""
 
     value: Tensors
     event: Event

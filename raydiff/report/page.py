@@ -1,7 +1,6 @@
 """A sweep as one HTML page that opens offline, and its tables as CSV and parquet.
 
     raydiff report SWEEP [--out DIR]     writes report.html and the tables into DIR (default: SWEEP/report)
-    raydiff report SWEEP SWEEP ... --out DIR     several on one page, where the sweep is one of a trial's settings
 
 A section without data (an attack, a second seed) is left out. A sweep may still be running.
 """
@@ -22,7 +21,7 @@ from raydiff.report.sections.samples import samples
 from raydiff.report.sections.seeds import seeds
 from raydiff.report.sections.setting import frontier, what_was_run
 from raydiff.report.sections.trials import cost, ledgers
-from raydiff.report.sweep_view import Section, SweepView, join, open_sweep
+from raydiff.report.sweep_view import Section, SweepView, open_sweep
 
 SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registry(
     {
@@ -44,9 +43,9 @@ SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registr
 """Title -> function of a section, which writes its pictures into a folder. In the order of the page."""
 
 
-def write(out: Path, *folders: Path) -> Path:
-    """Write report.html and the tables of these sweeps into `out`; returns the page. Raises ValueError as `join`."""
-    sweep = join([open_sweep(folder) for folder in folders])
+def write(out: Path, folder: Path) -> Path:
+    """Write report.html and the tables of a sweep into `out`; returns the page. Raises ValueError as `open_sweep`."""
+    sweep = open_sweep(folder)
     out.mkdir(parents=True, exist_ok=True)
     every = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}
     tables = {name: table for section in every.values() for name, table in section.tables.items()}
@@ -71,7 +70,5 @@ def _section(make: Callable[[SweepView, Path], Section], sweep: SweepView, out: 
 
 def main(argv: Sequence[str]) -> None:
     """Write the report and print its path."""
-    options = load.arguments(__doc__, argv, several=True)
-    if len(options.sweeps) > 1 and options.out == options.sweep / "report":
-        raise ValueError("a report of several sweeps needs --out")
-    print(write(options.out, *options.sweeps))
+    options = load.arguments(__doc__, argv)
+    print(write(options.out, options.sweep))

@@ -26,24 +26,24 @@ LOCAL_OPTIONS = ("--name", "--runtime.storage", "--runtime.noise-secret")
 
 @dataclass(frozen=True, eq=False)
 class SweepView:
-    """A sweep's folder, or several to be compared, read once."""
+    """A sweep's folder, read once."""
 
-    folders: tuple[Path, ...]
+    folder: Path
     runs: pd.DataFrame
     """`load.runs`."""
     rounds: pd.DataFrame
     """`load.rounds`."""
     about: Row
-    """sweep.json; empty where there is none. Of several sweeps `origins`, one sentence each."""
+    """sweep.json; empty where there is none."""
 
     @property
     def name(self) -> str:
-        """The title of its page."""
-        return ", ".join(folder.resolve().name for folder in self.folders)
+        """Its name."""
+        return self.folder.resolve().name
 
     def trial(self, digest: str) -> Path:
         """The folder of one of its trials."""
-        return next(path for folder in self.folders if (path := folder / "trials" / digest).is_dir())
+        return self.folder / "trials" / digest
 
     @property
     def words(self) -> list[str] | None:
@@ -140,23 +140,7 @@ class Section:
 def open_sweep(folder: Path) -> SweepView:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
     path = folder / "sweep.json"
-    return SweepView((folder,), load.runs(folder), load.rounds(folder), read_plan(folder) if path.exists() else {})
-
-
-def join(sweeps: Sequence[SweepView]) -> SweepView:
-    """Several sweeps as one with the field `sweep`. Raises ValueError where two have one name, or share a trial."""
-    if len(sweeps) == 1:
-        return sweeps[0]
-    folders = tuple(folder for sweep in sweeps for folder in sweep.folders)
-    names = [sweep.name for sweep in sweeps]
-    if len(set(names)) < len(names):
-        raise ValueError(f"sweeps that are compared need different names, got {', '.join(names)}")
-    runs = pd.concat([sweep.runs.assign(sweep=sweep.name) for sweep in sweeps], ignore_index=True)
-    if len(twice := runs["digest"][runs["digest"].duplicated()]):
-        raise ValueError(f"trial {twice.iloc[0]} is in more than one of {', '.join(names)}")
-    rounds = pd.concat([sweep.rounds for sweep in sweeps], ignore_index=True)
-    origins = [f"{sweep.name}. {sweep.origin}" for sweep in sweeps]
-    return SweepView(folders, runs.apply(load.of_one_type), rounds, {"origins": origins})
+    return SweepView(folder, load.runs(folder), load.rounds(folder), read_plan(folder) if path.exists() else {})
 
 
 def _published(words: Sequence[str]) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.data.records import Records, joined
-from raydiff.evaluation.attacks import gower
+from raydiff.evaluation.attacks import closest
 from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.models.d3pm import codes_of
 from raydiff.results import generation as generate
@@ -32,7 +32,7 @@ class AttackedRows:
     nonmembers: Tensor  # as many that nobody trained on
     reference: Tensor  # others that nobody trained on
     columns: tuple[str, ...]  # names of the n columns
-    spans: tuple[int, ...]  # which of them have numbers (`gower.spans_of`)
+    spans: tuple[int, ...]  # which of them have numbers (`closest.spans_of`)
     seed: int  # of the sampled members and the synthetic rows
 
 
@@ -62,7 +62,7 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
         nonmembers=codes(nonmembers.images, nonmembers.labels),
         reference=codes(reference.images, reference.labels),
         columns=tuple(column.name for column in columns),
-        spans=gower.spans_of(columns),
+        spans=closest.spans_of(columns),
         seed=seed,
     )
 

@@ -179,7 +179,7 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"{folder} did not finish, it was {outcome['outcome']}{why}: there is nothing to sample")
     compute(experiment)  # threads are part of the name of a client's model
     dataset = datasets.load(experiment.data)
-    if not config.is_of(experiment, dataset, _secret(trial)):
+    if experiment.data_digest != config.keyed(dataset, _secret(trial)):
         raise ValueError(
             f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
             f"{trial.sweep / 'secret'} is damaged"

@@ -122,8 +122,7 @@ class Attacked:
             experiment.method,
             LocalExecutor(clients),
             keys=keys,
-            participation=experiment.participation,
-            participants=experiment.participants,
+            participants=experiment.in_a_round,
             min_clients=experiment.min_clients,
             public=public,
         )

@@ -14,7 +14,6 @@ import numpy as np
 from raydiff import methods
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
-from raydiff.experiment import config as configuration
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study, trials
@@ -84,7 +83,8 @@ def written(experiment: Experiment) -> str:
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
     """Return the experiment of a Tune config, which was `written`."""
-    return configuration.from_dict(json.loads(config["experiment"]))
+    experiment: Experiment = overrides.from_dict(json.loads(config["experiment"]), Experiment)
+    return experiment
 
 
 def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:

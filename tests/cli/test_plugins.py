@@ -154,7 +154,7 @@ def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_pat
     assert "eval/fd_cnn/all" in final and "eval/coverage/all" not in final
     written = read_json(opened.folder / "config.json")
     assert written["method"]["kind"] == "mylab.ditto:Ditto" and written["data"]["name"] == "mylab.bars:source"
-    assert config.from_dict(written).digest == opened.experiment.digest
+    assert overrides.from_dict(written, config.Experiment).digest == opened.experiment.digest
     finished = open_finished(opened.folder)
     labels = torch.tensor([[0], [3]])
     samples = [finished.source(i).sample(labels, torch.Generator().manual_seed(0)) for i in (0, 1)]

@@ -64,7 +64,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
     assert {name for name, _ in table["data"]} <= METRICS
     note = parent.data.tags["mlflow.note.content"]
     assert note.startswith("1 of 1 trials finished; no private setting") and note.count("\n\n") == 1
-    tree = config.from_dict(read_json(folder / "config.json"))
+    tree = config.read(folder / "config.json")
     for received_data in (i.dataset for r in (parent, child) for i in r.inputs.dataset_inputs):
         assert (received_data.name, received_data.digest) == ("digits", tree.data_digest.removeprefix(KEYED)[:16])
 
@@ -82,7 +82,7 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
 def test_a_client_keeps_its_metrics_itself(copied: Any) -> None:
     """Where they are made, not where they would be written."""
     folder = copied.folder("fedavg")
-    opened = trial.Trial(config.from_dict(read_json(folder / "config.json")), copied.sweeps / "fedavg")
+    opened = trial.Trial(config.read(folder / "config.json"), copied.sweeps / "fedavg")
     assert opened.experiment.evaluation is None
     (client,) = trial.make_clients(opened, [0])
     client.store = None

@@ -7,7 +7,7 @@ from sklearn.datasets import load_digits
 from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.evaluation.quality.distances import label_accuracy
-from raydiff.evaluation.quality.features import check_dim, cnn_features, cnn_logits, train_cnn
+from raydiff.evaluation.quality.features import cnn_features, cnn_logits, train_cnn
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -62,12 +62,6 @@ def test_takes_images_of_any_supported_shape(channels: int, height: int, width: 
     assert cnn_features(trained, images).shape == (10, 5)
     assert cnn_logits(trained, images).shape == (10, 3)
     assert cnn_logits(trained, images).isfinite().all()
-
-
-def test_five_records_for_each_feature() -> None:
-    check_dim(16, 80)
-    with pytest.raises(ValueError, match="dim must be at most n/5 = 15"):
-        check_dim(16, 79)
 
 
 @pytest.mark.parametrize("shape", [(4, 2, 8, 8), (4, 1, 7, 8), (4, 1, 8, 65), (1, 1, 8, 8)])

@@ -104,8 +104,8 @@ def test_coverage_is_the_mean_over_both_halves() -> None:
     result = sample_coverage(drawn)
     a, b = (real[half] for half in halves(of, generator(0, "reference halves")))
     each = [coverage(made, half, neighbours=2) for half in (a, b)]
-    assert result["recall/all"] == sum(c.recall for c in each) / 2
-    assert result["coverage/all_real"] == coverage(a, b, neighbours=2).coverage
+    assert result["recall/all"] == sum(c["recall"] for c in each) / 2
+    assert result["coverage/all_real"] == coverage(a, b, neighbours=2)["coverage"]
 
 
 def test_fed_back_the_training_images_are_all_flagged(cnn: Params) -> None:

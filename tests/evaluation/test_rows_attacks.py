@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.attacks import anonymeter, closest, domias, gower
+from raydiff.evaluation.attacks import anonymeter, closest, domias
 from raydiff.evaluation.attacks.anonymeter import Risk
 from raydiff.evaluation.attacks.membership import AttackResult, wilson
 from raydiff.evaluation.attacks.membership import attack as judge
@@ -45,10 +45,10 @@ def apart(one: Tensor, other: Tensor, spans: tuple[int, ...] = SPANS) -> float:
 def test_distances_are_those_of_each_column_by_itself() -> None:
     rows, records = torch.randint(6, (7, 5), generator=generator(0)), torch.randint(6, (9, 5), generator=generator(1))
     spans = (4, 0, 3, 0, 4)  # codes beyond a span are missing values
-    result = gower.distances(rows, records, spans=spans)
+    result = closest.distances(rows, records, spans=spans)
     assert result.tolist() == [[pytest.approx(apart(a, b, spans)) for b in records] for a in rows]
     counted = torch.rand(7, 5, generator=generator(2)) < 0.5
-    part = gower.distances(rows, records, spans=spans, columns=counted)
+    part = closest.distances(rows, records, spans=spans, columns=counted)
     for i, j in itertools.product(range(7), range(9)):
         c = counted[i]
         chosen = tuple(s for s, keep in zip(spans, c.tolist(), strict=True) if keep)
@@ -58,11 +58,11 @@ def test_distances_are_those_of_each_column_by_itself() -> None:
 def test_equal_distances_are_equal_to_the_bit() -> None:
     one, other = torch.tensor([[0, 0]]), torch.tensor([[1, 2], [3, 0], [2, 1]])
     assert 0.1 + 0.2 != 0.3
-    assert gower.distances(one, other, spans=(10, 10)).unique().tolist() == [0.3]
+    assert closest.distances(one, other, spans=(10, 10)).unique().tolist() == [0.3]
 
 
 def test_the_nearest_is_one_of_equals_by_lot() -> None:
-    drawn = gower.nearest(torch.tensor([[2.0, 1.0, 1.0, 3.0]]).repeat(600, 1), generator(0))
+    drawn = closest.nearest(torch.tensor([[2.0, 1.0, 1.0, 3.0]]).repeat(600, 1), generator(0))
     assert drawn.unique().tolist() == [1, 2] and 240 < int((drawn == 1).sum()) < 360
 
 

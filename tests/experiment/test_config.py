@@ -18,8 +18,8 @@ from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityM
 from raydiff.data.tables.cells import Csv
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
-from raydiff.experiment import config
-from raydiff.experiment.config import Experiment, Runtime, from_dict
+from raydiff.experiment import config, overrides
+from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import alternatives, convert, flat, has_path, override, parse_overrides, to_dict
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
@@ -33,6 +33,12 @@ from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import Budget
+
+
+def from_dict(tree: dict[str, Any]) -> Any:
+    """The experiment of a config.json."""
+    return overrides.from_dict(tree, Experiment)
+
 
 SPECIAL: dict[str, Any] = {
     "method": FedAvg(),

@@ -25,7 +25,7 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.trial import Trial, make_clients, noise_secret, open_trial
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
-from raydiff.formats.json_files import read_json, read_lines
+from raydiff.formats.json_files import read_lines
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
@@ -198,7 +198,7 @@ def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(finished: tup
 
 def test_config_json_is_enough_to_run_it_again(finished: Finished) -> None:
     opened, _ = finished
-    read = config.from_dict(read_json(opened.folder / "config.json"))
+    read = config.read(opened.folder / "config.json")
     assert read.digest == opened.experiment.digest == opened.folder.name
     assert read.data_digest == config.keyed(load(read.data), bytes.fromhex(SECRET))
     assert overrides.override(read, {"runtime.noise_secret": SECRET}) == opened.experiment

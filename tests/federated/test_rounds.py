@@ -173,10 +173,10 @@ def test_evaluation_is_keyed_by_client_and_repeats() -> None:
 # --- participation ---
 
 
-@pytest.mark.parametrize(("fraction", "count"), [(0.01, 1), (0.3, 3), (1.0, 10)])
-def test_participation_draws_that_fraction_without_replacement(fraction: float, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 3, 10])
+def test_so_many_clients_are_drawn_without_replacement(count: int) -> None:
     method = Walk(rounds=3, participating_rounds=3)
-    last = list(rounds(method, pool(method, clients=range(10)), keys=KEYS, participation=fraction))[-1]
+    last = list(rounds(method, pool(method, clients=range(10)), keys=KEYS, participants=count))[-1]
     each = last.server["server_only/who"].view(3, -1).tolist()
     assert all(ids == sorted(set(ids)) and len(ids) == count for ids in each)
 
@@ -185,19 +185,13 @@ def test_participants_vary_with_round_and_seed_and_reach_everybody() -> None:
     def drawn(seed: int) -> list[tuple[float, ...]]:
         method = Walk(rounds=30, participating_rounds=30)
         keys = replace(KEYS, seed=seed)
-        last = list(rounds(method, pool(method, clients=range(10)), keys=keys, participation=0.3))[-1]
+        last = list(rounds(method, pool(method, clients=range(10)), keys=keys, participants=3))[-1]
         return [tuple(ids) for ids in last.server["server_only/who"].view(30, 3).tolist()]
 
     first = drawn(0)
     assert first == drawn(0) != drawn(1)
     assert len(set(first)) > 15
     assert {i for ids in first for i in ids} == set(range(10))
-
-
-@pytest.mark.parametrize("fraction", [0.0, 1.5, float("nan")])
-def test_bad_participation_is_refused(fraction: float) -> None:
-    with pytest.raises(ValueError, match="participation must be in"):
-        run(Walk(), participation=fraction)
 
 
 # --- ledger and metrics ---

@@ -50,7 +50,7 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
     clients = [Client(i, method, records(i), keys=KEYS, store=store) for i in range(2)]
     seen: dict[int, set[str]] = {0: set(), 1: set()}
     took_part: dict[int, int] = {0: 0, 1: 0}
-    for progress in rounds(method, LocalExecutor(clients), keys=KEYS, participation=0.5, store=store):
+    for progress in rounds(method, LocalExecutor(clients), keys=KEYS, participants=len(clients) // 2, store=store):
         (entry,) = (e for e in progress.ledger.entries if e.round == progress.number)
         took_part[entry.client] += 1
         for client in clients:

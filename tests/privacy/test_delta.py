@@ -67,7 +67,7 @@ def test_a_delta_of_one_over_n_is_said_in_every_place(tmp_path: Path, tiny: Expe
             pd.DataFrame([{f"server/{k}": v for k, v in outcome["server"].items() if type(v) is not list}])
         )
         assert says in described(stated, *definitions(stated)) and says in str(stated["guarantee"][0])
-        assert config.from_dict(overrides.to_dict(opened.experiment)).method == method
+        assert overrides.from_dict(overrides.to_dict(opened.experiment), config.Experiment).method == method
 
 
 @pytest.mark.parametrize(("count", "is_said"), [(0, False), (99_999, False), (100_000, True), (10**9, True)])

@@ -1,14 +1,12 @@
-"""The report: each section from a sweep's files, pages of several sweeps, damaged files, and a browser."""
+"""The report: each section from a sweep's files, damaged files, and a browser."""
 
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from pages import Page, Part, Table
 from PIL import Image, PngImagePlugin
@@ -20,7 +18,7 @@ from raydiff.papers import report_sections
 from raydiff.report import page as report
 from raydiff.report.html import html, sheet
 from raydiff.report.sections import conclusion, seeds
-from raydiff.report.sweep_view import Section, SweepView, join, open_sweep
+from raydiff.report.sweep_view import Section, SweepView, open_sweep
 
 MLFLOW = "http://127.0.0.1:5000/#/experiments/3"
 
@@ -354,44 +352,3 @@ def test_splits_of_the_data_repeat_a_setting_as_seeds_do(tmp_path: Path) -> None
     ranks = seeds.ranking(sweep)
     assert list(ranks["n"]) == [3, 3] and list(ranks["rank"]) == [1, 2] and ranks["std"].iloc[0] > 0.1
     assert sorted(set(sweep.trials["seed"])) == ["0/0", "0/1", "1/1"] and sweep.fields == {}
-
-
-# ------------------------------------------------------------------------------------------------ several sweeps
-
-
-@pytest.fixture
-def two(tmp_path: Path) -> tuple[Path, Path]:
-    """PFDM and LocalOnly with four seeds, before and after PFDM became better by 1."""
-    for name, better in (("before", 0.0), ("after", 1.0)):
-        for seed in range(4):
-            for method, distance in (("PFDM", 3.0 - better), ("LocalOnly", 2.5)):
-                end = finished(9.0 if method == "PFDM" else 0.0, distance + 0.01 * seed)
-                write_trial(tmp_path / name, f"{name}{method}{seed}", method=method, seed=seed, outcome=end)
-        write_about(tmp_path / name, trials=8)
-    return tmp_path / "before", tmp_path / "after"
-
-
-def test_several_sweeps_on_one_page_are_settings_of_it(
-    two: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    joined = join([open_sweep(folder) for folder in two])
-    assert joined.fields == {"sweep": "sweep"} and joined.trial("beforePFDM0") == two[0] / "trials" / "beforePFDM0"
-    ranks = seeds.ranking(joined).set_index("setting")["rank"].to_dict()
-    local = {"LocalOnly, sweep after": 2, "LocalOnly, sweep before": 2}
-    assert ranks == {"PFDM, sweep after": 1, **local, "PFDM, sweep before": 4}
-    with pytest.raises(ValueError, match="--out"):
-        report.main(list(map(str, two)))
-    report.main([*map(str, two), "--out", str(tmp_path / "out")])
-    page = Page(Path(capsys.readouterr().out.strip()))
-    assert not [title for title, part in page.sections.items() if "could not be made" in part.text]
-    text = page.sections["What was run"].text
-    assert all(words in text for words in ("16 of 16 trials: 16 finished", "before. `raydiff sweep digits`", "after. "))
-    assert not list(two[0].glob("report")) and len(pd.read_csv(tmp_path / "out" / "runs.csv")) == 16
-
-
-def test_sweeps_of_one_name_or_with_a_common_trial_are_not_compared(two: tuple[Path, Path], tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="need different names, got before, before"):
-        report.write(tmp_path / "out", two[0], two[0])
-    shutil.copytree(two[0], tmp_path / "copy")
-    with pytest.raises(ValueError, match="trial beforeLocalOnly0 is in more than one of before, copy"):
-        report.write(tmp_path / "out", two[0], tmp_path / "copy")

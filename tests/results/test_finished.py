@@ -115,7 +115,7 @@ def test_a_client_model_that_is_gone_is_not_trained_again(copied, name: str) -> 
 
 def test_data_that_have_changed(copied) -> None:
     folder = copied.folder("pfdm")
-    experiment = replace(config.from_dict(read_json(folder / "config.json")), data_digest="other")
+    experiment = replace(config.read(folder / "config.json"), data_digest="other")
     (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
     (folder / "outcome.json").write_text(json.dumps(read_json(folder / "outcome.json")))
     moved = folder.rename(folder.with_name(experiment.digest))

@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from raydiff.evaluation.attacks.gower import distances, nearest
+from raydiff.evaluation.attacks.closest import distances, nearest
 from raydiff.evaluation.attacks.membership import Interval, wilson
 
 ATTEMPTS = 2000  # records of each side that are attacked, and predicates that are guessed, at most
@@ -69,9 +69,7 @@ def risk(members: Tensor, nonmembers: Tensor, guesses: Tensor) -> Risk:
 
 def singling_out(synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> Risk | None:
     """Attack tables of codes (m, n) by predicates that hold for one synthetic row: does one hold for one record only?
-
-    Returns None without such a predicate. Needs as many non-members as members, since uniqueness depends on that.
-    """
+    Returns None without such a predicate. Needs as many non-members as members, since uniqueness depends on that."""
     (s, n), wanted = synthetic.shape, min(ATTEMPTS, len(synthetic), len(members))
     size = torch.randint(1, n + 1, (TRIES * wanted, 1), generator=rng)  # columns of each predicate
     which = torch.rand(len(size), n, generator=rng).argsort(1) < size

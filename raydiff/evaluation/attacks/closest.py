@@ -9,7 +9,10 @@ Without memorisation both fractions are 0.5 on average. The interval is the frac
 membership is permuted, since many synthetic rows may be near the same record. A fraction of 0.5 is no guarantee: rows
 that a membership attack tells apart often pass (Yao et al. 2025, "The DCR Delusion", arXiv 2505.01524).
 
-Shapes: s synthetic rows, m members, m non-members, n columns.
+Distances are Gower's (Biometrics 27, 1971, 857), as sums over columns: a text column adds 1 where the rows differ, a
+column of numbers the difference in bins over the largest possible one; a missing value has distance 1 from any number.
+
+Shapes: s synthetic rows, N records, m members, m non-members, n columns, k categories at most.
 """
 
 from __future__ import annotations
@@ -19,10 +22,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from raydiff.evaluation.attacks.gower import distances
+from raydiff.data.tables.encode import Column
 from raydiff.evaluation.attacks.membership import Interval
 
+DECIMALS = 9  # of distances, so that equal ones are equal to the bit
 DRAWS = 400  # permutations of membership
 BATCH = 512  # synthetic rows whose distances are in memory at a time
 NEAREST = 64  # records kept per row; fewer than two of a side are among them in one of 2^58 permutations
@@ -41,7 +46,7 @@ class Closest:
 def attack(
     synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Closest:
-    """Measure codes (s, n) against as many members (m, n) as non-members, 2 at least, with `spans` of `gower`."""
+    """Measure codes (s, n) against as many members (m, n) as non-members, 2 at least, with `spans_of` their columns."""
     m, parts = len(members), []
     for part in synthetic.split(BATCH):
         apart = distances(part, torch.cat([members, nonmembers]), spans=spans)
@@ -76,3 +81,33 @@ def _two_nearest(near: Tensor, which: Tensor) -> Tensor:
 
 def _fraction_below(one: Tensor, other: Tensor) -> float:
     return float(((one < other).double() + (one <= other).double()).mean()) / 2
+
+
+def spans_of(columns: Sequence[Column]) -> tuple[int, ...]:
+    """Return the largest code of each column of numbers, and 0 for text columns."""
+    return tuple(len(column.edges or ()) for column in columns)
+
+
+def distances(rows: Tensor, records: Tensor, *, spans: Sequence[int], columns: Tensor | None = None) -> Tensor:
+    """Return distances from rows (s, n) to records (N, n): (s, N) float64; `columns` (s, n) bool: those that count."""
+    k = int(max(rows.max(), records.max())) + 1
+    each = torch.stack([_between_codes(span, k) for span in spans])  # (n, k, k)
+    from_codes = each[torch.arange(len(spans)), rows]  # (s, n, k): to each code of each column
+    if columns is not None:
+        from_codes = from_codes * columns.unsqueeze(-1)
+    apart: Tensor = from_codes.flatten(1) @ F.one_hot(records, k).flatten(1).double().T
+    return apart.round(decimals=DECIMALS)
+
+
+def nearest(apart: Tensor, rng: torch.Generator) -> Tensor:
+    """Return each row's nearest record (s,) from distances (s, N), a random one of ties."""
+    tied = apart == apart.amin(1, keepdim=True)
+    return torch.where(tied, torch.rand(apart.shape, generator=rng), -1.0).argmax(1)
+
+
+def _between_codes(span: int, k: int) -> Tensor:
+    apart = 1 - torch.eye(k, dtype=torch.float64)
+    if span:
+        codes = torch.arange(min(span + 1, k), dtype=torch.float64)
+        apart[: len(codes), : len(codes)] = (codes[:, None] - codes).abs() / span
+    return apart

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.attacks.gower import distances
+from raydiff.evaluation.attacks.closest import distances
 
 BANDWIDTHS = (0.1, 0.2, 0.4, 0.8)  # h: a row that differs in one text column has a weight of exp(-1 / h)
 BATCH = 512

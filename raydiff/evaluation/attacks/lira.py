@@ -26,6 +26,7 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks.scores import Query, in_batches, noised
 from raydiff.federated.method import Denoiser
+from raydiff.lookup import check_value
 
 MANY = 64  # shadows from which on a variance per record is worth estimating (section VI)
 BATCH = 1024
@@ -33,14 +34,10 @@ TINY = 1e-30  # lower bound of losses and deviations
 
 
 def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
-    """Return which records each shadow is trained on: (M, N) bool. Shadows 2i and 2i + 1 are complementary.
-
-    Raises ValueError for an odd number of shadows or 1 to 3, and for fewer than 2 records.
-    """
-    if shadows and (shadows < 4 or shadows % 2):
-        raise ValueError(f"shadows must be 0 or an even number of at least 4, got {shadows}")
-    if records < 2:
-        raise ValueError(f"records must be at least 2 to be halved, got {records}")
+    """Return which records each shadow is trained on: (M, N) bool. Shadows 2i and 2i + 1 are complementary. Raises
+    ValueError for an odd number of shadows or 1 to 3, and for fewer than 2 records."""
+    check_value("shadows", shadows, shadows in {0, *range(4, shadows + 1, 2)}, "0 or an even number of at least 4")
+    check_value("records", records, records >= 2, "at least 2 to be halved")
     inside = torch.zeros(shadows, records, dtype=torch.bool)
     for first in range(0, shadows, 2):
         inside[first, torch.randperm(records, generator=rng)[: records // 2]] = True
@@ -61,8 +58,7 @@ def statistics(
 
     (N, S) float64. Equal arguments give every model the same eps. Raises ValueError as `scores.in_batches`.
     """
-    if draws < 1:
-        raise ValueError(f"draws must be at least 1, got {draws}")
+    check_value("draws", draws, draws >= 1, "at least 1")
 
     def columns(z: Query, x0: Tensor) -> list[Tensor]:
         out = []

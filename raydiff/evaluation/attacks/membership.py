@@ -71,10 +71,8 @@ class AttackResult:
 def attack(
     *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
 ) -> AttackResult:
-    """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others.
-
-    Each argument is a matrix of scores (n, S). Raises ValueError for fewer than 2 rows, different columns, or NaN.
-    """
+    """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others. Each
+    argument is a matrix of scores (n, S). Raises ValueError for fewer than 2 rows, different columns, or NaN."""
     _check(calibration_members, calibration_nonmembers, members, nonmembers)
     column = best_column(calibration_members, calibration_nonmembers)
     set_in, set_out, inside, outside = (

@@ -28,9 +28,7 @@ PER_COEFFICIENT = 10  # fitted records per coefficient, at least
 
 def scores(statistics: Tensor, images: Tensor, nonmembers: Tensor) -> Tensor:
     """Return statistics (N, S) minus q of pictures (N, C, H, W): (N, S + 1), low for members; the last is the mean.
-
-    `nonmembers` (N,) bool says on which to fit, at least 2.
-    """
+    `nonmembers` (N,) bool says on which to fit, at least 2."""
     flat = images.double().flatten(1)
     rows = nonmembers.nonzero()[:, 0]
     predicted = quantiles(flat[rows], statistics[rows], flat, level=LEVEL)

@@ -127,10 +127,8 @@ def distances(uploads: Uploads, records: Records) -> Tensor:
 
 
 def summary(clients: Sequence[Scores]) -> Metrics:
-    """Return `attack/<target>/<attack>/<reading>`: members of `SHARED` targets pooled, others averaged over clients.
-
-    An attack or a reading that one client has too few records for is left out.
-    """
+    """Return `attack/<target>/<attack>/<reading>`: members of `SHARED` targets pooled, others averaged over clients. An
+    attack or a reading that one client has too few records for is left out."""
     out: Metrics = {}
     for target in dict.fromkeys(target for client in clients for target in client):
         each = [client[target] for client in clients if target in client]
@@ -150,10 +148,8 @@ def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def in_proportion(records: Records, classes: Tensor, *, most: int | None = None) -> Records:
-    """Return as many `records` as possible in the class mix of `classes` (n,), without classes that they lack.
-
-    At least one of each class; or, with at most `most` in all, each class's fraction rounded down.
-    """
+    """Return as many `records` as possible in the class mix of `classes` (n,), without classes that they lack. At least
+    one of each class; or, with at most `most` in all, each class's fraction rounded down."""
     rows = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
     wanted = {c: int((classes == c).sum()) for c, of_class in rows.items() if len(of_class)}
     if not wanted:

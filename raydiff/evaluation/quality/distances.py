@@ -21,10 +21,8 @@ SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
-    """Return the Frechet distance of Gaussians fitted to a (N, dim) and b (M, dim), in squared feature units.
-
-    Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
-    """
+    """Return the Frechet distance of Gaussians fitted to a (N, dim) and b (M, dim), in squared feature units. Raises
+    ValueError for fewer than 2 rows, different widths, or values that are not finite."""
     # the trace of the root of the product of covariances R^T R is the sum of the singular values of R_a R_b^T
     x, y = _checked(a, b)
     root, other = (np.linalg.qr((z - z.mean(0)).numpy()).R / math.sqrt(len(z) - 1) for z in (x, y))
@@ -33,11 +31,9 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
 
 def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
-    """Return (estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim).
-
-    The mean over 100 random subsets of min(N, M, 1000) rows, and their standard deviation; where both sets are the
-    subset, the jackknife's standard error over pairs of rows. Raises ValueError as `frechet`.
-    """
+    """Return (estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim). The mean
+    over 100 random subsets of min(N, M, 1000) rows, and their standard deviation; where both sets are the subset, the
+    jackknife's standard error over pairs of rows. Raises ValueError as `frechet`."""
     x, y = _checked(a, b)
     if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
         return _discrepancy(x, y), _jackknife(x, y)

@@ -61,11 +61,9 @@ def readings(
     groups: Mapping[str, Sequence[int]],
     classes: int,
 ) -> Metrics:
-    """Return accuracies on real test records; each argument is (images, classes).
-
-    `downstream/<name>/<group>` is that of the classifier trained on synthetic records, on test records of the group's
-    classes; `downstream/<name>/real` that of one trained on the client's own (`local`), the ceiling.
-    """
+    """Return accuracies on real test records; each argument is (images, classes). `downstream/<name>/<group>` is that
+    of the classifier trained on synthetic records, on test records of the group's classes; `downstream/<name>/real`
+    that of one trained on the client's own (`local`), the ceiling."""
     out: Metrics = {}
     images, labels = test
     masks = {k: torch.isin(labels, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}

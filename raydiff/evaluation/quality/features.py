@@ -29,19 +29,10 @@ WIDTHS = (16, 16, 16, 32, 64)
 ROWS_PER_FEATURE = 5  # records per feature for a usable covariance
 
 
-def check_dim(dim: int, n: int) -> None:
-    """Raise ValueError where the n records of the smallest compared group are too few for `dim` features."""
-    if dim > n // ROWS_PER_FEATURE:
-        most = f"n/5 = {n // ROWS_PER_FEATURE} for the smallest group that is compared, n = {n} records"
-        raise ValueError(f"evaluation.dim must be at most {most}, got {dim}")
-
-
 def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps: int = 400) -> Params:
-    """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters.
-
-    The `dim` features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that
-    are not 8 to 64 pixels a side with 1 or 3 channels.
-    """
+    """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters. The `dim`
+    features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that are not 8 to
+    64 pixels a side with 1 or 3 channels."""
     images, labels = records.images, records.labels[:, 0]
     n, channels, height, width = images.shape
     if n < 2 or channels not in (1, 3) or min(height, width) < 8 or max(height, width) > 64:

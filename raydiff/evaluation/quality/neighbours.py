@@ -9,8 +9,6 @@ Shapes: features (N, dim).
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-
 import torch
 from torch import Tensor
 
@@ -20,24 +18,13 @@ RATIO = 1 / 3  # below which a sample is memorised (Yoon et al.)
 FED_BACK = 256  # training images of the sanity check
 
 
-@dataclass(frozen=True, kw_only=True)
-class Coverage:
-    """For samples of the real law precision, recall and density are about 1, coverage about 1 - 2^-k."""
+def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, block: int = BLOCK) -> dict[str, float]:
+    """Measure samples (N, dim) against real records (M, dim), both with more than `neighbours` rows.
 
-    precision: float  # fraction of the samples inside some real record's ball
-    recall: float  # fraction of the real records inside some sample's ball
-    density: float  # mean over the samples of the number of real balls that hold it, divided by k; may exceed 1
-    coverage: float  # fraction of the real records whose ball holds a sample
-
-    def metrics(self, group: str) -> dict[str, float]:
-        """Return flat numbers, `precision/<group>` and so on."""
-        return {f"{name}/{group}": value for name, value in asdict(self).items()}
-
-
-def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, block: int = BLOCK) -> Coverage:
-    """Measure samples (N, dim) against real records (M, dim).
-
-    Both have more than `neighbours` rows. Raises ValueError for features that are not finite.
+    precision: the fraction of the samples inside some real record's ball; recall: of the real records inside some
+    sample's; density: the mean number of real balls that hold a sample, divided by k; coverage: the fraction of the
+    real records whose ball holds a sample. For samples of the real law the first three are about 1, coverage about
+    1 - 2^-k. Raises ValueError for features that are not finite.
     """
     if not (samples.isfinite().all() and real.isfinite().all()):
         raise ValueError("features must be finite, got infinite or NaN values")
@@ -53,21 +40,18 @@ def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, blo
         held += int(inside.sum())
         covered |= inside.any(0)
         recalled |= (distances <= radii[:, None]).any(0)
-    return Coverage(
-        precision=precise / len(samples),
-        recall=float(recalled.double().mean()),
-        density=held / (neighbours * len(samples)),
-        coverage=float(covered.double().mean()),
-    )
+    return {
+        "precision": precise / len(samples),
+        "recall": float(recalled.double().mean()),
+        "density": held / (neighbours * len(samples)),
+        "coverage": float(covered.double().mean()),
+    }
 
 
 def memorized_fraction(samples: Tensor, training: Tensor, *, block: int = 64) -> float:
-    """Return the fraction of samples (N, C, H, W) that are memorised training images (M, C, H, W).
-
-    A sample is memorised if it is three times closer in l2 to its nearest training image than to the next. Repeated
-    training images count once: the copy of a doubled image has ratio 1. Raises ValueError for fewer than 2 distinct
-    training images.
-    """
+    """Return the fraction of samples (N, C, H, W) that are memorised training images (M, C, H, W). A sample is
+    memorised if it is three times closer in l2 to its nearest training image than to the next. Repeated training images
+    count once: the copy of a doubled image has ratio 1. Raises ValueError for fewer than 2 distinct training images."""
     distinct = torch.unique(training.flatten(1), dim=0)
     if len(distinct) < 2:
         raise ValueError(f"training must hold at least 2 distinct images for the ratio test, got {len(distinct)}")

@@ -67,13 +67,8 @@ def readings(sweep: SweepView) -> pd.DataFrame:
             lows = [(numbers.get(f"{stat}_low"), ceiling[i]) for stat, ceiling in ceilings[target].items()]
             above = target in WITH_CEILING and any(low is not None and low > most for low, most in lows)
             row = {"digest": run["digest"], "setting": sweep.settings[i], "seed": sweep.seeds[i], "target": target}
-            row |= {
-                "attack": attack,
-                **numbers,
-                "auc_ceiling": ceilings[target]["auc"][i],
-                "above_ceiling": bool(above),
-            }
-            rows.append(row)
+            row |= {"attack": attack, **numbers, "auc_ceiling": ceilings[target]["auc"][i]}
+            rows.append({**row, "above_ceiling": bool(above)})
     return pd.DataFrame(rows).sort_values(KEYS, ignore_index=True) if rows else pd.DataFrame(rows)
 
 

@@ -17,7 +17,7 @@ from raydiff.report.html import sheet
 from raydiff.report.load import Row, column, records
 from raydiff.report.sweep_view import Section, SweepView, setting_name, short_column
 
-OWN_FIELDS = ("method", "sweep")
+OWN_FIELDS = "method"
 """How fields begin that are part of a setting; the others are part of its cell."""
 COLUMNS = ["cell", "setting", "rank", "n", "mean", "std", "against", "common", "difference", "low", "high"]
 

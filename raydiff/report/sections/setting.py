@@ -23,8 +23,7 @@ def what_was_run(sweep: SweepView, out: Path) -> Section:
     counts = sweep.runs["outcome"].value_counts()
     planned = max(len(sweep.about.get("trials", ())), len(sweep.runs))
     count = f"{len(sweep.runs)} of {planned} trials: {', '.join(f'{n} {o}' for o, n in counts.items())}."
-    blocks = [html.paragraph(count)]
-    blocks.append(html.bullets(sweep.about.get("origins", [sweep.origin])))
+    blocks = [html.paragraph(count), html.bullets([sweep.origin])]
     if address := sweep.about.get("opened_by"):
         blocks.append(html.linked(f"Its runs in MLflow: {address}"))
     blocks.append(html.bullets([f"tuned: {line}" for line in sweep.about.get("tuned", ())]))
@@ -62,15 +61,14 @@ def frontier(sweep: SweepView, out: Path) -> Section:
         blocks.append(html.paragraph("No trial finished or was stopped with results: there is no frontier."))
     if len(others):
         blocks += [html.heading("Settings without a row"), html.bullets(text.without_row(others))]
-    if len(sweep.folders) == 1:
-        blocks += [html.heading("All trials composed"), *composed(sweep)]
+    blocks += [html.heading("All trials composed"), *composed(sweep)]
     return Section(blocks, {"frontier": guarantees.flat(table)})
 
 
 def composed(sweep: SweepView) -> Iterator[str]:
     """The epsilon of the sweep, as computed at its end."""
     yield html.paragraph("All trials ran on the same records, so their epsilons add up.", note=True)
-    path = sweep.folders[0] / "composed.json"
+    path = sweep.folder / "composed.json"
     if not path.exists():
         yield html.paragraph("The composed epsilon was not computed: raydiff sweep does so at its end.")
         return

@@ -56,7 +56,7 @@ def cost(sweep: SweepView, out: Path) -> Section:
     """Seconds and bytes of every trial, how it ended and why."""
     table = ends(sweep)
     total = f"All trials: {table['seconds'].sum() / 3600:.2f} hours and {size(float(table['bytes_up'].sum()))} sent."
-    blocks = [html.paragraph(total), html.bullets([s for folder in sweep.folders for s in load.cut_short(folder)])]
+    blocks = [html.paragraph(total), html.bullets(load.cut_short(sweep.folder))]
     header = ["trial", "setting", "seed", "outcome", "reason", "epsilon, server", "epsilon, outsiders", "rounds"]
     header += ["seconds", "sent"]
     cells = []

@@ -26,7 +26,7 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.models.d3pm import DiscreteDiffusion, images_of
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
-from raydiff.papers.discrete.client_audit import measured
+from raydiff.papers.discrete.client_audit import bounds, measured
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.seeding import generator
 
@@ -51,10 +51,10 @@ def own() -> Records:
 
 
 def test_bounds_are_those_of_the_plain_algorithm_at_the_step_that_is_released(own: Records) -> None:
-    assert RowAudit().bounds(own, MODEL) == pytest.approx(told(own), rel=1e-9)
+    assert bounds(RowAudit(), own, MODEL) == pytest.approx(told(own), rel=1e-9)
     later = replace(MODEL, release=2)
-    assert RowAudit().bounds(own, later) == pytest.approx(told(own, replace(RELEASE, step=2)), rel=1e-9)
-    assert RowAudit(samples=3, epsilon=2.0).bounds(own, MODEL) == pytest.approx(
+    assert bounds(RowAudit(), own, later) == pytest.approx(told(own, replace(RELEASE, step=2)), rel=1e-9)
+    assert bounds(RowAudit(samples=3, epsilon=2.0), own, MODEL) == pytest.approx(
         told(own, replace(RELEASE, samples=3, epsilon=2.0)), rel=1e-9
     )
 
@@ -63,11 +63,11 @@ def test_a_conditional_model_is_audited_within_each_label() -> None:
     records = skewed(60, 4)
     labels = torch.arange(60).remainder(3)[:, None]
     of_three = Records(records.images, labels, records.numbers)
-    result = RowAudit().bounds(of_three, replace(MODEL, labels=(3,)))
+    result = bounds(RowAudit(), of_three, replace(MODEL, labels=(3,)))
     for label in range(3):
         mine = torch.nonzero(labels[:, 0] == label)[:, 0]
         assert result[mine.numpy()] == pytest.approx(told(records.select(mine)), rel=1e-9)
-    assert RowAudit().bounds(of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
+    assert bounds(RowAudit(), of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
 
 
 def test_the_most_exposed_are_left_out(own: Records) -> None:
