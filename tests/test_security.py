@@ -171,7 +171,7 @@ def test_rows_and_labels_that_do_not_fit_are_refused_by_what_the_file_says(
     before = pa.default_memory_pool().max_memory()
     monkeypatch.setattr(sizes, "memory", lambda: 100 * 2**20)
     assert len(load(Data(name=str(long.parent), fitted_on="all", **FEW)).label_names[0]) == 2
-    assert pa.default_memory_pool().max_memory() < max(before, 10 * 2**20)  # each text is in memory once
+    assert pa.default_memory_pool().max_memory() <= max(before, 10 * 2**20)  # each text is in memory once
     monkeypatch.setattr(sizes, "memory", lambda: 600 * 8)
     wide = parquet(tmp_path / "wide" / "x.parquet", grey(more=2**16), [0, 1])
     assert f"the pictures of one row group in {wide} would take 0" in refusal(Data(name=str(wide.parent), **FEW))
