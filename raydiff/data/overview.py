@@ -20,12 +20,9 @@ CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
 class Norms:
     """L2 norms of flattened pictures on [-1, 1], ascending, (N,) each."""
 
-    plain: Tensor
-    """Norms of the pictures."""
-    centred: Tensor
-    """Norms of the pictures less their mean."""
-    center: bool = False
-    """Whether clips are around that mean."""
+    plain: Tensor  # norms of the pictures
+    centred: Tensor  # norms of the pictures less their mean
+    center: bool = False  # whether clips are around that mean
 
     @property
     def suggested_clip(self) -> float:

@@ -29,14 +29,10 @@ class _File:
     """A parquet file with its label columns, which are read before rows are chosen."""
 
     path: Path
-    image: str
-    """Name of the picture column."""
-    columns: tuple[str, ...]
-    """Names of the label columns."""
-    labels: list[Any]
-    """pyarrow columns of int64, or of text with a dictionary."""
-    names: list[tuple[str, ...] | None]
-    """Names of the values of each label column, if the file names them."""
+    image: str  # name of the picture column
+    columns: tuple[str, ...]  # names of the label columns
+    labels: list[Any]  # pyarrow columns of int64, or of text with a dictionary
+    names: list[tuple[str, ...] | None]  # names of the values of each label column, if the file names them
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -22,8 +22,7 @@ from raydiff.data import entangled
 from raydiff.data.records import Records
 
 MOST_DRAWS = 1000  # of a Dirichlet partition with a least number of records: seconds where there are 50,000
-TEN_CLASSES = (0, 1, 6, 7, 9)
-"""PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8."""
+TEN_CLASSES = (0, 1, 6, 7, 9)  # PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,11 +14,9 @@ from torch import Tensor
 
 from raydiff.data.tables.encode import Mapping
 
-Picture = tuple[str, Image.Image]
-"""(location, stored picture)."""
+Picture = tuple[str, Image.Image]  # (location, stored picture)
 MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
-OWN_TEST = ("test", "validation", "val")
-"""Names of a source's test rows beside `train`; the first that exists is read."""
+OWN_TEST = ("test", "validation", "val")  # names of a source's test rows beside `train`; the first that exists is read
 
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:

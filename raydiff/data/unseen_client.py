@@ -25,14 +25,10 @@ from raydiff.seeding import generator
 class UnseenClient:
     """The records of an unseen client."""
 
-    records: Records
-    """Its training records."""
-    held_out: Records
-    """Reference for its generated records, with at least two of each of its classes."""
-    says: str
-    """Origin of both."""
-    notes: tuple[str, ...] = ()
-    """Conversions."""
+    records: Records  # its training records
+    held_out: Records  # reference for its generated records, with at least two of each of its classes
+    says: str  # origin of both
+    notes: tuple[str, ...] = ()  # conversions
 
 
 @dataclass(frozen=True, kw_only=True)

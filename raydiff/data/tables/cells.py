@@ -58,8 +58,7 @@ class Csv:
 class Cells:
     """The texts of a whole file."""
 
-    frame: pd.DataFrame
-    """Texts, or missing."""
+    frame: pd.DataFrame  # texts, or missing
     kinds: dict[str, Kind | str] = field(default_factory=dict)
     """Kind of each parquet column, or the type that no column of a table can have; of a CSV file none."""
 

@@ -12,14 +12,10 @@ from raydiff import lookup
 class CodeBook:
     """Declared columns, categories and classes of one table."""
 
-    files: tuple[str, ...]
-    """Training rows and, if there are, test rows, below the root."""
-    label: str
-    """The label column."""
-    classes: tuple[str, ...]
-    """Values of the label."""
-    bins: int
-    """Maximum number of categories of a column."""
+    files: tuple[str, ...]  # training rows and, if there are, test rows, below the root
+    label: str  # the label column
+    classes: tuple[str, ...]  # values of the label
+    bins: int  # maximum number of categories of a column
     read: Mapping[str, Sequence[float] | Mapping[str, Sequence[str]]]
     """{column: the edges of its bins, where it has numbers, else {category: values}}, in the order of the columns."""
 

@@ -27,22 +27,17 @@ from raydiff.data.tables.kinds import Kind, canonical, number_text, value
 if TYPE_CHECKING:
     import pandas as pd
 
-MISSING = "(missing)"
-"""Name of the category of missing values."""
-OTHER = "(other)"
-"""Name of the category of rare values and of values that no public row has."""
-UNUSED = "(none)"
-"""Name of codes that the column does not use, which only noised rows have."""
+MISSING = "(missing)"  # name of the category of missing values
+OTHER = "(other)"  # name of the category of rare values and of values that no public row has
+UNUSED = "(none)"  # name of codes that the column does not use, which only noised rows have
 
 
 @dataclass(frozen=True)
 class Column:
     """The categories of one column."""
 
-    name: str
-    """Name of the column."""
-    categories: tuple[str, ...]
-    """Names of the codes 0, 1, ..."""
+    name: str  # name of the column
+    categories: tuple[str, ...]  # names of the codes 0, 1, ...
     edges: tuple[float, ...] | None = None
     """e_1 < .. < e_m, which cut numbers into < e_1, e_1 to < e_2, .., >= e_m; None: a column of texts."""
     values: Dictionary[str, int] = field(default_factory=dict)
@@ -82,10 +77,8 @@ class Column:
 class Mapping:
     """The encoding of a table."""
 
-    columns: tuple[Column, ...]
-    """The n columns, without the label."""
-    label: Column | None = None
-    """The label."""
+    columns: tuple[Column, ...]  # the n columns, without the label
+    label: Column | None = None  # the label
 
     @property
     def decoded(self) -> tuple[Column, ...]:

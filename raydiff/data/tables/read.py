@@ -47,20 +47,13 @@ MOST_NAMED = 6  # columns of one kind that a note names
 class Encoded:
     """A table as category vectors."""
 
-    codes: Tensor
-    """(s, n) int64, each below the number of its column's categories."""
-    labels: Tensor | None
-    """(s,) int64; None: there is no label."""
-    rows: Tensor
-    """(s,) int64: the row of the file, 0 for the first below the header."""
-    mapping: Mapping
-    """Encoding of the columns."""
-    says: str
-    """Short description."""
-    notes: tuple[str, ...] = ()
-    """Kinds of the columns; columns and rows left out."""
-    fitted_columns: tuple[str, ...] = ()
-    """Columns, with the label, whose categories are undeclared and fitted on rows."""
+    codes: Tensor  # (s, n) int64, each below the number of its column's categories
+    labels: Tensor | None  # (s,) int64; None: there is no label
+    rows: Tensor  # (s,) int64: the row of the file, 0 for the first below the header
+    mapping: Mapping  # encoding of the columns
+    says: str  # short description
+    notes: tuple[str, ...] = ()  # kinds of the columns; columns and rows left out
+    fitted_columns: tuple[str, ...] = ()  # columns, with the label, whose categories are undeclared and fitted on rows
     public: Tensor | None = None
     """(p,) int64: ascending positions of the public rows that `fitted_columns` was fitted on; None: on all rows."""
 
