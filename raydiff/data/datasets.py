@@ -1,7 +1,7 @@
 """Data sets of pictures or tables, cut once into disjoint splits.
 
-Clients hold `train`; parameters of mechanisms may be taken from `public`; `validation` chooses checkpoints;
-`calibration` sets attack thresholds; `test` gives the final numbers. Names of data sets: see `sources`.
+Clients hold `train`; `validation` chooses checkpoints; `calibration` sets attack thresholds; `test` gives the final
+numbers.
 """
 
 from __future__ import annotations
@@ -27,11 +27,6 @@ from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import check_one_of
 
 FittedOn = Literal["public", "all"]
-LEARNED = {
-    True: "the classes, taken from all records",
-    False: "types, bins, names of categories and classes, taken from all records",
-}
-"""By whether the records are pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +159,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     splits["public"] = splits["public"].without_base()  # visible to clients
     if source.codes is None and config.fitted_on == "public":
         _check_classes(source, splits["public"])
+    learnt = "the classes" if source.codes is None else "types, bins, names of categories and classes"
     digest = tree.digest({f"{split}/{k}": v for split, records in splits.items() for k, v in records.leaves.items()})
     return Dataset(
         name=config.name,
@@ -176,7 +172,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         hidden_names=source.base_names,
         mapping=source.mapping,
         fitted_columns=source.fitted_columns,
-        private_fit=LEARNED[source.codes is None] if config.fitted_on == "all" and source.fitted_columns else "",
+        private_fit=f"{learnt}, taken from all records" if config.fitted_on == "all" and source.fitted_columns else "",
     )
 
 
@@ -193,11 +189,8 @@ def _check_classes(source: Source, public: Records) -> None:
         k = source.columns.index(column)
         unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
         if len(unseen):
-            value = source.names[k][int(unseen.min())]
+            none = f"none of the {len(public)} public records has the {column} {source.names[k][int(unseen.min())]!r}"
             remedy = (
                 "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
             )
-            raise ValueError(
-                f"none of the {len(public)} public records has the {column} {value!r} of {source.says}: {remedy} "
-                "(epsilon is then inf)"
-            )
+            raise ValueError(f"{none} of {source.says}: {remedy} (epsilon is then inf)")

@@ -28,18 +28,17 @@ def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> T
     if clients < 2 or m % clients:
         fitting = ", ".join(str(n) for n in range(2, m + 1) if m % n == 0) or "no number of"
         raise ValueError(f"an Entangled partition of {m} base distributions needs {fitting} clients, got {clients}")
-    owners = torch.arange(m) // (m // clients)  # of the bases in the order of `dealt`
     dealt = torch.randperm(m, generator=rng)
     away = mixing(xi, clients) * (clients - 1) / clients
     moved = (sizes[dealt].double() * away).cumsum(0).round().long().diff(prepend=torch.zeros(1, dtype=torch.int64))
     out = torch.zeros(m, clients, dtype=torch.int64)
     surplus = torch.zeros(clients, dtype=torch.float64)  # records of others' bases beyond the exact number
-    for base, owner, n in zip(dealt.tolist(), owners.tolist(), moved.tolist(), strict=True):
+    for place, (base, n) in enumerate(zip(dealt.tolist(), moved.tolist(), strict=True)):
+        owner = place // (m // clients)
         each, over = divmod(n, clients - 1)
-        row = torch.full((clients,), each)
-        ties = torch.rand(clients, dtype=torch.float64, generator=rng)
-        turn = surplus + 0.01 * ties
+        turn = surplus + 0.01 * torch.rand(clients, dtype=torch.float64, generator=rng)
         turn[owner] = math.inf
+        row = torch.full((clients,), each)
         row[turn.argsort()[:over]] += 1
         surplus += row - n / (clients - 1)
         surplus[owner] -= row[owner] - n / (clients - 1)
@@ -63,6 +62,6 @@ def measured(counts: Tensor) -> dict[str, float]:
         return {}
     rows, columns = torch.triu_indices(clients, clients, offset=1)
     pairs = coefficients(counts)[rows, columns]
-    of = {"entanglement_mean": pairs.mean(), "entanglement_max": pairs.max()}
-    of["theorem2"] = pairs.max() < 1 / (clients - 1) ** 2
+    holds = pairs.max() < 1 / (clients - 1) ** 2
+    of = {"entanglement_mean": pairs.mean(), "entanglement_max": pairs.max(), "theorem2": holds}
     return {f"partition/{name}": float(value) for name, value in of.items()}

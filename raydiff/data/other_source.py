@@ -1,6 +1,6 @@
 """Records of another data set, labelled by the names of the first, of the same shape, without its pictures.
 
-Equal pixels after conversion and resizing are refused, cropped or recompressed copies are not.
+Copies are pictures of equal pixels after conversion and resizing; cropped or recompressed ones are not noticed.
 """
 
 from __future__ import annotations
@@ -44,10 +44,7 @@ def read(
 
 
 def public_records(
-    other: Source,
-    source: Source,
-    splits: Mapping[str, Records],
-    config: Data,
+    other: Source, source: Source, splits: Mapping[str, Records], config: Data
 ) -> tuple[Records, tuple[str, ...]]:
     """`read` of `config.public` random rows of `other`. Raises ValueError also if there are fewer."""
     if config.public > len(other.labels):
@@ -77,14 +74,11 @@ def _refuse_overlap(
 ) -> None:
     places = {key: (split, row) for split, records in splits.items() for key, row in _hashed(records)}
     hashed = [pair for records in new for pair in _hashed(records)]
-    copies = [(row, places[key]) for key, row in hashed if key in places]
-    if copies:
-        theirs, (split, row) = copies[0]
-        one, another = other.where(theirs - len(source.labels)), source.where(row)
+    if copies := [(row, *places[key]) for key, row in hashed if key in places]:
+        theirs, split, row = copies[0]
+        example = f"{other.where(theirs - len(source.labels))}, which is {source.where(row)} (split {split})"
         count = f"{len(copies)} of {len(hashed)} pictures are"
-        raise ValueError(
-            f"{role} must hold no record of the run, but {count}, such as {one}, which is {another} (split {split})"
-        )
+        raise ValueError(f"{role} must hold no record of the run, but {count}, such as {example}")
 
 
 def _hashed(records: Records) -> list[tuple[str, int]]:

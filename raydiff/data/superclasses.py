@@ -31,28 +31,25 @@ def applied(source: Source, name: str) -> Source:
     """`source` with superclasses as classes, and the classes as hidden base distributions. Rows of classes in no
     superclass are left out. Raises ValueError if the source lacks all classes of a superclass."""
     table, classes = TABLES[name], source.names[0]
-    parents = {fine: parent for parent, of in table.items() for fine in of}
+    parents = {fine: place for place, of in enumerate(table.values()) for fine in of}
     if missing := [of[0] for of in table.values() if not set(of) & set(classes)]:
         few = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
         what = f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not"
         raise ValueError(f"{what} (its {source.columns[0]} is one of {few})")
     bases = tuple(fine for fine in classes if fine in parents)
     base_of = torch.tensor([bases.index(fine) if fine in parents else -1 for fine in classes])
-    parent_of = torch.tensor([list(table).index(parents[fine]) for fine in bases])
     base = base_of[source.labels[:, 0]]
-    kept = (base >= 0).nonzero()[:, 0]
-    out = source.rows(kept)
-    labels = out.labels.clone()
-    labels[:, 0] = parent_of[base[kept]]
-    left_out = len(base) - len(kept)
-    note = [f"{left_out} of {len(base)} rows left out: their class is in no superclass of {name}"] if left_out else []
+    out = source.rows((base >= 0).nonzero()[:, 0])
+    base, rows = base[base >= 0], len(base)
+    parent = torch.tensor([parents[fine] for fine in bases])[base]
+    note = [f"{rows - len(base)} of {rows} rows left out: their class is in no superclass of {name}"]
     return dataclasses.replace(
         out,
-        labels=labels,
+        labels=torch.cat([parent[:, None], out.labels[:, 1:]], dim=1),
         columns=("superclass", *source.columns[1:]),
         names=(tuple(table), *source.names[1:]),
-        notes=(*source.notes, *note),
-        base=base[kept],
+        notes=(*source.notes, *(note if len(base) < rows else ())),
+        base=base,
         base_names=bases,
         fitted_columns=tuple(column for column in source.columns[1:] if column in source.fitted_columns),
     )
