@@ -1,6 +1,6 @@
 """Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
 
-Either may lie in an outer folder. Pictures are files with a suffix of `pictures.FORMATS`. Hidden files are skipped.
+Either may lie in an outer folder. Pictures are files with a suffix of `pictures.FORMATS`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from raydiff.data.source import Picture, Source, by_split, visible
 def source(folder: Path) -> Source:
     """All pictures, with the name of their folder as the label `class`, ordered by file name, so that a picture's class
     moves no other picture. Raises ValueError if there are no pictures, or not in folders of classes."""
-    folder = _inner(folder)
-    train, test, notes = _split_folders(folder)
+    train, test, notes = _parts(folder := _inner(folder))
     splits = [_of_classes(train), _of_classes(test)]
     files = [path for split in splits for path in split]
     if not files:
         loose = len(_picture_files(folder))
-        what = f"holds {loose} pictures but no folders of pictures: put each class in a folder"
-        raise ValueError(f"{folder} {what if loose else 'holds no parquet files and no folders of pictures'}")
+        what = f"{loose} pictures but no folders of pictures: put each class in a folder"
+        raise ValueError(f"{folder} holds {what if loose else 'no parquet files and no folders of pictures'}")
     names = sorted({path.parent.name for path in files}, key=_in_order)
     values = {name: value for value, name in enumerate(names)}
     return Source(
@@ -44,7 +43,7 @@ def source(folder: Path) -> Source:
 
 def holds_pictures(folder: Path) -> bool:
     """Whether there are pictures in folders of classes."""
-    return any(_picture_files(path) for part in _split_folders(_inner(folder))[0] for path in _folders(part))
+    return any(_picture_files(path) for part in _parts(_inner(folder))[0] for path in _folders(part))
 
 
 def _inner(folder: Path) -> Path:
@@ -54,7 +53,7 @@ def _inner(folder: Path) -> Path:
     return folder
 
 
-def _split_folders(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...]]:
+def _parts(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...]]:
     """`by_split` of the folders that hold folders; without train* the folder itself."""
     train, test, notes = by_split([path for path in _folders(folder) if _folders(path)])
     return train or [folder], test, notes
@@ -62,13 +61,11 @@ def _split_folders(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...
 
 def _of_classes(parts: Sequence[Path]) -> list[Path]:
     """The pictures of all class folders, ordered by file name."""
-    files: list[Path] = []
-    for path in (path for part in parts for path in _folders(part)):
-        if deeper := _folders(path):
-            wanted = "class/picture, or train/class/picture and test/class/picture"
-            raise ValueError(f"{path} holds the folder {deeper[0].name}, but pictures must lie as {wanted}")
-        files += _picture_files(path)
-    return sorted(files, key=lambda path: path.name)
+    classes = [path for part in parts for path in _folders(part)]
+    for deeper in (folder for path in classes for folder in _folders(path)):
+        wanted = "class/picture, or train/class/picture and test/class/picture"
+        raise ValueError(f"{deeper.parent} holds the folder {deeper.name}, but pictures must lie as {wanted}")
+    return sorted((file for path in classes for file in _picture_files(path)), key=lambda file: file.name)
 
 
 def _folders(folder: Path) -> list[Path]:
