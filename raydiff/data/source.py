@@ -74,9 +74,8 @@ class Source:
         if not labels:
             return self
         index = [self.columns.index(name) for name in labels]
-        names = tuple(self.names[i] for i in index)
+        part, names = self.labels[:, index], tuple(self.names[i] for i in index)
         fitted = tuple(name for name in labels if name in self.fitted_columns)
-        part = self.labels[:, index]
         return dataclasses.replace(self, labels=part, columns=tuple(labels), names=names, fitted_columns=fitted)
 
     def rows(self, kept: Tensor) -> Source:
@@ -110,12 +109,9 @@ class Source:
             return self
         out = self.rows(kept.nonzero()[:, 0])
         labels = [torch.searchsorted(values, out.labels[:, k].contiguous()) for k, values in enumerate(used)]
-        lost = [c for c, values, names in zip(self.columns, used, self.names, strict=True) if len(values) < len(names)]
+        names = tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True))
         unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
-        return dataclasses.replace(
-            out,
-            labels=torch.stack(labels, dim=1),
-            names=tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True)),
-            notes=self.notes if kept.all() else (*self.notes, unseen),
-            fitted_columns=tuple(c for c in self.columns if c in lost or c in self.fitted_columns),
-        )
+        notes = self.notes if kept.all() else (*self.notes, unseen)
+        lost = {c for c, have, every in zip(self.columns, names, self.names, strict=True) if len(have) < len(every)}
+        fitted = tuple(c for c in self.columns if c in lost or c in self.fitted_columns)
+        return dataclasses.replace(out, labels=torch.stack(labels, 1), names=names, notes=notes, fitted_columns=fitted)

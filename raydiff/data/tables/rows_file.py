@@ -63,10 +63,9 @@ def rows(
 def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator | None) -> list[str | None]:
     ends, uniform = np.array(_ends(column)), torch.rand(len(codes), dtype=torch.float64, generator=rng).numpy()
     bins = np.minimum(codes, last := len(ends) - 2)
-    low, high, step = ends[bins], ends[bins + 1], column.step
-    if column.limits is None and (ends == np.rint(ends)).all():
-        step = 1.0  # between declared whole numbers
-    if step is None:
+    low, high = ends[bins], ends[bins + 1]
+    is_whole = column.limits is None and (ends == np.rint(ends)).all()  # between declared whole numbers
+    if (step := 1.0 if is_whole else column.step) is None:
         x = np.minimum(low + uniform * (high - low), np.nextafter(high, low))
     else:
         multiples = np.maximum(np.rint((high - low) / step) + (bins == last), 1)
@@ -78,12 +77,12 @@ def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator 
 def _ends(column: Column) -> list[float]:
     """Ends of the bins. The outer ones are the column's limits; where there are none, outer bins are as wide as their
     neighbours, but do not cross 0."""
-    edges = list(column.edges or ())
+    edges = column.edges or ()
     if column.limits is not None:
         return [column.limits[0], *edges, column.limits[1]]
     widths = np.diff(edges).tolist() or [max(abs(edges[0]), 1.0)]
-    low = edges[0] - widths[0]
-    return [max(low, 0.0) if edges[0] > 0 else low, *edges, edges[-1] + widths[-1]]
+    low = max(edges[0] - widths[0], 0.0 if edges[0] > 0 else -math.inf)
+    return [low, *edges, edges[-1] + widths[-1]]
 
 
 def join(parts: Sequence[Path], path: Path) -> None:
