@@ -84,7 +84,7 @@ class Data(TableOptions):
         if self.public_from is not None and (read.is_table(self.name) or read.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")
         if self.superclasses is not None:
-            superclasses.check(self.superclasses)
+            check_one_of("data.superclasses", self.superclasses, superclasses.TABLES)
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"data.labels must name each column once, got {' '.join(self.labels)}")
 

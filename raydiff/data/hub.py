@@ -17,7 +17,6 @@ from raydiff.data import parquet, sizes
 PREFIX = "hub:"
 NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")  # hub:owner/name, or hub:owner/name/folder in it
 PATIENCE_S = 5.0  # timeout of a request to the hub
-WHAT = {"dataset": "data set", "model": "model"}
 
 
 @functools.cache
@@ -44,7 +43,7 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
         ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
         info = ask(repository, timeout=PATIENCE_S, files_metadata=True)  # snapshot_download has no time limit.
     except RepositoryNotFoundError:
-        raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
+        raise ValueError(f"{says!r}: the hub has no such {kind}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.
         offline, reason = True, _first_sentence(error)
     files = getattr(info, "siblings", None) or ()

@@ -65,18 +65,3 @@ def _strip(images: Tensor, count: int) -> Tensor:
     strip[: len(images), :, :, :width] = (images + 1) / 2
     strip = torch.cat(list(strip), dim=2)
     return strip[0] if channels == 1 else strip.permute(1, 2, 0)
-
-
-def draw_norms(norms: Norms, path: Path, *, clip: float | None) -> None:
-    """Write a histogram of the norms as a PNG, with the median and, where it is given, the clip."""
-    figure, ((axes,),) = panels(1, 1, size=(7, 3.6))
-    bins = max(8, min(40, len(norms.plain) // 6))
-    axes.hist(norms.plain.numpy(), bins=bins, alpha=0.6, color="tab:blue", label="pictures on [-1, 1]")
-    axes.hist(norms.centred.numpy(), bins=bins, alpha=0.6, color="tab:grey", label="less the public mean")
-    axes.axvline(norms.suggested_clip, color="tab:blue", linestyle=":", label=f"median {norms.suggested_clip:.2f}")
-    if clip is not None:
-        axes.axvline(clip, color="tab:red", label=f"clip {clip:g}, above it {norms.clipped(clip):.1%}")
-    axes.set(title=f"L2 norms of the {len(norms.plain)} public pictures", xlabel="L2 norm", ylabel="pictures")
-    axes.set_xlim(left=0)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=120, metadata={"privacy": "public split"})

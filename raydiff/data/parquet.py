@@ -79,11 +79,8 @@ def _open(path: Path, labels: Sequence[str]) -> _File | None:
     if not rows:
         return None
     image = _column(path, schema.names, ("image", "img"))
-    for name in labels:
-        if name not in schema.names or name == image:
-            others = ", ".join(column for column in schema.names if column != image)
-            raise ValueError(f"{path} has no label column {name!r}; its other columns are {others}")
-    columns = tuple(labels) or (_column(path, schema.names, ("label", "fine_label")),)
+    others = [column for column in schema.names if column != image]
+    columns = tuple(_column(path, others, of) for of in [(name,) for name in labels] or [("label", "fine_label")])
     sizes.check_fits(f"the labels of {rows:,} rows in {path}", 8 * rows * len(columns), "take fewer rows")
     with _reading(path):  # Text stays dictionary-encoded, so that repeated values are in memory once.
         table = pq.ParquetFile(path, read_dictionary=list(columns)).read(columns=list(columns))
@@ -112,11 +109,10 @@ def _checked(path: Path, name: str, column: Any, names: tuple[str, ...] | None) 
 
 def _column(path: Path, columns: Sequence[str], names: Sequence[str]) -> str:
     """The first of `names` that the file has."""
-    for name in names:
-        if name in columns:
-            return name
-    wanted = " or ".join(repr(name) for name in names)
-    raise ValueError(f"{path} has no column {wanted}; its columns are {', '.join(columns)}")
+    if not (present := [name for name in names if name in columns]):
+        wanted = " or ".join(repr(name) for name in names)
+        raise ValueError(f"{path} has no column {wanted}; it has {', '.join(columns)}")
+    return present[0]
 
 
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | None:

@@ -7,7 +7,7 @@ import dataclasses
 import torch
 
 from raydiff.data.source import Source
-from raydiff.lookup import Registry, nearest
+from raydiff.lookup import Registry
 
 TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
     {
@@ -18,13 +18,6 @@ TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
     }
 )
 """Name -> {superclass: its classes}."""
-
-
-def check(name: str) -> None:
-    """Raises ValueError, with the nearest name, unless there is a table of this name."""
-    if name not in TABLES:
-        hint = nearest(name, TABLES) or f"; known: {', '.join(TABLES)}"
-        raise ValueError(f"data.superclasses has no table {name!r}{hint}")
 
 
 def applied(source: Source, name: str) -> Source:

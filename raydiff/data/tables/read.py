@@ -26,10 +26,10 @@ from torch import Tensor
 from raydiff.data.tables import cells
 from raydiff.data.tables.cells import Cells
 from raydiff.data.tables.code_books import CODE_BOOKS
+from raydiff.data.tables.code_books import RawTable as RawTable
+from raydiff.data.tables.code_books import TableOptions as TableOptions
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, is_identifier, shown
-from raydiff.data.tables.options import RawTable as RawTable
-from raydiff.data.tables.options import TableOptions as TableOptions
 from raydiff.lookup import nearest
 from raydiff.seeding import generator
 

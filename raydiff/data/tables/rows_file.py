@@ -20,20 +20,18 @@ if TYPE_CHECKING:
 
 FILE = "rows.csv"
 Numbers = Literal["drawn", "bins"]
-VALUES: dict[Numbers, str] = {
-    "drawn": f"numbers drawn uniformly in their bins, in `ranges`; empty: missing, or no number ({OTHER}, {UNUSED})",
-    "bins": "intervals of numbers; empty: missing",
-}
 CODED = f"groups of texts; {OTHER}: rare values; {UNUSED}: a code that the column does not use, of rows that are still "
 CODED += "noised; an apostrophe before a text that a spreadsheet would compute"
 
 
 def describe(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
     """Entry of a card: the meaning of values, and the categories of every column, the label last."""
+    drawn = f"drawn uniformly in their bins, in `ranges`; empty: missing, or no number ({OTHER}, {UNUSED})"
+    values = f"numbers {drawn}" if numbers == "drawn" else "intervals of numbers; empty: missing"
     bins = [column for column in mapping.columns if column.edges is not None and numbers == "drawn"]
     return {
         "file": FILE,
-        "values": f"{VALUES[numbers]}; {CODED}",
+        "values": f"{values}; {CODED}",
         "columns": {column.name: [c for c in column.categories if c != MISSING] for column in mapping.decoded},
         "numbers": numbers,
         "ranges": {c.name: [shown(number_text(x), c.kind) for x in (_ends(c)[0], _ends(c)[-1])] for c in bins},
