@@ -34,14 +34,12 @@ class Data(TableOptions):
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
     name: str = field(default="digits", metadata={"location": "folder"})
-    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (with a /),
-    hub:owner/name of the Hugging Face hub, a table (adult, german, loan, a .csv, .tsv or .parquet file), or
-    module:name, a function like those of `sources.SOURCES`."""
+    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path, hub:owner/name, a
+    table (adult, german, loan, a .csv, .tsv or .parquet file), or module:name, a function as in `sources.SOURCES`."""
     root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
-    """Crop each picture to its central square and resize it to size x size, each pixel the mean of the area that it
-    covers; None: as stored."""
+    """Crop pictures to the central square and resize them to size x size by area averaging; None: as stored."""
     colour: Colour = "stored"
     """Convert all pictures to grey or rgb; stored: no conversion."""
     skip_damaged: bool = False
@@ -151,7 +149,6 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
-    notes = (*source.notes, *notes)
     if config.public_from is not None:
         other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
         splits["public"], more = other_source.public_records(other, source, splits, config)
@@ -168,7 +165,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         digest=digest,
         label_columns=source.columns,
         says=source.says,
-        notes=notes,
+        notes=(*source.notes, *notes),
         hidden_names=source.base_names,
         mapping=source.mapping,
         fitted_columns=source.fitted_columns,

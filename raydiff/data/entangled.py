@@ -13,17 +13,15 @@ def mixing(xi: float, clients: int) -> float:
     """r in pi_k = (1 - r) u_k + r u, at which every pair of the K clients has the coefficient xi in [0, 1).
 
     u_k is uniform on the m / K bases that client k owns, u on all m. With q = (1 - r)^2: <pi_j, pi_k> = (1 - q) / m for
-    j != k and |pi_k|^2 = (1 + (K - 1) q) / m, so the coefficient is (1 - q) / (1 + (K - 1) q) for any m.
-    """
+    j != k and |pi_k|^2 = (1 + (K - 1) q) / m, so the coefficient is (1 - q) / (1 + (K - 1) q) for any m."""
     return 1 - math.sqrt((1 - xi) / (1 + (clients - 1) * xi))
 
 
 def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> Tensor:
     """(m, K) int64: how many of the `sizes` (m,) records of each base each client gets; rows sum to `sizes`.
 
-    The owner of a base gets 1 - r + r / K of it, every other client r / K, rounded as evenly as possible, so that the
-    sum over an owner's bases is exact to within one record. Raises ValueError unless K >= 2 divides m.
-    """
+    The owner of a base gets 1 - r + r / K of it, every other client r / K, so that the sum over an owner's bases is
+    exact to within one record. Raises ValueError unless K >= 2 divides m."""
     m = len(sizes)
     if clients < 2 or m % clients:
         fitting = ", ".join(str(n) for n in range(2, m + 1) if m % n == 0) or "no number of"
@@ -49,9 +47,8 @@ def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> T
 
 def coefficients(counts: Tensor) -> Tensor:
     """(K, K) float64: the coefficient of each pair of clients (Eq. 7), from counts (K, m) of records, none 0 in all."""
-    weights = counts.double()
-    unit = weights / weights.norm(dim=1, keepdim=True)
-    return torch.mm(unit, unit.T)
+    unit = torch.nn.functional.normalize(counts.double())
+    return unit @ unit.T
 
 
 def measured(counts: Tensor) -> dict[str, float]:

@@ -85,8 +85,7 @@ def _in_order(name: str) -> tuple[int, str]:
 
 def _unread(folder: Path, parts: Sequence[Path], files: Sequence[Path]) -> tuple[str, ...]:
     """Notes on unread files, except hidden ones, and on folders without pictures."""
-    taken = set(files)
-    others = [path for path in visible(folder, "**/*") if not path.is_dir() and path not in taken]
+    others = sorted({path for path in visible(folder, "**/*") if not path.is_dir()} - set(files))
     empty = [path.name for part in parts for path in _folders(part) if not _picture_files(path)]
     notes = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
     return (*notes, f"folders without pictures: {', '.join(empty)}") if empty else tuple(notes)

@@ -1,7 +1,4 @@
-"""The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub.
-
-Its data sets, by hub:owner/name, are parquet files.
-"""
+"""The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub."""
 
 from __future__ import annotations
 

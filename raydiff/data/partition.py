@@ -48,8 +48,7 @@ class Dirichlet:
     balanced: bool = False
     """As in NIID-Bench (arXiv 2102.02079): clients with 1 / M of all records get no later class. Labels are public."""
     least: int = 0
-    """Fewest records of a client (NIID-Bench: 10): the partition is drawn again until all have them. Labels are public.
-    0: it is drawn once, and refused if a client has no record."""
+    """Fewest records of a client, for which the partition is drawn again (NIID-Bench: 10); labels are then public."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.alpha <= 1e6:
@@ -60,12 +59,11 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class MajorityMinority:
-    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952), which does
-    not state sizes: the default ratio is that of its attacker's set. Even clients have the first of `clusters` as
-    majority, odd clients the second."""
+    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952): those of
+    even clients are the first of `clusters`, those of odd clients the second."""
 
     ratio: float = 0.1
-    """Records of a class at each minority client over those at each majority client; at least one record."""
+    """Records of a class at each minority client over those at a majority client (default: PFDM's attacker's set)."""
     minority: int | None = None
     """Records of a class at each minority client, in place of `ratio`."""
 
@@ -78,9 +76,8 @@ class MajorityMinority:
 
 @dataclass(frozen=True, kw_only=True)
 class Entangled:
-    """Each client has base distributions, and equally many records of the others' (see `raydiff.data.entangled`), as in
-    FedDistr (arXiv 2410.12530). The number of clients must divide that of the base distributions: hidden classes with
-    `data.superclasses`, else classes."""
+    """Each client has base distributions, and equally many records of the others', as in FedDistr (arXiv 2410.12530):
+    hidden classes with `data.superclasses`, else classes, whose number the clients must divide."""
 
     xi: float = 0.0
     """Entangled coefficient of every pair, in [0, 1)."""

@@ -186,8 +186,7 @@ def _pixels(image: Image.Image, where: str, config: Data) -> Tensor:
         side = min(image.size)
         left, upper = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, upper, left + side, upper + side))
-    pixels = torch.from_numpy(np.array(image))
-    return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1).contiguous()
+    return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
 
 
 def form(shape: Sequence[int]) -> str:

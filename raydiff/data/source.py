@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -81,12 +82,9 @@ class Source:
     def rows(self, kept: Tensor) -> Source:
         """The source with only these rows, ascending."""
 
-        def pictures(rows: Tensor) -> Iterator[Picture]:
-            return self.pictures(kept[rows])
-
-        own_test = int((kept >= len(self.labels) - self.own_test).sum())
-        base = None if self.base is None else self.base[kept]
-        return dataclasses.replace(self, labels=self.labels[kept], own_test=own_test, pictures=pictures, base=base)
+        changed: dict[str, Any] = {"own_test": int((kept >= len(self.labels) - self.own_test).sum())}
+        changed |= {"labels": self.labels[kept], "base": None if self.base is None else self.base[kept]}
+        return dataclasses.replace(self, pictures=lambda rows: self.pictures(kept[rows]), **changed)
 
     def where(self, row: int) -> str:
         """Location of this row."""

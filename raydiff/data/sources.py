@@ -123,9 +123,8 @@ def _below_root(name: str, root: str | None) -> Path:
         return folder
     below = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))
     where = f"no folder {folder} (data.root, else RAYDIFF_DATA, is {root})"
-    raise ValueError(
-        f"{unknown}data set {name!r}{'' if unknown else ' is missing'}: {where}{_hint(name, below) if unknown else ''}"
-    )
+    is_missing, hint = ("", _hint(name, below)) if unknown else (" is missing", "")
+    raise ValueError(f"{unknown}data set {name!r}{is_missing}: {where}{hint}")
 
 
 def _hint(name: str, more: Iterable[str]) -> str:
@@ -136,12 +135,11 @@ def _hint(name: str, more: Iterable[str]) -> str:
 def files(folder: Path | None, labels: Sequence[str]) -> Source:
     """A folder of parquet files, else of pictures, else with one folder of parquet files in it."""
     assert folder is not None
-    if not parquet.files_in(folder) and not folders.holds_pictures(folder):
-        below = parquet.folders_below(folder)
-        if len(below) > 1:
-            raise ValueError(f"{folder} has parquet files in several folders: name {' or '.join(map(str, below))}")
-        folder = below[0] if below else folder
-    return parquet.source(folder, labels) if parquet.files_in(folder) else folders.source(folder)
+    has_pictures = not parquet.files_in(folder) and folders.holds_pictures(folder)
+    below = [folder] if parquet.files_in(folder) else [] if has_pictures else parquet.folders_below(folder)
+    if len(below) > 1:
+        raise ValueError(f"{folder} has parquet files in several folders: name {' or '.join(map(str, below))}")
+    return parquet.source(below[0], labels) if below else folders.source(folder)
 
 
 def table_rows(

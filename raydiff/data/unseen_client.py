@@ -1,7 +1,5 @@
-"""Records of a client that joins a finished run.
-
-Of the run's data set: first rows outside all splits, then the validation split; the test split's records of the same
-classes are held out. Of another data set its test rows are held out, or else half of its rows.
+"""Records of a client that joins a finished run, and held-out ones of its classes: rows of the run in no split, then
+its validation split, and its test split; or of another data set, and its test rows, else half of its rows.
 """
 
 from __future__ import annotations

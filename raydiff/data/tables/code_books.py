@@ -51,8 +51,7 @@ class TableOptions:
     """How a table's file is read."""
 
     bins: int | None = None
-    """Largest number k of categories of a table's column, with missing values; None: the preset's, or 5, and one for
-    values that no public row has."""
+    """Most categories of a table's column, with missing values; None: the preset's, or 5 and one for unseen values."""
     exclude: tuple[str, ...] = ()
     """Columns of a table to leave out."""
     types: tuple[str, ...] = ()
@@ -106,8 +105,9 @@ class RawTable(TableOptions):
     @property
     def groups(self) -> dict[str, Mapping[str, Sequence[str]]]:
         """{column: {category: its values}} of columns of declared texts, and of a label of declared classes."""
-        classes = {self.label: {text: (text,) for text in self.classes}} if self.label and self.classes else {}
-        return {**(self.code_book.groups if self.code_book else {}), **classes}
+        if self.code_book:
+            return self.code_book.groups
+        return {self.label: {text: (text,) for text in self.classes}} if self.label and self.classes else {}
 
     @property
     def code_book(self) -> CodeBook | None:

@@ -179,10 +179,9 @@ def _complete(
 def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, fitted: Sequence[str]) -> Ints:
     """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
     if not 1 <= public <= len(frame):
-        raise ValueError(
-            f"the categories of {', '.join(fitted)} are undeclared: set data.public from 1 to {len(frame)}, to fit "
-            f"them on public rows of {path.name}, or data.fitted_on to all (epsilon is then inf), got {public}"
-        )
+        how = f"set data.public from 1 to {len(frame)}, to fit them on public rows of {path.name}"
+        what = f"the categories of {', '.join(fitted)} are undeclared: {how}, or data.fitted_on to all"
+        raise ValueError(f"{what} (epsilon is then inf), got {public}")
     kept = order[np.isin(order, frame.index)][:public]
     return np.flatnonzero(np.isin(frame.index, kept))
 
