@@ -1,8 +1,5 @@
-"""Data sets of pictures or tables, cut once into disjoint splits.
-
-Clients hold `train`; `validation` chooses checkpoints; `calibration` sets attack thresholds; `test` gives the final
-numbers.
-"""
+"""Data sets of pictures or tables, cut once into disjoint splits: clients hold `train`; `validation` chooses
+checkpoints; `calibration` sets attack thresholds; `test` gives the final numbers."""
 
 from __future__ import annotations
 
@@ -72,9 +69,8 @@ class Data(TableOptions):
         for name in ("name", "public_from"):
             if getattr(self, name) == "":
                 raise ValueError(f"data.{name} must name a data set or a folder, got ''")
-        if self.public_from is not None and self.public < 1:
-            raise ValueError(f"data.public must be at least 1 with data.public_from, got {self.public}")
-        least = {"size": 1, "train": 1, "public": 0, "validation": 0, "calibration": 0, "test": 0}
+        public = 0 if self.public_from is None else 1
+        least = {"size": 1, "train": 1, "public": public, "validation": 0, "calibration": 0, "test": 0}
         for name, low in least.items():
             if (value := getattr(self, name)) is not None and value < low:
                 raise ValueError(f"data.{name} must be at least {low}, got {value}")
@@ -89,29 +85,25 @@ class Data(TableOptions):
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set, cut into splits."""
+    """A data set, cut into the five `SPLITS`: disjoint, each in an order that does not depend on the records' contents.
+
+    `label_names` are those of the values 0, 1, ... of each label column; `hidden_names` those of the classes that
+    superclasses hide from the clients. `digest` is the hex SHA-256 over images, labels, row numbers and base
+    distributions of every split. `notes` tell of conversions, and of rows or files left out. `mapping` is the meaning
+    of a table's codes. `fitted_columns` (of pictures label columns) have undeclared categories; `private_fit` says what
+    was taken for them from all records, "" if only public records were used."""
 
     name: str
     splits: dict[str, Records]
-    """The five `SPLITS`: disjoint, each in an order that does not depend on the records' contents."""
     label_names: tuple[tuple[str, ...], ...]
-    """Names of the values 0, 1, ... of each label column."""
     digest: str
-    """Hex SHA-256 over images, labels, row numbers and base distributions of every split."""
     label_columns: tuple[str, ...] = ()
-    """Names of the label columns."""
     says: str = ""
-    """Description of the source."""
     notes: tuple[str, ...] = ()
-    """Conversions, and rows or files left out: one sentence each."""
     hidden_names: tuple[str, ...] = ()
-    """Names of the classes that superclasses hide from the clients; empty without superclasses."""
     mapping: Mapping | None = None
-    """Meaning of a table's codes; None: the records are pictures."""
     fitted_columns: tuple[str, ...] = ()
-    """Label columns, and of a table all columns, whose categories are undeclared."""
     private_fit: str = ""
-    """What was taken from all records for `fitted_columns`; "": nothing, only public records were used."""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -140,9 +132,8 @@ def load(config: Data) -> Dataset:
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
     source = source_of(config, folder)
-    sizes = {split: getattr(config, split) for split in SPLITS}
-    if config.public_from is not None:
-        sizes["public"] = 0
+    own = {"public": 0} if config.public_from is not None else {}
+    sizes = {split: getattr(config, split) for split in SPLITS} | own
     name, seed = repr(config.name), config.split_seed
     rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
     splits, notes = pictures.read(source, rows, config)

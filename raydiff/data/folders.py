@@ -1,7 +1,4 @@
-"""Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
-
-Either may lie in an outer folder. Pictures are files with a suffix of `pictures.FORMATS`.
-"""
+"""Folders of pictures: class/picture.png, or this below train and test, also in an outer folder."""
 
 from __future__ import annotations
 
@@ -27,6 +24,10 @@ def source(folder: Path) -> Source:
         loose = len(_picture_files(folder))
         what = f"{loose} pictures but no folders of pictures: put each class in a folder"
         raise ValueError(f"{folder} holds {what if loose else 'no parquet files and no folders of pictures'}")
+    others = sorted({path for path in visible(folder, "**/*") if not path.is_dir()} - set(files))
+    empty = [path.name for part in (*train, *test) for path in _folders(part) if not _picture_files(path)]
+    unread = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
+    unread += [f"folders without pictures: {', '.join(empty)}"] if empty else []
     names = sorted({path.parent.name for path in files}, key=_in_order)
     values = {name: value for value, name in enumerate(names)}
     return Source(
@@ -37,7 +38,7 @@ def source(folder: Path) -> Source:
         own_test=len(splits[1]),
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} pictures in {len(names)} class folders of {folder}",
-        notes=(*notes, *_unread(folder, (*train, *test), files)),
+        notes=(*notes, *unread),
     )
 
 
@@ -81,14 +82,6 @@ def _picture_files(folder: Path) -> list[Path]:
 def _in_order(name: str) -> tuple[int, str]:
     """0, 1, 2, 10 as numbers, before names of letters."""
     return (int(name), name) if name.isdecimal() else (1 << 62, name)
-
-
-def _unread(folder: Path, parts: Sequence[Path], files: Sequence[Path]) -> tuple[str, ...]:
-    """Notes on unread files, except hidden ones, and on folders without pictures."""
-    others = sorted({path for path in visible(folder, "**/*") if not path.is_dir()} - set(files))
-    empty = [path.name for part in parts for path in _folders(part) if not _picture_files(path)]
-    notes = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
-    return (*notes, f"folders without pictures: {', '.join(empty)}") if empty else tuple(notes)
 
 
 def _pictures(files: Sequence[Path], rows: Tensor) -> Iterator[Picture]:

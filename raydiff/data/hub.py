@@ -37,8 +37,8 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
 
     offline, info = False, None
     try:
-        ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
-        info = ask(repository, timeout=PATIENCE_S, files_metadata=True)  # snapshot_download has no time limit.
+        # snapshot_download has no time limit.
+        info = HfApi().repo_info(repository, repo_type=kind, timeout=PATIENCE_S, files_metadata=True)
     except RepositoryNotFoundError:
         raise ValueError(f"{says!r}: the hub has no such {kind}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.

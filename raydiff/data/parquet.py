@@ -1,8 +1,6 @@
-"""Parquet files in the Hugging Face image layout.
-
-A picture column `image` or `img` (encoded bytes, or a struct with a field `bytes`); label columns of integers, text or
-booleans. The values of integers are their names, unless the schema's `huggingface` metadata names 0, 1, ....
-"""
+"""Parquet files in the Hugging Face image layout: a picture column `image` or `img` (encoded bytes, or a struct with
+a field `bytes`), and label columns of integers, text or booleans. The values of integers are their names, unless
+the schema's `huggingface` metadata names 0, 1, ...."""
 
 from __future__ import annotations
 
@@ -179,23 +177,18 @@ def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
 
 def _of_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[tuple[int, bytes | None]]:
     """(row, encoded picture) of these rows of a row group."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     columns = parquet.metadata.row_group(group).to_dict()["columns"]
     size = sum(c["total_uncompressed_size"] for c in columns if c["path_in_schema"].split(".")[0] == file.image)
     sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write smaller row groups")
     end = 0
     for batch in parquet.iter_batches(BATCH, row_groups=[group], columns=[file.image]):
-        start, end = end, end + len(batch)
+        start, end, column = end, end + len(batch), batch.column(0)
+        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+            column = pc.struct_field(column, "bytes")
+        if column.type not in (pa.binary(), pa.large_binary()):
+            raise ValueError(f"column {file.image!r} of {file.path} must hold encoded pictures, got {column.type}")
         mine = rows[(rows >= start) & (rows < end)]
-        yield from zip(mine.tolist(), _encoded(file, batch.column(0).take((mine - start).numpy())), strict=True)
-
-
-def _encoded(file: _File, column: Any) -> list[bytes | None]:
-    """The encoded pictures of a picture column."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-        column = pc.struct_field(column, "bytes")
-    if column.type not in (pa.binary(), pa.large_binary()):
-        raise ValueError(f"column {file.image!r} of {file.path} must hold encoded pictures, got {column.type}")
-    return list(column.to_pylist())
+        yield from zip(mine.tolist(), column.take((mine - start).numpy()).to_pylist(), strict=True)

@@ -123,7 +123,9 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
         parts = _drawn(records.labels[:, 0], order, clients, how, rng)
     else:
         labels = records.bases if isinstance(how, Entangled) else records.labels[:, 0]
-        parts = _deal(labels, order, _sizes(labels, clients, how, rng))
+        sizes, shuffled = _sizes(labels, clients, how, rng), labels[order]
+        cut = [order[shuffled == c].split(row.tolist()) for c, row in zip(labels.unique(), sizes, strict=True)]
+        parts = [torch.cat(pieces) for pieces in zip(*cut, strict=True)]
     for client, part in enumerate(parts):
         if not len(part):
             few = f"{len(records)} records for {clients} clients"
@@ -179,13 +181,6 @@ def _sizes(labels: Tensor, clients: int, how: ByClass | MajorityMinority | Entan
         owners = range(k % clients, clients, len(sizes))
         out[k, owners] = _evenly(n, len(owners))
     return out
-
-
-def _deal(labels: Tensor, order: Tensor, sizes: Tensor) -> list[Tensor]:
-    """Cut the rows of each class of `labels` (N,), in the order of `order` (N,), by its row of `sizes` (K, M)."""
-    shuffled = labels[order]
-    cut = [order[shuffled == c].split(row.tolist()) for c, row in zip(labels.unique(), sizes, strict=True)]
-    return [torch.cat([pieces[client] for pieces in cut]) for client in range(sizes.shape[1])]
 
 
 def _drawn(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:

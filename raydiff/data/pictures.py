@@ -196,10 +196,9 @@ def form(shape: Sequence[int]) -> str:
 
 def _notes(config: Data, *, damaged: int) -> tuple[str, ...]:
     """Conversions by the settings, not by the (private) pictures that need them; and damaged pictures, if skipped."""
-    size = f"{config.size} x {config.size}"
-    notes = {
-        f"damaged pictures left out: {damaged}": damaged > 0,
-        f"converted to {MODES.get(config.colour)}, transparency dropped": config.colour != "stored",
-        f"cropped to the central square and resized to {size} by area averaging": config.size is not None,
-    }
-    return tuple(note for note, is_so in notes.items() if is_so)
+    notes = [f"damaged pictures left out: {damaged}"] if damaged else []
+    if config.colour != "stored":
+        notes.append(f"converted to {MODES[config.colour]}, transparency dropped")
+    if (size := config.size) is not None:
+        notes.append(f"cropped to the central square and resized to {size} x {size} by area averaging")
+    return tuple(notes)

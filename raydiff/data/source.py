@@ -36,36 +36,29 @@ def by_split(paths: Sequence[Path]) -> tuple[list[Path], list[Path], tuple[str, 
 
 @dataclass(frozen=True)
 class Source:
-    """All rows of a data set."""
+    """All N rows of a data set.
+
+    `labels` (N, K) int64, of which column 0 is the class, are values of `columns`; each column's values 0, 1, ... have
+    `names`. The last `own_test` rows are test rows. `pictures` takes ascending row numbers (n,) and gives n pictures,
+    in which `top` is white. `notes` tell of conversions, and of rows or files left out. With superclasses `base` (N,)
+    int64 are the classes, of `base_names`. A table has `codes` (N, n) int64, of the meaning `mapping`, in place of
+    pictures. The values of `fitted_columns` (of a table also columns of codes) are undeclared, and taken from rows;
+    `public` (p,) int64 are the public rows, if they were drawn before any row was read."""
 
     labels: Tensor
-    """(N, K) int64; column 0 is the class."""
     columns: tuple[str, ...]
-    """Names of the K label columns."""
     names: tuple[tuple[str, ...], ...]
-    """Names of the values 0, 1, ... of each label column."""
     own_test: int
-    """Number of test rows, at the end."""
     pictures: Callable[[Tensor], Iterator[Picture]]
-    """Ascending row numbers (n,) -> iterator over the n pictures."""
     says: str
-    """Description."""
     top: int = 255
-    """The value of a white pixel."""
     notes: tuple[str, ...] = ()
-    """Conversions, and rows or files left out."""
     base: Tensor | None = None
-    """(N,) int64: the class of each row, if column 0 is a superclass."""
     base_names: tuple[str, ...] = ()
-    """Names of the values of `base`."""
     codes: Tensor | None = None
-    """(N, n) int64: codes of a table's rows, in place of pictures."""
     mapping: Mapping | None = None
-    """Meaning of the codes."""
     fitted_columns: tuple[str, ...] = ()
-    """Label columns, and of a table all columns, whose values are undeclared and taken from rows."""
     public: Tensor | None = None
-    """(p,) int64: row numbers of the public rows, if drawn before any row was read."""
 
     def select(self, labels: Sequence[str]) -> Source:
         """The source with only these label columns, in this order; all if empty."""

@@ -20,8 +20,9 @@ class CodeBook:
     label: str  # the label column
     classes: tuple[str, ...]  # values of the label
     bins: int  # maximum number of categories of a column
-    read: Mapping[str, Sequence[float] | Mapping[str, Sequence[str]]]
-    """{column: the edges of its bins, where it has numbers, else {category: values}}, in the order of the columns."""
+    read: Mapping[
+        str, Sequence[float] | Mapping[str, Sequence[str]]
+    ]  # {column: edges of numbers, or {category: values}}
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -1,8 +1,6 @@
 """Encoding of a table's columns as small integers, and back: bins of numbers, groups of texts. s rows, n columns.
-
 Unless bins and groups are declared they depend on the rows that they were fitted on, which no mechanism covers. Fitted
-on public rows they have a category for what only others have.
-"""
+on public rows they have a category for what only others have."""
 
 from __future__ import annotations
 
@@ -32,20 +30,19 @@ UNUSED = "(none)"  # name of codes that the column does not use, which only nois
 
 @dataclass(frozen=True)
 class Column:
-    """The categories of one column."""
+    """The categories of one column, of texts or, between `edges`, of numbers.
 
-    name: str  # name of the column
+    Numbers are cut into < e_1, e_1 to < e_2, .., >= e_m. Dates are seconds since 1970-01-01 UTC, durations seconds.
+    `limits` are the smallest and largest number of the rows that `edges` was fitted on (None: no edges, or declared
+    ones), `step` one of which all are multiples, such as 1, 0.01 or, of dates, 86400 (None: unknown)."""
+
+    name: str
     categories: tuple[str, ...]  # names of the codes 0, 1, ...
     edges: tuple[float, ...] | None = None
-    """e_1 < .. < e_m, which cut numbers into < e_1, e_1 to < e_2, .., >= e_m; None: a column of texts."""
-    values: Dictionary[str, int] = field(default_factory=dict)
-    """Code of each text; others go to OTHER, if there is such a category."""
+    values: Dictionary[str, int] = field(default_factory=dict)  # code of each text; others go to OTHER, if there is one
     kind: Kind = "text"
-    """What its cells are: a date is a number of seconds since 1970-01-01 UTC, a duration a number of seconds."""
     limits: tuple[float, float] | None = None
-    """Smallest and largest number of the rows that `edges` was fitted on; None: no edges, or declared ones."""
     step: float | None = None
-    """The numbers of these rows are multiples of it, such as 1, 0.01 or, of dates, 86400; None: unknown."""
 
     def code(self, text: str | None) -> int:
         """Code of one canonical text (None: missing), or -1 if it has no category. Among bins, what is no finite number

@@ -1,12 +1,11 @@
 """Tables: CSV or parquet files to category vectors.
 
-Each column is numbers, dates, durations or text (`kinds`), declared or else as its rows are. Numbers are cut into bins,
+Columns are numbers, dates, durations or text (`kinds`), declared or else as their rows are. Numbers are cut into bins,
 unless there are at most `bins` different ones; rare texts are merged. Missing values are a category. Columns that name
-the rows, such as row numbers, are left out unless their kind is declared.
-
-Undeclared ones are fitted on all rows, before any mechanism, or on public rows only, drawn by their place in the file.
-Other values of private rows then go to the first or last bin, to MISSING (no finite number among bins), or to OTHER: a
-private cell changes its own code only.
+the rows, such as row numbers, are left out unless their kind is declared. Undeclared kinds, bins, categories and
+classes are fitted on all rows, before any mechanism, or on public rows only, drawn by their place in the file. Other
+values of private rows then go to the first or last bin, to MISSING (no finite number among bins), or to OTHER: a
+private cell changes its own code only. Shapes: s rows, n columns, k categories at most.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ from raydiff.seeding import generator
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = NDArray[np.int64]
 Kinds = dict[str, Kind]
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 MOST_CLASSES = 100
@@ -45,7 +43,8 @@ MOST_NAMED = 6  # columns of one kind that a note names
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A table as category vectors."""
+    """A table as category vectors. Its `fitted_columns` (also the label) have undeclared categories, fitted on the rows
+    at the ascending positions `public` (p,) int64; None: on all rows."""
 
     codes: Tensor  # (s, n) int64, each below the number of its column's categories
     labels: Tensor | None  # (s,) int64; None: there is no label
@@ -53,9 +52,8 @@ class Encoded:
     mapping: Mapping  # encoding of the columns
     says: str  # short description
     notes: tuple[str, ...] = ()  # kinds of the columns; columns and rows left out
-    fitted_columns: tuple[str, ...] = ()  # columns, with the label, whose categories are undeclared and fitted on rows
+    fitted_columns: tuple[str, ...] = ()
     public: Tensor | None = None
-    """(p,) int64: ascending positions of the public rows that `fitted_columns` was fitted on; None: on all rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -176,7 +174,9 @@ def _complete(
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
-def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, fitted: Sequence[str]) -> Ints:
+def _drawn(
+    frame: pd.DataFrame, order: NDArray[np.int64], public: int, path: Path, fitted: Sequence[str]
+) -> NDArray[np.int64]:
     """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
     if not 1 <= public <= len(frame):
         how = f"set data.public from 1 to {len(frame)}, to fit them on public rows of {path.name}"
