@@ -78,7 +78,7 @@ def _open(path: Path, labels: Sequence[str]) -> _File | None:
         return None
     image = _column(path, schema.names, ("image", "img"))
     others = [column for column in schema.names if column != image]
-    columns = tuple(_column(path, others, of) for of in [(name,) for name in labels] or [("label", "fine_label")])
+    columns = tuple(_column(path, others, of) for of in [[name] for name in labels] or [["label", "fine_label"]])
     sizes.check_fits(f"the labels of {rows:,} rows in {path}", 8 * rows * len(columns), "take fewer rows")
     with _reading(path):  # Text stays dictionary-encoded, so that repeated values are in memory once.
         table = pq.ParquetFile(path, read_dictionary=list(columns)).read(columns=list(columns))
@@ -107,10 +107,9 @@ def _checked(path: Path, name: str, column: Any, names: tuple[str, ...] | None) 
 
 def _column(path: Path, columns: Sequence[str], names: Sequence[str]) -> str:
     """The first of `names` that the file has."""
-    if not (present := [name for name in names if name in columns]):
-        wanted = " or ".join(repr(name) for name in names)
-        raise ValueError(f"{path} has no column {wanted}; it has {', '.join(columns)}")
-    return present[0]
+    if present := [name for name in names if name in columns]:
+        return present[0]
+    raise ValueError(f"{path} has no column {' or '.join(map(repr, names))}; it has {', '.join(columns)}")
 
 
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | None:

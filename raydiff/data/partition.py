@@ -1,10 +1,7 @@
-"""Partitions of the training records over the clients.
+"""Partitions of N training records over M clients: lists of index tensors, disjoint, covering all, none empty.
 
-A partition is a list of index tensors, one per client: disjoint, covering all records, none empty. "Class" is label
-column 0 (only `Entangled` uses hidden classes); classes without records do not count. Partitions that count records by
-class, so that another label of one record moves others, have labels public by declaration (`publishes_labels`).
-
-Shapes: N records, M clients, K classes.
+"Class" is label column 0 (only `Entangled` uses hidden classes), of K; classes without records do not count. Partitions
+that count records by class, so that another label of one record moves others, have labels public by declaration.
 """
 
 from __future__ import annotations

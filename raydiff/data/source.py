@@ -100,9 +100,9 @@ class Source:
             return self
         out = self.rows(kept.nonzero()[:, 0])
         labels = [torch.searchsorted(values, out.labels[:, k].contiguous()) for k, values in enumerate(used)]
-        names = tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True))
+        named = tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True))
         unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
         notes = self.notes if kept.all() else (*self.notes, unseen)
-        lost = {c for c, have, every in zip(self.columns, names, self.names, strict=True) if len(have) < len(every)}
+        lost = {c for c, have, every in zip(self.columns, named, self.names, strict=True) if len(have) < len(every)}
         fitted = tuple(c for c in self.columns if c in lost or c in self.fitted_columns)
-        return dataclasses.replace(out, labels=torch.stack(labels, 1), names=names, notes=notes, fitted_columns=fitted)
+        return dataclasses.replace(out, labels=torch.stack(labels, 1), names=named, notes=notes, fitted_columns=fitted)

@@ -23,12 +23,12 @@ def cut(
         raise ValueError(f"{name} has test rows only")
     left = torch.arange(count) if public is None else torch.ones(count).index_fill(0, public, 0).nonzero()[:, 0]
     order = left[torch.randperm(len(left), generator=generator(seed, "splits", "train"))]
+    fixed = {"test"} if public is None else {"test", "public"}
+    taken = {} if public is None else {"public": public}
+    beside = name if public is None else f"{name} beside the {len(public)} public ones"
     # Train comes last, so that its size moves no other split.
-    drawn, taken = ("public", "validation", "calibration", "train"), dict[str, Tensor]()
-    beside = name
-    if public is not None:
-        drawn, taken, beside = drawn[1:], {"public": public}, f"{name} beside the {len(public)} public ones"
-    test, others = {"test": sizes["test"]}, {split: sizes[split] for split in drawn}
+    others = {split: sizes[split] for split in (*SPLITS[1:], "train") if split not in fixed}
+    test = {"test": sizes["test"]}
     if own_test:
         test_order = count + torch.randperm(own_test, generator=generator(seed, "splits", "test"))
         rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {beside}") | taken

@@ -9,7 +9,7 @@ import torch
 from raydiff.data.source import Source
 from raydiff.lookup import Registry
 
-TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
+TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(  # name -> {superclass: its classes}
     {
         "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
         "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
@@ -17,7 +17,6 @@ TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
         "cifar100-10x2": "raydiff.papers.feddistr.cifar100:CIFAR100_10X2",
     }
 )
-"""Name -> {superclass: its classes}."""
 
 
 def applied(source: Source, name: str) -> Source:

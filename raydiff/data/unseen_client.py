@@ -93,7 +93,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
         raise ValueError(f"there are no records of {' or '.join(sorted(wanted)) or 'any class'} in {other.says}")
     own_test = int((rows >= len(other.labels) - other.own_test).sum())
     held_out = min(own_test or len(rows) // 2, len(dataset.splits["test"]))
-    sizes = {**dict.fromkeys(SPLITS, 0), "test": held_out, "train": None}
+    sizes: dict[str, int | None] = {**dict.fromkeys(SPLITS, 0), "test": held_out, "train": None}
     places = cut(rows, own_test, sizes=sizes, seed=choice.seed, name=repr(choice.data))
     what = "its test rows" if own_test else "half of them"
     train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)

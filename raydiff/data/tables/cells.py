@@ -150,7 +150,7 @@ def _parquet(path: Path) -> Cells:
     except (OSError, pa.ArrowException) as e:
         raise _unreadable(path, f" ({type(e).__name__})") from e
     types = [t.value_type if pa.types.is_dictionary(t) else t for t in table.schema.types]
-    kinds = [next((kind for kind, of in PARQUET.items() if of.match(str(t))), str(t)) for t in types]
+    kinds: list[Kind | str] = [next((kind for kind, of in PARQUET.items() if of.match(str(t))), str(t)) for t in types]
     texts = [_texts(*of) for of in zip(table.columns, types, kinds, strict=True)]
     frame = pd.DataFrame(dict(enumerate(texts)), dtype=str).set_axis(table.column_names, axis=1)
     return Cells(frame, dict(zip(table.column_names, kinds, strict=True)))

@@ -41,10 +41,9 @@ class CodeBook:
         return {**grouped, self.label: {value: (value,) for value in self.classes}}
 
 
-CODE_BOOKS: Registry[CodeBook] = Registry(
+CODE_BOOKS: Registry[CodeBook] = Registry(  # by the name of the data set
     {name.lower(): f"raydiff.papers.discrete.tables:{name}" for name in ("ADULT", "GERMAN", "LOAN")}
 )
-"""By the name of the data set."""
 
 
 @dataclass(frozen=True, kw_only=True)

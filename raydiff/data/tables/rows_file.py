@@ -20,8 +20,9 @@ if TYPE_CHECKING:
 
 FILE = "rows.csv"
 Numbers = Literal["drawn", "bins"]
-CODED = f"groups of texts; {OTHER}: rare values; {UNUSED}: a code that the column does not use, of rows that are still "
-CODED += "noised; an apostrophe before a text that a spreadsheet would compute"
+CODED = (
+    f"groups of texts; {OTHER}: rare values; {UNUSED}: an unused code, of noised rows; an apostrophe before a formula"
+)
 
 
 def describe(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator 
 def _ends(column: Column) -> list[float]:
     """Ends of the bins. The outer ones are the column's limits; where there are none, outer bins are as wide as their
     neighbours, but do not cross 0."""
-    edges = column.edges or ()
+    edges = list(column.edges or ())
     if column.limits is not None:
         return [column.limits[0], *edges, column.limits[1]]
     widths = np.diff(edges).tolist() or [max(abs(edges[0]), 1.0)]
