@@ -85,7 +85,6 @@ def main(argv: Sequence[str]) -> int:
         figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
     if norms is not None:
         overview.draw_pictures(public, dataset.label_names[0], folder / "pictures.png")
-        overview.draw_norms(norms, folder / "norms.png", clip=clip)
     if (draw := MORE_PICTURES.get(type(method).__name__)) and dataset.splits["test"].base is not None:
         print(f"\n{draw(method, dataset, folder / 'latents.png')}")
     print("" if hides_labels else f"\npictures in {folder}")
@@ -122,7 +121,7 @@ def _labels(dataset: Dataset, splits: Sequence[str]) -> str:
 
 
 def _norms(norms: overview.Norms | None, clip: float | None) -> str:
-    """Clips by the L2 norms of the flattened public pictures; norms.png has their distribution."""
+    """Clips by the L2 norms of the flattened public pictures."""
     if norms is None:
         return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
     centered = "" if norms.center else f"; {norms.centred.quantile(0.5):.2f} with --method.center true"

@@ -1,8 +1,5 @@
-"""Data sets of pictures or tables, cut once into disjoint splits.
-
-Clients hold `train`; parameters of mechanisms may be taken from `public`; `validation` chooses checkpoints;
-`calibration` sets attack thresholds; `test` gives the final numbers. Names of data sets: see `sources`.
-"""
+"""Data sets of pictures or tables, cut once into disjoint splits: clients hold `train`; `validation` chooses
+checkpoints; `calibration` sets attack thresholds; `test` gives the final numbers."""
 
 from __future__ import annotations
 
@@ -27,11 +24,6 @@ from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import check_one_of
 
 FittedOn = Literal["public", "all"]
-LEARNED = {
-    True: "the classes, taken from all records",
-    False: "types, bins, names of categories and classes, taken from all records",
-}
-"""By whether the records are pictures."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,14 +31,12 @@ class Data(TableOptions):
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
     name: str = field(default="digits", metadata={"location": "folder"})
-    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path (with a /),
-    hub:owner/name of the Hugging Face hub, a table (adult, german, loan, a .csv, .tsv or .parquet file), or
-    module:name, a function like those of `sources.SOURCES`."""
+    """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path, hub:owner/name, a
+    table (adult, german, loan, a .csv, .tsv or .parquet file), or module:name, a function as in `sources.SOURCES`."""
     root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     size: int | None = None
-    """Crop each picture to its central square and resize it to size x size, each pixel the mean of the area that it
-    covers; None: as stored."""
+    """Crop pictures to the central square and resize them to size x size by area averaging; None: as stored."""
     colour: Colour = "stored"
     """Convert all pictures to grey or rgb; stored: no conversion."""
     skip_damaged: bool = False
@@ -79,9 +69,8 @@ class Data(TableOptions):
         for name in ("name", "public_from"):
             if getattr(self, name) == "":
                 raise ValueError(f"data.{name} must name a data set or a folder, got ''")
-        if self.public_from is not None and self.public < 1:
-            raise ValueError(f"data.public must be at least 1 with data.public_from, got {self.public}")
-        least = {"size": 1, "train": 1, "public": 0, "validation": 0, "calibration": 0, "test": 0}
+        public = 0 if self.public_from is None else 1
+        least = {"size": 1, "train": 1, "public": public, "validation": 0, "calibration": 0, "test": 0}
         for name, low in least.items():
             if (value := getattr(self, name)) is not None and value < low:
                 raise ValueError(f"data.{name} must be at least {low}, got {value}")
@@ -89,36 +78,32 @@ class Data(TableOptions):
         if self.public_from is not None and (read.is_table(self.name) or read.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")
         if self.superclasses is not None:
-            superclasses.check(self.superclasses)
+            check_one_of("data.superclasses", self.superclasses, superclasses.TABLES)
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"data.labels must name each column once, got {' '.join(self.labels)}")
 
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A data set, cut into splits."""
+    """A data set, cut into the five `SPLITS`: disjoint, each in an order that does not depend on the records' contents.
+
+    `label_names` are those of the values 0, 1, ... of each label column; `hidden_names` those of the classes that
+    superclasses hide from the clients. `digest` is the hex SHA-256 over images, labels, row numbers and base
+    distributions of every split. `notes` tell of conversions, and of rows or files left out. `mapping` is the meaning
+    of a table's codes. `fitted_columns` (of pictures label columns) have undeclared categories; `private_fit` says what
+    was taken for them from all records, "" if only public records were used."""
 
     name: str
     splits: dict[str, Records]
-    """The five `SPLITS`: disjoint, each in an order that does not depend on the records' contents."""
     label_names: tuple[tuple[str, ...], ...]
-    """Names of the values 0, 1, ... of each label column."""
     digest: str
-    """Hex SHA-256 over images, labels, row numbers and base distributions of every split."""
     label_columns: tuple[str, ...] = ()
-    """Names of the label columns."""
     says: str = ""
-    """Description of the source."""
     notes: tuple[str, ...] = ()
-    """Conversions, and rows or files left out: one sentence each."""
     hidden_names: tuple[str, ...] = ()
-    """Names of the classes that superclasses hide from the clients; empty without superclasses."""
     mapping: Mapping | None = None
-    """Meaning of a table's codes; None: the records are pictures."""
     fitted_columns: tuple[str, ...] = ()
-    """Label columns, and of a table all columns, whose categories are undeclared."""
     private_fit: str = ""
-    """What was taken from all records for `fitted_columns`; "": nothing, only public records were used."""
 
     @property
     def base_names(self) -> tuple[str, ...]:
@@ -147,16 +132,14 @@ def load(config: Data) -> Dataset:
 @functools.lru_cache(maxsize=8)
 def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Dataset:
     source = source_of(config, folder)
-    sizes = {split: getattr(config, split) for split in SPLITS}
-    if config.public_from is not None:
-        sizes["public"] = 0
+    own = {"public": 0} if config.public_from is not None else {}
+    sizes = {split: getattr(config, split) for split in SPLITS} | own
     name, seed = repr(config.name), config.split_seed
     rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
     splits, notes = pictures.read(source, rows, config)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
-    notes = (*source.notes, *notes)
     if config.public_from is not None:
         other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
         splits["public"], more = other_source.public_records(other, source, splits, config)
@@ -164,6 +147,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     splits["public"] = splits["public"].without_base()  # visible to clients
     if source.codes is None and config.fitted_on == "public":
         _check_classes(source, splits["public"])
+    learnt = "the classes" if source.codes is None else "types, bins, names of categories and classes"
     digest = tree.digest({f"{split}/{k}": v for split, records in splits.items() for k, v in records.leaves.items()})
     return Dataset(
         name=config.name,
@@ -172,11 +156,11 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         digest=digest,
         label_columns=source.columns,
         says=source.says,
-        notes=notes,
+        notes=(*source.notes, *notes),
         hidden_names=source.base_names,
         mapping=source.mapping,
         fitted_columns=source.fitted_columns,
-        private_fit=LEARNED[source.codes is None] if config.fitted_on == "all" and source.fitted_columns else "",
+        private_fit=f"{learnt}, taken from all records" if config.fitted_on == "all" and source.fitted_columns else "",
     )
 
 
@@ -193,11 +177,8 @@ def _check_classes(source: Source, public: Records) -> None:
         k = source.columns.index(column)
         unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
         if len(unseen):
-            value = source.names[k][int(unseen.min())]
+            none = f"none of the {len(public)} public records has the {column} {source.names[k][int(unseen.min())]!r}"
             remedy = (
                 "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
             )
-            raise ValueError(
-                f"none of the {len(public)} public records has the {column} {value!r} of {source.says}: {remedy} "
-                "(epsilon is then inf)"
-            )
+            raise ValueError(f"{none} of {source.says}: {remedy} (epsilon is then inf)")

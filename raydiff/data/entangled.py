@@ -13,33 +13,30 @@ def mixing(xi: float, clients: int) -> float:
     """r in pi_k = (1 - r) u_k + r u, at which every pair of the K clients has the coefficient xi in [0, 1).
 
     u_k is uniform on the m / K bases that client k owns, u on all m. With q = (1 - r)^2: <pi_j, pi_k> = (1 - q) / m for
-    j != k and |pi_k|^2 = (1 + (K - 1) q) / m, so the coefficient is (1 - q) / (1 + (K - 1) q) for any m.
-    """
+    j != k and |pi_k|^2 = (1 + (K - 1) q) / m, so the coefficient is (1 - q) / (1 + (K - 1) q) for any m."""
     return 1 - math.sqrt((1 - xi) / (1 + (clients - 1) * xi))
 
 
 def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> Tensor:
     """(m, K) int64: how many of the `sizes` (m,) records of each base each client gets; rows sum to `sizes`.
 
-    The owner of a base gets 1 - r + r / K of it, every other client r / K, rounded as evenly as possible, so that the
-    sum over an owner's bases is exact to within one record. Raises ValueError unless K >= 2 divides m.
-    """
+    The owner of a base gets 1 - r + r / K of it, every other client r / K, so that the sum over an owner's bases is
+    exact to within one record. Raises ValueError unless K >= 2 divides m."""
     m = len(sizes)
     if clients < 2 or m % clients:
         fitting = ", ".join(str(n) for n in range(2, m + 1) if m % n == 0) or "no number of"
         raise ValueError(f"an Entangled partition of {m} base distributions needs {fitting} clients, got {clients}")
-    owners = torch.arange(m) // (m // clients)  # of the bases in the order of `dealt`
     dealt = torch.randperm(m, generator=rng)
     away = mixing(xi, clients) * (clients - 1) / clients
     moved = (sizes[dealt].double() * away).cumsum(0).round().long().diff(prepend=torch.zeros(1, dtype=torch.int64))
     out = torch.zeros(m, clients, dtype=torch.int64)
     surplus = torch.zeros(clients, dtype=torch.float64)  # records of others' bases beyond the exact number
-    for base, owner, n in zip(dealt.tolist(), owners.tolist(), moved.tolist(), strict=True):
+    for place, (base, n) in enumerate(zip(dealt.tolist(), moved.tolist(), strict=True)):
+        owner = place // (m // clients)
         each, over = divmod(n, clients - 1)
-        row = torch.full((clients,), each)
-        ties = torch.rand(clients, dtype=torch.float64, generator=rng)
-        turn = surplus + 0.01 * ties
+        turn = surplus + 0.01 * torch.rand(clients, dtype=torch.float64, generator=rng)
         turn[owner] = math.inf
+        row = torch.full((clients,), each)
         row[turn.argsort()[:over]] += 1
         surplus += row - n / (clients - 1)
         surplus[owner] -= row[owner] - n / (clients - 1)
@@ -50,9 +47,8 @@ def shares(sizes: Tensor, clients: int, xi: float, *, rng: torch.Generator) -> T
 
 def coefficients(counts: Tensor) -> Tensor:
     """(K, K) float64: the coefficient of each pair of clients (Eq. 7), from counts (K, m) of records, none 0 in all."""
-    weights = counts.double()
-    unit = weights / weights.norm(dim=1, keepdim=True)
-    return torch.mm(unit, unit.T)
+    unit = torch.nn.functional.normalize(counts.double())
+    return unit @ unit.T
 
 
 def measured(counts: Tensor) -> dict[str, float]:
@@ -63,6 +59,6 @@ def measured(counts: Tensor) -> dict[str, float]:
         return {}
     rows, columns = torch.triu_indices(clients, clients, offset=1)
     pairs = coefficients(counts)[rows, columns]
-    of = {"entanglement_mean": pairs.mean(), "entanglement_max": pairs.max()}
-    of["theorem2"] = pairs.max() < 1 / (clients - 1) ** 2
+    holds = pairs.max() < 1 / (clients - 1) ** 2
+    of = {"entanglement_mean": pairs.mean(), "entanglement_max": pairs.max(), "theorem2": holds}
     return {f"partition/{name}": float(value) for name, value in of.items()}

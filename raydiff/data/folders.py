@@ -1,7 +1,4 @@
-"""Folders of pictures: class/picture.png, or train/class/picture.png and test/class/picture.png.
-
-Either may lie in an outer folder. Pictures are files with a suffix of `pictures.FORMATS`. Hidden files are skipped.
-"""
+"""Folders of pictures: class/picture.png, or this below train and test, also in an outer folder."""
 
 from __future__ import annotations
 
@@ -20,14 +17,17 @@ from raydiff.data.source import Picture, Source, by_split, visible
 def source(folder: Path) -> Source:
     """All pictures, with the name of their folder as the label `class`, ordered by file name, so that a picture's class
     moves no other picture. Raises ValueError if there are no pictures, or not in folders of classes."""
-    folder = _inner(folder)
-    train, test, notes = _split_folders(folder)
+    train, test, notes = _parts(folder := _inner(folder))
     splits = [_of_classes(train), _of_classes(test)]
     files = [path for split in splits for path in split]
     if not files:
         loose = len(_picture_files(folder))
-        what = f"holds {loose} pictures but no folders of pictures: put each class in a folder"
-        raise ValueError(f"{folder} {what if loose else 'holds no parquet files and no folders of pictures'}")
+        what = f"{loose} pictures but no folders of pictures: put each class in a folder"
+        raise ValueError(f"{folder} holds {what if loose else 'no parquet files and no folders of pictures'}")
+    others = sorted({path for path in visible(folder, "**/*") if not path.is_dir()} - set(files))
+    empty = [path.name for part in (*train, *test) for path in _folders(part) if not _picture_files(path)]
+    unread = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
+    unread += [f"folders without pictures: {', '.join(empty)}"] if empty else []
     names = sorted({path.parent.name for path in files}, key=_in_order)
     values = {name: value for value, name in enumerate(names)}
     return Source(
@@ -38,13 +38,13 @@ def source(folder: Path) -> Source:
         own_test=len(splits[1]),
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} pictures in {len(names)} class folders of {folder}",
-        notes=(*notes, *_unread(folder, (*train, *test), files)),
+        notes=(*notes, *unread),
     )
 
 
 def holds_pictures(folder: Path) -> bool:
     """Whether there are pictures in folders of classes."""
-    return any(_picture_files(path) for part in _split_folders(_inner(folder))[0] for path in _folders(part))
+    return any(_picture_files(path) for part in _parts(_inner(folder))[0] for path in _folders(part))
 
 
 def _inner(folder: Path) -> Path:
@@ -54,7 +54,7 @@ def _inner(folder: Path) -> Path:
     return folder
 
 
-def _split_folders(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...]]:
+def _parts(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...]]:
     """`by_split` of the folders that hold folders; without train* the folder itself."""
     train, test, notes = by_split([path for path in _folders(folder) if _folders(path)])
     return train or [folder], test, notes
@@ -62,13 +62,11 @@ def _split_folders(folder: Path) -> tuple[list[Path], list[Path], tuple[str, ...
 
 def _of_classes(parts: Sequence[Path]) -> list[Path]:
     """The pictures of all class folders, ordered by file name."""
-    files: list[Path] = []
-    for path in (path for part in parts for path in _folders(part)):
-        if deeper := _folders(path):
-            wanted = "class/picture, or train/class/picture and test/class/picture"
-            raise ValueError(f"{path} holds the folder {deeper[0].name}, but pictures must lie as {wanted}")
-        files += _picture_files(path)
-    return sorted(files, key=lambda path: path.name)
+    classes = [path for part in parts for path in _folders(part)]
+    for deeper in (folder for path in classes for folder in _folders(path)):
+        wanted = "class/picture, or train/class/picture and test/class/picture"
+        raise ValueError(f"{deeper.parent} holds the folder {deeper.name}, but pictures must lie as {wanted}")
+    return sorted((file for path in classes for file in _picture_files(path)), key=lambda file: file.name)
 
 
 def _folders(folder: Path) -> list[Path]:
@@ -84,15 +82,6 @@ def _picture_files(folder: Path) -> list[Path]:
 def _in_order(name: str) -> tuple[int, str]:
     """0, 1, 2, 10 as numbers, before names of letters."""
     return (int(name), name) if name.isdecimal() else (1 << 62, name)
-
-
-def _unread(folder: Path, parts: Sequence[Path], files: Sequence[Path]) -> tuple[str, ...]:
-    """Notes on unread files, except hidden ones, and on folders without pictures."""
-    taken = set(files)
-    others = [path for path in visible(folder, "**/*") if not path.is_dir() and path not in taken]
-    empty = [path.name for part in parts for path in _folders(part) if not _picture_files(path)]
-    notes = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
-    return (*notes, f"folders without pictures: {', '.join(empty)}") if empty else tuple(notes)
 
 
 def _pictures(files: Sequence[Path], rows: Tensor) -> Iterator[Picture]:

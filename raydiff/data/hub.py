@@ -1,7 +1,4 @@
-"""The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub.
-
-Its data sets, by hub:owner/name, are parquet files.
-"""
+"""The Hugging Face hub: repositories downloaded once, then read locally. The only home of huggingface_hub."""
 
 from __future__ import annotations
 
@@ -15,29 +12,21 @@ from typing import Literal
 from raydiff.data import parquet, sizes
 
 PREFIX = "hub:"
-NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")
-"""hub:owner/name, or hub:owner/name/folder for one of several folders of parquet files."""
+NAME = re.compile(r"hub:([\w.-]+/[\w.-]+)(?:/(.+))?")  # hub:owner/name, or hub:owner/name/folder in it
 PATIENCE_S = 5.0  # timeout of a request to the hub
-WHAT = {"dataset": "data set", "model": "model"}
 
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The local folder of this data set's parquet files, downloaded into the hub's cache. Raises ValueError as
-    `snapshot_of` does, and if parquet files lie in no or several folders."""
+    """The local folder of this data set, downloaded into the hub's cache. Raises ValueError as `snapshot_of` does, and
+    without parquet files."""
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
-    snapshot = snapshot_of(repository, kind="dataset", patterns=["*.parquet"], says=name)
-    folders = parquet.folders_below(snapshot)
-    if inner and snapshot / inner in folders:
-        return snapshot / inner
-    if len(folders) == 1 and not inner:
-        return folders[0]
-    if not folders:
+    folder = snapshot_of(repository, kind="dataset", patterns=["*.parquet"], says=name) / (inner or "")
+    if not folder.is_dir() or not parquet.folders_below(folder):
         raise ValueError(f"{name!r} has no parquet files: only data sets in that form are read")
-    choices = ", ".join(f"{PREFIX}{repository}/{path.relative_to(snapshot)}" for path in folders)
-    raise ValueError(f"{name!r} has parquet files in {'other' if inner else 'several'} folders: name {choices}")
+    return folder
 
 
 def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns: Sequence[str], says: str) -> Path:
@@ -48,16 +37,15 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
 
     offline, info = False, None
     try:
-        ask = HfApi().dataset_info if kind == "dataset" else HfApi().model_info
-        info = ask(repository, timeout=PATIENCE_S, files_metadata=True)  # snapshot_download has no time limit.
+        # snapshot_download has no time limit.
+        info = HfApi().repo_info(repository, repo_type=kind, timeout=PATIENCE_S, files_metadata=True)
     except RepositoryNotFoundError:
-        raise ValueError(f"{says!r}: the hub has no such {WHAT[kind]}, or not for you") from None
+        raise ValueError(f"{says!r}: the hub has no such {kind}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.
         offline, reason = True, _first_sentence(error)
-    matching = [
-        f for f in getattr(info, "siblings", None) or () if any(fnmatch.fnmatch(f.rfilename, p) for p in patterns)
-    ]
-    if (size := sum(file.size or 0 for file in matching)) > sizes.MOST_DOWNLOADED:
+    files = getattr(info, "siblings", None) or ()
+    size = sum(f.size or 0 for f in files if any(fnmatch.fnmatch(f.rfilename, pattern) for pattern in patterns))
+    if size > sizes.MOST_DOWNLOADED:
         most = sizes.shown(sizes.MOST_DOWNLOADED)
         raise ValueError(f"{says!r} takes {sizes.shown(size)}, more than the {most} that are downloaded: name a folder")
     try:

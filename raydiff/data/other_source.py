@@ -1,11 +1,9 @@
-"""Records of another data set, labelled by the names of the first, of the same shape, without its pictures.
-
-Equal pixels after conversion and resizing are refused, cropped or recompressed copies are not.
-"""
+"""Records of another data set, labelled by the names of the first, of the same shape, without its pictures: those of
+equal pixels after conversion and resizing; cropped or recompressed copies are not noticed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
@@ -22,13 +20,7 @@ if TYPE_CHECKING:
 
 
 def read(
-    other: Source,
-    rows: dict[str, Tensor],
-    source: Source,
-    splits: Mapping[str, Records],
-    config: Data,
-    *,
-    role: str = "public records",
+    other: Source, rows: dict[str, Tensor], source: Source, splits: Mapping[str, Records], config: Data, *, role: str
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
     """The records at these rows of `other`, by name, labelled as in `source`, and notes on them. Their numbers continue
     those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a record of `splits`."""
@@ -39,21 +31,24 @@ def read(
         forms = f"{pictures.form(shape)}, but those of {source.says} are {pictures.form(ours)}"
         raise ValueError(f"the pictures of {other.says} are {forms}: set data.size and data.colour to make them alike")
     out = {k: Records(r.images, relabelled[r.numbers], r.numbers + len(source.labels)) for k, r in read.items()}
-    _refuse_overlap(list(out.values()), splits, other, source, role)
+    places = {key: (split, row) for split, records in splits.items() for key, row in _hashed(records)}
+    hashed = [pair for records in out.values() for pair in _hashed(records)]
+    if copies := [(row, *places[key]) for key, row in hashed if key in places]:
+        theirs, split, row = copies[0]
+        example = f"{other.where(theirs - len(source.labels))}, which is {source.where(row)} (split {split})"
+        count = f"{len(copies)} of {len(hashed)} pictures are"
+        raise ValueError(f"{role} must hold no record of the run, but {count}, such as {example}")
     return out, (*other.notes, *notes)
 
 
 def public_records(
-    other: Source,
-    source: Source,
-    splits: Mapping[str, Records],
-    config: Data,
+    other: Source, source: Source, splits: Mapping[str, Records], config: Data
 ) -> tuple[Records, tuple[str, ...]]:
     """`read` of `config.public` random rows of `other`. Raises ValueError also if there are fewer."""
     if config.public > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={config.public}")
     rows = torch.randperm(len(other.labels), generator=generator(config.split_seed, "splits", "public"))
-    records, notes = read(other, {"public": rows[: config.public]}, source, splits, config)
+    records, notes = read(other, {"public": rows[: config.public]}, source, splits, config, role="public records")
     return records["public"], (f"from {other.says}", *notes)
 
 
@@ -70,21 +65,6 @@ def _relabelled(labels: Tensor, rows: Tensor, other: Source, source: Source, rol
                 raise ValueError(f"{unknown}, which {source.says} has not: {role} need the same names")
             out[labels[:, k] == value, k] = ours.index(theirs[value])
     return out
-
-
-def _refuse_overlap(
-    new: Sequence[Records], splits: Mapping[str, Records], other: Source, source: Source, role: str
-) -> None:
-    places = {key: (split, row) for split, records in splits.items() for key, row in _hashed(records)}
-    hashed = [pair for records in new for pair in _hashed(records)]
-    copies = [(row, places[key]) for key, row in hashed if key in places]
-    if copies:
-        theirs, (split, row) = copies[0]
-        one, another = other.where(theirs - len(source.labels)), source.where(row)
-        count = f"{len(copies)} of {len(hashed)} pictures are"
-        raise ValueError(
-            f"{role} must hold no record of the run, but {count}, such as {one}, which is {another} (split {split})"
-        )
 
 
 def _hashed(records: Records) -> list[tuple[str, int]]:

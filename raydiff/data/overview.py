@@ -20,12 +20,9 @@ CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
 class Norms:
     """L2 norms of flattened pictures on [-1, 1], ascending, (N,) each."""
 
-    plain: Tensor
-    """Norms of the pictures."""
-    centred: Tensor
-    """Norms of the pictures less their mean."""
-    center: bool = False
-    """Whether clips are around that mean."""
+    plain: Tensor  # norms of the pictures
+    centred: Tensor  # norms of the pictures less their mean
+    center: bool = False  # whether clips are around that mean
 
     @property
     def suggested_clip(self) -> float:
@@ -45,11 +42,9 @@ def norms(public: Records, *, center: bool = False) -> Norms:
 
 def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:
     """Write a contact sheet as a PNG: the first pictures of each of at most CLASSES_SHOWN classes, with its name."""
-    shown = min(len(class_names), CLASSES_SHOWN)
+    shown, classes = min(len(class_names), CLASSES_SHOWN), public.labels[:, 0]
     columns = 1 if shown <= 5 else 2 if shown <= 20 else 4
-    rows = math.ceil(shown / columns)
-    classes = public.labels[:, 0]
-    width = min(PICTURES_SHOWN, int(classes.bincount().max()))
+    rows, width = math.ceil(shown / columns), min(PICTURES_SHOWN, int(classes.bincount().max()))
     figure, grid = panels(rows, columns, size=(max(0.87 * width, 1.6) * columns, 0.6 + 0.95 * rows))
     more = f" (the first {shown} of {len(class_names)} classes)" if shown < len(class_names) else ""
     figure.suptitle(f"public pictures of each class{more}")
@@ -70,18 +65,3 @@ def _strip(images: Tensor, count: int) -> Tensor:
     strip[: len(images), :, :, :width] = (images + 1) / 2
     strip = torch.cat(list(strip), dim=2)
     return strip[0] if channels == 1 else strip.permute(1, 2, 0)
-
-
-def draw_norms(norms: Norms, path: Path, *, clip: float | None) -> None:
-    """Write a histogram of the norms as a PNG, with the median and, where it is given, the clip."""
-    figure, ((axes,),) = panels(1, 1, size=(7, 3.6))
-    bins = max(8, min(40, len(norms.plain) // 6))
-    axes.hist(norms.plain.numpy(), bins=bins, alpha=0.6, color="tab:blue", label="pictures on [-1, 1]")
-    axes.hist(norms.centred.numpy(), bins=bins, alpha=0.6, color="tab:grey", label="less the public mean")
-    axes.axvline(norms.suggested_clip, color="tab:blue", linestyle=":", label=f"median {norms.suggested_clip:.2f}")
-    if clip is not None:
-        axes.axvline(clip, color="tab:red", label=f"clip {clip:g}, above it {norms.clipped(clip):.1%}")
-    axes.set(title=f"L2 norms of the {len(norms.plain)} public pictures", xlabel="L2 norm", ylabel="pictures")
-    axes.set_xlim(left=0)
-    figure.legend(fontsize=8, loc="outside lower center", ncols=4)
-    figure.savefig(path, dpi=120, metadata={"privacy": "public split"})

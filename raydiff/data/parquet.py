@@ -1,8 +1,6 @@
-"""Parquet files in the Hugging Face image layout.
-
-A picture column `image` or `img` (encoded bytes, or a struct with a field `bytes`); label columns of integers, text or
-booleans. The values of integers are their names, unless the schema's `huggingface` metadata names 0, 1, ....
-"""
+"""Parquet files in the Hugging Face image layout: a picture column `image` or `img` (encoded bytes, or a struct with
+a field `bytes`), and label columns of integers, text or booleans. The values of integers are their names, unless
+the schema's `huggingface` metadata names 0, 1, ...."""
 
 from __future__ import annotations
 
@@ -26,15 +24,13 @@ BATCH = 64  # rows unpacked together; bounds memory for files with large picture
 
 @dataclass(frozen=True)
 class _File:
-    """A parquet file with its labels, which are read before rows are chosen."""
+    """A parquet file with its label columns, which are read before rows are chosen."""
 
     path: Path
-    image: str
-    """Name of the picture column."""
-    labels: dict[str, Any]
-    """pyarrow label columns by name, booleans as text."""
-    names: dict[str, tuple[str, ...]]
-    """Names of the values of label columns that the file names."""
+    image: str  # name of the picture column
+    columns: tuple[str, ...]  # names of the label columns
+    labels: list[Any]  # pyarrow columns of int64, or of text with a dictionary
+    names: list[tuple[str, ...] | None]  # names of the values of each label column, if the file names them
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -55,9 +51,9 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
     files = [file for path in (*(train or every), *test) if (file := _open(path, labels)) is not None]
     if not files:
         raise ValueError(f"{every[0]} holds no rows")
-    columns = tuple(labels) or tuple(files[0].labels)
+    columns = files[0].columns
     coded = [_coded(files, place) for place in range(len(columns))]
-    own_test = sum(len(next(iter(file.labels.values()))) for file in files if file.path in test)
+    own_test = sum(len(file.labels[0]) for file in files if file.path in test)
     deeper = (path for path in visible(folder) if path.is_dir())
     unread = [path.name for path in (*every, *deeper) if path not in {file.path for file in files}]
     return Source(
@@ -68,7 +64,7 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
         pictures=functools.partial(_pictures, files),
         says=f"{len(files)} parquet file{'s' * (len(files) > 1)} in {folder}",
         notes=(*notes, f"left unread: {', '.join(unread)}") if unread else notes,
-        fitted_columns=tuple(column for column in columns if not any(column in file.names for file in files)),
+        fitted_columns=tuple(c for place, c in enumerate(columns) if not any(file.names[place] for file in files)),
     )
 
 
@@ -81,66 +77,39 @@ def _open(path: Path, labels: Sequence[str]) -> _File | None:
     if not rows:
         return None
     image = _column(path, schema.names, ("image", "img"))
-    for name in labels:
-        if name not in schema.names or name == image:
-            others = ", ".join(column for column in schema.names if column != image)
-            raise ValueError(f"{path} has no label column {name!r}; its other columns are {others}")
-    columns = list(labels) or [_column(path, schema.names, ("label", "fine_label"))]
-    _check_rows(path, rows, 8 * len(columns))
+    others = [column for column in schema.names if column != image]
+    columns = tuple(_column(path, others, of) for of in [[name] for name in labels] or [["label", "fine_label"]])
+    sizes.check_fits(f"the labels of {rows:,} rows in {path}", 8 * rows * len(columns), "take fewer rows")
     with _reading(path):  # Text stays dictionary-encoded, so that repeated values are in memory once.
-        table = pq.ParquetFile(path, read_dictionary=columns).read(columns=columns)
-    read, names = {}, {}
-    for name in columns:
-        if (named := _class_names(schema.metadata or {}, name)) is not None:
-            names[name] = named
-        read[name] = _checked(path, name, table.column(name), named=named is not None)
-    return _File(path, image, read, names)
+        table = pq.ParquetFile(path, read_dictionary=list(columns)).read(columns=list(columns))
+    names = [_class_names(schema.metadata or {}, name) for name in columns]
+    read = [_checked(path, *of) for of in zip(columns, table.columns, names, strict=True)]
+    return _File(path, image, columns, read, names)
 
 
-def _checked(path: Path, name: str, column: Any, *, named: bool) -> Any:
-    """The label column as int64 or text. Raises ValueError for other types, nulls and larger integers."""
+def _checked(path: Path, name: str, column: Any, names: tuple[str, ...] | None) -> Any:
+    """The label column as int64, or as text with a dictionary."""
     import pyarrow as pa
 
-    if pa.types.is_dictionary(column.type):
-        _check_rows(path, len(column), 4 * _longest(column))
-        column = column.cast(column.type.value_type)
-    kind = column.type
-    text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
-    if not (pa.types.is_integer(kind) or (text and not named)) or column.null_count:
-        got = f"{column.null_count} nulls" if column.null_count else column.type
-        wanted = "integers" if named else "integers, text or booleans"
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind)
+    if not (pa.types.is_integer(kind) or (is_text and names is None)) or column.null_count:
+        wanted = "integers, text or booleans" if names is None else "integers"
+        got = f"{column.null_count} nulls" if column.null_count else kind
         raise ValueError(f"column {name!r} of {path} must hold {wanted}, got {got}")
-    if text:
-        return column.cast(pa.string())
+    if pa.types.is_boolean(kind):
+        column = column.cast(kind).cast(pa.string()).dictionary_encode()
     try:
-        return column.cast(pa.int64())
+        return column.cast(pa.dictionary(pa.int32(), pa.string()) if is_text else pa.int64())
     except pa.ArrowInvalid:
         raise ValueError(f"column {name!r} of {path} must hold integers below 2^63") from None
 
 
-def _check_rows(path: Path, rows: int, nbytes: int) -> None:
-    """Raises ValueError if so many rows with labels of so many bytes do not fit into memory."""
-    sizes.check_fits(f"the labels of {rows:,} rows in {path}", rows * nbytes, "take fewer rows, or shorter names")
-
-
-def _longest(column: Any) -> int:
-    """Bytes of the longest text of a dictionary column; 0 without texts."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    kind = column.type.value_type
-    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        return 0
-    return max((pc.max(pc.binary_length(chunk.dictionary)).as_py() or 0 for chunk in column.chunks), default=0)
-
-
 def _column(path: Path, columns: Sequence[str], names: Sequence[str]) -> str:
     """The first of `names` that the file has."""
-    for name in names:
-        if name in columns:
-            return name
-    wanted = " or ".join(repr(name) for name in names)
-    raise ValueError(f"{path} has no column {wanted}; its columns are {', '.join(columns)}")
+    if present := [name for name in names if name in columns]:
+        return present[0]
+    raise ValueError(f"{path} has no column {' or '.join(map(repr, names))}; it has {', '.join(columns)}")
 
 
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | None:
@@ -156,28 +125,22 @@ def _coded(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[str, ...]]
     """One label column over all files: values (N,) int64 and their names."""
     import pyarrow as pa
 
-    columns = {file.path: list(file.labels.values())[place] for file in files}
-    text = {path: pa.types.is_string(column.type) for path, column in columns.items()}
-    if len(set(text.values())) > 1:
-        one, other = (next(path for path, is_text in text.items() if is_text == kind) for kind in (True, False))
-        raise ValueError(f"the labels of {one} are text or booleans, but those of {other} are integers")
-    values = np.concatenate([column.to_numpy() for column in columns.values()])
-    if (names := _names(files, place)) is not None:
-        return torch.from_numpy(values), names
-    distinct, codes = np.unique(values.astype(str) if any(text.values()) else values, return_inverse=True)
-    if len(distinct) > MOST_VALUES:
-        what = f"the label column {list(files[0].labels)[place]!r} of {files[0].path} has {len(distinct):,} values"
-        raise ValueError(f"{what}, but at most {MOST_VALUES:,} classes can be learnt: name another by data.labels")
-    return torch.from_numpy(codes.astype(np.int64)), tuple(map(str, distinct.tolist()))
-
-
-def _names(files: Sequence[_File], place: int) -> tuple[str, ...] | None:
-    """The names in the files, which must agree; None if there are none."""
-    columns = [(file, list(file.labels)[place]) for file in files]
-    named = {file.names[column]: file.path for file, column in columns if column in file.names}
+    types = {pa.types.is_integer(file.labels[place].type): file.path for file in files}
+    if len(types) > 1:
+        raise ValueError(f"the labels of {types[False]} are text or booleans, but those of {types[True]} are integers")
+    named = {names: file.path for file in files if (names := file.names[place]) is not None}
     if len(named) > 1:
         raise ValueError(f"{' and '.join(map(str, named.values()))} name their classes differently")
-    return next(iter(named), None)
+    column = pa.chunked_array([chunk for file in files for chunk in file.labels[place].chunks])
+    if named:
+        return torch.tensor(column.to_numpy()), next(iter(named))
+    encoded = column.dictionary_encode().combine_chunks()
+    values = encoded.dictionary.to_pylist()
+    if len(values) > MOST_VALUES:
+        what = f"the label column {files[0].columns[place]!r} of {files[0].path} has {len(values):,} values"
+        raise ValueError(f"{what}, but at most {MOST_VALUES:,} classes can be learnt: name another by data.labels")
+    order = sorted(range(len(values)), key=values.__getitem__)
+    return torch.from_numpy(np.argsort(order)[encoded.indices.to_numpy()]), tuple(str(values[i]) for i in order)
 
 
 @contextlib.contextmanager
@@ -195,7 +158,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
-    """The pictures of `rows`, ascending row numbers over all files."""
+    """The pictures of `rows`, ascending row numbers over all files, unpacked a few at a time."""
     import pyarrow.parquet as pq
 
     end = 0
@@ -203,41 +166,28 @@ def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
         first = end  # row 0 of this file
         with _reading(file.path):
             parquet = pq.ParquetFile(file.path)
-        for group in range(parquet.num_row_groups):
-            start, end = end, end + parquet.metadata.row_group(group).num_rows
-            mine = rows[(rows >= start) & (rows < end)]
-            if len(mine):
-                for row, data in _of_group(file, parquet, group, mine - start):
+            for group in range(parquet.num_row_groups):
+                start, end = end, end + parquet.metadata.row_group(group).num_rows
+                mine = rows[(rows >= start) & (rows < end)] - start
+                for row, data in _of_group(file, parquet, group, mine) if len(mine) else ():
                     where = f"row {start - first + row} of {file.path}"
                     yield where, pictures.decode(data, where)
 
 
 def _of_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[tuple[int, bytes | None]]:
-    """(row, encoded picture) of these rows of a row group, ascending, unpacked a few at a time."""
-    metadata = parquet.metadata.row_group(group)
-    columns = [metadata.column(i) for i in range(metadata.num_columns)]
-    size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.partition(".")[0] == file.image)
-    sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write smaller row groups")
-    batches = parquet.iter_batches(batch_size=BATCH, row_groups=[group], columns=[file.image])
-    end = 0
-    while end <= int(rows[-1]):
-        with _reading(file.path):
-            batch = next(batches)
-        start, end = end, end + len(batch)
-        mine = rows[(rows >= start) & (rows < end)]
-        if len(mine):
-            encoded = _encoded(file, batch.column(0).take((mine - start).numpy()))
-            yield from zip(mine.tolist(), encoded, strict=True)
-
-
-def _encoded(file: _File, column: Any) -> list[bytes | None]:
-    """The encoded pictures of a picture column."""
+    """(row, encoded picture) of these rows of a row group."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
-        column = pc.struct_field(column, "bytes")
-    if column.type not in (pa.binary(), pa.large_binary()):
-        raise ValueError(f"column {file.image!r} of {file.path} must hold encoded pictures, got {column.type}")
-    encoded: list[bytes | None] = column.to_pylist()
-    return encoded
+    columns = parquet.metadata.row_group(group).to_dict()["columns"]
+    size = sum(c["total_uncompressed_size"] for c in columns if c["path_in_schema"].split(".")[0] == file.image)
+    sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write smaller row groups")
+    end = 0
+    for batch in parquet.iter_batches(BATCH, row_groups=[group], columns=[file.image]):
+        start, end, column = end, end + len(batch), batch.column(0)
+        if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
+            column = pc.struct_field(column, "bytes")
+        if column.type not in (pa.binary(), pa.large_binary()):
+            raise ValueError(f"column {file.image!r} of {file.path} must hold encoded pictures, got {column.type}")
+        mine = rows[(rows >= start) & (rows < end)]
+        yield from zip(mine.tolist(), column.take((mine - start).numpy()).to_pylist(), strict=True)

@@ -1,12 +1,7 @@
-"""Partitions of the training records over the clients.
+"""Partitions of N training records over M clients: lists of index tensors, disjoint, covering all, none empty.
 
-A partition is a list of index tensors, one per client: disjoint, covering all records, none empty. "Class" is label
-column 0 (only `Entangled` uses hidden classes); classes without records do not count.
-
-Under Pooled, Iid and Dirichlet another label of one record moves no other record. Other partitions count records by
-class: under them labels are public by declaration (`publishes_labels`).
-
-Shapes: N records, M clients, K classes.
+"Class" is label column 0 (only `Entangled` uses hidden classes), of K; classes without records do not count. Partitions
+that count records by class, so that another label of one record moves others, have labels public by declaration.
 """
 
 from __future__ import annotations
@@ -22,8 +17,7 @@ from raydiff.data import entangled
 from raydiff.data.records import Records
 
 MOST_DRAWS = 1000  # of a Dirichlet partition with a least number of records: seconds where there are 50,000
-TEN_CLASSES = (0, 1, 6, 7, 9)
-"""PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8."""
+TEN_CLASSES = (0, 1, 6, 7, 9)  # PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +45,7 @@ class Dirichlet:
     balanced: bool = False
     """As in NIID-Bench (arXiv 2102.02079): clients with 1 / M of all records get no later class. Labels are public."""
     least: int = 0
-    """Fewest records of a client (NIID-Bench: 10): the partition is drawn again until all have them. Labels are public.
-    0: it is drawn once, and refused if a client has no record."""
+    """Fewest records of a client, for which the partition is drawn again (NIID-Bench: 10); labels are then public."""
 
     def __post_init__(self) -> None:
         if not 1e-6 <= self.alpha <= 1e6:
@@ -63,12 +56,11 @@ class Dirichlet:
 
 @dataclass(frozen=True, kw_only=True)
 class MajorityMinority:
-    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952), which does
-    not state sizes: the default ratio is that of its attacker's set. Even clients have the first of `clusters` as
-    majority, odd clients the second."""
+    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952): those of
+    even clients are the first of `clusters`, those of odd clients the second."""
 
     ratio: float = 0.1
-    """Records of a class at each minority client over those at each majority client; at least one record."""
+    """Records of a class at each minority client over those at a majority client (default: PFDM's attacker's set)."""
     minority: int | None = None
     """Records of a class at each minority client, in place of `ratio`."""
 
@@ -81,9 +73,8 @@ class MajorityMinority:
 
 @dataclass(frozen=True, kw_only=True)
 class Entangled:
-    """Each client has base distributions, and equally many records of the others' (see `raydiff.data.entangled`), as in
-    FedDistr (arXiv 2410.12530). The number of clients must divide that of the base distributions: hidden classes with
-    `data.superclasses`, else classes."""
+    """Each client has base distributions, and equally many records of the others', as in FedDistr (arXiv 2410.12530):
+    hidden classes with `data.superclasses`, else classes, whose number the clients must divide."""
 
     xi: float = 0.0
     """Entangled coefficient of every pair, in [0, 1)."""
@@ -118,19 +109,20 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
     """Positions within `records`, ascending int64, for each of M = `clients` clients. Raises ValueError if a client
     would get no record (under MajorityMinority: no record of some class)."""
     if clients < 1 or (isinstance(how, Pooled) and clients != 1):
-        raise ValueError(
-            f"clients must be {'1 for a Pooled partition' if clients > 1 else 'at least 1'}, got {clients}"
-        )
+        wanted = "1 for a Pooled partition" if clients > 1 else "at least 1"
+        raise ValueError(f"clients must be {wanted}, got {clients}")
     if not len(records):
         raise ValueError("clients would get no record: there are none")
     order = torch.randperm(len(records), generator=rng)
     if isinstance(how, Pooled | Iid):
         parts = list(order.tensor_split(clients))
     elif isinstance(how, Dirichlet):
-        parts = _dirichlet_of_size(records.labels[:, 0], order, clients, how, rng)
+        parts = _drawn(records.labels[:, 0], order, clients, how, rng)
     else:
         labels = records.bases if isinstance(how, Entangled) else records.labels[:, 0]
-        parts = _deal(labels, order, _sizes(labels, clients, how, rng))
+        sizes, shuffled = _sizes(labels, clients, how, rng), labels[order]
+        cut = [order[shuffled == c].split(row.tolist()) for c, row in zip(labels.unique(), sizes, strict=True)]
+        parts = [torch.cat(pieces) for pieces in zip(*cut, strict=True)]
     for client, part in enumerate(parts):
         if not len(part):
             few = f"{len(records)} records for {clients} clients"
@@ -146,60 +138,41 @@ def publishes_labels(how: Partition) -> bool:
 def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
     """(positions of each unseen client's records, positions of the remaining records), ascending int64. Raises
     ValueError if there are too few classes, or records of a class."""
-    present, parts = _classes(records.labels[:, 0])[0], []
+    present, parts = records.labels[:, 0].unique(), []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
         one, more = (" (one at least is for the others)", " or newcomers.clients") if how.own_classes else ("", "")
-        raise ValueError(
-            f"newcomers.classes: {wanted} classes are needed{one}, there are {len(present)}: lower it{more}"
-        )
+        few = f"{wanted} classes are needed{one}, there are {len(present)}"
+        raise ValueError(f"newcomers.classes: {few}: lower it{more}")
     order = torch.randperm(len(records), generator=rng)
     left = {int(c): order[records.labels[order, 0] == c] for c in present}
     shuffled = present[torch.randperm(len(present), generator=rng)]
-    for i in range(how.clients):
-        if how.own_classes:
-            classes = shuffled[i * how.classes : (i + 1) * how.classes]
-        else:
-            classes = present[torch.randperm(len(present), generator=rng)[: how.classes]]
+    if how.own_classes:
+        chosen = list(shuffled[: how.classes * how.clients].split(how.classes))
+    else:
+        chosen = [present[torch.randperm(len(present), generator=rng)[: how.classes]] for _ in range(how.clients)]
+    for classes in chosen:
         rows = []
         for c, n in zip(classes.tolist(), _evenly(how.records, how.classes).tolist(), strict=True):
-            if len(left[c]) < n and not how.own_classes:
-                few = f"{len(left[c])} records of class {c} are left, {n} wanted"
-                raise ValueError(
-                    f"too few training records for the newcomers ({few}): lower newcomers.records or newcomers.clients"
-                )
-            rows.append(left[c][:n])
-            left[c] = left[c][n:]
+            held = left.pop(c)
+            if not how.own_classes:
+                left[c] = held[n:]
+            if len(held) < n and not how.own_classes:
+                few = f"{len(held)} records of class {c} are left, {n} wanted"
+                remedy = "lower newcomers.records or newcomers.clients"
+                raise ValueError(f"too few training records for the newcomers ({few}): {remedy}")
+            rows.append(held[:n])
         parts.append(torch.cat(rows).sort().values)
-    taken = set(shuffled[: how.clients * how.classes].tolist()) if how.own_classes else set()
-    return parts, torch.cat([rows for c, rows in left.items() if c not in taken]).sort().values
-
-
-def _classes(labels: Tensor) -> tuple[Tensor, Tensor]:
-    """The classes with records, ascending (K,), and their numbers of records (K,)."""
-    sizes = labels.bincount()
-    classes = sizes.nonzero().squeeze(1)
-    return classes, sizes[classes]
+    return parts, torch.cat(list(left.values())).sort().values
 
 
 def _sizes(labels: Tensor, clients: int, how: ByClass | MajorityMinority | Entangled, rng: torch.Generator) -> Tensor:
     """(K, M) int64: records of each class for each client."""
-    classes, sizes = _classes(labels)
+    classes, sizes = labels.unique(return_counts=True)
     if isinstance(how, Entangled):
         return entangled.shares(sizes, clients, how.xi, rng=rng)
     if isinstance(how, MajorityMinority):
         return _majority_minority(classes.tolist(), sizes, clients, how)
-    return _by_class(sizes, clients)
-
-
-def _deal(labels: Tensor, order: Tensor, sizes: Tensor) -> list[Tensor]:
-    """Cut the rows of each class of `labels` (N,), in the order of `order` (N,), by its row of `sizes` (K, M)."""
-    shuffled = labels[order]
-    cut = [order[shuffled == c].split(row.tolist()) for c, row in zip(_classes(labels)[0], sizes, strict=True)]
-    return [torch.cat([pieces[client] for pieces in cut]) for client in range(sizes.shape[1])]
-
-
-def _by_class(sizes: Tensor, clients: int) -> Tensor:
     out = torch.zeros(len(sizes), clients, dtype=torch.int64)
     for k, n in enumerate(sizes.tolist()):
         owners = range(k % clients, clients, len(sizes))
@@ -207,9 +180,7 @@ def _by_class(sizes: Tensor, clients: int) -> Tensor:
     return out
 
 
-def _dirichlet_of_size(
-    labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator
-) -> list[Tensor]:
+def _drawn(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
     """The first draw, or the first of MOST_DRAWS in which each client has `how.least` records."""
     least, largest = max(how.least, 1), 0
     for draw in range(MOST_DRAWS):
@@ -222,9 +193,8 @@ def _dirichlet_of_size(
     again = f"set partition.least to {min(largest, least)} (labels are then public), " if largest else ""
     skewed = f"raise partition.alpha ({how.alpha:g}), " if least * clients <= len(labels) else ""
     few = f"{'none' if least == 1 else f'fewer than {least}'} of {len(labels)} records for {clients} clients"
-    draws = f"each of {MOST_DRAWS} draws" if how.least else "the draw"
-    remedy = f"{again}{skewed}lower clients or raise data.train"
-    raise ValueError(f"a client would get {few} in {draws} of a Dirichlet partition: {remedy}")
+    draws = f"in {f'each of {MOST_DRAWS} draws' if how.least else 'the draw'} of a Dirichlet partition"
+    raise ValueError(f"a client would get {few} {draws}: {again}{skewed}lower clients or raise data.train")
 
 
 def _dirichlet(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
@@ -256,18 +226,14 @@ def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: Maj
         start = 0 if c in first else 1
         majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
         # At least one record, and never more than n // clients: rounding must not make the minority the larger part.
-        few = min(max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority)))), n // clients)
-        few = how.minority or few
+        few = max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority))))
+        few = how.minority or min(few, n // clients)
         if not 1 <= few <= n // clients:
-            most = int(sizes.min())
-            lower = (
-                f"lower partition.minority to {most // clients} at most, " if how.minority and most >= clients else ""
-            )
-            raise ValueError(
-                f"a minority client would get {few} of the {n} records of class {c} ({clients} clients), which must be "
-                f"at least 1 and no more than a majority client's: {lower}set clients to {max(most, 2)} at most, raise "
-                "data.train or set partition to iid"
-            )
+            most, fits = int(sizes.min()), "at least 1 and no more than a majority client's"
+            lower = f"partition.minority to {most // clients} or " if how.minority and most >= clients else ""
+            what = f"{few} of the {n} records of class {c} ({clients} clients), which must be {fits}"
+            remedy = f"lower {lower}clients to {max(most, 2)} at most, raise data.train or set partition to iid"
+            raise ValueError(f"a minority client would get {what}: {remedy}")
         out[k, minority] = few
         out[k, majority] = _evenly(n - few * len(minority), len(majority))
     return out
@@ -287,7 +253,7 @@ def clusters(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 def groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(majority classes, minority classes) of one client's records, ascending: minority classes have fewer than half
     the records of its largest class, and at least one."""
-    classes, sizes = _classes(records.labels[:, 0])
+    classes, sizes = records.labels[:, 0].unique(return_counts=True)
     few = 2 * sizes < (sizes.max() if len(sizes) else 0)
     return tuple(classes[~few].tolist()), tuple(classes[few].tolist())
 

@@ -23,10 +23,9 @@ if TYPE_CHECKING:
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
 MANY = 5000  # pictures from which on reading is announced
+# Pillow has 43 formats, and hands some, such as EPS, to other programs.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""Formats that are decoded. Pillow has 43, and hands some, such as EPS, to other programs."""
-POINTER = b"version https://git-lfs.github.com/"
-"""First bytes of a git-lfs pointer, which git puts in place of a large file."""
+POINTER = b"version https://git-lfs.github.com/"  # first bytes of what git-lfs puts in place of a large file
 LARGE = f"a picture may have {limits.MOST_PIXELS:,} pixels, and it has"
 DEEP = "more than 8 bits a channel: convert it to 8 bits first"
 
@@ -52,30 +51,27 @@ def read(source: Source, rows: dict[str, Tensor], config: Data) -> tuple[dict[st
     images, intact = stack(_decoded(source, every, config), len(every), config, top=source.top)
     splits, start = {}, 0
     for split, asked in rows.items():
-        kept = intact[start : start + len(asked)]
-        # Copy: the pickle of a view would carry the pixels of the other splits.
-        mine, numbers = images[start : start + len(asked)][kept], asked[kept]
+        part = slice(start, start + len(asked))
+        kept, start = intact[part], part.stop
+        mine, numbers = images[part][kept], asked[kept]  # Copied: a view's pickle has the pixels of other splits.
         mine = mine if mine.is_floating_point() else scaled(mine, source.top)
         base = None if source.base is None else source.base[numbers]
         splits[split] = Records(mine, source.labels[numbers], numbers, base)
-        start += len(asked)
     return splits, _notes(config, damaged=int((~intact).sum()))
 
 
 def _decoded(source: Source, rows: Tensor, config: Data) -> Iterator[tuple[int, Picture]]:
     """(position in `rows`, picture), in the order of the source."""
-    places, start = rows.argsort(), 0
-    while True:  # A generator ends at its first error: a new one goes on behind the damaged picture.
-        left = places[start:]
+    left = rows.argsort()
+    while len(left):  # A generator ends at its first error: a new one goes on behind the damaged picture.
         try:
             for place, picture in zip(left.tolist(), source.pictures(rows[left]), strict=True):
+                left = left[1:]
                 yield place, picture
-                start += 1
-            return
         except DamagedPictureError:
             if not config.skip_damaged:
                 raise
-            start += 1
+            left = left[1:]
 
 
 def decode(data: bytes | None, where: str) -> Image.Image:
@@ -104,12 +100,13 @@ def _problem(image: Image.Image) -> str:
     if getattr(image, "is_animated", False) and image.format != "MPO":  # a photo, then its previews
         return " has several frames: save one of them as a picture of its own"
     # Pillow cuts the 16 bits of a channel to 8 in modes such as RGB.
-    deep = False
     if isinstance(image, TiffImagePlugin.TiffImageFile):
         deep = max(image.tag_v2.get(TiffImagePlugin.BITSPERSAMPLE, (1,))) > 8
     elif isinstance(image, PngImagePlugin.PngImageFile | PpmImagePlugin.PpmImageFile):
-        arguments = image.tile[0].args
-        deep = int(arguments[1]) > 255 if isinstance(arguments, tuple) else str(arguments).endswith(";16B")
+        args = image.tile[0].args
+        deep = int(args[1]) > 255 if isinstance(args, tuple) else str(args).endswith(";16B")
+    else:
+        deep = False
     return f" has the mode {image.mode}, {DEEP}" if deep else ""
 
 
@@ -127,11 +124,8 @@ def check_stored(nbytes: int, where: str) -> None:
 
 
 def stack(pictures: Iterable[tuple[int, Picture]], count: int, config: Data, *, top: int) -> tuple[Tensor, Tensor]:
-    """(count, C, H, W) with each picture at its place, and (count,) whether there is a picture for the place.
-
-    uint8 in 0..top, or with `size` float32 on [-1, 1], cropped to the central square and resized to the mean of the
-    covered area. Raises ValueError for pictures of unequal size or mode, or if there are none.
-    """
+    """(count, C, H, W) with each picture at its place, uint8 in 0..top, or with `size` float32 on [-1, 1]; (count,)
+    whether there is a picture for the place. Raises ValueError for unequal sizes or modes, or without any picture."""
     out, first, filled = torch.empty(0), "", torch.zeros(count, dtype=torch.bool)
     for place, (where, image) in pictures:
         pixels = _pixels(image, where, config)
@@ -141,8 +135,12 @@ def stack(pictures: Iterable[tuple[int, Picture]], count: int, config: Data, *, 
             what, remedy = f"{count:,} pictures like {where}", "set data.size, or fewer in data.train"
             limits.check_fits(what, 4 * count * pixels.numel(), remedy)
             out, first = torch.empty(count, *pixels.shape, dtype=pixels.dtype), where
-        if pixels.shape != out.shape[1:]:
-            raise ValueError(_misfit(where, pixels.shape, first, out.shape[1:]))
+        if pixels.shape != (wanted := out.shape[1:]):
+            crop = "data.size to crop and resize them" if pixels.shape[1:] != wanted[1:] else ""
+            convert = "data.colour to grey or rgb to convert them" if pixels.shape[0] != wanted[0] else ""
+            says = f"{where} is {form(pixels.shape)}, but {first} is {form(wanted)}"
+            remedies = " and ".join(filter(None, (crop, convert)))
+            raise ValueError(f"pictures must have one size and mode: {says} (set {remedies})")
         out[place], filled[place] = pixels, True
     if not first:
         raise ValueError(f"none of {count:,} pictures can be decoded")
@@ -188,16 +186,7 @@ def _pixels(image: Image.Image, where: str, config: Data) -> Tensor:
         side = min(image.size)
         left, upper = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, upper, left + side, upper + side))
-    pixels = torch.from_numpy(np.array(image))
-    return pixels.unsqueeze(0) if pixels.dim() == 2 else pixels.permute(2, 0, 1).contiguous()
-
-
-def _misfit(where: str, shape: Sequence[int], first: str, other: Sequence[int]) -> str:
-    size = "data.size to crop and resize them" if shape[1:] != other[1:] else ""
-    mode = "data.colour to grey or rgb to convert them" if shape[0] != other[0] else ""
-    remedies = " and ".join(filter(None, (size, mode)))
-    says = f"{where} is {form(shape)}, but {first} is {form(other)}"
-    return f"pictures must have one size and mode: {says} (set {remedies})"
+    return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
 
 
 def form(shape: Sequence[int]) -> str:
@@ -207,8 +196,9 @@ def form(shape: Sequence[int]) -> str:
 
 def _notes(config: Data, *, damaged: int) -> tuple[str, ...]:
     """Conversions by the settings, not by the (private) pictures that need them; and damaged pictures, if skipped."""
-    skipped = f"damaged pictures left out: {damaged}" if damaged else ""
-    converted = "" if config.colour == "stored" else f"converted to {MODES[config.colour]}, transparency dropped"
-    size = f"{config.size} x {config.size}"
-    cropped = f"cropped to the central square and resized to {size} by area averaging" if config.size else ""
-    return tuple(filter(None, (skipped, converted, cropped)))
+    notes = [f"damaged pictures left out: {damaged}"] if damaged else []
+    if config.colour != "stored":
+        notes.append(f"converted to {MODES[config.colour]}, transparency dropped")
+    if (size := config.size) is not None:
+        notes.append(f"cropped to the central square and resized to {size} x {size} by area averaging")
+    return tuple(notes)

@@ -17,16 +17,16 @@ from raydiff.tree import Params
 
 @dataclass(frozen=True, eq=False)
 class Records:
-    """Some records of a data set. The tensors are shared and never written to."""
+    """Some records of a data set. The tensors are shared and never written to.
+
+    `images` are (N, C, H, W) float32 on [-1, 1], of a table the codes of its rows (N, 1, 1, n); `labels` (N, K) int64,
+    the class first; `numbers` (N,) int64 the row numbers in the data set, the records' identity; `base` (N,) int64 the
+    base distributions if the class is a superclass, hidden from clients."""
 
     images: Tensor
-    """(N, C, H, W) float32 on [-1, 1]; of a table (N, 1, 1, n), the codes of its rows."""
     labels: Tensor
-    """(N, K) int64; column 0 is the class."""
     numbers: Tensor
-    """(N,) int64: row numbers in the data set, the records' identity."""
     base: Tensor | None = None
-    """(N,) int64: base distribution of each record if the class is a superclass; hidden from clients."""
 
     @property
     def bases(self) -> Tensor:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 
-MOST_PIXELS = 2**26
-"""Largest picture: 8192 x 8192."""
-MOST_BYTES = 2**28
-"""Largest stored picture: more than MOST_PIXELS take uncompressed."""
-MOST_DOWNLOADED = 2**37
-"""Largest data set or model of the hub, in bytes."""
+MOST_PIXELS = 2**26  # largest picture: 8192 x 8192
+MOST_BYTES = 2**28  # largest stored picture: more than MOST_PIXELS take uncompressed
+MOST_DOWNLOADED = 2**37  # largest data set or model of the hub, in bytes
 
 
 def memory() -> int:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from PIL import Image
@@ -14,11 +15,9 @@ from torch import Tensor
 
 from raydiff.data.tables.encode import Mapping
 
-Picture = tuple[str, Image.Image]
-"""(location, stored picture)."""
+Picture = tuple[str, Image.Image]  # (location, stored picture)
 MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
-OWN_TEST = ("test", "validation", "val")
-"""Names of a source's test rows beside `train`; the first that exists is read."""
+OWN_TEST = ("test", "validation", "val")  # names of a source's test rows beside `train`; the first that exists is read
 
 
 def visible(folder: Path, pattern: str = "*") -> list[Path]:
@@ -37,36 +36,29 @@ def by_split(paths: Sequence[Path]) -> tuple[list[Path], list[Path], tuple[str, 
 
 @dataclass(frozen=True)
 class Source:
-    """All rows of a data set."""
+    """All N rows of a data set.
+
+    `labels` (N, K) int64, of which column 0 is the class, are values of `columns`; each column's values 0, 1, ... have
+    `names`. The last `own_test` rows are test rows. `pictures` takes ascending row numbers (n,) and gives n pictures,
+    in which `top` is white. `notes` tell of conversions, and of rows or files left out. With superclasses `base` (N,)
+    int64 are the classes, of `base_names`. A table has `codes` (N, n) int64, of the meaning `mapping`, in place of
+    pictures. The values of `fitted_columns` (of a table also columns of codes) are undeclared, and taken from rows;
+    `public` (p,) int64 are the public rows, if they were drawn before any row was read."""
 
     labels: Tensor
-    """(N, K) int64; column 0 is the class."""
     columns: tuple[str, ...]
-    """Names of the K label columns."""
     names: tuple[tuple[str, ...], ...]
-    """Names of the values 0, 1, ... of each label column."""
     own_test: int
-    """Number of test rows, at the end."""
     pictures: Callable[[Tensor], Iterator[Picture]]
-    """Ascending row numbers (n,) -> iterator over the n pictures."""
     says: str
-    """Description."""
     top: int = 255
-    """The value of a white pixel."""
     notes: tuple[str, ...] = ()
-    """Conversions, and rows or files left out."""
     base: Tensor | None = None
-    """(N,) int64: the class of each row, if column 0 is a superclass."""
     base_names: tuple[str, ...] = ()
-    """Names of the values of `base`."""
     codes: Tensor | None = None
-    """(N, n) int64: codes of a table's rows, in place of pictures."""
     mapping: Mapping | None = None
-    """Meaning of the codes."""
     fitted_columns: tuple[str, ...] = ()
-    """Label columns, and of a table all columns, whose values are undeclared and taken from rows."""
     public: Tensor | None = None
-    """(p,) int64: row numbers of the public rows, if drawn before any row was read."""
 
     def select(self, labels: Sequence[str]) -> Source:
         """The source with only these label columns, in this order; all if empty."""
@@ -76,20 +68,16 @@ class Source:
         if not labels:
             return self
         index = [self.columns.index(name) for name in labels]
-        names = tuple(self.names[i] for i in index)
+        part, names = self.labels[:, index], tuple(self.names[i] for i in index)
         fitted = tuple(name for name in labels if name in self.fitted_columns)
-        part = self.labels[:, index]
         return dataclasses.replace(self, labels=part, columns=tuple(labels), names=names, fitted_columns=fitted)
 
     def rows(self, kept: Tensor) -> Source:
         """The source with only these rows, ascending."""
 
-        def pictures(rows: Tensor) -> Iterator[Picture]:
-            return self.pictures(kept[rows])
-
-        own_test = int((kept >= len(self.labels) - self.own_test).sum())
-        base = None if self.base is None else self.base[kept]
-        return dataclasses.replace(self, labels=self.labels[kept], own_test=own_test, pictures=pictures, base=base)
+        changed: dict[str, Any] = {"own_test": int((kept >= len(self.labels) - self.own_test).sum())}
+        changed |= {"labels": self.labels[kept], "base": None if self.base is None else self.base[kept]}
+        return dataclasses.replace(self, pictures=lambda rows: self.pictures(kept[rows]), **changed)
 
     def where(self, row: int) -> str:
         """Location of this row."""
@@ -112,12 +100,9 @@ class Source:
             return self
         out = self.rows(kept.nonzero()[:, 0])
         labels = [torch.searchsorted(values, out.labels[:, k].contiguous()) for k, values in enumerate(used)]
-        lost = [c for c, values, names in zip(self.columns, used, self.names, strict=True) if len(values) < len(names)]
+        named = tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True))
         unseen = f"test rows left out: those whose {' or '.join(self.columns)} no other row has"
-        return dataclasses.replace(
-            out,
-            labels=torch.stack(labels, dim=1),
-            names=tuple(tuple(n[v] for v in values.tolist()) for n, values in zip(self.names, used, strict=True)),
-            notes=self.notes if kept.all() else (*self.notes, unseen),
-            fitted_columns=tuple(c for c in self.columns if c in lost or c in self.fitted_columns),
-        )
+        notes = self.notes if kept.all() else (*self.notes, unseen)
+        lost = {c for c, have, every in zip(self.columns, named, self.names, strict=True) if len(have) < len(every)}
+        fitted = tuple(c for c in self.columns if c in lost or c in self.fitted_columns)
+        return dataclasses.replace(out, labels=torch.stack(labels, 1), names=named, notes=notes, fitted_columns=fitted)

@@ -23,6 +23,7 @@ from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import imported, is_outside, nearest
 
+DEFAULTS = TableOptions()
 WANTED = "a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
 
 
@@ -32,24 +33,19 @@ def source(
     labels: Sequence[str],
     *,
     table: str | None = None,
-    options: TableOptions | None = None,
+    options: TableOptions = DEFAULTS,
     public: int | None = None,
     seed: int = 0,
 ) -> Source:
-    """The data set of this name in this folder or file (None: embedded), with these label columns.
-
-    Args:
-        table: One of `superclasses.TABLES`, whose superclasses replace the classes.
-        options: How a table is read.
-        public: Number of a table's rows, drawn by `seed`, to fit undeclared categories on; None: all.
-    """
+    """The data set of this name in this folder or file (None: embedded), with these label columns, and with the
+    superclasses of `table`. Categories of tables are fitted on `public` rows, drawn by `seed`; None: on all."""
     if read.is_table(name):
         if table is not None:
             raise ValueError(f"data set {name!r} is a table: data.superclasses must be none")
         assert folder is not None
-        return table_rows(name, folder, labels, options or TableOptions(), public=public, seed=seed)
+        return table_rows(name, folder, labels, options, public=public, seed=seed)
     for f in dataclasses.fields(TableOptions):
-        if options is not None and getattr(options, f.name) != f.default:
+        if getattr(options, f.name) != f.default:
             raise ValueError(f"data set {name!r} is no table: data.{f.name} is for tables only")
     out = (_outside(name) if is_outside(name) else SOURCES.get(name, files))(folder, labels)
     if not isinstance(out, Source):
@@ -116,22 +112,19 @@ def identity(name: str, root: str | None = None) -> str:
 
 
 def _below_root(name: str, root: str | None) -> Path:
-    root = root or os.environ.get("RAYDIFF_DATA")
+    root, unknown = root or os.environ.get("RAYDIFF_DATA"), "" if name in FOLDERS else "unknown "
     if not root:
-        what, hint = ("", "") if name in FOLDERS else ("unknown ", _hint(name, ()))
         need = "all but digits need a folder of data sets, set RAYDIFF_DATA or data.root"
-        raise ValueError(f"{what}data set {name!r}: {need}{hint}")
+        raise ValueError(f"{unknown}data set {name!r}: {need}{_hint(name, ()) if unknown else ''}")
     parent = Path(root).expanduser()
     if not parent.is_dir():
         raise ValueError(f"the folder of data sets (data.root, else RAYDIFF_DATA) does not exist: {root}")
-    folder = parent / FOLDERS.get(name, name)
-    if folder.is_dir():
+    if (folder := parent / FOLDERS.get(name, name)).is_dir():
         return folder
+    below = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))
     where = f"no folder {folder} (data.root, else RAYDIFF_DATA, is {root})"
-    if name in FOLDERS:
-        raise ValueError(f"data set {name!r} is missing: {where}")
-    folders_below = (file.parent.name for file in sorted(parent.glob("*/*.parquet")))
-    raise ValueError(f"unknown data set {name!r}: {where}{_hint(name, folders_below)}")
+    is_missing, hint = ("", _hint(name, below)) if unknown else (" is missing", "")
+    raise ValueError(f"{unknown}data set {name!r}{is_missing}: {where}{hint}")
 
 
 def _hint(name: str, more: Iterable[str]) -> str:
@@ -142,12 +135,11 @@ def _hint(name: str, more: Iterable[str]) -> str:
 def files(folder: Path | None, labels: Sequence[str]) -> Source:
     """A folder of parquet files, else of pictures, else with one folder of parquet files in it."""
     assert folder is not None
-    if not parquet.files_in(folder) and not folders.holds_pictures(folder):
-        below = parquet.folders_below(folder)
-        if len(below) > 1:
-            raise ValueError(f"{folder} has parquet files in several folders: name {' or '.join(map(str, below))}")
-        folder = below[0] if below else folder
-    return parquet.source(folder, labels) if parquet.files_in(folder) else folders.source(folder)
+    has_pictures = not parquet.files_in(folder) and folders.holds_pictures(folder)
+    below = [folder] if parquet.files_in(folder) else [] if has_pictures else parquet.folders_below(folder)
+    if len(below) > 1:
+        raise ValueError(f"{folder} has parquet files in several folders: name {' or '.join(map(str, below))}")
+    return parquet.source(below[0], labels) if below else folders.source(folder)
 
 
 def table_rows(
@@ -171,7 +163,7 @@ def table_rows(
         columns=(label.name,),
         names=(label.categories,),
         own_test=rows - len(first.codes),
-        pictures=_no_pictures,
+        pictures=lambda rows: iter(()),
         says=f"{rows} rows of {len(first.columns)} columns from {' and '.join(part.says for part in parts)}",
         notes=tuple(note for part in parts for note in part.notes),
         codes=torch.cat([part.codes for part in parts]),
@@ -179,10 +171,6 @@ def table_rows(
         fitted_columns=first.fitted_columns,
         public=first.public,
     )
-
-
-def _no_pictures(rows: Tensor) -> Iterator[Picture]:
-    raise ValueError("a table has rows, no pictures")
 
 
 def digits(folder: Path | None, labels: Sequence[str]) -> Source:
@@ -198,8 +186,8 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
         for row in rows.tolist():
             yield f"row {row} of digits", Image.fromarray(pixels[row])
 
-    says = "scikit-learn's digits"
-    return Source(classes, ("digit",), (tuple("0123456789"),), own_test=0, pictures=pictures, says=says, top=16)
+    names = (tuple("0123456789"),)
+    return Source(classes, ("digit",), names, 0, pictures, "scikit-learn's digits", top=16)
 
 
 SOURCES: lookup.Registry[Callable[[Path | None, Sequence[str]], Source]] = lookup.Registry(

@@ -13,13 +13,7 @@ SPLITS = ("train", "public", "validation", "calibration", "test")
 
 
 def cut(
-    records: Sized,
-    own_test: int,
-    *,
-    sizes: dict[str, int | None],
-    seed: int,
-    name: str,
-    public: Tensor | None = None,
+    records: Sized, own_test: int, *, sizes: dict[str, int | None], seed: int, name: str, public: Tensor | None = None
 ) -> dict[str, Tensor]:
     """Row numbers of each split, in random order, of N records, of which the last `own_test` are test rows. `sizes` has
     a number for each of `SPLITS` (None: all remaining rows); `public` are public rows drawn before. Raises ValueError
@@ -29,19 +23,17 @@ def cut(
         raise ValueError(f"{name} has test rows only")
     left = torch.arange(count) if public is None else torch.ones(count).index_fill(0, public, 0).nonzero()[:, 0]
     order = left[torch.randperm(len(left), generator=generator(seed, "splits", "train"))]
-    test = {"test": sizes["test"]}
-    # Train comes last, so that its size moves no other split.
-    others = {split: sizes[split] for split in ("public", "validation", "calibration", "train")}
-    if public is not None:
-        del others["public"]
+    fixed = {"test"} if public is None else {"test", "public"}
+    taken = {} if public is None else {"public": public}
     beside = name if public is None else f"{name} beside the {len(public)} public ones"
+    # Train comes last, so that its size moves no other split.
+    others = {split: sizes[split] for split in (*SPLITS[1:], "train") if split not in fixed}
+    test = {"test": sizes["test"]}
     if own_test:
         test_order = count + torch.randperm(own_test, generator=generator(seed, "splits", "test"))
-        rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {beside}")
+        rows = _deal(test_order, test, f"test rows in {name}") | _deal(order, others, f"train rows in {beside}") | taken
     else:
-        rows = _deal(order, test | others, f"rows in {beside}")
-    if public is not None:
-        rows["public"] = public
+        rows = _deal(order, test | others, f"rows in {beside}") | taken
     return {split: rows[split] for split in SPLITS}
 
 
@@ -51,9 +43,5 @@ def _deal(order: Tensor, sizes: dict[str, int | None], pool: str) -> dict[str, T
     if sum(least.values()) > len(order):
         wanted = " + ".join(f"data.{split}{'>=1' if n is None else f'={n}'}" for split, n in sizes.items())
         raise ValueError(f"there are {len(order)} {pool}, too few for {wanted}: lower some of these")
-    pieces, start = {}, 0
-    for split, n in sizes.items():
-        stop = len(order) if n is None else start + n
-        pieces[split] = order[start:stop].clone()
-        start = stop
-    return pieces
+    fixed = [len(order) - sum(n for n in sizes.values() if n is not None) if n is None else n for n in sizes.values()]
+    return dict(zip(sizes, (piece.clone() for piece in order[: sum(fixed)].split(fixed)), strict=True))

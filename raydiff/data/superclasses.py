@@ -7,9 +7,9 @@ import dataclasses
 import torch
 
 from raydiff.data.source import Source
-from raydiff.lookup import Registry, nearest
+from raydiff.lookup import Registry
 
-TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
+TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(  # name -> {superclass: its classes}
     {
         "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
         "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
@@ -17,42 +17,31 @@ TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(
         "cifar100-10x2": "raydiff.papers.feddistr.cifar100:CIFAR100_10X2",
     }
 )
-"""Name -> {superclass: its classes}."""
-
-
-def check(name: str) -> None:
-    """Raises ValueError, with the nearest name, unless there is a table of this name."""
-    if name not in TABLES:
-        hint = nearest(name, TABLES) or f"; known: {', '.join(TABLES)}"
-        raise ValueError(f"data.superclasses has no table {name!r}{hint}")
 
 
 def applied(source: Source, name: str) -> Source:
     """`source` with superclasses as classes, and the classes as hidden base distributions. Rows of classes in no
     superclass are left out. Raises ValueError if the source lacks all classes of a superclass."""
     table, classes = TABLES[name], source.names[0]
-    parents = {fine: parent for parent, of in table.items() for fine in of}
+    parents = {fine: place for place, of in enumerate(table.values()) for fine in of}
     if missing := [of[0] for of in table.values() if not set(of) & set(classes)]:
         few = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
         what = f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not"
         raise ValueError(f"{what} (its {source.columns[0]} is one of {few})")
     bases = tuple(fine for fine in classes if fine in parents)
     base_of = torch.tensor([bases.index(fine) if fine in parents else -1 for fine in classes])
-    parent_of = torch.tensor([list(table).index(parents[fine]) for fine in bases])
     base = base_of[source.labels[:, 0]]
-    kept = (base >= 0).nonzero()[:, 0]
-    out = source.rows(kept)
-    labels = out.labels.clone()
-    labels[:, 0] = parent_of[base[kept]]
-    left_out = len(base) - len(kept)
-    note = [f"{left_out} of {len(base)} rows left out: their class is in no superclass of {name}"] if left_out else []
+    out = source.rows((base >= 0).nonzero()[:, 0])
+    base, rows = base[base >= 0], len(base)
+    parent = torch.tensor([parents[fine] for fine in bases])[base]
+    note = [f"{rows - len(base)} of {rows} rows left out: their class is in no superclass of {name}"]
     return dataclasses.replace(
         out,
-        labels=labels,
+        labels=torch.cat([parent[:, None], out.labels[:, 1:]], dim=1),
         columns=("superclass", *source.columns[1:]),
         names=(tuple(table), *source.names[1:]),
-        notes=(*source.notes, *note),
-        base=base[kept],
+        notes=(*source.notes, *(note if len(base) < rows else ())),
+        base=base,
         base_names=bases,
         fitted_columns=tuple(column for column in source.columns[1:] if column in source.fitted_columns),
     )

@@ -1,7 +1,5 @@
-"""Records of a client that joins a finished run.
-
-Of the run's data set: first rows outside all splits, then the validation split; the test split's records of the same
-classes are held out. Of another data set its test rows are held out, or else half of its rows.
+"""Records of a client that joins a finished run, and held-out ones of its classes: rows of the run in no split, then
+its validation split, and its test split; or of another data set, and its test rows, else half of its rows.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from raydiff.data import other_source, pictures, sources
 from raydiff.data.datasets import Data, Dataset, source_of
 from raydiff.data.records import Records, label_numbers
 from raydiff.data.source import Source
-from raydiff.data.splits import cut
+from raydiff.data.splits import SPLITS, cut
 from raydiff.lookup import is_outside
 from raydiff.seeding import generator
 
@@ -25,14 +23,10 @@ from raydiff.seeding import generator
 class UnseenClient:
     """The records of an unseen client."""
 
-    records: Records
-    """Its training records."""
-    held_out: Records
-    """Reference for its generated records, with at least two of each of its classes."""
-    says: str
-    """Origin of both."""
-    notes: tuple[str, ...] = ()
-    """Conversions."""
+    records: Records  # its training records
+    held_out: Records  # reference for its generated records, with at least two of each of its classes
+    says: str  # origin of both
+    notes: tuple[str, ...] = ()  # conversions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,23 +50,31 @@ class Choice:
 def choose_client(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> UnseenClient:
     """An unseen client of a run on `dataset` (`config`, loaded), whose clients have `usual` records. Raises ValueError
     if classes or shapes differ from the run's, pictures are records of the run, or there are too few."""
-    classes = _values(choice.classes, dataset)
+    names = dataset.label_names[0]
+    values = {str(number): v for v, number in enumerate(label_numbers(names))} | {c: v for v, c in enumerate(names)}
+    if unknown := [name for name in choice.classes if name not in values]:
+        raise ValueError(f"the run's data have no class {unknown[0]!r}; they have {', '.join(names)}")
+    classes = sorted({values[name] for name in choice.classes})
     same = choice.data is None or _is_same(choice.data, config)
     client = _of_run(choice, config, dataset, classes, usual) if same else _of_other(choice, config, dataset, classes)
-    _check_held_out(client, dataset)
+    # Distances compare halves, of two records of each class at least, and three in each half.
+    held_out = client.held_out.labels[:, 0].bincount(minlength=len(names))
+    for c in client.records.labels[:, 0].unique().tolist():
+        if (count := int(held_out[c])) < 2:
+            raise ValueError(f"class {names[c]!r} has {count} held-out records, and 2 are needed: {client.says}")
+    if (held_out // 2).sum() < 3:
+        raise ValueError(f"there are {int(held_out.sum())} held-out records, and 6 are needed: {client.says}")
     return client
 
 
 def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int], usual: int) -> UnseenClient:
     source, splits = _source(config.name, config), dataset.splits
-    untouched = torch.ones(len(source.labels), dtype=torch.bool)
     used = torch.cat([records.numbers for records in splits.values()])
-    untouched[used[used < len(untouched)]] = False  # public records of another data set have larger numbers
+    every = torch.arange(len(source.labels))
+    pools = [every[~torch.isin(every, used)], splits["validation"].numbers]
     rng = generator(choice.seed, "newcomer", "rows")
-    labels = source.labels[:, 0]
-    pools = [untouched.nonzero()[:, 0], splits["validation"].numbers]
     rows = torch.cat([pool[torch.randperm(len(pool), generator=rng)] for pool in pools])  # independent of labels
-    rows = rows[torch.isin(labels[rows], torch.tensor(classes))] if classes else rows
+    rows = rows[torch.isin(source.labels[rows, 0], torch.tensor(classes))] if classes else rows
     where = f"that no client trained on in {config.name} (rows of no split, then the validation split)"
     rows = _first(rows, choice.records, where, usual=usual)
     records = pictures.read(source, {"new": rows}, config)[0]["new"].without_base()
@@ -81,19 +83,17 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
 
 
 def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> UnseenClient:
-    assert choice.data is not None
-    source, other = _source(config.name, config), _source(choice.data, config)
+    source, other = _source(config.name, config), _source(str(choice.data), config)
     if other.mapping != source.mapping:
         raise ValueError(f"codes of {other.says} are not the run's: a new client of a table has rows of the same file")
     wanted = {dataset.label_names[0][c] for c in classes}
-    labels = other.labels[:, 0]
-    values = [v for v, name in enumerate(other.names[0]) if name in wanted or not wanted]
-    rows = torch.isin(labels, torch.tensor(values, dtype=torch.long)).nonzero()[:, 0]
+    is_wanted = torch.tensor([name in wanted or not wanted for name in other.names[0]])
+    rows = is_wanted[other.labels[:, 0]].nonzero()[:, 0]
     if not len(rows):
         raise ValueError(f"there are no records of {' or '.join(sorted(wanted)) or 'any class'} in {other.says}")
-    own_test = int((rows >= len(labels) - other.own_test).sum())
+    own_test = int((rows >= len(other.labels) - other.own_test).sum())
     held_out = min(own_test or len(rows) // 2, len(dataset.splits["test"]))
-    sizes: dict[str, int | None] = {"test": held_out, "train": None, "public": 0, "validation": 0, "calibration": 0}
+    sizes: dict[str, int | None] = {**dict.fromkeys(SPLITS, 0), "test": held_out, "train": None}
     places = cut(rows, own_test, sizes=sizes, seed=choice.seed, name=repr(choice.data))
     what = "its test rows" if own_test else "half of them"
     train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
@@ -115,28 +115,7 @@ def _is_same(name: str, config: Data) -> bool:
     return folders[0] == folders[1] and (name == config.name or not named)
 
 
-def _values(classes: Sequence[str], dataset: Dataset) -> list[int]:
-    names = dataset.label_names[0]
-    values = {str(number): v for v, number in enumerate(label_numbers(names))} | {
-        name: v for v, name in enumerate(names)
-    }
-    if unknown := [name for name in classes if name not in values]:
-        raise ValueError(f"the run's data have no class {unknown[0]!r}; they have {', '.join(names)}")
-    return sorted({values[name] for name in classes})
-
-
 def _first(rows: Tensor, count: int | None, where: str, *, usual: int | None) -> Tensor:
     if len(rows) < (count or 1):
         raise ValueError(f"there are {len(rows)} records of its classes {where}, and a new client needs {count or 1}")
     return rows[: usual if count is None else count]
-
-
-def _check_held_out(client: UnseenClient, dataset: Dataset) -> None:
-    """Distances compare halves, of two records of each class at least, and three in each half."""
-    held_out = client.held_out.labels[:, 0].bincount(minlength=len(dataset.label_names[0]))
-    for c in client.records.labels[:, 0].unique().tolist():
-        if held_out[c] < 2:
-            name = dataset.label_names[0][c]
-            raise ValueError(f"class {name!r} has {int(held_out[c])} held-out records, and 2 are needed: {client.says}")
-    if (held_out // 2).sum() < 3:
-        raise ValueError(f"there are {int(held_out.sum())} held-out records, and 6 are needed: {client.says}")

@@ -22,7 +22,7 @@ from raydiff.evaluation import figures
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take most of the time: here their files are empty."""
-    for module, name in ((overview, "draw_pictures"), (overview, "draw_norms"), (figures, "draw_counts")):
+    for module, name in ((overview, "draw_pictures"), (figures, "draw_counts")):
         monkeypatch.setattr(module, name, lambda *args, **_: next(a for a in args if isinstance(a, Path)).touch())
 
 
@@ -43,7 +43,7 @@ def test_a_preset(tmp_path: Path, capsys: pytest.CaptureFixture[str], undrawn: N
     clients = re.findall(r"^client \d( +\d+){10} +(\d+)$", output, flags=re.M)
     assert sorted(int(n) for _, n in clients) == [282, 282, 283]
     written = {path.name for path in (tmp_path / "previews" / "digits").iterdir()}
-    assert written == {"norms.png", "partition.png", "pictures.png"}
+    assert written == {"partition.png", "pictures.png"}
     assert f"next: raydiff run digits --runtime.storage {tmp_path} --clients 3 --partition iid\n" in output
 
 

@@ -21,7 +21,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (Data, {"public_from": "mnist", "name": "adult"}, "data.public_from"),
     (Data, {"labels": ("a", "b", "a")}, "data.labels"),
     (Data, {"fitted_on": "some"}, "data.fitted_on"),
-    (Data, {"superclasses": "pair"}, "did you mean pairs"),
+    (Data, {"superclasses": "pair"}, "data.superclasses"),
     (Data, {"superclasses": "zebra"}, "parity, pairs, cifar100, cifar100-10x2"),
     (RawTable, {"preset": "adlt"}, "preset"),
     (RawTable, {"bins": 1}, "bins"),

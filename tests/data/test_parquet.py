@@ -64,8 +64,8 @@ def test_files_left_unread_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("labels", "columns", "says"),
     [
-        (("hue",), {"shape": SHAPES, "size": SHAPES}, "has no label column 'hue'; its other columns are shape, size"),
-        (("image",), {"shape": SHAPES}, "has no label column 'image'; its other columns are shape"),
+        (("hue",), {"shape": SHAPES, "size": SHAPES}, "has no column 'hue'; it has shape, size"),
+        (("image",), {"shape": SHAPES}, "has no column 'image'; it has shape"),
         ((), {"label": np.array([2**64 - 1] * 30)}, "column 'label' of {path} must hold integers below 2^63"),
         ((), {"label": [1.5, 2] * 15}, "column 'label' of {path} must hold integers, text or booleans, got double"),
         (
@@ -73,7 +73,7 @@ def test_files_left_unread_are_told(tmp_path: Path) -> None:
             {"label": ["a", None] * 15},
             "column 'label' of {path} must hold integers, text or booleans, got 15 nulls",
         ),
-        ((), {"y": SHAPES}, "{path} has no column 'label' or 'fine_label'; its columns are image, y"),
+        ((), {"y": SHAPES}, "{path} has no column 'label' or 'fine_label'; it has y"),
         ((), {"label": [3] * 30}, "has one class only, '3': there is nothing to condition on"),
     ],
 )

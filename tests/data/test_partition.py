@@ -213,7 +213,7 @@ def test_majority_minority_has_the_papers_clusters() -> None:
         (
             11,
             MajorityMinority(ratio=0.5),
-            "a minority client would get 0 of the 10 records of class 0 .*: set clients to 10 at most, raise data",
+            "a minority client would get 0 of the 10 records of class 0 .*: lower clients to 10 at most, raise data",
         ),
         (3, Entangled(), "an Entangled partition of 2 base distributions needs 2 clients, got 3"),
         (2, MajorityMinority(minority=6), "a minority client would get 6 .* class 0 .* lower partition.minority to 5"),

@@ -1,8 +1,6 @@
-"""Cells of a CSV or parquet file as text. Each cell is read by itself: no cell changes the text of another.
-
-Nor does a unit, scale or time zone of a parquet column: dates are seconds since 1970-01-01 UTC, times and durations
-seconds. Parquet cells keep their values; in a CSV file blanks around a cell are dropped, and marks are missing values.
-"""
+"""Cells of a CSV or parquet file as text. Each is read by itself: no cell, unit, scale or time zone changes the text of
+another. Dates are seconds since 1970-01-01 UTC, times and durations seconds. Parquet cells keep their values; in a CSV
+file blanks around a cell are dropped, and marks are missing values."""
 
 from __future__ import annotations
 
@@ -10,8 +8,8 @@ import codecs
 import csv
 import gzip
 import io
+import re
 import zlib
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -27,8 +25,13 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DELIMITERS = {"tab": "\t", "\\t": "\t", "';'": ";", "'|'": "|", "','": ","}
-TICKS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")}
-"""Unit of a parquet type -> its seconds."""
+TICKS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")}  # seconds
+PARQUET: dict[Kind, re.Pattern[str]] = {
+    "number": re.compile("u?int|halffloat|float|double|decimal"),
+    "date": re.compile("date|timestamp"),
+    "duration": re.compile("duration|time"),
+    "text": re.compile("bool|(large_)?string|null"),
+}  # beginnings of pyarrow's names of types
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +61,7 @@ class Csv:
 class Cells:
     """The texts of a whole file."""
 
-    frame: pd.DataFrame
-    """Texts, or missing."""
+    frame: pd.DataFrame  # texts, or missing
     kinds: dict[str, Kind | str] = field(default_factory=dict)
     """Kind of each parquet column, or the type that no column of a table can have; of a CSV file none."""
 
@@ -78,32 +80,39 @@ def read(path: Path, csv_format: Csv) -> Cells:
     return cells
 
 
+def _unreadable(path: Path, why: str) -> ValueError:
+    return ValueError(f"{path} cannot be read as a table{why}")
+
+
 def _csv(path: Path, csv_format: Csv) -> Cells:
     import pandas as pd  # slow to import
 
     delimiter = csv_format.delimiter or ("tab" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ",")
     delimiter = DELIMITERS.get(delimiter, delimiter)
-    text, line, rows = _text(path, csv_format.encoding), 1, list[list[str]]()
+    rows, line = list[tuple[int, list[str]]](), 1
     # What stands at the end shows whether a quotation mark is open.
-    reader = csv.reader(io.StringIO(text + "\n\0", newline=""), delimiter=delimiter, skipinitialspace=True)
+    text = io.StringIO(_text(path, csv_format.encoding) + "\n\0", newline="")
+    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
     try:
         for cells in reader:
             if any(cells) or len(cells) > 1:  # else a blank line
-                other = [name for name, d in DELIMITERS.items() if len(cells) == 1 and not rows and d in cells[0]]
-                if other:
-                    raise csv.Error(f"no {delimiter!r}: set --data.csv.delimiter {other[0]}")
-                if cells[-1].endswith("\0") and cells != ["\0"]:
-                    raise csv.Error("a quotation mark that is not closed")
-                if rows and len(cells) != len(rows[0]) and cells != ["\0"]:
-                    raise csv.Error(
-                        f"{len(cells)} cells, and the header {len(rows[0])}: quote a {delimiter!r} in a cell"
-                    )
-                rows.append([unmarked(cell).strip() for cell in cells])
+                rows.append((line, cells))
             line = reader.line_num + 1
     except csv.Error as e:
-        raise ValueError(f"{path} cannot be read as a table: line {line} has {e}") from e
-    names = [name or f"Unnamed: {i}" for i, name in enumerate(rows[0])] if len(rows) > 1 else []
-    frame = pd.DataFrame(rows[1:-1], columns=names, dtype=str)
+        raise _unreadable(path, f": line {line} has {e}") from e
+    line, end = rows.pop()
+    header = rows[0][1] if rows else []
+    if other := [name for name, d in DELIMITERS.items() if len(header) == 1 and d in header[0]]:
+        raise _unreadable(path, f": line {rows[0][0]} has no {delimiter!r}: set --data.csv.delimiter {other[0]}")
+    for first, cells in rows:
+        if len(cells) != len(header):
+            what = f"{len(cells)} cells, and the header {len(header)}: quote a {delimiter!r} in a cell"
+            raise _unreadable(path, f": line {first} has {what}")
+    if end != ["\0"]:
+        raise _unreadable(path, f": line {line} has a quotation mark that is not closed")
+    names = [unmarked(name).strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
+    texts = [[unmarked(cell).strip() for cell in cells] for _, cells in rows[1:]]
+    frame = pd.DataFrame(texts, columns=names, dtype=str)
     return Cells(frame.mask(frame.isin({"", MISSING, *csv_format.missing})))
 
 
@@ -122,9 +131,9 @@ def _text(path: Path, encoding: str) -> str:
     except UnicodeError as e:
         line = data.count(b"\n", 0, getattr(e, "start", 0)) + 1
         remedy = "set --data.csv.encoding, such as latin-1, cp1252 or utf-16"
-        raise ValueError(f"{path} cannot be read as a table: line {line} is not text in {encoding}: {remedy}") from e
+        raise _unreadable(path, f": line {line} is not text in {encoding}: {remedy}") from e
     except (OSError, EOFError, zlib.error) as e:
-        raise ValueError(f"{path} cannot be read as a table: {e}") from e
+        raise _unreadable(path, f": {e}") from e
 
 
 def _parquet(path: Path) -> Cells:
@@ -139,25 +148,12 @@ def _parquet(path: Path) -> Cells:
         sizes.check_fits(f"the table {path}", claimed, "take fewer rows")
         table = pq.ParquetFile(path).read()
     except (OSError, pa.ArrowException) as e:
-        raise ValueError(f"{path} cannot be read as a table ({type(e).__name__})") from e
+        raise _unreadable(path, f" ({type(e).__name__})") from e
     types = [t.value_type if pa.types.is_dictionary(t) else t for t in table.schema.types]
-    kinds = [_kind(type_) for type_ in types]
+    kinds: list[Kind | str] = [next((kind for kind, of in PARQUET.items() if of.match(str(t))), str(t)) for t in types]
     texts = [_texts(*of) for of in zip(table.columns, types, kinds, strict=True)]
     frame = pd.DataFrame(dict(enumerate(texts)), dtype=str).set_axis(table.column_names, axis=1)
     return Cells(frame, dict(zip(table.column_names, kinds, strict=True)))
-
-
-def _kind(type_: Any) -> Kind | str:
-    """The kind of a column of this parquet type; of another type its name."""
-    import pyarrow.types as pt
-
-    tests: dict[Kind, tuple[Callable[[Any], bool], ...]] = {
-        "number": (pt.is_integer, pt.is_floating, pt.is_decimal),
-        "date": (pt.is_date, pt.is_timestamp),
-        "duration": (pt.is_duration, pt.is_time),
-        "text": (pt.is_boolean, pt.is_string, pt.is_large_string, pt.is_string_view, pt.is_null),
-    }
-    return next((kind for kind, of in tests.items() if any(test(type_) for test in of)), str(type_))
 
 
 def _texts(column: Any, type_: Any, kind: Kind | str) -> list[str | None]:

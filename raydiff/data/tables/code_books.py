@@ -1,27 +1,28 @@
-"""Tables whose columns, edges, groups and classes are written down: nothing about them is taken from rows."""
+"""How a table is read, and tables whose columns, edges, groups and classes are written down: nothing about these is
+taken from rows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from raydiff import lookup
+from raydiff.data.tables.cells import Csv
+from raydiff.data.tables.kinds import MEANING
+from raydiff.lookup import Registry, check_one_of, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
 class CodeBook:
     """Declared columns, categories and classes of one table."""
 
-    files: tuple[str, ...]
-    """Training rows and, if there are, test rows, below the root."""
-    label: str
-    """The label column."""
-    classes: tuple[str, ...]
-    """Values of the label."""
-    bins: int
-    """Maximum number of categories of a column."""
-    read: Mapping[str, Sequence[float] | Mapping[str, Sequence[str]]]
-    """{column: the edges of its bins, where it has numbers, else {category: values}}, in the order of the columns."""
+    files: tuple[str, ...]  # training rows and, if there are, test rows, below the root
+    label: str  # the label column
+    classes: tuple[str, ...]  # values of the label
+    bins: int  # maximum number of categories of a column
+    read: Mapping[
+        str, Sequence[float] | Mapping[str, Sequence[str]]
+    ]  # {column: edges of numbers, or {category: values}}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -40,7 +41,75 @@ class CodeBook:
         return {**grouped, self.label: {value: (value,) for value in self.classes}}
 
 
-CODE_BOOKS: lookup.Registry[CodeBook] = lookup.Registry(
+CODE_BOOKS: Registry[CodeBook] = Registry(  # by the name of the data set
     {name.lower(): f"raydiff.papers.discrete.tables:{name}" for name in ("ADULT", "GERMAN", "LOAN")}
 )
-"""By the name of the data set."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """How a table's file is read."""
+
+    bins: int | None = None
+    """Most categories of a table's column, with missing values; None: the preset's, or 5 and one for unseen values."""
+    exclude: tuple[str, ...] = ()
+    """Columns of a table to leave out."""
+    types: tuple[str, ...] = ()
+    """COLUMN=TYPE of a table's columns: text, number, date or duration; others are inferred."""
+    classes: tuple[str, ...] = ()
+    """All classes of a table's label; empty: those of its rows. Rows of no such class are left out."""
+    csv: Csv = Csv()
+    """How a CSV file is written."""
+
+    def __post_init__(self) -> None:
+        if self.bins is not None and self.bins < 2:
+            raise ValueError(f"data.bins must be at least 2, got {self.bins}")
+        for column, kind in self.declared.items():
+            if not column or kind not in MEANING:
+                wanted = f"COLUMN=TYPE of the types {', '.join(MEANING)}"
+                raise ValueError(f"data.types must be {wanted}, got '{column}={kind}'{nearest(kind, MEANING)}")
+
+    @property
+    def declared(self) -> dict[str, Any]:
+        """{column: kind} of `types`."""
+        return {column: kind for column, _, kind in (text.rpartition("=") for text in self.types)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawTable(TableOptions):
+    """A table and the encoding of its columns."""
+
+    source: str = "adult"
+    """A CSV or parquet file, or adult, german or loan below RAYDIFF_DATA."""
+    preset: str | None = None
+    """adult, german or loan: read `source` as that table, unless fields below are set."""
+    label: str | None = None
+    """The label column; None: the preset's, or none."""
+    columns: tuple[str, ...] = ()
+    """The columns, in order; empty: the preset's, or all but the label."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.preset is not None:
+            check_one_of("preset", self.preset, CODE_BOOKS)
+        if self.code_book and (self.types or self.classes):
+            raise ValueError(f"data.types and data.classes must be empty: those of {self.source} are declared")
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError(f"columns must name each column once, got {' '.join(self.columns)}")
+
+    @property
+    def given_edges(self) -> dict[str, Sequence[float]]:
+        """{column: edges} of columns with declared edges."""
+        return dict(self.code_book.cuts) if self.code_book else {}
+
+    @property
+    def groups(self) -> dict[str, Mapping[str, Sequence[str]]]:
+        """{column: {category: its values}} of columns of declared texts, and of a label of declared classes."""
+        if self.code_book:
+            return self.code_book.groups
+        return {self.label: {text: (text,) for text in self.classes}} if self.label and self.classes else {}
+
+    @property
+    def code_book(self) -> CodeBook | None:
+        """The preset."""
+        return CODE_BOOKS.get(self.preset or self.source)

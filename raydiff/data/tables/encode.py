@@ -1,10 +1,6 @@
-"""Encoding of a table's columns as small integers, and back: bins of numbers, groups of texts.
-
-A `Mapping` is fitted once and saved as JSON. Unless bins and groups are declared it depends on the rows it was fitted
-on; no mechanism covers these. Fitted on public rows it has a category for what only others have.
-
-Shapes: s rows, n columns.
-"""
+"""Encoding of a table's columns as small integers, and back: bins of numbers, groups of texts. s rows, n columns.
+Unless bins and groups are declared they depend on the rows that they were fitted on, which no mechanism covers. Fitted
+on public rows they have a category for what only others have."""
 
 from __future__ import annotations
 
@@ -27,32 +23,26 @@ from raydiff.data.tables.kinds import Kind, canonical, number_text, value
 if TYPE_CHECKING:
     import pandas as pd
 
-MISSING = "(missing)"
-"""Name of the category of missing values."""
-OTHER = "(other)"
-"""Name of the category of rare values and of values that no public row has."""
-UNUSED = "(none)"
-"""Name of codes that the column does not use, which only noised rows have."""
+MISSING = "(missing)"  # name of the category of missing values
+OTHER = "(other)"  # name of the category of rare values and of values that no public row has
+UNUSED = "(none)"  # name of codes that the column does not use, which only noised rows have
 
 
 @dataclass(frozen=True)
 class Column:
-    """The categories of one column."""
+    """The categories of one column, of texts or, between `edges`, of numbers.
+
+    Numbers are cut into < e_1, e_1 to < e_2, .., >= e_m. Dates are seconds since 1970-01-01 UTC, durations seconds.
+    `limits` are the smallest and largest number of the rows that `edges` was fitted on (None: no edges, or declared
+    ones), `step` one of which all are multiples, such as 1, 0.01 or, of dates, 86400 (None: unknown)."""
 
     name: str
-    """Name of the column."""
-    categories: tuple[str, ...]
-    """Names of the codes 0, 1, ..."""
+    categories: tuple[str, ...]  # names of the codes 0, 1, ...
     edges: tuple[float, ...] | None = None
-    """e_1 < .. < e_m, which cut numbers into < e_1, e_1 to < e_2, .., >= e_m; None: a column of texts."""
-    values: Dictionary[str, int] = field(default_factory=dict)
-    """Code of each text; others go to OTHER, if there is such a category."""
+    values: Dictionary[str, int] = field(default_factory=dict)  # code of each text; others go to OTHER, if there is one
     kind: Kind = "text"
-    """What its cells are: a date is a number of seconds since 1970-01-01 UTC, a duration a number of seconds."""
     limits: tuple[float, float] | None = None
-    """Smallest and largest number of the rows that `edges` was fitted on; None: no edges, or declared ones."""
     step: float | None = None
-    """The numbers of these rows are multiples of it, such as 1, 0.01 or, of dates, 86400; None: unknown."""
 
     def code(self, text: str | None) -> int:
         """Code of one canonical text (None: missing), or -1 if it has no category. Among bins, what is no finite number
@@ -60,8 +50,8 @@ class Column:
         rest = self.values.get(OTHER, -1)
         if text is not None and self.edges is None:
             return self.values.get(text, rest)
-        if text is not None and self.edges is not None and math.isfinite(x := value(text)):
-            return bisect.bisect_right(self.edges, x)
+        if text is not None and math.isfinite(x := value(text)):
+            return bisect.bisect_right(self.edges or (), x)
         return self.categories.index(MISSING) if MISSING in self.categories else rest
 
     def codes(self, values: pd.Series) -> NDArray[np.int64]:
@@ -82,10 +72,8 @@ class Column:
 class Mapping:
     """The encoding of a table."""
 
-    columns: tuple[Column, ...]
-    """The n columns, without the label."""
-    label: Column | None = None
-    """The label."""
+    columns: tuple[Column, ...]  # the n columns, without the label
+    label: Column | None = None  # the label
 
     @property
     def decoded(self) -> tuple[Column, ...]:
@@ -98,8 +86,7 @@ class Mapping:
         return codes, None if self.label is None else self.label.codes(frame[self.label.name])
 
     def decode(self, codes: NDArray[np.int64], labels: NDArray[np.int64] | None = None) -> pd.DataFrame:
-        """Rows as text from codes (s, n) and labels (s,). Bins become their intervals as text, not midpoints, which the
-        outermost bins lack and which would look like measurements."""
+        """Rows as text from codes (s, n) and labels (s,): of a bin its interval."""
         import pandas as pd  # slow to import
 
         rows = {column.name: column.names(codes[:, i]) for i, column in enumerate(self.columns)}
@@ -123,23 +110,21 @@ class Mapping:
 
 
 def _column(read: dict[str, Any]) -> Column:
-    edges, limits = (None if read[name] is None else tuple(map(float, read[name])) for name in ("edges", "limits"))
-    values = {k: int(v) for k, v in read["values"].items()}
-    return Column(
-        **{**read, "categories": tuple(read["categories"]), "values": values, "edges": edges, "limits": limits}
-    )
+    parsed = {name: None if read[name] is None else tuple(map(float, read[name])) for name in ("edges", "limits")}
+    values = {text: int(code) for text, code in read["values"].items()}
+    return Column(**{**read, **parsed, "categories": tuple(read["categories"]), "values": values})
 
 
 def bins_of(values: pd.Series, *, kind: Kind, bins: int, edges: Sequence[float] | None, public: bool = False) -> Column:
     """A column of numbers, cut at these edges, or so that its parts are as equal as can be; at most `bins` categories.
 
     `public`: these are public values, and others may be missing. Raises ValueError as `numbers` does."""
-    x, declared = numbers(values.dropna(), kind), edges is not None
-    missing = [MISSING] if public or values.isna().any() else []
-    edges = _quantiles(x, bins - len(missing)) if edges is None else edges
-    names, limits = (*_intervals(edges, kind), *missing), None if declared else (float(x.min()), float(x.max()))
-    step = None if declared else kinds.step(x, kind)
-    return Column(str(values.name), names, tuple(map(float, edges)), kind=kind, limits=limits, step=step)
+    x, missing = numbers(values.dropna(), kind), (MISSING,) if public or values.isna().any() else ()
+    if edges is not None:
+        return Column(str(values.name), (*_intervals(edges, kind), *missing), tuple(map(float, edges)), kind=kind)
+    cuts, limits = _quantiles(x, bins - len(missing)), (float(x.min()), float(x.max()))
+    names, step = (*_intervals(cuts, kind), *missing), kinds.step(x, kind)
+    return Column(str(values.name), names, tuple(cuts), kind=kind, limits=limits, step=step)
 
 
 def groups_of(
@@ -153,13 +138,11 @@ def groups_of(
         codes = {canonical(text, kind): i for i, group in enumerate(groups.values()) for text in group}
         return Column(name, (*groups, *missing), values=codes, kind=kind)
     counts = values.value_counts()
-    order = sorted(counts.index, key=lambda text: (-counts[text], text))  # Ties go by name, not by row.
-    room = bins - len(missing) - public
-    if public or len(order) > room:
-        kept = [text for text in order if text != OTHER][: room if public else room - 1]
-        names = [*_natural(kept), OTHER]
-    else:
-        names = _natural(order)
+    names = sorted(counts.index, key=lambda text: (-counts[text], text))  # Ties go by name, not by row.
+    room, other = bins - len(missing) - public, list[str]()
+    if public or len(names) > room:
+        names, other = [text for text in names if text != OTHER][: room if public else room - 1], [OTHER]
+    names = [*_natural(names), *other]
     shown = (kinds.shown(text, kind) for text in names)
     return Column(name, (*shown, *missing), values={text: i for i, text in enumerate(names)}, kind=kind)
 
@@ -169,22 +152,18 @@ def numbers(values: pd.Series, kind: Kind = "number") -> NDArray[np.float64]:
     x = np.array([value(text) for text in values], dtype=np.float64)
     if not np.isfinite(x).all():
         name, bad = values.name, values[~np.isfinite(x)].iloc[0]
-        raise ValueError(
-            f"column {name!r} must hold {kinds.MEANING[kind]}, got {bad!r}: set --data.types {name}=text, or of a CSV "
-            f"file add {bad!r} to --data.csv.missing"
-        )
+        remedy = f"set --data.types {name}=text, or of a CSV file add {bad!r} to --data.csv.missing"
+        raise ValueError(f"column {name!r} must hold {kinds.MEANING[kind]}, got {bad!r}: {remedy}")
     return x
 
 
 def _quantiles(x: NDArray[np.float64], bins: int) -> list[float]:
     """At most bins - 1 values of x, above its minimum, that cut it into parts as equal as ties allow."""
-    rest, edges = np.sort(x), []
+    rest, edges = np.sort(x), list[float]()
     for parts in range(bins, 1, -1):
-        above = rest[rest > rest[0]] if len(rest) else rest
-        if not len(above):
-            break
-        edges.append(float(max(rest[len(rest) // parts], above[0])))
-        rest = rest[rest >= edges[-1]]
+        if len(above := rest[rest > rest[:1]]):
+            edges.append(float(max(rest[len(rest) // parts], above[0])))
+            rest = rest[rest >= edges[-1]]
     return edges
 
 

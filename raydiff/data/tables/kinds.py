@@ -55,10 +55,12 @@ def value(text: str, kind: Kind = "number", decimal: str = ".") -> float:
 
 def inferred(texts: Collection[str], decimal: str) -> Kind:
     """The kind of a column of these different texts."""
-    for kind in PATTERNS if texts else ():
-        if not any(math.isnan(value(text, kind, decimal)) for text in texts):
-            return "text" if kind == "number" and _are_codes([_pointed(text, decimal) for text in texts]) else kind
-    return "text"
+    fitting = (kind for kind in PATTERNS if not any(math.isnan(value(text, kind, decimal)) for text in texts))
+    kind: Kind = next(fitting, "text") if texts else "text"
+    pointed = [_pointed(text, decimal) for text in texts] if kind == "number" else []
+    spellings = {SPELLING.sub("", text) for text in pointed}
+    are_codes = any(map(CODE.match, pointed)) or len({*map(value, pointed)}) < len(spellings)
+    return "text" if are_codes else kind
 
 
 def canonical(text: str, kind: Kind, decimal: str = ".") -> str:
@@ -107,8 +109,3 @@ def number_text(x: float) -> str:
 def _pointed(text: str, decimal: str) -> str:
     """With a decimal comma, a point before three digits separates thousands."""
     return text if decimal == "." else THOUSANDS.sub("", text).replace(",", ".", 1)
-
-
-def _are_codes(texts: Collection[str]) -> bool:
-    spellings = {SPELLING.sub("", text) for text in texts}
-    return any(map(CODE.match, texts)) or len(set(map(value, texts))) < len(spellings)

@@ -1,14 +1,11 @@
 """Tables: CSV or parquet files to category vectors.
 
-Each column is numbers, dates, durations or text (`kinds`), declared or else as its rows are. Numbers are cut into bins,
+Columns are numbers, dates, durations or text (`kinds`), declared or else as their rows are. Numbers are cut into bins,
 unless there are at most `bins` different ones; rare texts are merged. Missing values are a category. Columns that name
-the rows, such as row numbers, are left out unless their kind is declared.
-
-Without a preset, kinds, bins, categories and classes are fitted on all rows, before any mechanism, or on public rows
-only, drawn by their place in the file. Other values of private rows then go to the first or last bin, to MISSING (no
-finite number among bins), or to OTHER: a private cell changes its own code only.
-
-Shapes: s rows, n columns, k categories at most.
+the rows, such as row numbers, are left out unless their kind is declared. Undeclared kinds, bins, categories and
+classes are fitted on all rows, before any mechanism, or on public rows only, drawn by their place in the file. Other
+values of private rows then go to the first or last bin, to MISSING (no finite number among bins), or to OTHER: a
+private cell changes its own code only. Shapes: s rows, n columns, k categories at most.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Collection, Iterable, Sequence
-from collections.abc import Mapping as Dictionary
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,43 +25,35 @@ from torch import Tensor
 from raydiff.data.tables import cells
 from raydiff.data.tables.cells import Cells
 from raydiff.data.tables.code_books import CODE_BOOKS
+from raydiff.data.tables.code_books import RawTable as RawTable
+from raydiff.data.tables.code_books import TableOptions as TableOptions
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, is_identifier, shown
-from raydiff.data.tables.options import RawTable as RawTable
-from raydiff.data.tables.options import TableOptions as TableOptions
 from raydiff.lookup import nearest
 from raydiff.seeding import generator
 
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = NDArray[np.int64]
+Kinds = dict[str, Kind]
 SUFFIXES = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet")
 MOST_CLASSES = 100
-MOST_NAMED = 6
-"""Columns of one kind that a note names; of more, only their number."""
+MOST_NAMED = 6  # columns of one kind that a note names
 
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A table as category vectors."""
+    """A table as category vectors. Its `fitted_columns` (also the label) have undeclared categories, fitted on the rows
+    at the ascending positions `public` (p,) int64; None: on all rows."""
 
-    codes: Tensor
-    """(s, n) int64, each below the number of its column's categories."""
-    labels: Tensor | None
-    """(s,) int64; None: there is no label."""
-    rows: Tensor
-    """(s,) int64: the row of the file, 0 for the first below the header."""
-    mapping: Mapping
-    """Encoding of the columns."""
-    says: str
-    """Short description."""
-    notes: tuple[str, ...] = ()
-    """Kinds of the columns; columns and rows left out."""
+    codes: Tensor  # (s, n) int64, each below the number of its column's categories
+    labels: Tensor | None  # (s,) int64; None: there is no label
+    rows: Tensor  # (s,) int64: the row of the file, 0 for the first below the header
+    mapping: Mapping  # encoding of the columns
+    says: str  # short description
+    notes: tuple[str, ...] = ()  # kinds of the columns; columns and rows left out
     fitted_columns: tuple[str, ...] = ()
-    """Columns, with the label, whose categories are undeclared and fitted on rows."""
     public: Tensor | None = None
-    """(p,) int64: ascending positions of the public rows that `fitted_columns` was fitted on; None: on all rows."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -85,7 +73,7 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     table = cells.read(path, config.csv)
     columns, label = _chosen(config, table, path)
     order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows")).numpy()
-    names = [*columns, *([label] if label else [])]
+    names = (*columns, *filter(None, [label]))
     frame, notes = _complete(config, table, names, label, path, public=public)
     fitted = tuple(name for name in names if name not in {*config.given_edges, *config.groups})
     rows = None if public is None or not fitted else _drawn(frame, order, public, path, fitted)
@@ -95,10 +83,10 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     seen = frame if rows is None else frame.iloc[rows]
     guessed, most = {*fitted} - {*config.declared, *config.columns}, config.bins or 5
     identifiers = [c for c in columns if c in guessed and is_identifier(seen[c], kinds[c], rows=len(order), most=most)]
-    columns = tuple(name for name in columns if name not in identifiers) or columns
-    identifiers = [name for name in identifiers if name not in columns]
+    if len(identifiers) == len(columns):
+        identifiers = []
+    fitted, columns = (tuple(c for c in of if c not in identifiers) for of in (fitted, columns))
     mapping = _fit(config, seen, columns, label, kinds, public=rows is not None)
-    fitted = tuple(name for name in fitted if name not in identifiers)
     if fitted:
         notes += _taken({name: kinds[name] for name in fitted}, identifiers)
     if merged := [c.name for c in mapping.columns if c.edges is None and seen[c.name].nunique() > len(c.values)]:
@@ -147,15 +135,14 @@ def _chosen(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...]
     preset, names = config.code_book, table.frame.columns
     label = config.label or (preset.label if preset else None)
     columns = config.columns or (preset.columns if preset else tuple(c for c in names if c != label))
-    _check_columns((*columns, *([label] if label else []), *config.declared, *config.exclude), names, path)
+    labels = () if label is None else (label,)
+    _check_columns((*columns, *labels, *config.declared, *config.exclude), names, path)
+    if label in (*columns, *config.exclude):
+        raise ValueError(f"label {label!r} is also among the columns or data.exclude: it is a condition beside them")
     columns = tuple(c for c in columns if c not in config.exclude)
     if not columns:
         raise ValueError(f"{path} has no column but the label {label!r} and those that data.exclude names")
-    if label in (*columns, *config.exclude):
-        raise ValueError(
-            f"label {label!r} is also among the columns or data.exclude: it is a condition, apart from them"
-        )
-    for name in (*columns, *([label] if label else [])):
+    for name in (*columns, *labels):
         if (kind := table.kinds.get(name, "text")) not in MEANING:
             raise ValueError(f"column {name!r} of {path.name} is of type {kind}: leave it out (--data.exclude {name})")
     return columns, label
@@ -187,13 +174,14 @@ def _complete(
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
-def _drawn(frame: pd.DataFrame, order: Ints, public: int, path: Path, fitted: Sequence[str]) -> Ints:
+def _drawn(
+    frame: pd.DataFrame, order: NDArray[np.int64], public: int, path: Path, fitted: Sequence[str]
+) -> NDArray[np.int64]:
     """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
     if not 1 <= public <= len(frame):
-        raise ValueError(
-            f"the categories of {', '.join(fitted)} are undeclared: set data.public from 1 to {len(frame)}, to fit "
-            f"them on public rows of {path.name}, or data.fitted_on to all (epsilon is then inf), got {public}"
-        )
+        how = f"set data.public from 1 to {len(frame)}, to fit them on public rows of {path.name}"
+        what = f"the categories of {', '.join(fitted)} are undeclared: {how}, or data.fitted_on to all"
+        raise ValueError(f"{what} (epsilon is then inf), got {public}")
     kept = order[np.isin(order, frame.index)][:public]
     return np.flatnonzero(np.isin(frame.index, kept))
 
@@ -208,7 +196,7 @@ def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> 
     return kind
 
 
-def _canonical(frame: pd.DataFrame, kinds: Dictionary[str, Kind], config: RawTable, table: Cells) -> pd.DataFrame:
+def _canonical(frame: pd.DataFrame, kinds: Kinds, config: RawTable, table: Cells) -> pd.DataFrame:
     """Each cell by itself in the one spelling of its value."""
 
     def respelled(values: pd.Series) -> pd.Series:
@@ -221,14 +209,12 @@ def _canonical(frame: pd.DataFrame, kinds: Dictionary[str, Kind], config: RawTab
     return frame.apply(respelled)
 
 
-def _taken(kinds: Dictionary[str, Kind], identifiers: Sequence[str]) -> list[str]:
+def _taken(kinds: Kinds, identifiers: Sequence[str]) -> list[str]:
     """Notes: what each column was taken for, and which were left out."""
     of_kind = {kind: _named([name for name in kinds if kinds[name] == kind]) for kind in MEANING}
     notes = [f"columns taken for {'; '.join(f'{kind}: {names}' for kind, names in of_kind.items() if names)}"]
-    if identifiers:
-        how = f"to keep one: --data.types '{identifiers[0]}=text', or number"
-        notes.append(f"columns left out since they name rows: {_named(identifiers)} ({how})")
-    return notes
+    how = f"to keep one: --data.types '{identifiers[0]}=text', or number" if identifiers else ""
+    return [*notes, f"columns left out since they name rows: {_named(identifiers)} ({how})"] if how else notes
 
 
 def _named(names: Sequence[str]) -> str:
@@ -237,43 +223,37 @@ def _named(names: Sequence[str]) -> str:
 
 
 def _fit(
-    config: RawTable,
-    frame: pd.DataFrame,
-    columns: Sequence[str],
-    label: str | None,
-    kinds: Dictionary[str, Kind],
-    *,
-    public: bool,
+    config: RawTable, frame: pd.DataFrame, columns: Sequence[str], label: str | None, kinds: Kinds, *, public: bool
 ) -> Mapping:
     """`frame`: canonical texts; of public rows only if `public`."""
-    preset, cuts = config.code_book, config.given_edges
-    bins = config.bins or (preset.bins if preset else 5 + public)
-    groups = config.groups
+    bins = config.bins or (config.code_book.bins if config.code_book else 5 + public)
     if public and bins < 3:
         raise ValueError(f"data.bins must be at least 3, one of them for values of no public row, got {bins}")
-    fitted = []
-    for name in columns:
-        values, kind = frame[name], kinds[name]
-        ours, different = public and name not in {*cuts, *groups}, values.nunique(dropna=False)
-        if kind != "text" and name not in groups:
-            numbers(values.dropna(), kind)
-        if name in cuts or (kind != "text" and name not in groups and different > bins - ours):
-            column = bins_of(values, kind=kind, bins=bins, edges=cuts.get(name), public=ours)
-        else:
-            column = groups_of(values, kind=kind, bins=bins, groups=groups.get(name), public=ours)
-        if (size := len(column.categories)) > bins:
-            raise ValueError(f"column {name!r} has {size} categories, more than the {bins} that bins allow")
-        fitted.append(column)
+    fitted = [_column(config, frame[name], kinds[name], bins, public=public) for name in columns]
     if max(len(column.categories) for column in fitted) < 2:
         raise ValueError(f"all columns ({', '.join(columns)}) have one value only: there is nothing to learn")
-    return Mapping(tuple(fitted), None if label is None else _label(frame[label], kinds[label], groups, public))
+    return Mapping(tuple(fitted), None if label is None else _label(config, frame[label], kinds[label], public=public))
 
 
-def _label(
-    values: pd.Series, kind: Kind, groups: Dictionary[str, Dictionary[str, Sequence[str]]], public: bool
-) -> Column:
+def _column(config: RawTable, values: pd.Series, kind: Kind, bins: int, *, public: bool) -> Column:
+    name, edges, groups = str(values.name), config.given_edges.get(str(values.name)), config.groups
+    ours = public and edges is None and name not in groups
+    is_number = kind != "text" and name not in groups
+    if is_number:
+        numbers(values.dropna(), kind)
+    if is_number and (edges is not None or values.nunique(dropna=False) > bins - ours):
+        column = bins_of(values, kind=kind, bins=bins, edges=edges, public=ours)
+    else:
+        column = groups_of(values, kind=kind, bins=bins, groups=groups.get(name), public=ours)
+    if (size := len(column.categories)) > bins:
+        raise ValueError(f"column {name!r} has {size} categories, more than the {bins} that bins allow")
+    return column
+
+
+def _label(config: RawTable, values: pd.Series, kind: Kind, *, public: bool) -> Column:
     values, name = values.dropna(), str(values.name)
-    if (declared := groups.get(name)) is None and (classes := values.nunique()) < 2:
+    declared, classes = config.groups.get(name), values.nunique()
+    if declared is None and classes < 2:
         has = f"has one value only, {values.iloc[0]!r}," if classes else "has no value"
         remedy = " in its public rows: name all its classes (--data.classes A B ...), or raise data.public"
         raise ValueError(f"label {name!r} {has}{remedy if public else ''}")

@@ -20,20 +20,19 @@ if TYPE_CHECKING:
 
 FILE = "rows.csv"
 Numbers = Literal["drawn", "bins"]
-VALUES: dict[Numbers, str] = {
-    "drawn": f"numbers drawn uniformly in their bins, in `ranges`; empty: missing, or no number ({OTHER}, {UNUSED})",
-    "bins": "intervals of numbers; empty: missing",
-}
-CODED = f"groups of texts; {OTHER}: rare values; {UNUSED}: a code that the column does not use, of rows that are still "
-CODED += "noised; an apostrophe before a text that a spreadsheet would compute"
+CODED = (
+    f"groups of texts; {OTHER}: rare values; {UNUSED}: an unused code, of noised rows; an apostrophe before a formula"
+)
 
 
 def describe(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
     """Entry of a card: the meaning of values, and the categories of every column, the label last."""
+    drawn = f"drawn uniformly in their bins, in `ranges`; empty: missing, or no number ({OTHER}, {UNUSED})"
+    values = f"numbers {drawn}" if numbers == "drawn" else "intervals of numbers; empty: missing"
     bins = [column for column in mapping.columns if column.edges is not None and numbers == "drawn"]
     return {
         "file": FILE,
-        "values": f"{VALUES[numbers]}; {CODED}",
+        "values": f"{values}; {CODED}",
         "columns": {column.name: [c for c in column.categories if c != MISSING] for column in mapping.decoded},
         "numbers": numbers,
         "ranges": {c.name: [shown(number_text(x), c.kind) for x in (_ends(c)[0], _ends(c)[-1])] for c in bins},
@@ -63,10 +62,9 @@ def rows(
 def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator | None) -> list[str | None]:
     ends, uniform = np.array(_ends(column)), torch.rand(len(codes), dtype=torch.float64, generator=rng).numpy()
     bins = np.minimum(codes, last := len(ends) - 2)
-    low, high, step = ends[bins], ends[bins + 1], column.step
-    if column.limits is None and (ends == np.rint(ends)).all():
-        step = 1.0  # between declared whole numbers
-    if step is None:
+    low, high = ends[bins], ends[bins + 1]
+    is_whole = column.limits is None and (ends == np.rint(ends)).all()  # between declared whole numbers
+    if (step := 1.0 if is_whole else column.step) is None:
         x = np.minimum(low + uniform * (high - low), np.nextafter(high, low))
     else:
         multiples = np.maximum(np.rint((high - low) / step) + (bins == last), 1)
@@ -82,8 +80,8 @@ def _ends(column: Column) -> list[float]:
     if column.limits is not None:
         return [column.limits[0], *edges, column.limits[1]]
     widths = np.diff(edges).tolist() or [max(abs(edges[0]), 1.0)]
-    low = edges[0] - widths[0]
-    return [max(low, 0.0) if edges[0] > 0 else low, *edges, edges[-1] + widths[-1]]
+    low = max(edges[0] - widths[0], 0.0 if edges[0] > 0 else -math.inf)
+    return [low, *edges, edges[-1] + widths[-1]]
 
 
 def join(parts: Sequence[Path], path: Path) -> None:
