@@ -188,9 +188,10 @@ def open_finished(folder: Path) -> Finished:
     last = trial.store.last_commit()
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
-    fields = ({k: tuple(v) if isinstance(v, list) else v for k, v in outcome[view].items()} for view in VIEWS)
+    views: list[dict[str, Any]] = [outcome[view] for view in VIEWS]
+    fields = [{k: tuple(v) if isinstance(v, list) else v for k, v in view.items()} for view in views]
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
-    return Finished(trial, dataset, last[0], server, *(Guarantee(**view) for view in fields))
+    return Finished(trial, dataset, last[0], server, *(Guarantee(**of_view) for of_view in fields))
 
 
 def _secret(trial: Trial) -> bytes:

@@ -160,6 +160,6 @@ def _draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
         "choice": lambda values: values[rng.integers(len(values))],
         "randint": lambda ends: int(rng.integers(*ends)),
         "uniform": lambda ends: float(rng.uniform(*ends)),
-        "loguniform": lambda ends: float(math.exp(rng.uniform(*map(math.log, ends)))),
+        "loguniform": lambda ends: math.exp(rng.uniform(math.log(ends[0]), math.log(ends[1]))),
     }
     return [{path: kinds[kind](values) for path, (kind, values) in space.items()} for _ in range(count)]

@@ -26,7 +26,8 @@ class Suggestions:
     until the trial has finished, so that a resumed sweep runs it again. Raises ValueError for an unreadable study."""
 
     def __init__(self, plan: Planned) -> None:
-        self._plan, self._study = plan, _study(plan) if plan.suggested else None
+        self._plan = plan
+        self._study: Any = _study(plan) if plan.suggested else None
         self.experiments: dict[int, Experiment] = {}  # number in the study -> experiment
         self.refused: dict[int, str] = {}  # number in the study -> why it cannot be an experiment
         self.distinct: dict[str, Experiment] = {}  # digest -> experiment, without those that are planned anyway
