@@ -189,7 +189,9 @@ def open_finished(folder: Path) -> Finished:
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
     views: list[dict[str, Any]] = [outcome[view] for view in VIEWS]
-    fields = [{k: tuple(v) if isinstance(v, list) else v for k, v in view.items()} for view in views]
+    fields: list[dict[str, Any]] = [
+        {k: tuple(v) if isinstance(v, list) else v for k, v in view.items()} for view in views
+    ]
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
     return Finished(trial, dataset, last[0], server, *(Guarantee(**of_view) for of_view in fields))
 
@@ -224,7 +226,8 @@ def find(run: str, sweeps: Path) -> Path:
     sweep, _, digest = run.rpartition("/")
     if not re.fullmatch("[0-9a-f]{4,16}", digest):
         raise ValueError(f"there is no run {run} in {sweeps}: name an MLflow run, a digest, SWEEP/DIGEST or a folder")
-    folders = [f for at in sorted(sweeps.glob(sweep or "*")) for f in trial_folders(at) if f.name.startswith(digest)]
+    places = [sweeps / sweep] if sweep else sorted(sweeps.glob("*"))
+    folders = [f for at in places for f in trial_folders(at) if f.name.startswith(digest)]
     return _one(run, folders, "give more digits, or SWEEP/DIGEST")
 
 

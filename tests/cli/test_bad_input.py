@@ -49,7 +49,7 @@ REFUSED_BY_RUN = {
     "--runtime.noise-secret abab": "must not be where others can read it: set RAYDIFF_NOISE_SECRET",
     "--resume": "give its --name",
     "--method feddistr": r"model\.path names no latent diffusion model.*raydiff pretrain makes one",
-    "--data.superclasses pears": "pears.*did you mean '?pairs",
+    "--data.superclasses pears": "one of parity, pairs, .*, got 'pears'",
     "--partition entangled --clients 3": "an Entangled partition .* needs 2, 5, 10 clients, got 3",
     "digits oops": "unexpected argument 'oops'",
 }

@@ -104,7 +104,7 @@ def test_a_table(tmp_path: Path) -> None:
     (tmp_path / "people.csv").write_text("age,kind,left\n" + rows)
     file = tmp_path / "people.toml"
     assert init.main([str(tmp_path / "people.csv"), "--data.labels", "left", "--out", str(file)]) == 0
-    assert ", 3 classes: no, yes, (other)\n" in file.read_text()
+    assert ", 2 classes: no, yes\n" in file.read_text()
     experiment = rd.preset(str(file)).experiment
     assert isinstance(experiment.method, LocalOnly) and experiment.data.labels == ("left",)
     assert len(datasets.load(experiment.data).splits["train"]) == 94

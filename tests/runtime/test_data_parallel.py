@@ -71,7 +71,7 @@ def test_one_process_takes_the_steps_of_the_plain_training(alone: None, training
 def test_a_diverged_loss_is_returned(alone: None) -> None:
     drawn = task(batch=5)
     fitted = train(replace(drawn, params={k: v * torch.nan for k, v in drawn.params.items()}))
-    assert isinstance(fitted, Diverged) and fitted.step == 4
+    assert isinstance(fitted, Diverged) and fitted.args[0] == 4
     assert str(fitted) == "the loss became nan at step 4: lower the learning rate"
 
 
