@@ -41,7 +41,8 @@ def test_of_two_drivers_one_runs_and_its_process_group_is_signalled_resumed_kill
         driver.until(lambda: finished(sweep) >= 1, "an outcome")
         os.killpg(driver.process.pid, signal.SIGTERM)
         output = driver.end(128 + signal.SIGTERM)
-    assert "--name survivor" in output and output.rstrip().splitlines()[-2].endswith("--resume")
+    (line,) = (line for line in output.splitlines() if line.startswith("interrupted; continue with: "))
+    assert "--name survivor" in line and line.endswith("--resume")
     assert "RUNNING" not in {status for _, status, _ in sweep.runs()}
     assert {folder.parent.name for folder in sweep.folder.glob("trials/*/config.json")} == sweep.outcomes().keys()
     assert 1 <= finished(sweep) < len(undisturbed) and (sweep.folder / "report" / "report.html").exists()
