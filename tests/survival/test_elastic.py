@@ -62,7 +62,8 @@ def test_a_second_sweep_on_the_cluster_gets_its_part(tmp_path, nodes):
             os.kill(pid, signal.SIGSTOP)
         with Command(second, "--max-concurrent=8", address=nodes.address) as b:
             shared = "running up to 1 trial concurrently, beside 1 other job(s) on the cluster\n"
-            b.until(lambda: shared in b.output(), "the second sweep to see the first")
+            first_in_line = "waiting for slots: 1 sweep before this one\n"
+            b.until(lambda: first_in_line in b.output(), "the second sweep to see the first")
             a.until(lambda: shared in a.output(), "the first sweep to see the second")
             os.kill(one, signal.SIGCONT)
             b.until(lambda: begun(second) == 1, "the second sweep to begin")
