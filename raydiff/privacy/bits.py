@@ -1,9 +1,9 @@
 """Audit of the floating-point attack: do the bytes of a release rule a record out?
 
-In a float32 release signal + noise the noise is a float32. Who knows two candidates for the record checks for each
-whether such a number exists (`explained`; Mironov, CCS 2012); no secret is needed. Where it does for at least one
-candidate of every release, a candidate for which it does not was not sent. A likelihood attack guesses the nearer
-signal.
+In a float32 release signal + noise the noise is a float32, or a float32 normal draw times the standard deviation. Who
+knows two candidates for the record checks for each whether such a draw exists (Mironov, CCS 2012); no secret is needed.
+A way to draw noise (`explanations`) is considered where it explains every release by at least one candidate; then a
+candidate that it does not explain was not sent. A likelihood attack guesses the nearer signal.
 
 Under mu-Gaussian DP the rate of right answers exceeds that of wrong ones by 2 Phi(mu / 2) - 1 at most, so an audit is
 flagged where the Clopper-Pearson limits of both rates are further apart.
@@ -47,22 +47,23 @@ class BitsAudit:
         return 1 - upper_limit(self.count - right, self.count, LEVEL) - upper_limit(wrong, self.count, LEVEL)
 
 
-def audit(send: Send, *, count: int, rng: torch.Generator) -> BitsAudit:
+def audit(send: Send, *, count: int, rng: torch.Generator, std: float | None = None) -> BitsAudit:
     """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own. With noise of
-    scale 0 `send` gives the candidates' signals. Little is ruled out where a signal is far below its noise."""
+    scale 0 `send` gives the candidates' signals. With `std`, the noise's standard deviation, noise that is a float32
+    draw times it is tried too; without it little is ruled out where a signal is far below its noise."""
     chosen = torch.rand(count, generator=rng) < 0.5
     secret = stream(rng)
     released = send(chosen, secret)
     silent = Weakened(secret.secret, secret.path, 0.0)
     other, sent = (send(which, silent) for which in (~chosen, chosen))
-    by_sent, by_other = (explained(released, signal).all(-1) for signal in (sent, other))
-    possible = (by_sent | by_other).all()
-    only_sent, only_other = possible & by_sent & ~by_other, possible & by_other & ~by_sent
+    explained = [torch.stack(list(explanations(released, signal, std))).all(-1) for signal in (sent, other)]
+    explained = [which[(explained[0] | explained[1]).all(1)] for which in explained]
+    only_sent, only_other = ((a & ~b).any(0) for a, b in (explained, explained[::-1]))
     distances = [(released.double() - signal.double()).square().sum(1) for signal in (sent, other)]
     return BitsAudit(
         count=count,
-        named=int(only_sent.sum()),
-        misnamed=int(only_other.sum()),
+        named=int((only_sent & ~only_other).sum()),
+        misnamed=int((only_other & ~only_sent).sum()),
         nearer=int((distances[0] < distances[1]).sum()),
     )
 
@@ -78,13 +79,33 @@ def of_uploads(upload: Callable[[bool, NoiseStream], Tensors], pairs: int) -> Se
     return send
 
 
-def explained(released: Tensor, signal: Tensor) -> Tensor:
-    """Return (n, d) bool: whether adding a float32 can turn the signal into the released number."""
-    near = (released.double() - signal.double()).float()
-    tried = [near]
+def explanations(released: Tensor, signal: Tensor, std: float | None = None) -> list[Tensor]:
+    """Return for each way to draw noise (n, d) bool: whether it can turn the signal into the released number. A float32
+    that is added; with `std` also a float32 draw times std in float32, added, and the same in float64, rounded at the
+    end."""
+    y, a = released.float(), signal.float()
+    exact = released.double() - signal.double()
+    added = torch.zeros_like(y, dtype=torch.bool)
+    scaled, rounded = added.clone(), added.clone()
+    for noise in _near(exact):
+        fits = a + noise == y
+        added |= fits
+        if std is not None:
+            draws = _near(noise.double() / std)
+            scaled |= fits & torch.stack([draw * std == noise for draw in draws]).any(0)
+    if std is None:
+        return [added]
+    for draw in _near(exact / std):
+        rounded |= (signal.double() + std * draw.double()).float() == y
+    return [added, scaled, rounded]
+
+
+def _near(exact: Tensor) -> list[Tensor]:
+    """The float32 numbers next to float64 ones, nearest first."""
+    near = [exact.float()]
     for direction in (-math.inf, math.inf):
-        at = near
+        at = near[0]
         for _ in range(NEIGHBOURS):
             at = torch.nextafter(at, torch.full_like(at, direction))
-            tried.append(at)
-    return torch.stack([signal.float() + noise == released.float() for noise in tried]).any(0)
+            near.append(at)
+    return near

@@ -60,7 +60,8 @@ class Guarantee:
         unit in full, drawn at random, has that delta and epsilon 0."""
         if self.delta * count < 1:
             return self
-        return replace(self, caution=f"delta is not below 1/n for n = {count:,} {units}")
+        # Without the count: under add-remove the number of records is private.
+        return replace(self, caution=f"delta is not below 1 / (number of {units})")
 
     def __str__(self) -> str:
         if self.epsilon == math.inf:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import float_noise
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from raydiff.seeding import NoiseStream, generator
 CLIP, D, MU = 6.8, 64, accountants.mu_for(1.0, 1e-5)
 SCALE = math.sqrt(1 / (1 + (2 * CLIP / MU) ** 2))
 STD = math.sqrt(1 - SCALE**2)
+FLOAT32_STD = float(np.float32(STD))
 
 
 def digits(count: int, seed: int) -> Tensor:
@@ -50,13 +52,14 @@ def in_float32(x: Tensor, noise: NoiseStream) -> Tensor:
 
 
 def test_float32_noise_names_the_record_at_epsilon_1() -> None:
-    audit = bits.audit(of_records(in_float32, 500), count=500, rng=generator(0))
+    audit = bits.audit(of_records(in_float32, 500), count=500, rng=generator(0), std=FLOAT32_STD)
     assert audit.named > 300 and audit.misnamed == 0 and audit.flags(MU)
 
 
-def test_a_million_numbers_on_the_grid_rule_nothing_out() -> None:
+@pytest.mark.parametrize("std", [None, FLOAT32_STD])
+def test_a_million_numbers_on_the_grid_rule_nothing_out(std: float | None) -> None:
     """And the nearer signal is the true one as often as epsilon 1 allows."""
-    audit = bits.audit(of_records(on_the_grid, 16_000), count=16_000, rng=generator(0))
+    audit = bits.audit(of_records(on_the_grid, 16_000), count=16_000, rng=generator(0), std=std)
     assert audit.named == audit.misnamed == 0 and not audit.flags(MU)
     assert 0.5 < audit.nearer / audit.count < 0.5 + math.erf(MU / math.sqrt(8)) / 2 + 0.02
 
@@ -129,8 +132,9 @@ def the_step(v: Tensor, _: int, noise: NoiseStream) -> Tensor:
 
 @pytest.mark.parametrize("mechanism", [the_sum, the_update, the_rows, the_published_mean, the_step])
 def test_no_release_on_the_grid_is_named(mechanism: Callable[[Tensor, int, NoiseStream], Tensor]) -> None:
-    audit = bits.audit(of_vectors(mechanism, 80), count=80, rng=generator(0))
-    assert audit.named == audit.misnamed == 0 and not audit.flags(MU)
+    for std in (None, float(np.float32(2 / MU))):
+        audit = bits.audit(of_vectors(mechanism, 80), count=80, rng=generator(0), std=std)
+        assert audit.named == audit.misnamed == 0 and not audit.flags(MU)
 
 
 def all_are_named(send: Callable[[Tensor, int, NoiseStream], Tensor]) -> bool:
