@@ -223,8 +223,10 @@ def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool
 
     study = Study(experiment=experiment.experiment if isinstance(experiment, Study) else experiment)
     asked = SweepRequest(samplers=track)
-    planned = _start("run", study, asked, name=name, resume=resume, report=SUMMARY, track=track)
+    planned, ended = _start("run", study, asked, name=name, resume=resume, report=SUMMARY, track=track)
     result = Run(planned.folder / "trials" / planned.trials[0].digest)
+    if ended.failed and not (result.folder / "outcome.json").exists():
+        raise ValueError(f"{planned.folder.name} did not begin: {ended.failed}")
     result.finished  # noqa: B018  # raises where it has not finished
     return result
 
@@ -261,7 +263,7 @@ def sweep(
         concurrent=concurrent,
         budget_s=budget_s,
     )
-    return Sweep(_start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track).folder)
+    return Sweep(_start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track)[1].folder)
 
 
 def preset(name: str) -> Study:
@@ -279,7 +281,7 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
     return Run(sweep_folder.trial_folder(str(path), root))
 
 
-def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any) -> Planned:
+def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any) -> tuple[Planned, launch.Ended]:
     """Plan and run trials as a command does: files of this user only, output that may fail, signals that end them in
     order. The signal is raised again at the end: a script ends too. Messages name the Python `call`."""
     name = name or sweep_folder.fresh_name(call)
@@ -297,4 +299,4 @@ def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **
         sweep_folder.CALL.reset(token)
     if ended.interrupted:
         signal.raise_signal(ended.interrupted)
-    return planned
+    return planned, ended

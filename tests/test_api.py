@@ -19,6 +19,7 @@ import raydiff as rd
 from raydiff.__main__ import COMMANDS, leave
 from raydiff.cli import sweep as cli_sweep
 from raydiff.report import after_sweep
+from raydiff.runtime import launch
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -115,6 +116,15 @@ def test_a_run_that_fails_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypa
     monkeypatch.setattr(rd.PFDM, "local_update", fails)
     with pytest.raises(ValueError, match=r"it was failed \(this trial is poisoned\)"):
         rd.run(local(tiny, tmp_path), track=False)
+
+
+def test_a_run_that_cannot_begin_says_why(
+    tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trial has no folder: Ray has started none of its processes, say."""
+    monkeypatch.setattr(launch, "start", lambda plan, **_: launch.Ended(plan.folder, 0, "its processes were lost"))
+    with pytest.raises(ValueError, match=r"^one did not begin: its processes were lost$"):
+        rd.run(local(tiny, tmp_path), name="one", track=False)
 
 
 def test_a_sweep_without_ray(tiny: rd.Experiment, tmp_path: Path) -> None:

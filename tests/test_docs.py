@@ -194,7 +194,7 @@ def test_all_python_runs(page: str, home: Path) -> None:
     """In a process of its own: that of the tests may have joined their Ray."""
     code = [*blocks(ROOT / page), "assert len(sweep.trials) == len(sweep.frontier()) > 2"]
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=home, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_experiment_files_on_pages_can_be_read() -> None:

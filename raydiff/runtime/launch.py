@@ -46,7 +46,7 @@ class Ended:
 
     folder: Path
     interrupted: int  # the number of the signal that ended it, or 0
-    failed: bool = False  # Whether a trial failed now, or had no node to run on: then the folder may not say so.
+    failed: str = ""  # why the last trial failed now, or had no node to run on: the folder may not say it
     incomplete: str = ""  # what MLflow lacks
 
     @property
@@ -60,7 +60,7 @@ class Ended:
         if self.interrupted:
             return 128 + self.interrupted
         badly = any(outcome["outcome"] in sweep_folder.UNFINISHED for _, outcome in outcomes(self.folder))
-        return int(self.failed or badly or bool(sweep_folder.open_ended(self.folder)) or bool(self.incomplete))
+        return int(bool(self.failed) or badly or bool(sweep_folder.open_ended(self.folder)) or bool(self.incomplete))
 
     def print_incomplete(self) -> None:
         """Say what MLflow lacks, and what adds it."""
@@ -224,4 +224,4 @@ def _run_on_ray(planned: Planned, begin: Callable[[], None], lost: Callable[[str
         progress = SweepProgress(planned)
         with head_watched(lost):
             interrupted = tuner.run(planned, slot, progress)
-        return Ended(planned.folder, interrupted, progress.failed > 0 or bool(progress.no_capacity))
+        return Ended(planned.folder, interrupted, progress.no_capacity or progress.why)

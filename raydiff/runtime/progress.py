@@ -37,6 +37,7 @@ class SweepProgress(tune.Callback):
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
         self.done = self.failed = 0
         self.interrupted = 0  # the number of the signal
+        self.why = ""  # the last trial failed
         self.no_capacity = ""  # why no node can hold a trial any more
         self.deadline = math.inf  # time.monotonic at which the time budget ends
         self.left_out = set[str]()  # ids of nodes that have lost a GPU
@@ -54,6 +55,7 @@ class SweepProgress(tune.Callback):
         """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
         if isinstance(suggestion, str):
             self.failed += 1
+            self.why = suggestion
             self._print(f"{self._count()} {suggestion}")
         else:
             self.total -= 1
@@ -173,6 +175,7 @@ class SweepProgress(tune.Callback):
         this = self.running.pop(trial.trial_id)
         self.ended.add(this.experiment.digest)
         self.failed += 1
+        self.why = reason
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
     def _done(self, experiment: Experiment, seconds: float | None = None) -> None:

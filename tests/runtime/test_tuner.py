@@ -117,7 +117,7 @@ def test_a_trial_that_cannot_begin_fails_with_its_reason(tmp_path, tiny, monkeyp
     monkeypatch.setattr(coordinator.trials, "begin", begin)
     reason = federation(tmp_path, tiny).step()["failed"]
     assert reason == f"the storage folder {tmp_path} cannot be written: Read-only file system"
-    assert (launch.Ended(tmp_path, False, failed=True).code, launch.Ended(tmp_path, False).code) == (1, 0)
+    assert (launch.Ended(tmp_path, False, failed="why").code, launch.Ended(tmp_path, False).code) == (1, 0)
 
 
 def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, monkeypatch, capsys):
