@@ -281,7 +281,9 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
     return Run(sweep_folder.trial_folder(str(path), root))
 
 
-def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any) -> tuple[Planned, launch.Ended]:
+def _start(
+    call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any
+) -> tuple[Planned, launch.Ended]:
     """Plan and run trials as a command does: files of this user only, output that may fail, signals that end them in
     order. The signal is raised again at the end: a script ends too. Messages name the Python `call`."""
     name = name or sweep_folder.fresh_name(call)

@@ -118,9 +118,7 @@ def test_a_run_that_fails_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypa
         rd.run(local(tiny, tmp_path), track=False)
 
 
-def test_a_run_that_cannot_begin_says_why(
-    tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_cannot_begin_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its trial has no folder: Ray has started none of its processes, say."""
     monkeypatch.setattr(launch, "start", lambda plan, **_: launch.Ended(plan.folder, 0, "its processes were lost"))
     with pytest.raises(ValueError, match=r"^one did not begin: its processes were lost$"):
