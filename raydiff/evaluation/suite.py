@@ -55,6 +55,8 @@ class Evaluation:
     """Samples of each class that they are trained on; none: those that the distances are measured of."""
     every: int = 0
     """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
+    samplers: bool = True
+    """Also measure the distances of the model's other samplers (`models.ddpm.MEASURED`)."""
     clusters: bool = False
     """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
     attack: bool = True
@@ -155,7 +157,8 @@ class Instruments:
             if self.config.distance == "none" and not self.config.downstream:
                 shown = deployed.sample(wanted[to_show], rng)
             else:
-                by_sampler = {name: sample(wanted, rng) for name, sample in deployed.samplers.items()}
+                chains = [*deployed.samplers.items()][: None if self.config.samplers else 1]
+                by_sampler = {name: sample(wanted, rng) for name, sample in chains}
                 labels, images = wanted, next(iter(by_sampler.values()))
                 shown = images[to_show]
         drawn = Drawn(

@@ -21,9 +21,11 @@ class Buildable(Hashable, Protocol):
 
 
 def fresh(model: Buildable, rng: torch.Generator) -> Params:
-    """Fresh parameters of the model's network."""
+    """Fresh parameters of the model's network. Raises ValueError where two of its layers share one."""
     with seeding.forked(rng):
         module = model.build()
+    if len([*module.named_parameters(remove_duplicate=False)]) > len([*module.parameters()]):
+        raise ValueError(f"layers of {type(module).__name__} share a weight: give each its own")
     return {k: v.detach().clone() for k, v in module.state_dict().items()}
 
 
@@ -36,5 +38,5 @@ def module_of(model: Buildable) -> nn.Module:
 
 def call(model: Buildable, params: Params, *inputs: Any) -> Tensor:
     """The output of the model's network with these parameters and buffers."""
-    out: Tensor = torch.func.functional_call(module_of(model), dict(params), inputs)
+    out: Tensor = torch.func.functional_call(module_of(model), dict(params), inputs, tie_weights=False)
     return out
