@@ -1,15 +1,14 @@
-"""What a private setting gains over local training, which sends nothing: seed by seed, at each target epsilon."""
+"""What a setting gains over local training, which sends nothing: seed by seed, at each target epsilon."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from pathlib import Path
 
 import pandas as pd
 from markupsafe import Markup
 
-from raydiff.formats import plots, rounding
+from raydiff.formats import rounding
 from raydiff.formats.intervals import interval, shown
 from raydiff.formats.tables import Table, number, span
 from raydiff.lookup import distinguishing_fields
@@ -27,11 +26,11 @@ NOTE = (
 
 
 def gains(sweep: SweepView) -> pd.DataFrame:
-    """A row for each cell, privacy definition and setting with a finite epsilon.
+    """A row for each cell, privacy definition and setting.
 
     `arm` is the method and what differs among its arms but the target epsilon; `target` the target epsilon (the
-    ledger's where none was swept), `epsilon` the ledger's largest; `base` the best setting of the cell that sends
-    nothing, without which the cell has no row. Raises ValueError without a measure.
+    ledger's where none was swept; 0: nothing sent, inf: no guarantee), `epsilon` the ledger's largest; `base` the best
+    setting of the cell that sends nothing, "" without one. Raises ValueError without a measure.
     """
     trials = compared(sweep)
     names = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
@@ -41,18 +40,17 @@ def gains(sweep: SweepView) -> pd.DataFrame:
     for cell, in_cell in trials.groupby("cell", sort=False):
         settings, epsilons = by_seed(in_cell), in_cell.groupby("setting")["epsilon"].max()
         silent = [name for name in settings if epsilons[name] == 0]
-        if not silent:
-            continue
-        base = min(silent, key=lambda name: settings[name].mean())
-        private = in_cell[in_cell["epsilon"].between(0, math.inf, inclusive="neither")]
-        for row, group in groups(private, ["definition", "setting"], sort=False):
+        base = min(silent, key=lambda name: settings[name].mean(), default="")
+        of_base = settings.get(base, pd.Series(dtype=float))
+        for row, group in groups(in_cell, ["definition", "setting"], sort=False):
             first, values = records(group)[0], settings[row["setting"]]
-            epsilon = group["epsilon"].max()
-            target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
+            target = epsilon = group["epsilon"].max()
+            if 0 < epsilon < math.inf:
+                target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
             row |= {"cell": cell, "arm": setting_name(first, needed[first["method"]]), "target": target}
             row |= {"epsilon": epsilon, "n": len(values), "mean": values.mean()}
-            row |= {"base": base, "base_mean": settings[base].mean()}
-            rows.append(row | interval((values - settings[base]).dropna(), "difference"))
+            row |= {"base": base, "base_mean": of_base.mean()}
+            rows.append(row | interval((values - of_base).dropna(), "difference"))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -68,31 +66,6 @@ def tables(sweep: SweepView, gain_rows: pd.DataFrame) -> Iterator[Table]:
         where = "" if of["cell"] == "all trials" else f"{of['cell']}; "
         note = f"n = {span(group['n'])} seeds, against {group['base'].iloc[0]}."
         yield Table(header, lines, title=f"{where}epsilon {of['definition']}", note=note)
-
-
-def draw(sweep: SweepView, gain_rows: pd.DataFrame, path: Path) -> None:
-    """A panel per cell, of the definition with the most arms: means over target epsilon, intervals of differences."""
-    definition = gain_rows.groupby("definition")["arm"].nunique().idxmax()
-    rows = gain_rows[gain_rows["definition"] == definition]
-    cells, arms = list(rows.groupby("cell", sort=False)), sorted(rows["arm"].unique())
-    figure, grid = plots.panels(1, len(cells), size=(4.2 * len(cells) + 2.4, 4.4), sharey=True)
-    for axes, (cell, group) in zip(grid[0], cells, strict=True):
-        base = float(group["base_mean"].iloc[0])
-        for arm, points in group.sort_values("target").groupby("arm"):
-            place = arms.index(arm)  # An arm looks the same in every panel.
-            colour, marker = (looks[place % len(looks)] for looks in (plots.COLOURS, plots.MARKERS))
-            ends = base + points["low"], base + points["high"]
-            look = {"color": colour, "marker": marker, "capsize": 2, "label": str(arm)}
-            plots.points(axes, points["target"], points["mean"], ends, **look)
-        axes.axhline(base, color="black", linestyle="--", label="local training, which sends nothing")
-        if rows["mean"].min() > 0:  # An unbiased distance can be below 0.
-            plots.logarithmic(axes)
-        axes.set(xscale="log", title=cell, xlabel=f"epsilon, {str(definition).partition(', delta')[0]}")
-        axes.set_xticks(ticks := sorted(group["target"].unique()), [f"{tick:g}" for tick in ticks])
-        axes.xaxis.minorticks_off()
-    grid[0][0].set(ylabel=short_column(str(sweep.measure)))
-    plots.legend(figure, grid[0])
-    plots.save(figure, path)
 
 
 def _cell(row: Row) -> str:

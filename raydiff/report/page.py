@@ -26,17 +26,17 @@ from raydiff.report.sweep_view import Section, SweepView, open_sweep
 SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registry(
     {
         "What came out": conclusion,
+        "Samples": samples,
+        "What released rows reveal": "raydiff.papers.report_sections:row_bounds",
         "What was run": what_was_run,
         "Frontier": frontier,
         "Seeds, intervals and ranks": seeds,
         "Quality": quality,
         "Attacks against their ceilings": attacks,
-        "What released rows reveal": "raydiff.papers.report_sections:row_bounds",
         "Ledgers": ledgers,
         "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
         "The paper's claims": "raydiff.papers.report_sections:claims",
         "Beside the papers": "raydiff.papers.report_sections:papers",
-        "Samples": samples,
         "Cost, failures and resumes": cost,
     }
 )
