@@ -1,28 +1,50 @@
-"""What a setting gains over local training, which sends nothing: seed by seed, at each target epsilon."""
+"""What each setting gains over local training, which sends nothing: seed by seed, at each target epsilon.
+
+Settings are compared within a cell: equal in every field that is not the method's (clients, partition, data).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pandas as pd
-from markupsafe import Markup
 
 from raydiff.formats import rounding
-from raydiff.formats.intervals import interval, shown
-from raydiff.formats.tables import Table, number, span
+from raydiff.formats.intervals import interval
+from raydiff.formats.tables import short
 from raydiff.lookup import distinguishing_fields
-from raydiff.report.frontier.rows import is_target_epsilon
-from raydiff.report.load import Row, groups, records
-from raydiff.report.sections.seeds import OWN_FIELDS, by_seed, compared
-from raydiff.report.sweep_view import SweepView, setting_name, short_column
+from raydiff.report.frontier.rows import cell_fields, is_target_epsilon
+from raydiff.report.guarantees import guarantees
+from raydiff.report.load import Row, column, groups, records
+from raydiff.report.sweep_view import SweepView, setting_name
 
-COLUMNS = ["cell", "definition", "setting", "arm", "target", "epsilon", "n", "mean", "base", "base_mean"]
-COLUMNS += ["difference", "low", "high"]
-NOTE = (
-    "In each cell the mean over seeds and its paired difference from local training with a 95 % Student interval: bold "
-    "where it excludes 0, negative where the private setting is better. No correction for the number of intervals."
-)
+ENDS = {0.0: "nothing sent", math.inf: "without a guarantee"}
+"""Epsilons that are no privacy level, and what they mean."""
+COLUMNS = ["cell", "definition", "setting", "arm", "target", "epsilon", "n", "mean", "base", "difference"]
+COLUMNS += ["low", "high"]
+
+
+def compared(sweep: SweepView) -> pd.DataFrame:
+    """The finished trials: cell, setting, measure, epsilon, privacy definition. Raises ValueError without a measure."""
+    if sweep.measure is None:
+        raise ValueError("there is nothing to compare: no finished trial has a measure of quality")
+    others = cell_fields(sweep.fields)
+    stated = guarantees(sweep.runs)
+    definition = stated["guarantee"].map(lambda guarantee: str(guarantee.definition or guarantee))
+    values = {"value": column(sweep.runs, sweep.measure), "epsilon": stated["epsilon"], "definition": definition}
+    trials = sweep.trials.assign(**values)
+    trials = trials[(trials["outcome"] == "finished") & trials["value"].notna()]
+    rows = records(sweep.trials.loc[trials.index])
+    cells = [", ".join(f"{n} {short(r[n])}" for n in others if r[n] is not None) or "all trials" for r in rows]
+    place = [sweep.order.index(name) for name in sweep.settings.loc[trials.index]]
+    names = [name for name in sweep.fields.values() if name not in others]
+    trials = trials.assign(cell=cells, setting=[setting_name(r, names) for r in rows], place=place)
+    return trials.sort_values(["place", "seed"], kind="stable")
+
+
+def by_seed(trials: pd.DataFrame) -> dict[str, pd.Series]:
+    """Setting -> the mean value of each seed, of the rows of `compared` in one cell."""
+    return {str(name): group.groupby("seed")["value"].mean() for name, group in trials.groupby("setting")}
 
 
 def gains(sweep: SweepView) -> pd.DataFrame:
@@ -30,44 +52,28 @@ def gains(sweep: SweepView) -> pd.DataFrame:
 
     `arm` is the method and what differs among its arms but the target epsilon; `target` the target epsilon (the
     ledger's where none was swept; 0: nothing sent, inf: no guarantee), `epsilon` the ledger's largest; `base` the best
-    setting of the cell that sends nothing, "" without one. Raises ValueError without a measure.
+    arm of the cell that sends nothing or, without one, the best setting. Raises ValueError without a measure.
     """
     trials = compared(sweep)
-    names = [name for path, name in sweep.fields.items() if path.startswith(OWN_FIELDS)]
-    targets, others = ([n for n in names if is_target_epsilon(n) == wanted] for wanted in (True, False))
+    fields = [name for name in sweep.fields.values() if name not in cell_fields(sweep.fields)]
+    targets, others = ([n for n in fields if is_target_epsilon(n) == wanted] for wanted in (True, False))
     needed = {method: distinguishing_fields(records(group), others) for method, group in trials.groupby("method")}
     rows: list[Row] = []
     for cell, in_cell in trials.groupby("cell", sort=False):
         settings, epsilons = by_seed(in_cell), in_cell.groupby("setting")["epsilon"].max()
         silent = [name for name in settings if epsilons[name] == 0]
-        base = min(silent, key=lambda name: settings[name].mean(), default="")
-        of_base = settings.get(base, pd.Series(dtype=float))
+        base = min(silent or settings, key=lambda name: settings[name].mean())
+        of_base = records(in_cell[in_cell["setting"] == base])[0]
+        base_name = setting_name(of_base, needed[of_base["method"]]) if silent else base
         for row, group in groups(in_cell, ["definition", "setting"], sort=False):
             first, values = records(group)[0], settings[row["setting"]]
             target = epsilon = group["epsilon"].max()
-            if 0 < epsilon < math.inf:
+            if epsilon in ENDS:
+                row["definition"] = ENDS[epsilon]
+            else:
                 target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
             row |= {"cell": cell, "arm": setting_name(first, needed[first["method"]]), "target": target}
-            row |= {"epsilon": epsilon, "n": len(values), "mean": values.mean()}
-            row |= {"base": base, "base_mean": of_base.mean()}
-            rows.append(row | interval((values - of_base).dropna(), "difference"))
+            row |= {"epsilon": epsilon, "n": len(values), "mean": values.mean(), "base": base_name}
+            differences = (values - settings[base]).dropna() if row["setting"] != base else values[:0]
+            rows.append(row | interval(differences, "difference"))
     return pd.DataFrame(rows, columns=COLUMNS)
-
-
-def tables(sweep: SweepView, gain_rows: pd.DataFrame) -> Iterator[Table]:
-    """Of each cell and definition with several seeds: a row for each arm, a column for each target epsilon."""
-    for of, group in groups(gain_rows[gain_rows["n"] > 1], ["cell", "definition"], sort=False):
-        targets = sorted(group["target"].dropna().unique())
-        lines = []
-        for arm, rows in group.groupby("arm", sort=False):
-            cells = {row["target"]: _cell(row) for row in records(rows)}
-            lines.append([str(arm), *(cells.get(target, "") for target in targets)])
-        header = [f"{short_column(str(sweep.measure))} at epsilon", *(f"{target:g}" for target in targets)]
-        where = "" if of["cell"] == "all trials" else f"{of['cell']}; "
-        note = f"n = {span(group['n'])} seeds, against {group['base'].iloc[0]}."
-        yield Table(header, lines, title=f"{where}epsilon {of['definition']}", note=note)
-
-
-def _cell(row: Row) -> str:
-    gain = shown(row["difference"], row["low"], row["high"], "+.2f", bold=True)
-    return Markup("{}, {}").format(number(row["mean"], 3), gain)

@@ -47,7 +47,7 @@ def _side(cells: Sequence[str]) -> str:
 
 _PAGES = Environment(loader=PackageLoader("raydiff.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _PAGES.filters |= {
-    "code": lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))),
+    "code": lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))),
     "sides": _sides,
     "anchor": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
     "base64": lambda data: base64.b64encode(data).decode(),

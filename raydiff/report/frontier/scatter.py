@@ -20,7 +20,7 @@ from raydiff.report.load import groups, records
 
 WIDTH = 34  # characters of a line in the legend
 FAR = 8.0  # greatest over least distance from which the axis is logarithmic
-COLUMNS, MOST = 3, 12  # panels side by side, and in all
+COLUMNS, MOST = 3, 24  # panels side by side, and in all
 STOPPED, FLOOR = "hollow: stopped early\n(validation split)", "noise floor: real half\nagainst real half"
 INTERVALS = "bars and bands: 95 % Student intervals of the mean over seeds"
 Part = tuple[str, str, pd.DataFrame]  # a panel's title, measure and rows
@@ -38,19 +38,19 @@ def draw(table: pd.DataFrame, path: Path, *, cell: Sequence[str] = ()) -> bool:
     ranked = ranked_by(rows)
     if ranked is None or not _finite(rows["epsilon"]).any():
         return False
-    parts = list(_parts(rows := _styled(rows, cell), ranked, cell))
-    count, columns = min(MOST, len(parts)), min(COLUMNS, len(parts))
-    lines = -(-count // columns)
+    parts = list(_parts(rows := _styled(rows, cell), ranked, cell))[:MOST]
+    columns = min(COLUMNS, len(parts))
+    lines = -(-len(parts) // columns)
     height = max((4.4 if lines == 1 else 3.4) * lines, 1.2 + 0.25 * rows["label"].nunique())
     figure, grid = panels(lines, columns, size=(4.6 * columns + 2.6, height), dpi=200, sharey=len(parts[0][0]) > 0)
     for axes, part in zip(grid.flat, parts, strict=False):
         _draw_panel(axes, *part, pareto=part[1] == ranked)
         _draw_axis(axes, rows.loc[~rows["level"], "epsilon"])
-    for axes in grid.flat[count:]:
+    for axes in grid.flat[len(parts) :]:
         axes.set_axis_off()
     notes = [f"ε {described(rows, d)}; against {d.against}" for d in definitions(rows)]
     notes += [INTERVALS] if rows["n"].max() > 1 else []
-    notes += [f"the first {count} of {len(parts)} combinations of {', '.join(cell)}"] if len(parts) > count else []
+    notes += [f"the first {MOST} combinations of {', '.join(cell)}"] if len(parts) == MOST else []
     below = "\n".join(textwrap.fill(note.replace("delta ", "δ = "), 75 * columns) for note in notes)
     figure.supxlabel(below, fontsize=9)
     legend(figure, grid.flat, first=list(dict.fromkeys(rows["label"])))

@@ -3,52 +3,36 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
-
 from raydiff.formats import rounding
-from raydiff.formats.intervals import decided, shown, student
-from raydiff.formats.tables import number, span
+from raydiff.formats.intervals import shown, student
+from raydiff.formats.tables import number
 from raydiff.report.frontier.rows import cell_fields, measure_in_words
 from raydiff.report.frontier.scatter import draw
-from raydiff.report.gain_over_local import gains
-from raydiff.report.guarantees import PrivacyDefinition, guarantees
+from raydiff.report.gain_over_local import ENDS, by_seed, compared, gains
+from raydiff.report.guarantees import guarantees
 from raydiff.report.html import html
 from raydiff.report.load import Row, groups
 from raydiff.report.sections import attacks
-from raydiff.report.sections.seeds import by_seed, compared
 from raydiff.report.sweep_view import Section, SweepView
 
 MEANS = 30  # settings whose mean is a run in MLflow
 OPEN = 8  # lines that are shown unfolded
-ENDS = {0.0: "nothing sent", math.inf: "without a guarantee"}
-VERDICTS: dict[str, Callable[[float, float], bool]] = {
-    "better than": lambda low, high: high < 0,
-    "not distinguishable from": lambda low, high: not decided(low, high),
-    "worse than": lambda low, high: low > 0,
-}
-"""What is said of a setting beside local training -> whether the interval (low, high) of the difference says so."""
-TARGETS: dict[str, tuple[tuple[str, ...], Callable[[float], bool]]] = {
-    "what settings with a guarantee send or make of it": (attacks.WITH_CEILING, lambda epsilon: 0 < epsilon < math.inf),
-    "what the others send or make of it": (attacks.WITH_CEILING, lambda epsilon: epsilon == math.inf),
-    "clients' own models, which are not sent and which no epsilon covers": (("client",), lambda epsilon: True),
-}
-"""What was attacked -> its targets and the epsilons of its trials."""
+NO_PLOT = "There is no plot: no setting has a finite epsilon and a measure of quality."
 
 
 def conclusion(sweep: SweepView, out: Path) -> Section:
     """The conclusion in sentences, the best setting at each epsilon, and the frontier's plot."""
     paragraphs, lines = summary(sweep)
     blocks = [*map(html.paragraph, paragraphs), html.bullets(lines[:OPEN])]
-    if lines[OPEN:]:
-        blocks.append(html.folded(f"{len(lines) - OPEN} more", [html.bullets(lines[OPEN:])]))
-    if draw(sweep.frontier, path := out / "frontier.png", cell=cell_fields(sweep.fields)):
-        measure = measure_in_words(str(sweep.measure))
-        picture = html.picture(path.read_bytes(), alt=f"{measure} over epsilon; the numbers are in the frontier")
-        return Section([html.beside(blocks, [picture])])
-    return Section([*blocks, html.paragraph("There is no plot: no setting has a finite epsilon and a measure.")])
+    if rest := lines[OPEN:]:
+        blocks.append(html.folded(f"{len(rest)} more", [html.bullets(rest)]))
+    if not draw(sweep.frontier, path := out / "frontier.png", cell=cell_fields(sweep.fields)):
+        return Section([*blocks, html.paragraph(NO_PLOT)])
+    words = f"{measure_in_words(str(sweep.measure))} over epsilon; the numbers are in the frontier"
+    return Section([html.beside(blocks, [html.picture(path.read_bytes(), alt=words)])])
 
 
 def summary(sweep: SweepView) -> tuple[list[str], list[str]]:
@@ -56,83 +40,64 @@ def summary(sweep: SweepView) -> tuple[list[str], list[str]]:
     seeds = sweep.trials["seed"].nunique()
     first = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
     first += (
-        f", with {seeds} seeds." if seeds > 1 else "; one seed: no difference below is shown to be more than chance."
+        f", with {seeds} seeds." if seeds > 1 else "; one seed: no difference here is shown to be more than chance."
     )
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
-    best = list(_best(sweep))
-    several = {"cell": len({row["cell"] for row in best}) > 1}
-    several["definition"] = len({row["definition"] for row in best if row["target"] not in ENDS}) > 1
-    quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better, {_verdict(best, several)}"
-    return [*filter(None, (quality, _guaranteed(sweep), _attacked(sweep)))], [_line(row, several) for row in best]
+    best = list(best_settings(sweep))
+    quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better, {_verdict(best)}."
+    return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
 
 
-def _best(sweep: SweepView) -> Iterator[Row]:
-    """Of each cell, privacy definition and target epsilon the row of `gains` with the least mean, with `ties`: the arms
-    from which its paired difference is not clear."""
+def best_settings(sweep: SweepView) -> Iterator[Row]:
+    """Of each cell, privacy definition and target epsilon the row of `gains` with the least mean, with `where` and, for
+    several seeds, `verdict`: how it compares with the cell's base; and `line`, all in words."""
     rows = gains(sweep)
-    rows["definition"] = rows["epsilon"].map(ENDS).fillna(rows["definition"])
     seeds = {cell: by_seed(group) for cell, group in compared(sweep).groupby("cell", sort=False)}
-    for cell, in_cell in rows.groupby("cell", sort=False):
-        for _, group in groups(in_cell.sort_values("target"), ["definition", "target"], sort=False):
-            best, *others = group.sort_values("mean").to_dict("records")
-            values = {row["arm"]: seeds[cell][row["setting"]] - seeds[cell][best["setting"]] for row in others}
-            ties = [arm for arm, of in values.items() if not decided(*student(of.dropna())[1:])]
-            yield {**best, "ties": ties}
+    several = rows[~rows["target"].isin([*ENDS])]["definition"].nunique() > 1
+    for of, group in groups(rows.sort_values("target", kind="stable"), ["cell", "definition", "target"], sort=False):
+        best, *others = group.sort_values("mean").to_dict("records")
+        where = ENDS.get(of["target"], f"at epsilon {of['target']:g}" + f" {of['definition']}" * several)
+        where += "" if of["cell"] == "all trials" else f" ({of['cell']})"
+        line, verdict, values = f"{where}: {best['arm']}, {number(best['mean'])}", "", seeds[of["cell"]]
+        if not math.isnan(best["low"]):
+            clear = "better than" if best["high"] < 0 else "worse than" if best["low"] > 0 else ""
+            verdict = clear or "not distinguishable from"
+            gain = shown(best["difference"], best["low"], best["high"], "+.3f")
+            line += f", {verdict} {best['base']} ({gain})"
+        apart = {row["arm"]: student((values[row["setting"]] - values[best["setting"]]).dropna())[1:] for row in others}
+        ties = [arm for arm, (low, high) in apart.items() if low <= 0 <= high]
+        line += f"; not distinguishable from {', '.join(ties)}" if ties else ""
+        yield {**best, "where": where, "verdict": verdict, "line": line}
 
 
-def _verdict(best: list[Row], several: dict[str, bool]) -> str:
-    """How the best private settings compare with local training: where each of VERDICTS holds."""
+def _verdict(best: list[Row]) -> str:
+    """How the best private settings compare with local training."""
+    silent = {(row["cell"], row["base"]) for row in best if row["target"] == 0}
     private = [row for row in best if row["target"] not in ENDS]
-    judged = [row for row in private if not math.isnan(row["low"])]
-    if not private:
-        return "no setting has a guarantee."
-    if not judged:
-        return "the best private settings stand below."
+    judged = [row for row in private if row["verdict"] and (row["cell"], row["base"]) in silent]
     parts = []
-    for words, holds in VERDICTS.items():
-        where = [_where(row, several) for row in judged if holds(row["low"], row["high"])]
+    for verdict in dict.fromkeys(row["verdict"] for row in judged):
+        where = [row["where"] for row in judged if row["verdict"] == verdict]
         places = f"in {len(where)} of {len(judged)} cases" if len(where) > 3 else " and ".join(where)
-        parts += [f"{words} training alone {places}"] if where else []
-    return f"the best private setting is {', '.join(parts)}."
-
-
-def _where(row: Row, several: dict[str, bool]) -> str:
-    """`at epsilon 10`, with the cell and the privacy definition where there are several."""
-    where = ENDS.get(row["target"], f"at epsilon {row['target']:g}")
-    where += f" {row['definition']}" if several["definition"] and row["target"] not in ENDS else ""
-    return f"{where} ({row['cell']})" if several["cell"] else where
-
-
-def _line(row: Row, several: dict[str, bool]) -> str:
-    """The best setting of a cell, definition and target epsilon, beside local training and those that are as good."""
-    text = f"{_where(row, several)}: {row['arm']}, {number(row['mean'])}"
-    if row["target"] > 0 and not math.isnan(row["low"]):
-        verdict = next(words for words, holds in VERDICTS.items() if holds(row["low"], row["high"]))
-        text += f", {verdict} {row['base']} ({shown(row['difference'], row['low'], row['high'], '+.3f')})"
-    return f"{text}; not distinguishable from {', '.join(row['ties'])}" if row["ties"] and row["n"] > 1 else text
+        parts.append(f"{verdict} training alone {places}")
+    if not parts:
+        return "the best private settings stand below" if private else "no setting has a guarantee"
+    return f"the best private setting is {', '.join(parts)}"
 
 
 def _guaranteed(sweep: SweepView) -> str:
     """Which methods carry a guarantee, against whom; which send nothing, and which have none."""
-    done = sweep.finished
-    stated = guarantees(done).assign(method=done["method"])
-    silent = stated["guarantee"].map(lambda guarantee: guarantee.nothing_sent)
-    protected: dict[PrivacyDefinition, pd.DataFrame] = {}
-    for definition, group in stated.groupby(stated["guarantee"].map(lambda guarantee: guarantee.definition)):
-        protected[definition] = group
-    parts = [
-        f"With a guarantee: {_methods(group)}, epsilon {span(group['epsilon'], rounding.up)} ({definition}; against "
-        f"{definition.against}). It bounds what is sent: samples of a client's own model carry none."
-        for definition, group in protected.items()
-    ]
-    parts += [f"Nothing sent: {_methods(stated[silent])}; samples carry no guarantee."] if silent.any() else []
-    bare = stated[stated["epsilon"] == math.inf]
-    return " ".join([*parts, *([f"Without a guarantee: {_methods(bare)}."] if len(bare) else [])])
-
-
-def _methods(trials: pd.DataFrame) -> str:
-    return ", ".join(f"{method} ({n} trials)" for method, n in trials["method"].value_counts(sort=False).items())
+    stated = guarantees(sweep.finished).assign(method=sweep.finished["method"])
+    kinds = stated.apply(lambda row: row["guarantee"].definition or ENDS.get(row["epsilon"], "not recorded"), axis=1)
+    parts = []
+    for kind, group in stated.groupby(kinds, sort=False):
+        methods = ", ".join(f"{m} ({n} trials)" for m, n in group["method"].value_counts(sort=False).items())
+        if isinstance(kind, str):
+            parts.append(f"{kind.capitalize()}: {methods}.")
+        else:
+            parts.insert(0, f"With a guarantee: {methods}, {kind}; against {kind.against}.")
+    return " ".join([*parts, "A guarantee covers what is sent: samples of a client's own model carry none."])
 
 
 def _attacked(sweep: SweepView) -> str:
@@ -140,20 +105,22 @@ def _attacked(sweep: SweepView) -> str:
     table = attacks.readings(sweep)
     if table.empty:
         return ""
-    table = table[table["attack"] == "best"].merge(
-        guarantees(sweep.runs).assign(digest=sweep.runs["digest"]), on="digest"
-    )
+    epsilons = guarantees(sweep.runs)["epsilon"].set_axis(sweep.runs["digest"])
+    shared, epsilon = table["target"].isin(attacks.WITH_CEILING), table["digest"].map(epsilons)
+    attacked = {
+        "what settings with a guarantee send or make of it": shared & (epsilon < math.inf),
+        "what the others send or make of it": shared & (epsilon == math.inf),
+        "clients' own models, which are not sent and which no epsilon covers": table["target"] == "client",
+    }
     parts = []
-    for words, (targets, holds) in TARGETS.items():
-        rows = table[table["target"].isin(targets) & table["epsilon"].map(holds)]
-        each = [group for _, group in groups(rows, ["setting", "target"])]
-        if not each:
+    for words, rows in ((words, table[which & (table["attack"] == "best")]) for words, which in attacked.items()):
+        if rows.empty:
             continue
-        worst = max(each, key=lambda group: group["auc"].mean())
+        worst = max((g for _, g in groups(rows, ["setting", "target"])), key=lambda group: group["auc"].mean())
         mean, low, high = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
         most = worst["auc_ceiling"].max()
-        ceiling = f" (ceiling {rounding.up(most)})" if most < 0.995 else ""
-        parts.append(f"{shown(mean, low, high, '.2f')} on {words}{ceiling}")
+        parts.append(f"{shown(mean, low, high, '.2f')} on {words}")
+        parts[-1] += f" (ceiling {rounding.up(most)})" if most < 0.995 else ""
     return f"Membership attacks reached an AUC (0.5: guessing) of {', '.join(parts)}." if parts else ""
 
 
