@@ -92,7 +92,9 @@ def _guaranteed(sweep: SweepView) -> str:
     kinds = stated.apply(lambda row: row["guarantee"].definition or ENDS.get(row["epsilon"], "not recorded"), axis=1)
     parts = []
     for kind, group in stated.groupby(kinds, sort=False):
-        methods = ", ".join(f"{m} ({n} trials)" for m, n in group["method"].value_counts(sort=False).items())
+        methods = ", ".join(
+            f"{m} ({n} trial{'s' * (n > 1)})" for m, n in group["method"].value_counts(sort=False).items()
+        )
         if isinstance(kind, str):
             parts.append(f"{kind.capitalize()}: {methods}.")
         else:
