@@ -63,8 +63,7 @@ def gains(sweep: SweepView) -> pd.DataFrame:
         settings, epsilons = by_seed(in_cell), in_cell.groupby("setting")["epsilon"].max()
         silent = [name for name in settings if epsilons[name] == 0]
         base = min(silent or settings, key=lambda name: settings[name].mean())
-        of_base = records(in_cell[in_cell["setting"] == base])[0]
-        base_name = setting_name(of_base, needed[of_base["method"]]) if silent else base
+        arms = {row["setting"]: setting_name(row, needed[row["method"]]) for row in records(in_cell)}
         for row, group in groups(in_cell, ["definition", "setting"], sort=False):
             first, values = records(group)[0], settings[row["setting"]]
             target = epsilon = group["epsilon"].max()
@@ -72,8 +71,8 @@ def gains(sweep: SweepView) -> pd.DataFrame:
                 row["definition"] = ENDS[epsilon]
             else:
                 target = next((first[n] for n in targets if first[n] is not None), float(rounding.up(epsilon)))
-            row |= {"cell": cell, "arm": setting_name(first, needed[first["method"]]), "target": target}
-            row |= {"epsilon": epsilon, "n": len(values), "mean": values.mean(), "base": base_name}
+            row |= {"cell": cell, "arm": arms[row["setting"]], "target": target, "epsilon": epsilon}
+            row |= {"n": len(values), "mean": values.mean(), "base": arms[base] if silent else base}
             differences = (values - settings[base]).dropna() if row["setting"] != base else values[:0]
             rows.append(row | interval(differences, "difference"))
     return pd.DataFrame(rows, columns=COLUMNS)

@@ -22,7 +22,7 @@ NUMBER = re.compile(r"[-+<>≥]?[\d.]+(e[-+]\d+)?( ?[%skMGTB]+)?|inf|-|")
 
 
 def sheet(table: Table, name: str, *, most: float = math.inf, marked: Sequence[int] = ()) -> Iterator[str]:
-    """A table as blocks: its title, its columns that are not empty (folded beyond `most` rows), its note."""
+    """A table as blocks: title, columns that are not empty (folded beyond `most` rows), note."""
     if table.title:
         yield html.heading(table.title)
     kept, count = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)], len(table.rows)

@@ -2,10 +2,9 @@
 
     raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv and .md
 
-A cell is a minority's size, an epsilon and a sampler. The arms of a cell share seeds and partitions, so differences are
-taken seed by seed: mean and 95 % Student interval, without a correction for the number of cells. Negative: the first
-arm's distance is smaller. A prediction of the oracle (`raydiff theory --out`) agrees where its sign is that of a
-difference whose interval excludes 0.
+A cell is a minority's size, an epsilon and a sampler; differences are taken seed by seed: mean and 95 % Student
+interval, without a correction for the number of cells. Negative: the first arm's distance is smaller. A prediction of
+the oracle (`raydiff theory --out`) agrees where its sign is that of a difference whose interval excludes 0.
 """
 
 from __future__ import annotations

@@ -23,16 +23,13 @@ FAR = 8.0  # greatest over least distance from which the axis is logarithmic
 COLUMNS, MOST = 3, 24  # panels side by side, and in all
 STOPPED, FLOOR = "hollow: stopped early\n(validation split)", "noise floor: real half\nagainst real half"
 INTERVALS = "bars and bands: 95 % Student intervals of the mean over seeds"
-Part = tuple[str, str, pd.DataFrame]  # a panel's title, measure and rows
 
 
 def draw(table: pd.DataFrame, path: Path, *, cell: Sequence[str] = ()) -> bool:
-    """Write the frontier as a PNG, a panel for each combination of the columns `cell`; with one combination, a panel
-    for the minority classes and one for all.
+    """Write a PNG with a panel for each combination of the columns `cell`; for one, minority classes and all classes.
 
-    A colour is a method under one privacy definition, a marker and a line what else was swept. Settings that send
-    nothing, and methods that have no guarantee at any epsilon, are horizontal lines. Returns False where no setting
-    has both a finite epsilon and a measure.
+    A colour is a method under one privacy definition, a marker and a line what else was swept; settings that send
+    nothing or have no guarantee at any epsilon are lines. False where no setting has a finite epsilon and a measure.
     """
     rows = table[table["outcome"].isin(DONE) & table["epsilon"].notna()]
     ranked = ranked_by(rows)
@@ -63,8 +60,8 @@ def _finite(epsilons: pd.Series) -> pd.Series:
     return epsilons.between(0, math.inf, inclusive="neither")
 
 
-def _parts(rows: pd.DataFrame, ranked: str, cell: Sequence[str]) -> Iterator[Part]:
-    """The panels; of the combinations of `cell`, those with a finite epsilon."""
+def _parts(rows: pd.DataFrame, ranked: str, cell: Sequence[str]) -> Iterator[tuple[str, str, pd.DataFrame]]:
+    """The panels' titles, measures and rows; of the combinations of `cell`, those with a finite epsilon."""
     if not cell or len(rows[[*cell]].drop_duplicates()) == 1:
         for name in dict.fromkeys([ranked, ranked.replace("/minor", "/all")]):
             yield "", name, rows

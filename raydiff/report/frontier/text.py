@@ -30,9 +30,7 @@ RELEASED = (
     "epsilon bounds what clients send. Published samples of the server's model have the epsilon against outsiders, "
     "those of a client's own model have no guarantee; the card of `raydiff generate` states it"
 )
-NOTHING_SENT = (
-    "epsilon 0: nothing sent. Samples of these models carry no guarantee, so that the row has no star and no ceiling"
-)
+NOTHING_SENT = "epsilon 0: nothing sent; samples of these models carry no guarantee: no star and no ceiling"
 NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
 LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 

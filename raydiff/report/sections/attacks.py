@@ -29,8 +29,7 @@ KEYS = ["setting", "seed", "target", "attack"]
 OPEN = 40  # rows that are shown unfolded
 NOTE = (
     "In square brackets the 95 % interval. The ceiling is the membership AUC that no attack on the uploads can exceed; "
-    "it holds for global, pool and uploads. True positive rates have ceilings too, for which rows are marked as well; "
-    "under central trust those of global and pool are of what is published. n too small: too few records."
+    "under central trust, on what is published. True positive rates have ceilings too, and mark rows as well."
 )
 
 

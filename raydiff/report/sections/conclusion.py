@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
+
 from raydiff.formats import rounding
 from raydiff.formats.intervals import shown, student
 from raydiff.formats.tables import number
@@ -20,7 +22,6 @@ from raydiff.report.sweep_view import Section, SweepView
 
 MEANS = 30  # settings whose mean is a run in MLflow
 OPEN = 8  # lines that are shown unfolded
-NO_PLOT = "There is no plot: no setting has a finite epsilon and a measure of quality."
 
 
 def conclusion(sweep: SweepView, out: Path) -> Section:
@@ -30,7 +31,7 @@ def conclusion(sweep: SweepView, out: Path) -> Section:
     if rest := lines[OPEN:]:
         blocks.append(html.folded(f"{len(rest)} more", [html.bullets(rest)]))
     if not draw(sweep.frontier, path := out / "frontier.png", cell=cell_fields(sweep.fields)):
-        return Section([*blocks, html.paragraph(NO_PLOT)])
+        return Section([*blocks, html.paragraph("There is no plot: no setting has a finite epsilon and a measure.")])
     words = f"{measure_in_words(str(sweep.measure))} over epsilon; the numbers are in the frontier"
     return Section([html.beside(blocks, [html.picture(path.read_bytes(), alt=words)])])
 
@@ -39,13 +40,11 @@ def summary(sweep: SweepView) -> tuple[list[str], list[str]]:
     """(sentences, a line for each cell, privacy definition and target epsilon)."""
     seeds = sweep.trials["seed"].nunique()
     first = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
-    first += (
-        f", with {seeds} seeds." if seeds > 1 else "; one seed: no difference here is shown to be more than chance."
-    )
+    first += f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
     best = list(best_settings(sweep))
-    quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better, {_verdict(best)}."
+    quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better, {_verdict(best)}"
     return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
 
 
@@ -82,8 +81,9 @@ def _verdict(best: list[Row]) -> str:
         places = f"in {len(where)} of {len(judged)} cases" if len(where) > 3 else " and ".join(where)
         parts.append(f"{verdict} training alone {places}")
     if not parts:
-        return "the best private settings stand below" if private else "no setting has a guarantee"
-    return f"the best private setting is {', '.join(parts)}"
+        return "the best private settings stand below." if private else "no setting has a guarantee."
+    chosen = "(paired 95 % intervals; the best is chosen on the same numbers)"
+    return f"the best private setting is {', '.join(parts)} {chosen}."
 
 
 def _guaranteed(sweep: SweepView) -> str:
@@ -92,9 +92,8 @@ def _guaranteed(sweep: SweepView) -> str:
     kinds = stated.apply(lambda row: row["guarantee"].definition or ENDS.get(row["epsilon"], "not recorded"), axis=1)
     parts = []
     for kind, group in stated.groupby(kinds, sort=False):
-        methods = ", ".join(
-            f"{m} ({n} trial{'s' * (n > 1)})" for m, n in group["method"].value_counts(sort=False).items()
-        )
+        counts = group["method"].value_counts(sort=False).items()
+        methods = ", ".join(f"{method} ({n} trial{'s' * (n > 1)})" for method, n in counts)
         if isinstance(kind, str):
             parts.append(f"{kind.capitalize()}: {methods}.")
         else:
@@ -119,10 +118,10 @@ def _attacked(sweep: SweepView) -> str:
         if rows.empty:
             continue
         worst = max((g for _, g in groups(rows, ["setting", "target"])), key=lambda group: group["auc"].mean())
-        mean, low, high = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
-        most = worst["auc_ceiling"].max()
-        parts.append(f"{shown(mean, low, high, '.2f')} on {words}")
-        parts[-1] += f" (ceiling {rounding.up(most)})" if most < 0.995 else ""
+        ends = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
+        mean, low, high = pd.Series(list(ends), dtype=float).clip(0, 1)
+        ceiling = f" (ceiling {rounding.up(most)})" if (most := worst["auc_ceiling"].max()) < 0.995 else ""
+        parts.append(f"{shown(mean, low, high, '.2f')} on {words}{ceiling}")
     return f"Membership attacks reached an AUC (0.5: guessing) of {', '.join(parts)}." if parts else ""
 
 

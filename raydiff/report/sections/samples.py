@@ -14,6 +14,8 @@ from raydiff.report.html import html
 from raydiff.report.sections.conclusion import best_settings
 from raydiff.report.sweep_view import Section, SweepView
 
+GRIDS = {"samples": "", "newcomers": ", clients that joined later"}
+"""Name of a trial's sample grid -> whose samples it has."""
 LARGE, FOLDED = 8, 216  # sample grids that are shown large, and folded
 SIDES = (768, 288)  # pixels, the longest side of a large grid and of a thumbnail
 NOTE = (
@@ -24,15 +26,17 @@ NOTE = (
 
 def samples(sweep: SweepView, out: Path) -> Section:
     """Large grids of the best settings; the grids of the other trials small and folded."""
+    trials = zip(sweep.runs["digest"], sweep.settings, sweep.trials["seed"], strict=True)
     grids = {
-        str(digest): (path, setting if pd.isna(seed) else f"{setting}, seed {short(seed)}", sweep.order.index(setting))
-        for digest, setting, seed in zip(sweep.runs["digest"], sweep.settings, sweep.trials["seed"], strict=True)
-        if (path := sweep.trial(str(digest)) / "artifacts" / "samples.png").exists()
+        (digest, name): (path, setting + ("" if pd.isna(seed) else f", seed {short(seed)}") + whose)
+        for digest, setting, seed in sorted(trials, key=lambda trial: (sweep.order.index(trial[1]), str(trial[2])))
+        for name, whose in GRIDS.items()
+        if (path := sweep.trial(str(digest)) / "artifacts" / f"{name}.png").exists()
     }
-    order = sorted(grids, key=lambda digest: (grids[digest][2], grids[digest][1]))
-    first = [digest for digest in _best_trials(sweep) if digest in grids][:LARGE] or order[:LARGE]
-    parts = (first, SIDES[0]), ([digest for digest in order if digest not in first][:FOLDED], SIDES[1])
-    large, small = ([_picture(*grids[digest][:2], side) for digest in part] for part, side in parts)
+    best = [(digest, name) for digest in _best_trials(sweep) for name in GRIDS]
+    first = [grid for grid in best if grid in grids][:LARGE] or [*grids][:LARGE]
+    parts = (first, SIDES[0]), ([grid for grid in grids if grid not in first][:FOLDED], SIDES[1])
+    large, small = ([_picture(*grids[grid], side) for grid in part] for part, side in parts)
     blocks = [html.thumbnails(large, large=True), html.paragraph(NOTE, note=True)] if large else []
     return Section([*blocks, html.folded(f"{len(small)} more", [html.thumbnails(small)])] if small else blocks)
 
