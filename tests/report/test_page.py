@@ -173,7 +173,7 @@ def test_the_conclusion_names_what_carries_a_guarantee_and_what_attacks_reached(
     _, guaranteed, attacked = conclusion.summary(open_sweep(write_two_levels(tmp_path, 1, 0.0)))[0]
     assert "With a guarantee: PFDM (2 trials), per example, replace-one, local trust, delta 1e-05" in guaranteed
     assert "Nothing sent: LocalOnly (1 trial)." in guaranteed and "Without a guarantee: FedAvg (1 trial)." in guaranteed
-    assert "samples of a client's own model carry none" in guaranteed
+    assert "Samples of a client's own model carry no guarantee" in guaranteed
     assert "0.90 [0.85, 0.95] on clients' own models" in attacked and "send or make" not in attacked
 
 

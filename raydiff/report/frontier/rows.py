@@ -50,9 +50,9 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no such
     field); n (seeds, splits), outcome, reason, pareto; those of `guarantees.guarantees`; `fd_<network>/<group>` with
     `_std` and `_floor` or, without such distances, `measures`; NUMBERS, attacks with `_low` and `_high` (95 %, of a
-    single seed); digests; metrics of other packages. Epsilon and auc_ceiling (NaN where nothing is sent) are the largest
-    over seeds, other numbers means with `_std`. A stopped trial's distances are from the validation split. Raises
-    ValueError where trials used several feature networks.
+    single seed); digests; metrics of other packages. Epsilon and auc_ceiling (none where nothing is sent) are the
+    largest over seeds, other numbers means with `_std`. A stopped trial's distances are from the validation split.
+    Raises ValueError where trials used several feature networks.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]

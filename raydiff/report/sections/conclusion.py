@@ -43,12 +43,12 @@ def summary(sweep: SweepView) -> tuple[list[str], list[str]]:
     first += f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
-    best = list(best_settings(sweep))
+    best = list(_best(sweep))
     quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better, {_verdict(best)}"
     return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
 
 
-def best_settings(sweep: SweepView) -> Iterator[Row]:
+def _best(sweep: SweepView) -> Iterator[Row]:
     """Of each cell, privacy definition and target epsilon the row of `gains` with the least mean, with `where` and, for
     several seeds, `verdict`: how it compares with the cell's base; and `line`, all in words."""
     rows = gains(sweep)
@@ -66,7 +66,8 @@ def best_settings(sweep: SweepView) -> Iterator[Row]:
             line += f", {verdict} {best['base']} ({gain})"
         apart = {row["arm"]: student((values[row["setting"]] - values[best["setting"]]).dropna())[1:] for row in others}
         ties = [arm for arm, (low, high) in apart.items() if low <= 0 <= high]
-        line += f"; not distinguishable from {', '.join(ties)}" if ties else ""
+        names = " and ".join(ties) if len(ties) < 3 else f"{len(ties)} other settings"
+        line += f"; not distinguishable from {names}" if ties else ""
         yield {**best, "where": where, "verdict": verdict, "line": line}
 
 
@@ -98,7 +99,7 @@ def _guaranteed(sweep: SweepView) -> str:
             parts.append(f"{kind.capitalize()}: {methods}.")
         else:
             parts.insert(0, f"With a guarantee: {methods}, {kind}; against {kind.against}.")
-    return " ".join([*parts, "A guarantee covers what is sent: samples of a client's own model carry none."])
+    return " ".join([*parts, "Samples of a client's own model carry no guarantee."])
 
 
 def _attacked(sweep: SweepView) -> str:

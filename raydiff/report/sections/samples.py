@@ -9,9 +9,8 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats.tables import short
-from raydiff.report.gain_over_local import compared
+from raydiff.report.gain_over_local import compared, gains
 from raydiff.report.html import html
-from raydiff.report.sections.conclusion import best_settings
 from raydiff.report.sweep_view import Section, SweepView
 
 GRIDS = {"samples": "", "newcomers": ", clients that joined later"}
@@ -19,8 +18,8 @@ GRIDS = {"samples": "", "newcomers": ", clients that joined later"}
 LARGE, FOLDED = 8, 216  # sample grids that are shown large, and folded
 SIDES = (768, 288)  # pixels, the longest side of a large grid and of a thumbnail
 NOTE = (
-    "The best settings of the same clients and data, the first seed of each; a row is a client. Below each stands the "
-    "guarantee of these samples, which is not that of what was sent."
+    "The best setting of each method and target epsilon, of the same clients and data, its first seed; a row is a "
+    "client. Below each stands the guarantee of these samples, which is not that of what was sent."
 )
 
 
@@ -34,7 +33,7 @@ def samples(sweep: SweepView, out: Path) -> Section:
         if (path := sweep.trial(str(digest)) / "artifacts" / f"{name}.png").exists()
     }
     best = [(digest, name) for digest in _best_trials(sweep) for name in GRIDS]
-    first = [grid for grid in best if grid in grids][:LARGE] or [*grids][:LARGE]
+    first = [grid for grid in best if grid in grids] or [*grids][:LARGE]
     parts = (first, SIDES[0]), ([grid for grid in grids if grid not in first][:FOLDED], SIDES[1])
     large, small = ([_picture(*grids[grid], side) for grid in part] for part, side in parts)
     blocks = [html.thumbnails(large, large=True), html.paragraph(NOTE, note=True)] if large else []
@@ -42,13 +41,13 @@ def samples(sweep: SweepView, out: Path) -> Section:
 
 
 def _best_trials(sweep: SweepView) -> list[str]:
-    """The first trials of the best settings of the first cell."""
+    """Of the first cell the first trial of the best setting of each method and target epsilon: of many, the best."""
     if sweep.measure is None:
         return []
-    trials = compared(sweep)
-    in_cell = trials[trials["cell"] == trials["cell"].iloc[0]].drop_duplicates("setting").set_index("setting")["digest"]
-    best = [row["setting"] for row in best_settings(sweep) if row["cell"] == trials["cell"].iloc[0]]
-    return [str(in_cell[setting]) for setting in best]
+    trials, rows = compared(sweep).drop_duplicates(["cell", "setting"]), gains(sweep)
+    in_cell = rows[rows["cell"] == trials["cell"].iloc[0]].assign(method=rows["arm"].str.partition(", ")[0])
+    best = in_cell.sort_values("mean").drop_duplicates(["method", "target"])[:LARGE].sort_values("target")
+    return [str(digest) for digest in best.merge(trials, on=["cell", "setting"])["digest"]]
 
 
 def _picture(path: Path, caption: str, side: int) -> Any:
