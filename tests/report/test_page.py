@@ -139,7 +139,7 @@ def write_two_levels(sweep: Path, count: int, gain: float) -> Path:
 @pytest.mark.parametrize(
     ("count", "gain", "verdict", "line"),
     [
-        (1, -0.5, "the best private settings stand below.", "at epsilon 10: PFDM, 1.500"),
+        (1, -0.5, "The best settings at each epsilon by Fréchet distance", "at epsilon 10: PFDM, 1.500"),
         (
             4,
             -0.5,

@@ -16,7 +16,7 @@ from raydiff.report.frontier.scatter import draw
 from raydiff.report.gain_over_local import ENDS, by_seed, compared, gains
 from raydiff.report.guarantees import guarantees
 from raydiff.report.html import html
-from raydiff.report.load import Row, groups
+from raydiff.report.load import Row, groups, records
 from raydiff.report.sections import attacks
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -44,7 +44,7 @@ def summary(sweep: SweepView) -> tuple[list[str], list[str]]:
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
     best = list(_best(sweep))
-    quality = f"{first} By {measure_in_words(sweep.measure)}, lower is better, {_verdict(best)}"
+    quality = f"{first} {_verdict(best, measure_in_words(sweep.measure))}"
     return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
 
 
@@ -55,11 +55,11 @@ def _best(sweep: SweepView) -> Iterator[Row]:
     seeds = {cell: by_seed(group) for cell, group in compared(sweep).groupby("cell", sort=False)}
     several = rows[~rows["target"].isin([*ENDS])]["definition"].nunique() > 1
     for of, group in groups(rows.sort_values("target", kind="stable"), ["cell", "definition", "target"], sort=False):
-        best, *others = group.sort_values("mean").to_dict("records")
+        best, *others = records(group.sort_values("mean"))
         where = ENDS.get(of["target"], f"at epsilon {of['target']:g}" + f" {of['definition']}" * several)
         where += "" if of["cell"] == "all trials" else f" ({of['cell']})"
         line, verdict, values = f"{where}: {best['arm']}, {number(best['mean'])}", "", seeds[of["cell"]]
-        if not math.isnan(best["low"]):
+        if best["low"] is not None:
             clear = "better than" if best["high"] < 0 else "worse than" if best["low"] > 0 else ""
             verdict = clear or "not distinguishable from"
             gain = shown(best["difference"], best["low"], best["high"], "+.3f")
@@ -71,7 +71,7 @@ def _best(sweep: SweepView) -> Iterator[Row]:
         yield {**best, "where": where, "verdict": verdict, "line": line}
 
 
-def _verdict(best: list[Row]) -> str:
+def _verdict(best: list[Row], measure: str) -> str:
     """How the best private settings compare with local training."""
     silent = {(row["cell"], row["base"]) for row in best if row["target"] == 0}
     private = [row for row in best if row["target"] not in ENDS]
@@ -82,9 +82,10 @@ def _verdict(best: list[Row]) -> str:
         places = f"in {len(where)} of {len(judged)} cases" if len(where) > 3 else " and ".join(where)
         parts.append(f"{verdict} training alone {places}")
     if not parts:
-        return "the best private settings stand below." if private else "no setting has a guarantee."
+        which = "The best settings at each epsilon" if private else "No setting has a guarantee; the best"
+        return f"{which} by {measure} (lower is better) stand below."
     chosen = "(paired 95 % intervals; the best is chosen on the same numbers)"
-    return f"the best private setting is {', '.join(parts)} {chosen}."
+    return f"By {measure}, lower is better, the best private setting is {', '.join(parts)} {chosen}."
 
 
 def _guaranteed(sweep: SweepView) -> str:

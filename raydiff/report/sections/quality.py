@@ -24,12 +24,12 @@ def seeds(sweep: SweepView, out: Path) -> Section:
     """Of settings with several seeds the mean, and the paired difference from local training."""
     if sweep.measure is None or (table := gains(sweep))["n"].max() == 1:
         return Section([])
-    header = ["cell", "definition of epsilon", "setting", "epsilon", "n", short_column(sweep.measure), "minus", "is"]
+    header = ["cell", "setting", "epsilon", short_column(sweep.measure), "minus", "is", "n", "definition of epsilon"]
     lines = []
     for row in table.to_dict("records"):
         gain = shown(row["difference"], row["low"], row["high"], "+.3f", bold=True)
-        names = [row["cell"], row["definition"], row["setting"], rounding.up(row["epsilon"]), str(row["n"])]
-        lines.append([*names, number(row["mean"]), row["base"], gain])
+        first = [row["cell"].replace("all trials", ""), row["setting"], rounding.up(row["epsilon"])]
+        lines.append([*first, number(row["mean"]), row["base"], gain, str(row["n"]), row["definition"]])
     return Section([*sheet(Table(header, lines, note=GAINS), "gains")], {"gain_over_local": table})
 
 
@@ -43,9 +43,9 @@ def quality(sweep: SweepView, out: Path) -> Section:
     mean, deviation, counts = trials.mean(), trials.std(), trials.size()
 
     def cell(setting: str, name: str) -> str:
-        text = with_deviation(mean.at[setting, name], deviation.at[setting, name])
+        text = with_deviation(mean[name].loc[setting], deviation[name].loc[setting])
         floor = f"{name}_floor"
-        return f"{text} [{number(float(mean.at[setting, floor]))}]" if floor in mean else text
+        return f"{text} [{number(mean[floor].loc[setting])}]" if floor in mean else text
 
     measures = [name for name in map(str, mean) if not Metric.parse(name).qualifies]
     settings = [setting for setting in sweep.order if setting in mean.index]
