@@ -43,7 +43,6 @@ COMMANDS = {
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),
         "frontier": ("report.frontier.command", "privacy against quality: the table and the picture"),
-        "tables": ("report.load", "all runs and rounds as parquet"),
         "claims": ("papers.claims", "what the papers claim, and what came out"),
         "collaboration": ("papers.pfdm.report", "does federation help the minority? Paired differences"),
         "newcomers": ("papers.spire.report", "how well unseen clients are served"),

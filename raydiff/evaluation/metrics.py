@@ -58,11 +58,6 @@ class Drawn:
         return len(self.images) > 0 and self.dataset.mapping is None and self.config.distance != "none"
 
     @property
-    def is_final(self) -> bool:
-        """Whether nothing is chosen by these numbers."""
-        return self.split == "test"
-
-    @property
     def large_groups(self) -> Groups:
         """The groups with enough records for a distance."""
         halves = distances.half_counts(self.reference.labels[:, 0])
@@ -144,7 +139,7 @@ def label_accuracy(drawn: Drawn) -> Metrics:
 
 def memorized(drawn: Drawn) -> Metrics:
     """`memorized_fraction` of the final samples, with `/sanity`: of the client's own records, fed back."""
-    if not drawn.pictures or not drawn.is_final:
+    if not drawn.pictures or drawn.split != "test":
         return {}
     training = drawn.client_records.images
     return {
@@ -156,7 +151,7 @@ def memorized(drawn: Drawn) -> Metrics:
 def downstream_accuracy(drawn: Drawn) -> Metrics:
     """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
     config, local, real = drawn.config, drawn.client_records, drawn.reference
-    if not (len(drawn.images) and drawn.is_final and config.downstream and drawn.deployed.conditional):
+    if not (len(drawn.images) and drawn.split == "test" and config.downstream and drawn.deployed.conditional):
         return {}
     images, labels = drawn.images, drawn.labels
     if config.per_class is not None:

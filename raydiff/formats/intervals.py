@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import pandas as pd
 
@@ -12,12 +13,17 @@ from raydiff.formats.tables import strong
 
 def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
     """Return the mean and its 95 % Student interval: NaN bounds for a single value, NaN for none."""
-    from scipy import stats
-
     sample = pd.Series(values, dtype=float)
     mean, n = float(sample.mean()), len(sample)
-    half = stats.t.ppf(0.975, n - 1) * float(sample.std()) / math.sqrt(n) if n > 1 else math.nan
+    half = half_width(float(sample.std()), n) if n > 1 else math.nan
     return mean, mean - half, mean + half
+
+
+def half_width(deviation: Any, n: Any) -> Any:
+    """Return half of the 95 % Student interval of a mean of n > 1 values from their standard deviation; arrays too."""
+    from scipy import stats
+
+    return stats.t.ppf(0.975, n - 1) * deviation / n**0.5
 
 
 def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str, float]:

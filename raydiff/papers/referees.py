@@ -21,14 +21,13 @@ from raydiff.report import load
 from raydiff.report.load import Row
 from raydiff.report.sweep_view import open_sweep
 
-MEASURE = "test accuracy, %"  # of the rows of published.tsv that others than a method's authors measured
 ROUNDS, EPOCHS = "method.rounds", "method.local.epochs"
 
 
 def beside(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for each published cell that has finished trials; percent, and points for the difference."""
     done, rows = load.finished(runs), []
-    for entry in (row for row in rows_of("published") if row["measure"] == MEASURE):
+    for entry in rows_of("published"):
         for rounds, trials in _alike(done, entry):
             theirs, ours = float(entry["value"].split()[0]), 100 * trials["value"]
             row: Row = {k: entry[k] for k in ("source", "data", "method")}

@@ -1,43 +1,27 @@
-"""Sections of the report about papers: their tables, claims and published numbers."""
+"""Sections of the report about papers: their tables and claims."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
 
-import pandas as pd
-
-from raydiff.formats.tables import Table, with_deviation
+from raydiff.formats.tables import Table
 from raydiff.papers import claims as paper_claims
 from raydiff.papers.discrete.summary import shown
 from raydiff.papers.feddistr import report as feddistr
 from raydiff.papers.feddistr.loss_plots import draw
-from raydiff.papers.pfdm import report as collaboration
 from raydiff.papers.spire import report as unseen
 from raydiff.report.html import html, sheet
 from raydiff.report.load import column
-from raydiff.report.sweep_view import Section, SweepView, short_column
+from raydiff.report.sweep_view import Section, SweepView
 
 PDP = {"own": "by each client's own model", "union": "by a model of all tables"}
 """Scope of the per-instance bounds of a trial -> what makes the rows."""
 
 
 def studies(sweep: SweepView, out: Path) -> Section:
-    """The tables of `collaboration`, `feddistr` and `newcomers`, each where the sweep has its data."""
-    return Section([*_collaboration(sweep, out), *_feddistr(sweep, out), *_unseen_clients(sweep)])
-
-
-def _collaboration(sweep: SweepView, out: Path) -> Iterator[str]:
-    if "collaboration" not in (sweep.preset or ""):
-        return
-    distances = collaboration.distances(sweep.folder)
-    collaboration.draw(distances, path := out / "paired.png")
-    note = "Distance of the minority classes: paired differences, seed by seed, mean and 95 % Student interval, bold "
-    note += "where it excludes 0; negative: the first arm is closer to real records. No correction for their number."
-    yield html.heading("When does collaboration help?")
-    table = collaboration.shown_table(collaboration.differences(distances))
-    yield from sheet(table._replace(note=note), "paired differences")
-    yield html.picture(path.read_bytes(), alt="distance of the minority classes over epsilon, by arm")
+    """The tables of `feddistr` and `newcomers`, each where the sweep has its data."""
+    return Section([*_feddistr(sweep, out), *_unseen_clients(sweep)])
 
 
 def _feddistr(sweep: SweepView, out: Path) -> Iterator[str]:
@@ -87,23 +71,3 @@ def row_bounds(sweep: SweepView, out: Path) -> Section:
     note += "fewer bins or columns, release a noisier step (--method.model.release), or take a method with a "
     note += "guarantee for each record: --method marginals --method.epsilon 1."
     return Section([*sheet(Table(header, rows, note=note), "bounds per record")])
-
-
-def papers(sweep: SweepView, out: Path) -> Section:
-    """The papers' numbers beside ours, where preset and data are theirs, with what differs."""
-    rows = []
-    for entry in paper_claims.rows_of("published"):
-        trials = paper_claims.values(sweep.finished, entry["ours"], paper_claims.where(entry["config"]))
-        if trials is None or sweep.preset != entry["preset"]:
-            continue
-        theirs = [entry[name] for name in ("source", "data", "method", "measure", "value")]
-        for setting, values in trials["value"].groupby(sweep.settings.loc[trials.index]):
-            ours = f"{with_deviation(float(values.mean()), float(values.std()))} (n = {len(values)})"
-            rows.append([*theirs, str(setting), short_column(entry["ours"]), ours, entry["differs"]])
-    if not rows:
-        return Section([])
-    header = ["source", "data", "the paper's method", "its measure", "its number", "ours", "our measure", "our number"]
-    names = ["source", "data", "method", "measure", "value", "setting", "our_measure", "our_value", "differs"]
-    note = "None of the pairs is the same experiment: read the last column first."
-    table = Table([*header, "what differs"], rows, note=note)
-    return Section([*sheet(table, "published numbers")], {"published": pd.DataFrame(rows, columns=names)})

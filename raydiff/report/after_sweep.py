@@ -8,7 +8,7 @@ from typing import Any
 
 from raydiff.report import load, page
 from raydiff.report.frontier import command as frontier
-from raydiff.report.sections.conclusion import means, sentences
+from raydiff.report.sections.conclusion import means, summary
 from raydiff.report.sweep_view import open_sweep
 from raydiff.runtime.launch import Reporter
 from raydiff.runtime.sweep_folder import resume_command
@@ -35,8 +35,8 @@ def describe(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
     """(Markdown that MLflow shows of the sweep's own run; of each setting its means over seeds)."""
     try:
         view = open_sweep(folder)
-        first, *lines = sentences(view)
-        conclusion, numbers = "\n".join([first, "", *(f"- {line}" for line in lines)]), means(view)
+        paragraphs, lines = summary(view)
+        conclusion, numbers = "\n\n".join([*paragraphs, "\n".join(f"- {line}" for line in lines)]), means(view)
     except Exception as e:  # Its trials are done and recorded.
         conclusion, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
     blocks = [conclusion, f"```\n{table}\n```" if table else "", f"To continue: `{resume_command(folder.name)}`"]

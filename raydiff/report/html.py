@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jinja2 import Environment, PackageLoader
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from raydiff.formats.tables import Table
 
@@ -22,7 +22,7 @@ NUMBER = re.compile(r"[-+<>≥]?[\d.]+(e[-+]\d+)?( ?[%skMGTB]+)?|inf|-|")
 
 
 def sheet(table: Table, name: str, *, most: float = math.inf, marked: Sequence[int] = ()) -> Iterator[str]:
-    """A table as blocks: its title, its columns that are not empty (folded beyond `most` rows), its note."""
+    """A table as blocks: title, columns that are not empty (folded beyond `most` rows), note."""
     if table.title:
         yield html.heading(table.title)
     kept, count = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)], len(table.rows)
@@ -47,6 +47,7 @@ def _side(cells: Sequence[str]) -> str:
 
 _PAGES = Environment(loader=PackageLoader("raydiff.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
 _PAGES.filters |= {
+    "code": lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))),
     "sides": _sides,
     "anchor": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
     "base64": lambda data: base64.b64encode(data).decode(),

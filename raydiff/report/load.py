@@ -1,7 +1,5 @@
 """A sweep's folder as two tables: `runs` has one row per trial, `rounds` one row per number and round.
 
-    raydiff tables SWEEP [--out DIR]        writes runs.parquet, rounds.parquet and runs.csv
-
 Columns of `runs`:
 
     digest, outcome, reason      outcome: finished, stopped, failed, killed or unfinished
@@ -23,7 +21,6 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats import json_files
-from raydiff.formats.csv_files import write_csv
 from raydiff.storage.file_names import NAMES, strays
 
 Row = dict[str, Any]
@@ -91,17 +88,6 @@ def arguments(
     options.sweep = options.sweeps[0]
     options.out = options.out.expanduser() if options.out else options.sweep / "report"
     return options
-
-
-def main(argv: Sequence[str]) -> None:
-    """Write the tables and print their paths."""
-    options = arguments(__doc__, argv)
-    table, out = runs(options.sweep), options.out
-    out.mkdir(parents=True, exist_ok=True)
-    table.to_parquet(out / "runs.parquet", index=False)
-    rounds(options.sweep).to_parquet(out / "rounds.parquet", index=False)
-    write_csv(out / "runs.csv", table)
-    print("\n".join(str(out / name) for name in ("runs.parquet", "rounds.parquet", "runs.csv")))
 
 
 def _trials(sweep: Path) -> list[Path]:

@@ -16,9 +16,8 @@ from raydiff.report import load
 from raydiff.report.html import html
 from raydiff.report.sections.attacks import attacks
 from raydiff.report.sections.conclusion import conclusion
-from raydiff.report.sections.quality import quality
+from raydiff.report.sections.quality import quality, seeds
 from raydiff.report.sections.samples import samples
-from raydiff.report.sections.seeds import seeds
 from raydiff.report.sections.setting import frontier, what_was_run
 from raydiff.report.sections.trials import cost, ledgers
 from raydiff.report.sweep_view import Section, SweepView, open_sweep
@@ -26,17 +25,16 @@ from raydiff.report.sweep_view import Section, SweepView, open_sweep
 SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registry(
     {
         "What came out": conclusion,
+        "Samples": samples,
+        "What released rows reveal": "raydiff.papers.report_sections:row_bounds",
         "What was run": what_was_run,
         "Frontier": frontier,
-        "Seeds, intervals and ranks": seeds,
+        "Seeds and intervals": seeds,
         "Quality": quality,
         "Attacks against their ceilings": attacks,
-        "What released rows reveal": "raydiff.papers.report_sections:row_bounds",
         "Ledgers": ledgers,
         "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
         "The paper's claims": "raydiff.papers.report_sections:claims",
-        "Beside the papers": "raydiff.papers.report_sections:papers",
-        "Samples": samples,
         "Cost, failures and resumes": cost,
     }
 )
@@ -49,6 +47,7 @@ def write(out: Path, folder: Path) -> Path:
     out.mkdir(parents=True, exist_ok=True)
     every = {title: _section(make, sweep, out) for title, make in SECTIONS.items()}
     tables = {name: table for section in every.values() for name, table in section.tables.items()}
+    tables["rounds"] = sweep.rounds
     for name, table in tables.items():
         write_csv(out / f"{name}.csv", table)
         table.apply(load.of_one_type).to_parquet(out / f"{name}.parquet", index=False)

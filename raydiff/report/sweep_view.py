@@ -17,7 +17,7 @@ import pandas as pd
 from raydiff.formats.json_files import read_lines, read_plan
 from raydiff.formats.tables import short
 from raydiff.report import load
-from raydiff.report.frontier.rows import EVAL, has, ranked_by, settings
+from raydiff.report.frontier.rows import EVAL, frontier, has, ranked_by, settings
 from raydiff.report.load import Row, records
 
 LOCAL_OPTIONS = ("--name", "--runtime.storage", "--runtime.noise-secret")
@@ -114,6 +114,11 @@ class SweepView:
         by = ["method", *self.fields.values()]
         keys = [tuple((isinstance(r[n], str), r[n] is None, r[n] or 0) for n in by) for r in records(self.trials)]
         return list(dict.fromkeys(name for _, name in sorted(zip(keys, self.settings, strict=True))))
+
+    @cached_property
+    def frontier(self) -> pd.DataFrame:
+        """`frontier.rows.frontier`."""
+        return frontier(self.runs)
 
     @property
     def finished(self) -> pd.DataFrame:

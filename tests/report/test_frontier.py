@@ -149,23 +149,29 @@ def test_stopped_trials_have_a_row_of_their_own_from_the_validation_split(tmp_pa
 @pytest.mark.parametrize(
     ("points", "optimal"),
     [
-        ([(0.0, 3.0), (10.0, 2.0), (math.inf, 1.0)], [True, True, True]),
+        ([(0.0, 3.0), (10.0, 2.0), (math.inf, 1.0)], [False, True, False]),
         ([(10.0, 2.0), (20.0, 2.0)], [True, False]),
         ([(10.0, 2.0), (10.0, 3.0)], [True, False]),
         ([(10.0, 2.0), (10.0, 2.0)], [True, True]),
-        ([(0.0, 1.0), (10.0, 2.0), (math.inf, 2.0)], [True, False, False]),
+        ([(0.0, 1.0), (10.0, 2.0), (math.inf, 2.0)], [False, False, False]),
         ([(10.0, 3.0), (20.0, 1.0), (5.0, 2.0)], [False, True, True]),
     ],
 )
-def test_pareto(tmp_path: Path, points: list[tuple[float, float]], optimal: list[bool]) -> None:
+def test_pareto_is_a_setting_with_a_guarantee_that_none_of_the_same_clients_dominates(
+    tmp_path: Path, points: list[tuple[float, float]], optimal: list[bool]
+) -> None:
+    """Training alone (epsilon 0) dominates, but what its models generate carries no guarantee."""
     for i, point in enumerate(points):
-        write_trial(tmp_path, f"t{i}", clients=i + 2, outcome=finished(*point))
-    assert list(table_of(tmp_path)["pareto"]) == optimal
+        write_trial(tmp_path, f"t{i}", fields={"clip": i + 2}, outcome=finished(*point))
+    write_trial(tmp_path, "other", clients=9, fields={"clip": 9}, outcome=finished(0.5, 0.1))
+    table = table_of(tmp_path).set_index("clients")
+    assert list(table["pareto"]) == [*optimal, True]
+    assert table["auc_ceiling"].isna().tolist() == [*(epsilon == 0 for epsilon, _ in points), False]
 
 
 def test_pareto_within_each_definition_and_against_what_holds_for_every_one(definitions: pd.DataFrame) -> None:
     table = rows.frontier(definitions).set_index("digests")
-    best = {"a0", "a1", "c0", "c1", "d", "e", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1
+    best = {"a0", "a1", "c0", "c1", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1; d has no guarantee
     assert set(table.index[table["pareto"]]) == best
     assert rows.swept(table.reset_index(drop=True)) == ["trust", "method.epsilon", "privacy.epsilon"]
 
@@ -214,7 +220,7 @@ def test_what_is_measured_in_place_of_that_distance_has_a_column_and_ranks(tmp_p
     assert list(table[measure]) == pytest.approx([0.3, 0.55]) and list(table["pareto"]) == [True, False]
     assert cells(table)[measure] == ["0.300±0.071", "0.550±0.071"]
     assert any(note.startswith(f"{measure.partition('/')[0]}: ") for note in texts.meanings(table))
-    assert not scatter.draw(table, tmp_path / "x.png")
+    assert scatter.draw(table, tmp_path / "x.png")
 
 
 # ------------------------------------------------------------------------------------ privacy definitions
@@ -240,7 +246,7 @@ def test_each_definition_has_a_column(definitions: pd.DataFrame) -> None:
     notes = texts.meanings(table)
     sampled = "per example, add-remove, local trust, delta 1e-05, rdp accountant; public by declaration: examples"
     assert f"epsilon c (against the server): {sampled}" in notes
-    assert {"epsilon 0: nothing sent", "epsilon inf: no guarantee (weights sent as they are)"} <= set(notes)
+    assert {texts.NOTHING_SENT, "epsilon inf: no guarantee (weights sent as they are)"} <= set(notes)
 
 
 def test_the_csv_has_a_column_for_each_definition(definitions: pd.DataFrame) -> None:
@@ -321,7 +327,7 @@ def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) ->
         "failed: PFDM clients=4: loss is not finite (epsilon 9.50; b)",
         "unfinished: PFDM clients=6: no reason recorded (epsilon ?; c)",
         "",
-        "no plot: no trial has a feature distance",
+        "no plot: no setting has a finite epsilon and a measure of quality",
     ]
     assert [p.name for p in (tmp_path / "o").iterdir()] == ["frontier.csv"]
 
@@ -329,13 +335,13 @@ def test_failed_killed_and_unfinished_trials_are_listed_below(tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------------- as a plot
 
 
-def drawn(runs: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> Any:
+def drawn(runs: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, *, cell: tuple[str, ...] = ()) -> Any:
     """The figure that `draw` would save, laid out."""
     from matplotlib.figure import Figure
 
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-    scatter.draw(rows.frontier(runs), Path("unused.png"))
+    assert scatter.draw(rows.frontier(runs), Path("unused.png"), cell=cell)
     figures[0].draw_without_rendering()
     return figures[0]
 
@@ -356,9 +362,10 @@ def test_plot_has_axes_legend_and_floors(figure: Any) -> None:
     title = figure.get_supxlabel().replace("\n", " ")
     assert title.startswith("ε per example, replace-one, local trust, δ = 1e-05") and "against the server" in title
     ticks = [label.get_text().split("\n")[0] for label in minority.get_xticklabels()]
-    assert ticks == ["10", "20", "50", "100", "200", "0", "inf"]
+    assert ticks == ["10", "20", "50", "100", "200", "inf"]
     settings = [f"schedule {s}, clients {c}" for s in ("cosine", "linear") for c in (2, 4)]
-    every = {f"{method}, {setting}" for method in ("FedAvg", "LocalOnly", "PFDM") for setting in settings}
+    methods = ("FedAvg, no guarantee", "LocalOnly, nothing sent", "PFDM")
+    every = {f"{method}, {setting}" for method in methods for setting in settings}
     assert every < set(labels(figure)) and "noise floor: real half against real half" in labels(figure)
     floors = [{float(each.get_ydata()[0]) for each in a.lines if each.get_color() == "0.45"} for a in figure.axes]
     assert floors == [{0.641, 0.686}, {0.431}]
@@ -376,18 +383,30 @@ def test_nothing_overlaps_in_the_plot(definitions: pd.DataFrame, monkeypatch: py
     assert all(figure.bbox.y0 <= b.y0 and b.y1 <= figure.bbox.y1 for b in boxes)
 
 
-def test_epsilon_0_and_infinity_stand_beyond_the_finite_ones(figure: Any) -> None:
+def test_training_alone_and_what_has_no_guarantee_are_lines_and_infinity_of_a_series_is_beyond_its_points(
+    figure: Any,
+) -> None:
     axes = figure.axes[0]
     low, high = math.log10(9.77), math.log10(195.8)
-    left, right = axes.get_xlim()
-    points: dict[str, list[list[float]]] = {}
-    for bar in axes.containers:
-        points.setdefault(bar[0].get_color(), []).append(list(bar[0].get_xdata()))
-    fedavg, local, pfdm = (points[colour] for colour in plots.COLOURS[:3])
-    assert [len(xs) for xs in (*fedavg, *local, *pfdm)] == [1] * 8 + [4] * 4
-    assert all(left < x < low for (x,) in local) and all(high < x < right for (x,) in fedavg)
-    for xs in pfdm:
-        assert xs[:3] == pytest.approx([low, math.log10(48.9), high]) and high < xs[3] < right
+    series = [list(bar[0].get_xdata()) for bar in axes.containers]
+    assert [bar[0].get_color() for bar in axes.containers] == [plots.COLOURS[2]] * 4  # PFDM
+    for xs in series:
+        assert xs[:3] == pytest.approx([low, math.log10(48.9), high]) and high < xs[3] < axes.get_xlim()[1]
+    levels = {round(float(each.get_ydata()[0]), 2) for each in axes.lines if each.get_color() in plots.COLOURS[:2]}
+    assert levels == {1.15, 1.25, 1.35, 1.88, 1.98, 2.08}  # FedAvg and LocalOnly, each four settings
+
+
+def test_each_cell_has_a_panel_with_the_95_percent_interval_over_seeds(
+    several_seeds: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = drawn(load.runs(several_seeds), monkeypatch, cell=("clients",))
+    assert [axes.get_title() for axes in figure.axes] == ["clients 2", "clients 4"]
+    half = 12.706204736432095 * 0.01  # Student's t with 1 degree of freedom; distances 0.02 apart
+    bars = figure.axes[0].containers[0].lines[2][0].get_segments()
+    assert [(y1 - y0) / 2 for (_, y0), (_, y1) in bars] == pytest.approx([half] * 4)
+    bands = [patch.get_height() for patch in figure.axes[0].patches if patch.get_alpha()]
+    assert bands == pytest.approx([2 * half] * 4)
+    assert "95 % Student intervals" in figure.get_supxlabel()
 
 
 def test_stopped_trials_are_hollow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -414,7 +433,7 @@ def test_each_method_under_each_definition_is_a_series(
     ]
     assert [label for label in labels(figure) if label in expected] == expected
     points = [bar[0] for bar in figure.axes[0].containers]
-    assert len({(p.get_color(), p.get_marker()) for p in points}) == 6
+    assert len({(p.get_color(), p.get_marker()) for p in points}) == 4
     assert list(points[1].get_ydata()) == [5.0, 2.0] and list(points[1].get_xdata()) == [1.0, math.log10(50)]
 
 
@@ -422,27 +441,6 @@ def test_without_minority_all_classes_rank(tmp_path: Path) -> None:
     for i, distance in enumerate((2.0, 1.0)):
         end = finished(9.0, distance)
         end["final"] = {k: v for k, v in end["final"].items() if "/minor" not in k}
-        write_trial(tmp_path, f"t{i}", clients=i + 1, outcome=end)
+        write_trial(tmp_path, f"t{i}", fields={"clip": i + 1}, outcome=end)
     table = table_of(tmp_path)
     assert list(table["pareto"]) == [False, True] and rows.ranked_by(table) == "fd_cnn/all"
-
-
-# ------------------------------------------------------------------------------------------- the command
-
-
-def test_with_several_seeds_each_private_setting_is_compared_with_local_training(
-    several_seeds: Path, tmp_path: Path
-) -> None:
-    """LocalOnly has 1.98 or, with the cosine schedule and hence in its place, 1.88: the same in each seed."""
-    out = tmp_path / "out"
-    command.main([str(several_seeds), "--out", str(out)])
-    page, gains = (out / "gain_over_local.md").read_text(), pd.read_csv(out / "gain_over_local.csv")
-    assert page.count("## clients ") == 2 and "| fd_cnn/minor at epsilon | 10 | 50 | 200 |" in page
-    assert "| PFDM, schedule linear | 3.01, **+1.12 [+1.12, +1.12]** |" in page
-    assert "| PFDM, schedule cosine | 2.91, **+1.02 [+1.02, +1.02]** |" in page
-    assert page.count("n = 2 seeds, against LocalOnly, schedule cosine.") == 2
-    assert (out / "gain_over_local.png").read_bytes().startswith(b"\x89PNG")
-    assert len(gains) == 12 and set(gains["n"]) == {2} and set(gains["target"]) == {10.0, 50.0, 200.0}
-    write_trial(tmp_path / "one", "a", outcome=finished(9.0, 2.0))
-    command.main([str(tmp_path / "one"), "--out", str(tmp_path / "few")])
-    assert not (tmp_path / "few" / "gain_over_local.md").exists()

@@ -106,8 +106,8 @@ def test_a_line_cut_short_before_others_costs_no_table_and_is_named(tmp_path: Pa
 def test_files_hold_the_tables(tmp_path: Path, command) -> None:
     write_trial(tmp_path / "s", "aa", outcome=finished(math.inf, 3.0), lines=[line(0)])
     write_trial(tmp_path / "s", "bb", fields={"clip": "median", "epsilon": None})  # text and numbers in one field
-    code, out, _ = command("tables", tmp_path / "s", "--out", tmp_path / "o")
-    assert code == 0 and [Path(name).name for name in out.split()] == ["runs.parquet", "rounds.parquet", "runs.csv"]
+    code, out, _ = command("report", tmp_path / "s", "--out", tmp_path / "o")
+    assert code == 0 and Path(out.strip()) == tmp_path / "o" / "report.html"
     runs = pd.read_parquet(tmp_path / "o" / "runs.parquet")
     assert list(runs["method.clip"]) == ["6.4", "median"]
     assert runs["server/epsilon"][0] == math.inf

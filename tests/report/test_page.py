@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,15 +17,16 @@ from raydiff.formats import tables
 from raydiff.formats.tables import strong
 from raydiff.papers import report_sections
 from raydiff.report import page as report
+from raydiff.report.gain_over_local import gains
 from raydiff.report.html import html, sheet
-from raydiff.report.sections import conclusion, seeds
+from raydiff.report.sections import conclusion
 from raydiff.report.sweep_view import Section, SweepView, open_sweep
 
 MLFLOW = "http://127.0.0.1:5000/#/experiments/3"
 
 
-def attack(target: str, *numbers: float) -> dict[str, float]:
-    return {f"attack/{target}/pia/auc{end}": v for end, v in zip(("", "_low", "_high"), numbers, strict=True)}
+def attack(target: str, *numbers: float, name: str = "pia") -> dict[str, float]:
+    return {f"attack/{target}/{name}/auc{end}": v for end, v in zip(("", "_low", "_high"), numbers, strict=True)}
 
 
 def write_artifacts(folder: Path) -> None:
@@ -109,32 +111,79 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def test_every_section_is_there_and_none_failed(page: Page) -> None:
-    of_papers = {
-        "What released rows reveal",
-        "Paired comparisons of the presets",
-        "The paper's claims",
-        "Beside the papers",
-    }
+    of_papers = {"What released rows reveal", "Paired comparisons of the presets", "The paper's claims"}
     assert list(page.sections) == [title for title in report.SECTIONS if title not in of_papers]
     assert [t for t, part in page.sections.items() if "could not be made" in part.text] == []
 
 
-@pytest.mark.parametrize(
-    ("count", "gain", "verdict"), [(1, -0.5, "one seed"), (4, -0.5, "(clear"), (4, 0.0, "no clear")]
-)
-def test_the_conclusion_has_the_best_private_setting_beside_local_training(
-    tmp_path: Path, count: int, gain: float, verdict: str
-) -> None:
+def test_the_conclusion_and_the_samples_come_first_and_the_list_of_sections_after_the_conclusion(page: Page) -> None:
+    assert list(page.sections)[:2] == ["What came out", "Samples"]
+    tags = [tag for tag, _ in page.tags if tag in ("h1", "section", "nav", "footer")]
+    assert tags[:4] == ["h1", "section", "nav", "section"] and tags[-1] == "footer"
+    assert [picture["src"][:22] for picture in page.sections["What came out"].pictures] == ["data:image/png;base64,"]
+
+
+def write_two_levels(sweep: Path, count: int, gain: float) -> Path:
+    """LocalOnly, FedAvg and PFDM at epsilon 10 and 50, the second 0.3 worse, with as many seeds."""
     for seed in range(count):
-        write_trial(tmp_path, f"l{seed}", method="LocalOnly", seed=seed, outcome=finished(0.0, 2 + seed / 100))
+        write_trial(sweep, f"l{seed}", method="LocalOnly", seed=seed, outcome=finished(0.0, 2 + seed / 100))
+        write_trial(sweep, f"f{seed}", method="FedAvg", seed=seed, outcome=finished(math.inf, 1 + seed / 100))
         for epsilon, worse in ((10.0, 0.0), (50.0, 0.3)):
             distance = 2 + gain + worse + seed / 100 + (0.0 if gain else (-1) ** seed / 50)
-            more = {"seed": seed, "fields": {"epsilon": epsilon}, "outcome": finished(epsilon - 0.3, distance)}
-            write_trial(tmp_path, f"p{seed}-{epsilon}", **more)
-    first, *lines = part(conclusion.conclusion, tmp_path).text.strip().splitlines()
-    assert first.startswith(f"{3 * count} of {3 * count} trials finished.") and len(lines) == 1
-    assert "PFDM, method.epsilon 10, epsilon 9.70 (per example, replace-one, local trust, delta 1e-05)" in lines[0]
-    assert f"minus LocalOnly {gain:+.3f}" in lines[0] and verdict in lines[0]
+            more = {"seed": seed, "fields": {"epsilon": epsilon}}
+            end = finished(epsilon - 0.3, distance, **attack("client", 0.9, 0.85, 0.95, name="best"))
+            write_trial(sweep, f"p{seed}-{epsilon}", **more, outcome=end)
+    return sweep
+
+
+@pytest.mark.parametrize(
+    ("count", "gain", "verdict", "line"),
+    [
+        (1, -0.5, "The best settings at each epsilon by Fréchet distance", "at epsilon 10: PFDM, 1.500"),
+        (
+            4,
+            -0.5,
+            "the best private setting is better than training alone at epsilon 10 and at epsilon 50 (paired 95 %",
+            "at epsilon 10: PFDM, 1.515, better than LocalOnly (-0.500 [-0.500, -0.500])",
+        ),
+        (
+            4,
+            0.0,
+            "is not distinguishable from training alone at epsilon 10, worse than training alone at epsilon 50 (paired",
+            "at epsilon 10: PFDM, 2.015, not distinguishable from LocalOnly (+0.000 [-0.037, +0.037])",
+        ),
+    ],
+)
+def test_the_conclusion_says_what_is_best_at_each_epsilon_beside_training_alone(
+    tmp_path: Path, count: int, gain: float, verdict: str, line: str
+) -> None:
+    sentences, lines = conclusion.summary(open_sweep(write_two_levels(tmp_path, count, gain)))
+    assert verdict in sentences[0] and "Fréchet distance of cnn features, minority classes" in sentences[0]
+    assert ("; one seed: differences may be chance." in sentences[0]) == (count == 1)
+    assert f"{4 * count} of {4 * count} trials finished" in sentences[0] and line in lines
+    assert [text.partition(":")[0] for text in lines] == [
+        "nothing sent",
+        "at epsilon 10",
+        "at epsilon 50",
+        "without a guarantee",
+    ]
+
+
+def test_the_conclusion_names_what_carries_a_guarantee_and_what_attacks_reached(tmp_path: Path) -> None:
+    _, guaranteed, attacked = conclusion.summary(open_sweep(write_two_levels(tmp_path, 1, 0.0)))[0]
+    assert "With a guarantee: PFDM (2 trials), per example, replace-one, local trust, delta 1e-05" in guaranteed
+    assert "Nothing sent: LocalOnly (1 trial)." in guaranteed and "Without a guarantee: FedAvg (1 trial)." in guaranteed
+    assert "Samples of a client's own model carry no guarantee" in guaranteed
+    assert "0.90 [0.85, 0.95] on clients' own models" in attacked and "send or make" not in attacked
+
+
+def test_arms_that_are_as_good_as_the_best_at_its_epsilon_are_named_with_several_seeds(tmp_path: Path) -> None:
+    for method, distances in (("PFDM", (1.0, 2.0, 1.5)), ("DPSGD", (1.1, 1.9, 1.8)), ("Sketch", (3.0, 4.0, 3.5))):
+        for seed, distance in enumerate(distances):
+            more = {"fields": {"epsilon": 10.0}, "outcome": finished(9.7, distance)}
+            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, **more)
+    _, (line,) = conclusion.summary(open_sweep(tmp_path))
+    assert line == "at epsilon 9.7: PFDM, 1.500; not distinguishable from DPSGD"
 
 
 def test_means_of_settings_begin_with_what_is_compared_first(sweep: Path) -> None:
@@ -156,14 +205,13 @@ def test_only_what_varies_is_in_the_first_table_and_the_rest_is_folded(page: Pag
     common = one(section.tables, "field", "value")
     assert common.row(field="clients")["value"] == "2" and "method.epsilon" not in common.column("field")
     assert "22 of 30 trials: 18 finished" in section.text
-    assert "raydiff sweep digits" in section.text
+    assert "raydiff sweep digits" in section.text and "`" not in section.text
     links = [a["href"] for tag, a in page.tags if tag == "a" and a["href"].startswith("http")]
     assert links == [MLFLOW]
 
 
-def test_the_frontier_has_plot_table_floor_and_composed_epsilon(page: Page) -> None:
+def test_the_frontier_has_table_floor_and_composed_epsilon(page: Page) -> None:
     section = page.sections["Frontier"]
-    assert [p["src"][:22] for p in section.pictures] == ["data:image/png;base64,"]
     rows = one(section.tables, "method", "epsilon")
     assert rows.row(**{"method.epsilon": "50"})["epsilon"] == "48.90"
     assert rows.row(method="noise floor")["fd_cnn/minor"] == "0.686"
@@ -172,12 +220,13 @@ def test_the_frontier_has_plot_table_floor_and_composed_epsilon(page: Page) -> N
     assert "failed: PFDM" in section.text
 
 
-def test_a_clear_difference_has_a_rank_and_an_unclear_one_is_a_tie(page: Page) -> None:
-    table = one(page.sections["Seeds, intervals and ranks"].tables, "rank", "minus leader")
-    assert table.column("rank") == ["1 (tie)", "1 (tie)", "3"]
-    assert [s.split(",")[0] for s in table.column("setting")] == ["PFDM", "LocalOnly", "PFDM"]
-    assert table.column("n") == ["6", "6", "6"] and table.column("mean")[0] == "2.005"
-    assert table.column("minus leader")[2].startswith("+1 [+1, +1")
+def test_each_setting_stands_beside_training_alone_with_an_interval(page: Page) -> None:
+    table = one(page.sections["Seeds and intervals"].tables, "setting", "epsilon", "minus", "is")
+    rows = {row["setting"]: row for row in (dict(zip(table.header, cells, strict=True)) for cells in table.rows)}
+    assert rows["PFDM, method.epsilon 10"]["is"].startswith("+0.990 [+0.951, ")
+    assert rows["PFDM, method.epsilon 50"]["is"].startswith("-0.010 [-0.0")
+    assert rows["LocalOnly"]["is"] == "-" and {row["minus"] for row in rows.values()} == {"LocalOnly"}
+    assert set(table.column("n")) == {"6"} and rows["PFDM, method.epsilon 50"]["epsilon"] == "48.90"
 
 
 def test_attacks_are_marked_above_the_ceilings_of_the_uploads(page: Page) -> None:
@@ -190,6 +239,7 @@ def test_attacks_are_marked_above_the_ceilings_of_the_uploads(page: Page) -> Non
     assert set(table.column("target")) == {"global", "global_uploaded", "client"}
     client = [dict(zip(table.header, r, strict=True)) for r in table.rows if {"client", "pia"} <= {*r}]
     assert {r["TPR at 1 % FPR"] for r in client} == {"0.125"}
+    assert {r["AUC's ceiling"] for r in client} == {"-"}  # No noise bounds attacks on a model that is not sent.
 
 
 def test_ledgers_join_clients_that_are_alike(page: Page) -> None:
@@ -214,10 +264,13 @@ def test_ends_and_reasons(page: Page) -> None:
     assert table.row(trial="x1")["reason"] == "time budget" and "still running" in table.row(trial="y0")["reason"]
 
 
-def test_samples_show_one_of_each_setting_and_fold_the_other_seeds(page: Page) -> None:
+def test_samples_of_the_best_settings_are_large_with_their_first_seed_and_the_others_folded(page: Page) -> None:
     section = page.sections["Samples"]
     assert len(section.pictures) == 18 and section.folded_pictures == 15 and section.folded == ["15 more"]
     assert section.text.count("privacy: none") == 18
+    names = [picture["alt"] for picture in section.pictures[:3]]
+    settings = ("LocalOnly", "PFDM, method.epsilon 10", "PFDM, method.epsilon 50")
+    assert names == [f"samples of {name}, seed 0; privacy: none" for name in settings]
 
 
 def test_the_page_needs_nothing_from_elsewhere(page: Page) -> None:
@@ -249,24 +302,6 @@ def test_of_tables_the_report_counts_the_records_whose_bound_says_nothing(
     section = part(report_sections.row_bounds, tmp_path)
     (row,) = one(section.tables, "largest bound on delta").rows
     assert row[2:] == ["1410", f"{1410 * vacuous:.0f}", shown] and "--method marginals" in section.text
-
-
-@pytest.mark.parametrize(("preset", "size"), [("colour-mnist", None), ("mnist-cpu", 14)])
-def test_a_papers_number_stands_beside_ours_only_where_preset_and_data_are_its_own(
-    tmp_path: Path, preset: str, size: int | None
-) -> None:
-    folder = write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0))
-    config = json.loads((folder / "config.json").read_text())
-    config["data"] |= {"name": "colour-mnist", "train": 22_000, "size": size}
-    (folder / "config.json").write_text(json.dumps(config))
-    write_about(tmp_path, f"raydiff sweep {preset}")
-    beside = part(report_sections.papers, tmp_path).tables
-    if (preset, size) != ("colour-mnist", None):
-        assert beside == []
-        return
-    minor = one(beside, "its number", "our number").row(**{"its measure": "FID, minor"})
-    assert minor["its number"] == "4.79" and minor["our number"] == "3.000 (n = 1)"
-    assert minor["the paper's method"] == "PFDM" and "Inception" in minor["what differs"]
 
 
 def test_the_preset_is_that_of_the_command(tmp_path: Path) -> None:
@@ -315,7 +350,7 @@ def test_trials_that_all_failed_or_still_run_leave_sentences(tmp_path: Path) -> 
     write_trial(tmp_path, "t1", seed=1, lines=[line(0)])
     sections = texts(tmp_path)
     assert "could not be made" not in "".join(sections.values())
-    assert "No trial finished" in sections["Frontier"] and "no private setting" in sections["What came out"]
+    assert "No trial finished" in sections["Frontier"] and "None has a measure" in sections["What came out"]
     assert "out of memory" in sections["Frontier"]
 
 
@@ -330,25 +365,26 @@ def test_damaged_files_of_a_trial_are_named_and_the_rest_stands(tmp_path: Path) 
     assert "could not be made" in sections["Frontier"] and "finished" in sections["What was run"]
 
 
-# --------------------------------------------------------------------------------------------------- ranks
+# ---------------------------------------------------------------------------------------- over seeds and splits
 
 
-def test_few_seeds_of_one_sign_are_still_a_tie(tmp_path: Path) -> None:
-    for method, distances in (("PFDM", (1.0, 2.0)), ("LocalOnly", (1.1, 2.9))):
+def test_few_seeds_of_one_sign_are_not_distinguishable(tmp_path: Path) -> None:
+    for method, epsilon, distances in (("PFDM", 1.0, (1.0, 2.0)), ("LocalOnly", 0.0, (1.1, 2.9))):
         for seed, distance in enumerate(distances):
-            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, outcome=finished(1.0, distance))
-    ranks = seeds.ranking(open_sweep(tmp_path))
-    half = 12.706204736432095 * 0.8 / 2  # Student's t, 1 degree of freedom; differences 0.1 and 0.9
-    assert (ranks["low"].iloc[1], ranks["high"].iloc[1]) == pytest.approx((0.5 - half, 0.5 + half))
-    assert list(ranks["rank"]) == [1, 1]
+            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, outcome=finished(epsilon, distance))
+    sweep = open_sweep(tmp_path)
+    row = gains(sweep).set_index("setting").loc["PFDM"]
+    half = 12.706204736432095 * 0.8 / 2  # Student's t, 1 degree of freedom; differences -0.1 and -0.9
+    assert (row["low"], row["high"]) == pytest.approx((-0.5 - half, -0.5 + half))
+    assert "not distinguishable from training alone" in conclusion.summary(sweep)[0][0]
 
 
 def test_splits_of_the_data_repeat_a_setting_as_seeds_do(tmp_path: Path) -> None:
     for method, distance in (("PFDM", 1.0), ("LocalOnly", 3.0)):
         for seed, split in ((0, 0), (0, 1), (1, 1)):
-            end = finished(1.0, distance + 0.1 * seed + 0.2 * split)
+            end = finished(1.0 if method == "PFDM" else 0.0, distance + 0.1 * seed + 0.2 * split)
             write_trial(tmp_path, f"{method}{seed}{split}", method=method, seed=seed, split=split, outcome=end)
     sweep = open_sweep(tmp_path)
-    ranks = seeds.ranking(sweep)
-    assert list(ranks["n"]) == [3, 3] and list(ranks["rank"]) == [1, 2] and ranks["std"].iloc[0] > 0.1
+    table = gains(sweep)
+    assert list(table["n"]) == [3, 3] and list(table["difference"].dropna()) == pytest.approx([-2.0])
     assert sorted(set(sweep.trials["seed"])) == ["0/0", "0/1", "1/1"] and sweep.fields == {}

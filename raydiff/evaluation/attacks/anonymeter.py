@@ -1,14 +1,9 @@
 """Singling out, linkability and attribute inference from synthetic rows: the three risks of the Article 29 Working
 Party's Opinion 05/2014 on anonymisation, attacked as in Anonymeter (Giomi et al., PoPETs 2023, arXiv 2211.10459).
 
-The attacker has all synthetic rows, and nothing else:
-
-- `singling_out`: values of some columns that only one synthetic row has are guessed to be only one record's;
-- `linkability`: of a record in two halves the nearest synthetic row to each half is the same row;
-- `inference`: a record's value in one column is guessed to be that of the synthetic row nearest in all others.
-
-What the rows tell about the population succeeds equally often with non-members, so the risk is the excess of members:
-(r_members - r_nonmembers) / (1 - r_nonmembers). It is averaged over records, and no guarantee.
+The attacker has all synthetic rows, and nothing else. What these tell about the population succeeds equally often with
+non-members, so the risk is the excess of members: (r_members - r_nonmembers) / (1 - r_nonmembers). It is averaged over
+records, and no guarantee.
 
 | Anonymeter | here |
 |---|---|

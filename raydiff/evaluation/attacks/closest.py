@@ -1,10 +1,6 @@
 """Distance to the closest record (DCR) and nearest-neighbour distance ratio (NNDR) of synthetic rows, of members
 against as many records that nobody trained on (Platzer & Reutterer 2021, arXiv 2104.00635).
 
-- `dcr`: the fraction of synthetic rows that are nearer to a member than to any non-member, ties counting half.
-- `nndr`: the fraction whose ratio d1 / d2 of the distances to the two nearest members is below that of the two nearest
-  non-members: a row close to one record and far from all others has a small one.
-
 Without memorisation both fractions are 0.5 on average. The interval is the fraction give or take its spread when
 membership is permuted, since many synthetic rows may be near the same record. A fraction of 0.5 is no guarantee: rows
 that a membership attack tells apart often pass (Yao et al. 2025, "The DCR Delusion", arXiv 2505.01524).
@@ -37,9 +33,9 @@ NEAREST = 64  # records kept per row; fewer than two of a side are among them in
 class Closest:
     """Fractions that are 0.5 without memorisation."""
 
-    dcr: float  # fraction of synthetic rows that are nearer to a member than to any non-member
+    dcr: float  # fraction of synthetic rows that are nearer to a member than to any non-member, ties counting half
     dcr_interval: Interval  # 95 %, for resampled members and non-members and fixed synthetic rows
-    nndr: float  # fraction whose distance ratio is smaller among the members
+    nndr: float  # fraction whose ratio of the distances to the two nearest is smaller among the members
     nndr_interval: Interval  # as `dcr_interval`
 
 

@@ -1,9 +1,8 @@
 """Membership inference by quantile regression, without shadow models (Bertran et al., NeurIPS 2023, arXiv 2307.03694;
 for diffusion models Tang et al., arXiv 2312.05140).
 
-A regression on non-members predicts a low quantile q(x) of a record's loss s, which minimises the mean pinball loss:
-level (s - q(x)) where s >= q(x), else (1 - level) (q(x) - s). A record whose loss lies far below its q(x) is called a
-member.
+A regression on non-members predicts a low quantile q(x) of a record's loss s by the pinball loss. A record whose loss
+lies far below its q(x) is called a member.
 
 Deviations: the papers' regressors are networks; this one, for hundreds of calibration records, is linear in as many
 principal components of the pictures as these determine and in the log residual. One level is predicted, and thresholds

@@ -14,9 +14,8 @@ that nobody trained on.
 
 Deviations: the paper's likelihood is a classifier's confidence. exp(-L) is, up to a constant, the geometric mean over
 pixels of the normal density of the added noise around the predicted one, with variance 1/2. Half of the shadows were
-trained on each population record, in place of none. A population record is compared with the others. gamma is 1, the
-smallest in the paper: at one timestep the score orders records as Pr(x given theta) / Pr(x) does, so a larger one only
-makes more records equal.
+trained on each population record, in place of none. gamma is 1, the smallest in the paper: at one timestep the score
+orders records as Pr(x given theta) / Pr(x) does, so a larger one only makes more records equal.
 
 Shapes: N records, M shadows, S timesteps.
 """

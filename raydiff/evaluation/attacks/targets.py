@@ -57,13 +57,9 @@ def scores(
     test: Records,
     cache: Scores | None = None,
 ) -> Scores:
-    """Return a client's scores by these attacks, for all targets of its method.
-
-    Args:
-        client_records: at most `members` of them are used, half for calibration.
-        calibration, test: non-members, for a target of one client sampled to its mix of classes.
-        cache: non-members' scores on `SHARED` targets, which are equal for all clients of one server.
-    """
+    """Return a client's scores by these attacks, for all targets of its method, of at most `members` of its records,
+    half for calibration. `calibration` and `test` are non-members, for a target of one client sampled to its mix of
+    classes; `cache` has their scores on `SHARED` targets, which are equal for all clients of one server."""
     cache = {} if cache is None else cache
     chosen = lookup.entries("attacks", attacks.ATTACKS, names)
     order = torch.randperm(len(client_records), generator=seeding.generator(0, "attacked members"))[:members]
@@ -84,14 +80,14 @@ def scores(
     uploads = deployed.uploads
     if uploads is not None and uploads.sent is not None:
         out["uploads"] = {DISTANCE: {k: distances(uploads, records) for k, records in matched.items()}}
-        if "global" in deployed.targets:
-            out["global_uploaded"] = of_shared(
-                "global_uploaded",
-                deployed.targets["global"],
-                {role: uploads.sent.select(rows) for role, rows in halves.items()},
-                lambda: {k: uploads.make(v, NoiseStream(b"instruments", (k,))) for k, v in others.items()},
-            )
+        if (shared := deployed.targets.get("global")) is not None:
+            sent = {role: uploads.sent.select(rows) for role, rows in halves.items()}
+            out["global_uploaded"] = of_shared("global_uploaded", shared, sent, lambda: _as_uploaded(uploads, others))
     return out
+
+
+def _as_uploaded(uploads: Uploads, roles: Roles) -> Roles:
+    return {k: uploads.make(records, NoiseStream(b"instruments", (k,))) for k, records in roles.items()}
 
 
 def _scored(target: Target, roles: Roles, chosen: Mapping[str, attacks.Attack]) -> Roled:

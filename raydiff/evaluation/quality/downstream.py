@@ -1,9 +1,8 @@
 """Downstream accuracy: classifiers trained on synthetic records, tested on real ones.
 
 The classifiers are those of DPDM (Dockhorn et al., TMLR 2023, arXiv 2210.09929), the ResNet-18 of PFDM (Patel et al.,
-CVPR 2026) without batch normalisation, and LeNet, ten times cheaper than the convolutions. The epoch is the best one on
-held-out synthetic records: one chosen on the real test records overstates the accuracy (DPImageBench, arXiv
-2503.14681).
+CVPR 2026) without batch normalisation, and LeNet. The epoch is the best one on held-out synthetic records: one chosen
+on the real test records overstates the accuracy (DPImageBench, arXiv 2503.14681).
 
 Shapes: images (N, C, H, W) on [-1, 1], classes (N,) int64.
 """

@@ -2,9 +2,8 @@
 
     raydiff pdp SWEEP [--out DIR]
 
-Prints tables with the paper's numbers beside ours and writes pdp.md, pdp-removal.csv and .png and pdp-attack.csv. The
-paper: Wei et al., TMLR 2024 (arXiv 2310.15524). Intervals are Student's at 95 % over seeds and splits, by which
-differences are paired. These bounds are no differential privacy and never stand beside an epsilon of the ledger.
+Prints tables with the numbers of the paper (Wei et al., TMLR 2024, arXiv 2310.15524) beside ours and writes them, with
+a picture. Intervals are Student's at 95 % over seeds and splits. These bounds are no differential privacy.
 """
 
 from __future__ import annotations

@@ -2,12 +2,9 @@
 
     raydiff feddistr SWEEP [--out DIR]
 
-Prints the tables and writes feddistr.md, three tables as CSV (feddistr-losses, -paired, -convergence) and pictures
-(feddistr-rounds, -bytes). The paper: arXiv 2410.12530. Utility loss is 1 - accuracy on real test records; epsilon is
-the ledger's, against the server. Differences are FedDistr's loss without noise minus another arm's, seed by seed.
-
-An arm is a method with its rounds and its target epsilon; a cell is an entanglement xi and a number of clients K.
-Pooled trials have no xi and count in every cell.
+Prints the tables and writes them as markdown and CSV, and pictures. The paper: arXiv 2410.12530. Differences are
+FedDistr's loss without noise minus another arm's, seed by seed. An arm is a method with its rounds and its target
+epsilon; a cell is an entanglement xi and a number of clients K. Pooled trials have no xi and count in every cell.
 """
 
 from __future__ import annotations

@@ -1,11 +1,10 @@
 """When does collaboration help? Paired differences between the arms of a sweep of a `collaboration` preset.
 
-    raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv, .md and .png
+    raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv and .md
 
-A cell is a minority's size, an epsilon and a sampler. The arms of a cell share seeds and partitions, so differences are
-taken seed by seed: mean and 95 % Student interval, without a correction for the number of cells. Negative: the first
-arm's distance is smaller. A prediction of the oracle (`raydiff theory --out`) agrees where its sign is that of a
-difference whose interval excludes 0.
+A cell is a minority's size, an epsilon and a sampler; differences are taken seed by seed: mean and 95 % Student
+interval, without a correction for the number of cells. Negative: the first arm's distance is smaller. A prediction of
+the oracle (`raydiff theory --out`) agrees where its sign is that of a difference whose interval excludes 0.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.formats import plots
 from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import interval, shown
 from raydiff.formats.metric_names import SAMPLERS
@@ -165,36 +163,9 @@ def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
     oracle = {"metavar": "FILE.csv", "type": Path, "help": "predictions to put beside the differences"}
     options = load.arguments(__doc__, argv, oracle=oracle)
-    measured = distances(options.sweep)
-    table, note = differences(measured), ""
+    table, note = differences(distances(options.sweep)), ""
     if options.oracle:
         table = with_oracle(table, read_csv(options.oracle, na_values="", keep_default_na=False))
         compared = table["agrees"].dropna()
         note = f"the oracle agrees in {int(compared.sum())} of {len(compared)} decided cells (column agrees)"
     publish(options.out, "paired", str(shown_table(table)._replace(note=note)), {"paired": table})
-    draw(measured, options.out / "paired.png")
-
-
-def draw(table: pd.DataFrame, path: Path) -> None:
-    """Distance over epsilon by minority's size (columns) and sampler (rows): mean over seeds, bars over their range."""
-    minorities, levels = (sorted(table[name].dropna().unique()) for name in CELL[:2])
-    samplers, arms = list(dict.fromkeys(table["sampler"])), sorted(table["arm"].unique())
-    size = (3.6 * len(minorities) + 1.6, 3.0 * len(samplers))
-    figure, panels = plots.panels(len(samplers), len(minorities), size=size, sharex=True)
-    for axes, (sampler, minority) in zip(panels.flat, itertools.product(samplers, minorities), strict=True):
-        panel = table[(table["sampler"] == sampler) & ((table["minority"] == minority) | table["minority"].isna())]
-        for arm, colour in zip(arms, itertools.cycle(plots.COLOURS), strict=False):
-            rows = panel[panel["arm"] == arm]
-            if rows["epsilon"].isna().all():  # An arm without epsilon, or without trials here.
-                axes.axhline(rows["distance"].mean(), color=colour, linestyle="--", linewidth=1.2, label=arm)
-            else:
-                at = rows.groupby("epsilon")["distance"].agg(["mean", "min", "max"])
-                look = {"color": colour, "marker": "o", "ms": 3, "capsize": 2, "label": arm}
-                plots.points(axes, [levels.index(e) for e in at.index], at["mean"], (at["min"], at["max"]), **look)
-        axes.set_xticks(range(len(levels)), [_level(e) for e in levels])
-        plots.logarithmic(axes)
-        axes.set_title(f"{minority:g} records a minority class, {sampler}", fontsize=9)
-    figure.supxlabel("epsilon of an upload", fontsize=9)
-    figure.supylabel("Fréchet distance, minority classes", fontsize=9)
-    plots.legend(figure, panels.flat)
-    plots.save(figure, path)

@@ -1,12 +1,10 @@
-"""How well does each method serve clients that join later? A sweep of a `spire-...` preset as a table and a picture.
+"""How well does each method serve clients that join later? A sweep of a `spire-...` preset as a table.
 
-    raydiff newcomers SWEEP [--sampler ddim] [--out DIR]     prints, and writes newcomers.csv, .md and .png
+    raydiff newcomers SWEEP [--sampler ddim] [--out DIR]     prints, and writes newcomers.csv and .md
 
 A row is a method: the kernel distance of its samples to real held-out records, mean over clients and seeds, for the
-clients of the federation and for those that joined; the paired difference between the first method's distance and its
-own (mean and 95 % Student interval; bold where it excludes 0; negative: the first method is nearer to the data); and
-how many parameters a new client trains. The floor is real records against real records. The picture shows samples of
-one seed, drawn from the same noise by every method that draws nothing before it.
+clients of the federation and for those that joined; the first method's distance minus its own (paired, with 95 %
+Student interval, bold where it excludes 0); and how many parameters a new client trains. Samples are in the report.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.formats import plots
 from raydiff.formats.intervals import interval, shown
 from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish, span
@@ -86,22 +83,6 @@ def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
     return Table(header, lines, note=f"n = {span(rows['n'])} seeds; noise floors (real against real): {floors}")
 
 
-def draw(sweep: Path, readings: pd.DataFrame, methods: Sequence[str], path: Path) -> None:
-    """Samples of the smallest seed that most methods have, a row for each: clients left, unseen clients right."""
-    from matplotlib.image import imread
-
-    seed = readings["seed"].value_counts().sort_index().idxmax()
-    trials = {row["method"]: row for row in readings[readings["seed"] == seed].to_dict("records")}
-    drawn = [trials[method] for method in methods if method in trials]
-    figure, grids = plots.panels(len(drawn), 2, size=(9, 2.6 * len(drawn)), dpi=150)
-    for line, trial in zip(grids, drawn, strict=True):
-        for axes, name, group in zip(line, ("samples", "newcomers"), GROUPS.values(), strict=True):
-            axes.imshow(imread(sweep / "trials" / trial["digest"] / "artifacts" / f"{name}.png"), cmap="gray")
-            axes.set(xticks=[], yticks=[])
-            axes.set_title(f"{trial['method']}, {group}: {trial[group]:.2f}", fontsize=9)
-    plots.save(figure, path)
-
-
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
     sampler = {"choices": SAMPLERS[:2], "help": "the chain (default: the configured one)"}
@@ -110,4 +91,3 @@ def main(argv: Sequence[str]) -> None:
     measured = readings(options.sweep, options.sampler)
     rows = table(measured, options.first)
     publish(options.out, "newcomers", str(shown_table(measured, rows)), {"newcomers": rows})
-    draw(options.sweep, measured, list(rows["method"]), options.out / "newcomers.png")

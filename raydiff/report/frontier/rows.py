@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import pandas as pd
 
 from raydiff.formats.metric_names import FAMILIES, Metric
 from raydiff.report import guarantees
-from raydiff.report.load import Row, column, records
+from raydiff.report.guarantees import PrivacyDefinition
+from raydiff.report.load import Row, column, groups, records
 
+Point = tuple[PrivacyDefinition | None, float, float]  # definition, epsilon, measure
 DONE = ("finished", "stopped")  # outcomes that have a row; the other trials are listed below the table
 GROUPS = ("minor", "major", "all")
 NOT_SETTINGS = ("seed", "data.split_seed", "data.root", "runtime")  # trials of one setting may differ in these
@@ -32,6 +35,13 @@ IN_REPORT = set(FAMILIES) - {"fid", "kid"}
 """Families of readings that only the report has in full."""
 RANKING = ("fid/all", "kid/all", "tv_pairs", "utility_loss")
 """These and kernel distances rank trials that have no Fréchet distance of a feature network."""
+MEASURES = {
+    "f": "Fréchet distance of {} features",
+    "k": "kernel distance of {} features",
+    "tv_pairs": "total variation of pairs of columns",
+    "utility_loss": "1 - accuracy on the test split",
+}
+"""Beginning of a measure's name -> its meaning."""
 
 
 def frontier(runs: pd.DataFrame) -> pd.DataFrame:
@@ -40,9 +50,9 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no such
     field); n (seeds, splits), outcome, reason, pareto; those of `guarantees.guarantees`; `fd_<network>/<group>` with
     `_std` and `_floor` or, without such distances, `measures`; NUMBERS, attacks with `_low` and `_high` (95 %, of a
-    single seed); digests; metrics of other packages. Epsilon and auc_ceiling are the largest over seeds, other numbers
-    means with `_std`. A stopped trial's distances are from the validation split. Raises ValueError where trials used
-    several feature networks.
+    single seed); digests; metrics of other packages. Epsilon and auc_ceiling (none where nothing is sent) are the
+    largest over seeds, other numbers means with `_std`. A stopped trial's distances are from the validation split.
+    Raises ValueError where trials used several feature networks.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]
@@ -51,7 +61,7 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
     for path, name in fields.items():
         trials[name] = trials[name].astype(object).mask(trials[name].isna() & has(runs, path), "none")
     rows = pd.DataFrame([_row(group, by) for _, group in trials.groupby(by, dropna=False, sort=False)])
-    rows.insert(list(rows).index("reason") + 1, "pareto", _pareto(rows))
+    rows.insert(list(rows).index("reason") + 1, "pareto", _pareto(rows, cell_fields(fields)))
     return rows
 
 
@@ -68,6 +78,11 @@ def settings(runs: pd.DataFrame) -> dict[str, str]:
     varying = [c for c in varying if runs[c].nunique() > 1 or not any(v.startswith(f"{c}.") for v in varying)]
     varying.sort(key=is_target_epsilon)
     return {path: _short_name(path, [p for p in varying if p != path]) for path in varying}
+
+
+def cell_fields(fields: Mapping[str, str]) -> list[str]:
+    """Of `settings`, the short names of what is not the method's: settings compare where these are equal."""
+    return [name for path, name in fields.items() if not path.startswith("method")]
 
 
 def has(runs: pd.DataFrame, path: str) -> pd.Series:
@@ -125,23 +140,27 @@ def _row(group: pd.DataFrame, by: Sequence[str]) -> Row:
         else:
             row[name] = values.mean()
             row |= {} if name.endswith("_floor") else {f"{name}_std": values.std()}
-    return row
+    return row | ({"auc_ceiling": math.nan} if row["guarantee"].nothing_sent else {})
 
 
-def _pareto(rows: pd.DataFrame) -> list[bool]:
-    """Finished rows that no other finished row dominates; a stopped one's distance is from another split."""
+def _pareto(rows: pd.DataFrame, cell: Sequence[str]) -> list[bool]:
+    """Finished rows with a guarantee that no finished row of their cell dominates. A stopped one's distance is from
+    another split. Where nothing is sent, samples carry no guarantee: such a row dominates but is not marked."""
     distance = ranked_by(rows)
     if distance is None:
         return [False] * len(rows)
     points = rows[(rows["outcome"] == "finished") & rows["epsilon"].notna() & rows[distance].notna()]
-    coordinates = [(g.definition, g.epsilon, d) for g, d in zip(points["guarantee"], points[distance], strict=True)]
-
-    def dominates(a: tuple[object, float, float], b: tuple[object, float, float]) -> bool:
-        comparable = a[0] == b[0] or a[1] == 0 or b[1] == math.inf  # 0 and infinity compare under any definition.
-        return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
-
-    best = {i for i, b in zip(points.index, coordinates, strict=True) if not any(dominates(a, b) for a in coordinates)}
+    best: set[Any] = set()
+    for _, part in groups(points, cell) if cell else [({}, points)]:
+        coordinates = [(g.definition, g.epsilon, d) for g, d in zip(part["guarantee"], part[distance], strict=True)]
+        protected = [(i, b) for i, b in zip(part.index, coordinates, strict=True) if 0 < b[1] < math.inf]
+        best |= {i for i, b in protected if not any(_dominates(a, b) for a in coordinates)}
     return [i in best for i in rows.index]
+
+
+def _dominates(a: Point, b: Point) -> bool:
+    comparable = a[0] == b[0] or a[1] == 0  # Epsilon 0 compares under any definition.
+    return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
 
 
 def network_of(frame: pd.DataFrame) -> str | None:
@@ -163,6 +182,14 @@ def ranked_by(rows: pd.DataFrame) -> str | None:
 def measures(names: Iterable[str]) -> list[str]:
     """Of these columns, those of RANKING; the first one counts."""
     return sorted(n for n in names if n in RANKING or (n.startswith("kd_") and n.partition("/")[2] == "all"))
+
+
+def measure_in_words(name: str) -> str:
+    """`Fréchet distance of cnn features, minority classes` for fd_cnn/minor: lower is better of all MEASURES."""
+    family, _, group = name.removeprefix(EVAL).partition("/")
+    words = next(words for start, words in MEASURES.items() if family.startswith(start))
+    classes = {"minor": ", minority classes", "all": ", all classes"} if words.startswith(("F", "k")) else {}
+    return words.format(family.partition("_")[2] or "Inception") + classes.get(group, "")
 
 
 def swept(table: pd.DataFrame) -> list[str]:

@@ -13,6 +13,7 @@ from raydiff.report.frontier.rows import (
     DONE,
     GROUPS,
     is_target_epsilon,
+    measure_in_words,
     measures,
     network_of,
     noise_floor,
@@ -25,17 +26,11 @@ from raydiff.report.sweep_view import setting_name
 
 Column = tuple[str, list[str]]  # a header, and a cell per row
 WIDTH = 100  # characters of a line of notes in a terminal
-MEASURES = {
-    "f": "Fréchet distance of {} features, mean over clients; noise floor: real half against real half",
-    "k": "kernel distance of {} features, mean over clients",
-    "tv_pairs": "total variation between pairs of columns, real and generated, mean over pairs and clients",
-    "utility_loss": "1 - accuracy on the test split",
-}
-"""Beginning of a measure's name -> its meaning."""
 RELEASED = (
     "epsilon bounds what clients send. Published samples of the server's model have the epsilon against outsiders, "
     "those of a client's own model have no guarantee; the card of `raydiff generate` states it"
 )
+NOTHING_SENT = "epsilon 0: nothing sent; samples of these models carry no guarantee: no star and no ceiling"
 NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
 LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
@@ -137,15 +132,17 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     ]
     if len(all_definitions) > 1:
         notes.append("epsilons of different privacy definitions do not compare; -: the row has none of this definition")
-    notes += ["epsilon 0: nothing sent"] if any(g.nothing_sent for g in rows["guarantee"]) else []
+    notes += [NOTHING_SENT] if any(g.nothing_sent for g in rows["guarantee"]) else []
     notes.append(RELEASED)
     reasons = sorted({str(g).removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf})
     notes += [f"epsilon inf: no guarantee ({'; '.join(reasons)})"] if reasons else []
     if distance is not None:
+        floor = "; noise floor: real half against real half" if noise_floor(rows, distance) else ""
         name = distance.partition("/")[0]
-        meaning = next(words for start, words in MEASURES.items() if name.startswith(start))
-        notes.append(f"{name}: {meaning.format(name.partition('_')[2] or 'Inception')}")
-        notes.append(f"*  Pareto-optimal: no other finished trial has less epsilon and less {distance}")
+        notes.append(f"{name}: {measure_in_words(name)}, mean over clients{floor}")
+        notes.append(
+            f"*  Pareto-optimal: with a guarantee, and no setting beside it has less epsilon and less {distance}"
+        )
     if rows[["auc_global", "auc_client"]].notna().any(axis=None):
         notes.append("AUC: of membership inference, by the attack that calibrates best, beside what the noise allows")
     if rows["n"].max() > 1:

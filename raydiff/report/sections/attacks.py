@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pandas as pd
@@ -28,8 +29,7 @@ KEYS = ["setting", "seed", "target", "attack"]
 OPEN = 40  # rows that are shown unfolded
 NOTE = (
     "In square brackets the 95 % interval. The ceiling is the membership AUC that no attack on the uploads can exceed; "
-    "it holds for global, pool and uploads. True positive rates have ceilings too, for which rows are marked as well; "
-    "under central trust those of global and pool are of what is published. n too small: too few records."
+    "under central trust, on what is published. True positive rates have ceilings too, and mark rows as well."
 )
 
 
@@ -67,7 +67,8 @@ def readings(sweep: SweepView) -> pd.DataFrame:
             lows = [(numbers.get(f"{stat}_low"), ceiling[i]) for stat, ceiling in ceilings[target].items()]
             above = target in WITH_CEILING and any(low is not None and low > most for low, most in lows)
             row = {"digest": run["digest"], "setting": sweep.settings[i], "seed": sweep.seeds[i], "target": target}
-            row |= {"attack": attack, **numbers, "auc_ceiling": ceilings[target]["auc"][i]}
+            ceiling = ceilings[target]["auc"][i] if target in WITH_CEILING else math.nan
+            row |= {"attack": attack, **numbers, "auc_ceiling": ceiling}
             rows.append({**row, "above_ceiling": bool(above)})
     return pd.DataFrame(rows).sort_values(KEYS, ignore_index=True) if rows else pd.DataFrame(rows)
 

@@ -1,4 +1,4 @@
-"""Section of the report: of each method the best private setting, beside local training."""
+"""Section of the report: which method is best at each epsilon, what carries a guarantee, and what attacks reached."""
 
 from __future__ import annotations
 
@@ -9,40 +9,122 @@ from pathlib import Path
 import pandas as pd
 
 from raydiff.formats import rounding
-from raydiff.formats.intervals import decided, shown, student
+from raydiff.formats.intervals import shown, student
 from raydiff.formats.tables import number
-from raydiff.report.gain_over_local import gains
+from raydiff.report.frontier.rows import cell_fields, measure_in_words
+from raydiff.report.frontier.scatter import draw
+from raydiff.report.gain_over_local import ENDS, by_seed, compared, gains
+from raydiff.report.guarantees import guarantees
 from raydiff.report.html import html
 from raydiff.report.load import Row, groups, records
-from raydiff.report.sections.seeds import compared
-from raydiff.report.sweep_view import Section, SweepView, short_column
+from raydiff.report.sections import attacks
+from raydiff.report.sweep_view import Section, SweepView
 
 MEANS = 30  # settings whose mean is a run in MLflow
+OPEN = 8  # lines that are shown unfolded
 
 
 def conclusion(sweep: SweepView, out: Path) -> Section:
-    """The number of finished trials; of each method the best private setting."""
-    first, *lines = sentences(sweep)
-    return Section([html.paragraph(first), html.bullets(lines)])
+    """The conclusion in sentences, the best setting at each epsilon, and the frontier's plot."""
+    paragraphs, lines = summary(sweep)
+    blocks = [*map(html.paragraph, paragraphs), html.bullets(lines[:OPEN])]
+    if rest := lines[OPEN:]:
+        blocks.append(html.folded(f"{len(rest)} more", [html.bullets(rest)]))
+    if not draw(sweep.frontier, path := out / "frontier.png", cell=cell_fields(sweep.fields)):
+        return Section([*blocks, html.paragraph("There is no plot: no setting has a finite epsilon and a measure.")])
+    words = f"{measure_in_words(str(sweep.measure))} over epsilon; the numbers are in the frontier"
+    return Section([html.beside(blocks, [html.picture(path.read_bytes(), alt=words)])])
 
 
-def sentences(sweep: SweepView) -> Iterator[str]:
-    """The section as text: a sentence, then one for each cell, method and privacy definition."""
-    finished = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
-    private = pd.DataFrame() if sweep.measure is None else gains(sweep)
-    if private.empty:
-        yield f"{finished}; no private setting to compare with local training."
-        return
-    yield f"{finished}. Best private setting of each method by {short_column(str(sweep.measure))}, lower is better:"
-    private = private.assign(method=private["arm"].str.partition(", ")[0])
-    for of, group in groups(private, ["cell", "method", "definition"], sort=False):
-        best = records(group.sort_values("mean"))[0]
-        difference, low, high = (math.nan if best[k] is None else best[k] for k in ("difference", "low", "high"))
-        verdict = "one seed" if math.isnan(low) else f"{'clear' if decided(low, high) else 'no clear'} difference"
-        yield (
-            f"{of['cell']}: {best['setting']}, epsilon {rounding.up(best['epsilon'])} ({of['definition']}): "
-            f"{number(best['mean'])}; minus {best['base']} {shown(difference, low, high, '+.3f')} ({verdict})"
-        )
+def summary(sweep: SweepView) -> tuple[list[str], list[str]]:
+    """(sentences, a line for each cell, privacy definition and target epsilon)."""
+    seeds = sweep.trials["seed"].nunique()
+    first = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
+    first += f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
+    if sweep.measure is None:
+        return [f"{first} None has a measure of quality."], []
+    best = list(_best(sweep))
+    quality = f"{first} {_verdict(best, measure_in_words(sweep.measure))}"
+    return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
+
+
+def _best(sweep: SweepView) -> Iterator[Row]:
+    """Of each cell, privacy definition and target epsilon the row of `gains` with the least mean, with `where` and, for
+    several seeds, `verdict`: how it compares with the cell's base; and `line`, all in words."""
+    rows = gains(sweep)
+    seeds = {cell: by_seed(group) for cell, group in compared(sweep).groupby("cell", sort=False)}
+    several = rows[~rows["target"].isin([*ENDS])]["definition"].nunique() > 1
+    for of, group in groups(rows.sort_values("target", kind="stable"), ["cell", "definition", "target"], sort=False):
+        best, *others = records(group.sort_values("mean"))
+        where = ENDS.get(of["target"], f"at epsilon {of['target']:g}" + f" {of['definition']}" * several)
+        where += "" if of["cell"] == "all trials" else f" ({of['cell']})"
+        line, verdict, values = f"{where}: {best['arm']}, {number(best['mean'])}", "", seeds[of["cell"]]
+        if best["low"] is not None:
+            clear = "better than" if best["high"] < 0 else "worse than" if best["low"] > 0 else ""
+            verdict = clear or "not distinguishable from"
+            gain = shown(best["difference"], best["low"], best["high"], "+.3f")
+            line += f", {verdict} {best['base']} ({gain})"
+        apart = {row["arm"]: student((values[row["setting"]] - values[best["setting"]]).dropna())[1:] for row in others}
+        ties = [arm for arm, (low, high) in apart.items() if low <= 0 <= high]
+        names = " and ".join(ties) if len(ties) < 3 else f"{len(ties)} other settings"
+        line += f"; not distinguishable from {names}" if ties else ""
+        yield {**best, "where": where, "verdict": verdict, "line": line}
+
+
+def _verdict(best: list[Row], measure: str) -> str:
+    """How the best private settings compare with local training."""
+    silent = {(row["cell"], row["base"]) for row in best if row["target"] == 0}
+    private = [row for row in best if row["target"] not in ENDS]
+    judged = [row for row in private if row["verdict"] and (row["cell"], row["base"]) in silent]
+    parts = []
+    for verdict in dict.fromkeys(row["verdict"] for row in judged):
+        where = [row["where"] for row in judged if row["verdict"] == verdict]
+        places = f"in {len(where)} of {len(judged)} cases" if len(where) > 3 else " and ".join(where)
+        parts.append(f"{verdict} training alone {places}")
+    if not parts:
+        which = "The best settings at each epsilon" if private else "No setting has a guarantee; the best"
+        return f"{which} by {measure} (lower is better) stand below."
+    chosen = "(paired 95 % intervals; the best is chosen on the same numbers)"
+    return f"By {measure}, lower is better, the best private setting is {', '.join(parts)} {chosen}."
+
+
+def _guaranteed(sweep: SweepView) -> str:
+    """Which methods carry a guarantee, against whom; which send nothing, and which have none."""
+    stated = guarantees(sweep.finished).assign(method=sweep.finished["method"])
+    kinds = stated.apply(lambda row: row["guarantee"].definition or ENDS.get(row["epsilon"], "not recorded"), axis=1)
+    parts = []
+    for kind, group in stated.groupby(kinds, sort=False):
+        counts = group["method"].value_counts(sort=False).items()
+        methods = ", ".join(f"{method} ({n} trial{'s' * (n > 1)})" for method, n in counts)
+        if isinstance(kind, str):
+            parts.append(f"{kind.capitalize()}: {methods}.")
+        else:
+            parts.insert(0, f"With a guarantee: {methods}, {kind}; against {kind.against}.")
+    return " ".join([*parts, "Samples of a client's own model carry no guarantee."])
+
+
+def _attacked(sweep: SweepView) -> str:
+    """The largest AUC of the attack that calibrates best, on what is shared and on clients' own models."""
+    table = attacks.readings(sweep)
+    if table.empty:
+        return ""
+    epsilons = guarantees(sweep.runs)["epsilon"].set_axis(sweep.runs["digest"])
+    shared, epsilon = table["target"].isin(attacks.WITH_CEILING), table["digest"].map(epsilons)
+    attacked = {
+        "what settings with a guarantee send or make of it": shared & (epsilon < math.inf),
+        "what the others send or make of it": shared & (epsilon == math.inf),
+        "clients' own models, which are not sent and which no epsilon covers": table["target"] == "client",
+    }
+    parts = []
+    for words, rows in ((words, table[which & (table["attack"] == "best")]) for words, which in attacked.items()):
+        if rows.empty:
+            continue
+        worst = max((g for _, g in groups(rows, ["setting", "target"])), key=lambda group: group["auc"].mean())
+        ends = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
+        mean, low, high = pd.Series(list(ends), dtype=float).clip(0, 1)
+        ceiling = f" (ceiling {rounding.up(most)})" if (most := worst["auc_ceiling"].max()) < 0.995 else ""
+        parts.append(f"{shown(mean, low, high, '.2f')} on {words}{ceiling}")
+    return f"Membership attacks reached an AUC (0.5: guessing) of {', '.join(parts)}." if parts else ""
 
 
 def means(sweep: SweepView) -> dict[str, Row]:

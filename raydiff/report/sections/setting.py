@@ -11,7 +11,6 @@ from raydiff.formats.json_files import read_json
 from raydiff.formats.tables import short
 from raydiff.report import guarantees
 from raydiff.report.frontier import rows, text
-from raydiff.report.frontier.scatter import draw
 from raydiff.report.html import html
 from raydiff.report.sweep_view import Section, SweepView
 
@@ -47,12 +46,10 @@ def _listed(values: pd.Series) -> str:
 
 
 def frontier(sweep: SweepView, out: Path) -> Section:
-    """The frontier's plot and table, what its numbers mean, and the epsilon of all trials composed."""
-    table = rows.frontier(sweep.runs)
+    """The frontier's table, what its numbers mean, and the epsilon of all trials composed."""
+    table = sweep.frontier
     done, others = table[table["outcome"].isin(rows.DONE)], table[~table["outcome"].isin(rows.DONE)]
-    blocks = [html.paragraph("There is no plot: no trial has a feature distance.")]
-    if draw(table, path := out / "frontier.png"):
-        blocks = [html.picture(path.read_bytes(), alt="feature distance over epsilon; stopped trials hollow")]
+    blocks = []
     if len(done):
         header, cells = zip(*text.columns_of(done), strict=True)
         grid = html.table(header, list(zip(*cells, strict=True)), name="the frontier")

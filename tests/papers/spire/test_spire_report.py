@@ -84,4 +84,3 @@ def test_a_sweep_that_is_not_over_is_shown_as_far_as_it_goes(sweep: Path, capsys
     assert "**-0.400 [-0.648, -0.152]** | 10 (25.000%)" in lines["FedAvg + fine-tuning"]
     assert " | 0.500 | - | " in lines["PerFedAvg"] and " | 0.300 | +0.200 | all | " in lines["LocalOnly"]
     assert "n = 1 to 3 seeds; noise floors (real against real): clients 0.010; newcomers 0.010" in lines
-    assert (sweep / "out/newcomers.png").exists()
