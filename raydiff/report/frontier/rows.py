@@ -66,11 +66,13 @@ def frontier(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def settings(runs: pd.DataFrame) -> dict[str, str]:
-    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last."""
+    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last. A
+    method's own fields that are the same in all its trials, such as its accountant, follow from the method."""
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     varying = [c for c in config if runs[c].nunique(dropna=False) > 1]
-    if "method.accountant" in varying and (runs.groupby("method")["method.accountant"].nunique() <= 1).all():
-        varying.remove("method.accountant")  # It follows from the method.
+    own = [c for c in varying if c.startswith("method.") and c.count(".") == 1 and not is_target_epsilon(c)]
+    follow = [c for c in own if (runs.groupby("method")[c].nunique(dropna=False) <= 1).all()]
+    varying = [c for c in varying if c not in follow]
     varying = [c for c in varying if runs.loc[has(runs, c), c].nunique(dropna=False) > 1]
     if any(c.startswith("data.") and c != "data.root" for c in varying):
         varying = [c for c in varying if c not in FROM_DATA]
