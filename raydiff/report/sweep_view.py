@@ -126,6 +126,18 @@ class SweepView:
         name = ranked_by(self.finished.rename(columns=lambda column: str(column).removeprefix(EVAL)))
         return name and EVAL + name
 
+    @property
+    def best(self) -> tuple[str, str, float]:
+        """(digest, column, value) of the finished trial that is best by the sweep's --metric, else by `measure`. Raises
+        ValueError where none has it."""
+        metric, lower = self.about.get("metric") or (None, True)
+        column = f"final/{metric}" if metric else self.measure
+        values = load.column(self.finished, str(column)).dropna()
+        if values.empty:
+            raise ValueError(f"no trial of {self.name} has finished with a measure of quality")
+        at = values.idxmin() if lower else values.idxmax()
+        return str(self.runs["digest"][at]), str(column), float(values[at])
+
 
 @dataclass(frozen=True)
 class Section:

@@ -10,7 +10,8 @@ import pandas as pd
 
 from raydiff.formats import rounding
 from raydiff.formats.intervals import decided, shown, student
-from raydiff.formats.tables import number
+from raydiff.formats.metric_names import plain
+from raydiff.formats.tables import number, short, span
 from raydiff.report.gain_over_local import gains
 from raydiff.report.html import html
 from raydiff.report.load import Row, groups, records
@@ -46,22 +47,24 @@ def sentences(sweep: SweepView) -> Iterator[str]:
 
 
 def means(sweep: SweepView) -> dict[str, Row]:
-    """Rows of the runs in MLflow, best last: of each setting with several seeds the mean of its final numbers."""
+    """Rows of the runs in MLflow, best last, by name: of each setting with several seeds what was swept, the interval
+    of the measure that ranks, and the means of its final numbers; epsilon is the largest."""
     if sweep.measure is None:
         return {}
     rows: dict[str, tuple[float, Row]] = {}
-    trials = compared(sweep)
-    for (cell, name), group in trials.groupby(["cell", "setting"], sort=False):
+    for _, group in compared(sweep).groupby(["cell", "setting"], sort=False):
         by_seed = group.groupby("seed")["value"].mean()
         if len(by_seed) < 2:
             continue
         mean, low, high = student(by_seed)
-        row: Row = {"epsilon": rounding.up(group["epsilon"].max()), "method": str(group["method"].iloc[0])}
-        row |= {"seeds": str(len(by_seed)), sweep.measure: mean}
         runs = sweep.runs.loc[group.index]
-        final = runs[[c for c in map(str, runs) if c.startswith("final/")]].select_dtypes("number").mean().dropna()
-        where = f", {cell}" if trials["cell"].nunique() > 1 else ""
-        row |= {str(k): float(v) for k, v in final.items()}
-        row |= {f"{sweep.measure}/low": low, f"{sweep.measure}/high": high}
-        rows[f"mean: {name}{where} ({len(by_seed)} seeds)"] = (mean, row)
+        first = records(runs.head(1))[0]
+        swept = records(sweep.trials.loc[group.index[:1]])[0]
+        params = {path: short(swept[name]) for path, name in sweep.fields.items() if swept[name] is not None}
+        final = runs.filter(like="final/").select_dtypes("number").mean().dropna()
+        numbers = plain({str(name).removeprefix("final/"): float(value) for name, value in final.items()})
+        of_seeds = {"method": str(first["method"]), "seeds": str(len(by_seed)), "interval": span((low, high), number)}
+        name = " ".join([of_seeds["method"], *(f"{path.rpartition('.')[2]}={v}" for path, v in params.items())])
+        row = {**of_seeds, **params, **numbers, "epsilon": float(group["epsilon"].max())}
+        rows[f"{name} (mean of {len(by_seed)} seeds)"] = (mean, row)
     return {name: row for name, (_, row) in sorted(rows.items(), key=lambda item: -item[1][0])[-MEANS:]}
