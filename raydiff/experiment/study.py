@@ -126,7 +126,7 @@ def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = (
 
 
 def trial_name(flat: Mapping[str, Any], fields: Mapping[str, Sequence[str]]) -> str:
-    """`PFDM epsilon=10 clients=4` from an experiment's `overrides.flat`, or its flattened file, and `varying_fields`."""
+    """`PFDM epsilon=10 clients=4`, from an experiment's `overrides.flat` or flattened file, and `varying_fields`."""
     method = bare_name(flat["method"])
     parts = [f"{k.rpartition('.')[2]}={overrides.short(flat[k])}" for k in fields.get(method, ()) if k in flat]
     return " ".join([method, *parts])

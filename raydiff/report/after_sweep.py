@@ -51,8 +51,8 @@ def describe(folder: Path) -> SweepSummary:
             measure = f"{name} ({number(value)})"
     except Exception as e:  # Its trials are done and recorded.
         conclusion = f"Nothing to report: {type(e).__name__}: {e}"
-    blocks = [conclusion, table, f"To continue: `{resume_command(folder.name)}`"]
-    return SweepSummary("\n\n".join(filter(None, blocks)), numbers, best, measure)
+    details = f"{table}\n\nTo continue: `{resume_command(folder.name)}`".strip()
+    return SweepSummary(conclusion, details, numbers, best, measure)
 
 
 def _markdown(table: pd.DataFrame) -> str:

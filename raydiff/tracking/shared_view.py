@@ -7,6 +7,7 @@ MLflow's own and not documented: the view is a convenience, and no sweep depends
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,8 @@ from raydiff.formats.metric_names import COMPARED, QUALITY, mlflow_name
 
 TAG = "mlflow.sharedViewState."
 KIND = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow guesses, or asks
-SECTIONS = ("Privacy against quality", "Model metrics")  # our charts, and MLflow's name for those that it generates
+SECTIONS = {"Privacy against quality": 2, "What was swept": 1, "Model metrics": 3}
+"""Section of charts -> charts side by side. The last one is MLflow's, of charts that it generates."""
 USUAL = (
     "distance_all",
     "distance_minority",
@@ -32,7 +34,6 @@ STATE = {
     "lifecycleFilter": "Active",
     "datasetsFilter": [],
     "modelVersionFilter": "All Runs",
-    "columnWidths": {RUN_NAME: 330},  # pixels: a name says what was swept
     "runsPinned": [],
     "runsHidden": [],
     "runsHiddenMode": "SHOW_ALL",
@@ -59,21 +60,25 @@ def state(parent: str, sweep: str, swept: Mapping[str, Sequence[str]], trials: S
     params = [*map(mlflow_name, dict.fromkeys(path for paths in swept.values() for path in paths))]
     params = ["method", *params] if len(swept) > 1 else params
     metrics = [name for name in COMPARED if any(name in trial for trial in trials)] if trials else [*USUAL]
-    of_all = [name for name in metrics if all(name in trial for trial in trials)]
+    of_all = [name for name in metrics if all(math.isfinite(trial.get(name, math.nan)) for trial in trials)]
     quality = [name for name in QUALITY if name in metrics] or metrics
-    columns = [*(f"params.`{p}`" for p in params), *(f"metrics.`{m}`" for m in metrics)]
+    numbers = [f"metrics.`{name}`" for name in metrics]
+    columns = [*numbers, *(f"params.`{name}`" for name in params)]
     charts = [_scatter(name) for name in quality if "epsilon" in metrics]
     # A run that lacks one of them has no line; the last one colours the lines.
-    charts.append({"type": "PARALLEL", "selectedParams": params, "selectedMetrics": of_all[::-1], "showAllRuns": True})
+    axes = {"selectedParams": params, "selectedMetrics": of_all[::-1], "showAllRuns": True}
+    charts.append({"type": "PARALLEL", "metricSectionId": "1", **axes})
     more = {"runsCountToCompare": 100, "metricSectionId": "0", "deleted": False, "isGenerated": False}
-    section = {"display": True, "isReordered": True, "deleted": False, "columns": 2}
+    section = {"display": True, "isReordered": True, "deleted": False, "cardHeight": 280}
+    sections = [{"uuid": str(i), "name": k, "columns": n, **section} for i, (k, n) in enumerate(SECTIONS.items())]
     view = STATE | {
         "orderByKey": f"metrics.`{'distance_minority' if 'distance_minority' in quality else quality[0]}`",
         "searchFilter": f"tags.`raydiff.id` = '{sweep}'",
         "selectedColumns": columns,
         "columnOrder": ["1", RUN_NAME, *columns],
+        "columnWidths": {RUN_NAME: 300, **dict.fromkeys(numbers, 92)},  # pixels
         "runsExpanded": {parent: True},
-        "compareRunSections": [{"uuid": str(i), "name": name, **section} for i, name in enumerate(SECTIONS)],
+        "compareRunSections": sections,
         "compareRunCharts": [{"uuid": f"chart-{i}", **more, **chart} for i, chart in enumerate(charts)],
     }
     return json.dumps(view)

@@ -26,7 +26,7 @@ PERIOD_S = 2.0  # between two updates from the files
 LONGEST_WAIT_S = 60.0  # between two attempts while MLflow cannot be reached
 SILENCE_S = 10.0  # Whoever waits longer for MLflow is told so.
 BEST = "raydiff.best"  # tag of the sweep's own run: the id of the best trial's
-PICTURE = "frontier.png"  # of the report's files, the one that the sweep's description shows
+PICTURE, PICTURE_WIDTH = "frontier-small.png", 640  # in the description, which MLflow does not scale; pixels
 OPENING_S = 180.0  # A busy machine creates a SQLite store in a minute; a database server may never answer.
 
 
@@ -34,7 +34,8 @@ OPENING_S = 180.0  # A busy machine creates a SQLite store in a minute; a databa
 class SweepSummary:
     """What the sweep's own run says at its end."""
 
-    note: str = ""  # Markdown
+    conclusion: str = ""  # Markdown, above the picture of the frontier
+    details: str = ""  # Markdown, below it
     means: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # `Mlflow._log_means`
     best: str = ""  # digest of the best trial
     measure: str = ""  # by which it is the best, and its value
@@ -140,7 +141,7 @@ class Mlflow(threading.Thread):
                 raise self.error
             for path in files:
                 client.log_artifact(parent, str(path))
-            self._log_summary(summary, any(path.name == PICTURE for path in files))
+            self._log_summary(summary, next((path for path in files if path.name == "frontier.png"), None))
             gaps = {name: trial.client.lacks for name, trial in self._trials.items()} | self._failed
             lacking = [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]
             where = redacted(client.get_experiment(self.experiment_id).artifact_location)
@@ -149,14 +150,19 @@ class Mlflow(threading.Thread):
         except Exception as e:
             return mlflow_store.explanation(self.error or e)
 
-    def _log_summary(self, summary: SweepSummary, picture: bool) -> None:
-        """The parent's description, with the picture of the frontier, the best trial's link and sampler, and means."""
-        client, parent, best = self._client, str(self.parent), self._runs.get(summary.best)
-        blocks = ["", summary.note]
+    def _log_summary(self, summary: SweepSummary, picture: Path | None) -> None:
+        """The parent's description, with the best trial's link and the picture of the frontier; the best trial's
+        sampler, the means and the view."""
+        client, parent, best, blocks = (
+            self._client,
+            str(self.parent),
+            self._runs.get(summary.best),
+            [summary.conclusion],
+        )
         if best:
             trial = client.get_run(best)
             link = f"[{trial.info.run_name}](#/experiments/{self.experiment_id}/runs/{best})"
-            blocks[0] = f"Best trial by {summary.measure}: {link}"
+            blocks.insert(0, f"Best trial by {summary.measure}: {link}")
             before = client.get_run(parent).data.tags.get(BEST, best)
             client.set_tag(parent, BEST, best)
             if self.log_best is not None and not trial.outputs.model_outputs:
@@ -164,9 +170,14 @@ class Mlflow(threading.Thread):
             if self.log_best is not None and before != best:
                 for model in client.search_logged_models([self.experiment_id], f"source_run_id = '{before}'"):
                     client.delete_logged_model(model.model_id)
-        if picture:
-            blocks.insert(1, f"![frontier](get-artifact?path={PICTURE}&run_uuid={parent})")
-        if note := "\n\n".join(filter(None, blocks)):
+        if picture is not None:
+            from PIL import Image
+
+            with Image.open(picture) as image:
+                image.thumbnail((PICTURE_WIDTH, PICTURE_WIDTH))
+                client.log_image(parent, image.convert("RGB"), artifact_file=PICTURE)
+            blocks.append(f"![frontier](get-artifact?path={PICTURE}&run_uuid={parent})")
+        if note := "\n\n".join(filter(None, (*blocks, summary.details))):
             client.set_tag(parent, "mlflow.note.content", storable(note))
         self._log_means(summary.means)
         self._log_view([metric_names.plain(end["final"]) for _, end in outcomes(self.sweep) if end.get("final")])

@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from raydiff.experiment.study import trial_name
 from raydiff.formats import rounding
 from raydiff.formats.intervals import decided, shown, student
+from raydiff.formats.json_files import flatten, read_json
 from raydiff.formats.metric_names import plain
-from raydiff.formats.tables import number, short, span
+from raydiff.formats.tables import number, span
+from raydiff.lookup import bare_name
 from raydiff.report.gain_over_local import gains
 from raydiff.report.html import html
 from raydiff.report.load import Row, groups, records
@@ -58,13 +61,12 @@ def means(sweep: SweepView) -> dict[str, Row]:
             continue
         mean, low, high = student(by_seed)
         runs = sweep.runs.loc[group.index]
-        first = records(runs.head(1))[0]
-        swept = records(sweep.trials.loc[group.index[:1]])[0]
-        params = {path: short(swept[name]) for path, name in sweep.fields.items() if swept[name] is not None}
+        config = flatten(read_json(sweep.trial(runs["digest"].iloc[0]) / "config.json"))
+        params = {path: str(config[path]) for path in ("method", *sweep.fields) if path in config}
         final = runs.filter(like="final/").select_dtypes("number").mean().dropna()
         numbers = plain({str(name).removeprefix("final/"): float(value) for name, value in final.items()})
-        of_seeds = {"method": str(first["method"]), "seeds": str(len(by_seed)), "interval": span((low, high), number)}
-        name = " ".join([of_seeds["method"], *(f"{path.rpartition('.')[2]}={v}" for path, v in params.items())])
-        row = {**of_seeds, **params, **numbers, "epsilon": float(group["epsilon"].max())}
+        row = {**params, "seeds": str(len(by_seed)), "interval": span((low, high), number), **numbers}
+        row["epsilon"] = float(group["epsilon"].max())
+        name = trial_name(config, {bare_name(config["method"]): [*sweep.fields]})
         rows[f"{name} (mean of {len(by_seed)} seeds)"] = (mean, row)
     return {name: row for name, (_, row) in sorted(rows.items(), key=lambda item: -item[1][0])[-MEANS:]}
