@@ -41,35 +41,28 @@ Labels = Sequence[int] | Sequence[str] | NDArray[np.int64]
 """A class for each sample, by number or name; or label rows (N, K), by number."""
 
 
-@dataclass(frozen=True, repr=False)
 class Numbers(Mapping[str, float]):
-    """Numbers by name, read-only and shown as a table."""
+    """Numbers by name, read-only, which are shown as a table."""
 
-    values_by_name: dict[str, float]
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = dict(values)
 
     def __getitem__(self, name: str) -> float:
-        if name not in self.values_by_name:
-            raise KeyError(f"{name}: there are {', '.join(self)}; every number is in all_metrics")
-        return self.values_by_name[name]
+        return self._values[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.values_by_name)
+        return iter(self._values)
 
     def __len__(self) -> int:
-        return len(self.values_by_name)
+        return len(self._values)
 
     def __repr__(self) -> str:
-        from raydiff.formats.tables import aligned
-
-        return "\n".join(aligned([("number", "value"), *self._rows()], words=1))
+        return "\n".join(f"{name:20}{value:.4g}" for name, value in self.items())
 
     def _repr_html_(self) -> str:
         from raydiff.report.html import html
 
-        return html.table(["number", "value"], self._rows(), name="metrics")
-
-    def _rows(self) -> list[tuple[str, str]]:
-        return [(name, f"{value:.4g}") for name, value in self.items()]
+        return html.table(["number", "value"], [[k, f"{v:.4g}"] for k, v in self.items()], name="metrics")
 
 
 @dataclass(frozen=True)

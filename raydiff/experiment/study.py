@@ -85,6 +85,8 @@ class Study:
         return experiments
 
 
+Varying = Mapping[str, Sequence[str]]
+"""Method -> paths of the fields in which its experiments differ."""
 BASELINES = (Arm(method=LocalOnly), Arm(method=FedAvg))
 EPSILONS = (10.0, 50.0, 200.0)
 SEEDS = (0, 1, 2, 3, 4)
@@ -112,8 +114,8 @@ def _combinations(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[
     return [overrides.override(start, dict(zip(grid, combination, strict=True))) for combination in values]
 
 
-def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> dict[str, list[str]]:
-    """{method: paths of the fields in which its experiments (will) differ}."""
+def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Varying:
+    """The fields in which experiments differ, with those that will, since they are `sampled`."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for experiment in experiments:
         by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flat(experiment))
@@ -125,7 +127,7 @@ def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = (
     return fields
 
 
-def trial_name(flat: Mapping[str, Any], fields: Mapping[str, Sequence[str]]) -> str:
+def trial_name(flat: Mapping[str, Any], fields: Varying) -> str:
     """`PFDM epsilon=10 clients=4`, from an experiment's `overrides.flat` or flattened file, and `varying_fields`."""
     method = bare_name(flat["method"])
     parts = [f"{k.rpartition('.')[2]}={overrides.short(flat[k])}" for k in fields.get(method, ()) if k in flat]

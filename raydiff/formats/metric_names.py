@@ -147,8 +147,9 @@ def mlflow_name(name: str) -> str:
 def plain(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return a trial's final numbers by their plain names, at most PLAIN_AT_MOST: of COMPARED, then those of other
     packages, then of DETAILED."""
-    added = {str(replace(m, split="")): values[str(m)] for m in map(Metric.parse, values) if m.added}
-    every = {**_named(COMPARED, values), **added, **_named(DETAILED, values)}
+    added = {str(replace(m, split="")): values[text] for text in values if (m := Metric.parse(text)).added}
+    compared, detailed = _named(COMPARED, values), _named(DETAILED, values)
+    every = {**compared, **added, **compared, **detailed}  # again: nobody else's number has a name of raydiff's
     return dict(list(every.items())[:PLAIN_AT_MOST])
 
 
@@ -159,14 +160,7 @@ def _named(names: Names, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def of_round(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return what MLflow gets of a round: epsilon, the quality on the validation split, losses and clipping."""
-    as_final = {text.replace("validation/", "eval/", 1): value for text, value in values.items()}
-    out = {name: value for name, value in _named(COMPARED, as_final).items() if name in ("epsilon", *QUALITY)}
-    for metric in map(Metric.parse, values):
-        if not metric.part and metric.name.endswith(("loss", "clipped_fraction")):
-            out[metric.name.replace("/", "_")] = values[str(metric)]
-    return {f"round/{name}": value for name, value in out.items()}
-
-
-def final(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an outcome's final numbers by their names in MLflow and in tables of trials."""
-    return {f"final/{name}": value for name, value in outcome.get("final", {}).items()}
+    named = _named(COMPARED, {text.replace("validation/", "eval/", 1): value for text, value in values.items()})
+    out = {f"round/{name}": value for name, value in named.items() if name in ("epsilon", *QUALITY)}
+    losses = (k for k in values if k.endswith(("loss", "clipped_fraction")) and not k.startswith("client/"))
+    return out | {f"round/{k.replace('/', '_')}": values[k] for k in losses}

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
 from raydiff.formats.metric_names import plain
 from raydiff.formats.tables import Table, number
 from raydiff.report import load, page
 from raydiff.report.frontier import command as frontier
 from raydiff.report.frontier import rows
 from raydiff.report.frontier.text import brief
+from raydiff.report.guarantees import shown
 from raydiff.report.sections.conclusion import means, sentences
 from raydiff.report.sweep_view import open_sweep
 from raydiff.runtime.launch import Reporter
@@ -39,25 +38,23 @@ def write(folder: Path, composed: Callable[[Path], str]) -> None:
 
 def describe(folder: Path) -> SweepSummary:
     """What MLflow shows of the sweep's own run: conclusions, the frontier, the best trial, means over seeds."""
-    numbers, best, measure, table = dict[str, dict[str, Any]](), "", "", ""
+    numbers, best, measure, markdown = dict[str, dict[str, Any]](), "", "", ""
     try:
         view = open_sweep(folder)
         first, *lines = sentences(view)
         conclusion, numbers = "\n".join([first, "", *(f"- {line}" for line in lines)]), means(view)
         if view.measure:
-            table = _markdown(brief(rows.frontier(view.runs)))
+            table = rows.frontier(view.runs)
+            table = brief(table).assign(epsilon=table["epsilon"].map(shown))
+            cells = [[v if isinstance(v, str) else number(v) for v in row] for row in table.to_numpy()]
+            markdown = str(Table([*table], cells))
             best, column, value = view.best
             name = next(iter(plain({column.removeprefix("final/"): value})), column)
             measure = f"{name} ({number(value)})"
     except Exception as e:  # Its trials are done and recorded.
         conclusion = f"Nothing to report: {type(e).__name__}: {e}"
-    details = f"{table}\n\nTo continue: `{resume_command(folder.name)}`".strip()
+    details = f"{markdown}\n\nTo continue: `{resume_command(folder.name)}`".strip()
     return SweepSummary(conclusion, details, numbers, best, measure)
-
-
-def _markdown(table: pd.DataFrame) -> str:
-    cells = [[v if isinstance(v, str) else number(v) for v in row] for row in table.itertuples(index=False)]
-    return str(Table([*map(str, table)], cells))
 
 
 SUMMARY = Reporter(describe)

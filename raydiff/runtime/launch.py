@@ -14,7 +14,7 @@ from shlex import quote
 
 from raydiff import process
 from raydiff.experiment import spending, trial
-from raydiff.experiment.study import varying_fields
+from raydiff.experiment.study import Varying, varying_fields
 from raydiff.formats.json_files import outcomes, read_json
 from raydiff.process import waiting
 from raydiff.results import chance
@@ -91,11 +91,10 @@ def start(
         return _run(planned, about, report, mlflow)
 
 
-def _swept(planned: Planned) -> dict[str, list[str]]:
+def _swept(planned: Planned) -> Varying:
     """By method, the fields that name its trials: those in which they differ; of a single trial a few."""
-    if planned.total == 1:
-        return varying_fields(planned.trials, ("method.epsilon", "clients", "seed"))
-    return varying_fields([*planned.trials, *[planned.base] * (planned.suggested > 0)], planned.space)
+    trials = [planned.base, *planned.trials] if planned.suggested else planned.trials
+    return varying_fields(trials, planned.space if planned.total > 1 else ("method.epsilon", "clients", "seed"))
 
 
 def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan:

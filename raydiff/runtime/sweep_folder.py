@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import functools
 import hashlib
 import json
 import os
@@ -16,13 +15,13 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from pathlib import Path, PurePath
-from types import MappingProxyType
 from typing import Any
 
 import raydiff
 from raydiff import seeding
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.study import Varying
 from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
@@ -180,15 +179,7 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
     return kept
 
 
-def mlflow(
-    at: Path,
-    preset: str,
-    base: Experiment,
-    *,
-    experiment: str,
-    samplers: bool,
-    swept: Mapping[str, Sequence[str]] = MappingProxyType({}),
-) -> Mlflow:
+def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers: bool, swept: Varying) -> Mlflow:
     """Return the writer of this sweep's MLflow runs. `samplers`: log those of all finished trials, else the best one's
     if it is small; `swept`: `study.varying_fields`."""
     uri, artifacts = tracking_store(at.parents[1])
@@ -201,7 +192,7 @@ def mlflow(
         "mlflow.source.type": "JOB",
         **({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {}),
     }
-    log = {"log_sampler": _log_sampler} if samplers else {"log_best": functools.partial(_log_sampler, most=SMALL_BYTES)}
+    log = {"log_sampler": _log_sampler} if samplers else {"log_best": _log_small_sampler}
     return Mlflow(uri, experiment=experiment, sweep=at, tags=tags, artifacts=artifacts, swept=swept, **log)
 
 
@@ -245,11 +236,17 @@ def _git() -> str:
     return subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _log_sampler(client: Any, run: str, folder: Path, *, most: int | None = None) -> None:
+def _log_small_sampler(client: Any, run: str, folder: Path) -> None:
+    if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > SMALL_BYTES:
+        raise ValueError("it is large: --log-samplers logs it all the same")
+    _log_sampler(client, run, folder)
+
+
+def _log_sampler(client: Any, run: str, folder: Path) -> None:
     if read_json(folder / "config.json", needs="evaluation")["evaluation"] is None:
         raise ValueError("it holds the clients' own models, and under --protocol-only these stay with them")
     cap_memory(0)  # The GPU belongs to the trials.
-    mlflow_models.log_sampler(client, run, open_finished(folder), most=most)
+    mlflow_models.log_sampler(client, run, open_finished(folder))
 
 
 def resume_command(name: str) -> str:

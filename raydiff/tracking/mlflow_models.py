@@ -59,18 +59,9 @@ def open_client(uri: str) -> Any:
     return mlflow_store.connect(uri)
 
 
-def log_sampler(
-    client: Any,
-    run: str,
-    finished: Finished,
-    number: int | None = None,
-    *,
-    shared: bool = False,
-    most: int | None = None,
-) -> str:
+def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
     """Log the sampler of one client, of all (None) or of the server's model as a pyfunc model and an output of the run,
-    in place of an earlier one; return its name below runs:/RUN/. Raises ValueError as `Finished.save_sampler`, and for
-    more than `most` bytes."""
+    in place of an earlier one; return its name below runs:/RUN/. Raises ValueError as `Finished.save_sampler`."""
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
@@ -78,8 +69,6 @@ def log_sampler(
     with tempfile.TemporaryDirectory() as folder:
         sampler, path = Path(folder) / "sampler", Path(folder) / "model"
         finished.save_sampler(sampler, number, shared=shared)
-        if most is not None and (bytes_ := sum(p.stat().st_size for p in sampler.rglob("*") if p.is_file())) > most:
-            raise ValueError(f"its {bytes_} bytes are more than {most}; --log-samplers logs every size")
         card = json.loads((sampler / "sampler.json").read_text())
         its = client.get_run(run)
         experiment, params = its.info.experiment_id, {k: v for k, v in its.data.params.items() if k in MODEL_PARAMS}

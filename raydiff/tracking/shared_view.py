@@ -1,7 +1,7 @@
-"""MLflow's shared view of a sweep: its trials as a table with the columns that matter, and charts above all others.
+"""MLflow's shared view of a sweep: its trials in a table with the columns that matter, and charts above all others.
 
-A shared view is a tag of an experiment, which MLflow 3.17's page reads where its address names the key. Its form is
-MLflow's own and not documented: the view is a convenience, and no sweep depends on it.
+A shared view is a tag of an experiment, which the page of MLflow 3.17 reads where its address names the key. Its form
+is MLflow's own and not documented: the view is a convenience, and no sweep depends on it.
 """
 
 from __future__ import annotations
@@ -11,41 +11,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raydiff.experiment.study import Varying
 from raydiff.formats.metric_names import COMPARED, QUALITY, mlflow_name
 
 TAG = "mlflow.sharedViewState."
-KIND = {"mlflow.experimentKind": "custom_model_development"}  # else MLflow guesses, or asks
 SECTIONS = {"Privacy against quality": 2, "What was swept": 1, "Model metrics": 3}
 """Section of charts -> charts side by side. The last one is MLflow's, of charts that it generates."""
-USUAL = (
-    "distance_all",
-    "distance_minority",
-    "epsilon",
-    "attack_auc_global",
-    "attack_auc_client",
-    "bytes_sent",
-    "seconds",
-)
-"""Columns until a trial has finished."""
 RUN_NAME = "attributes.`Run Name`"
-STATE = {
-    "orderByAsc": True,
-    "startTime": "ALL",
-    "lifecycleFilter": "Active",
-    "datasetsFilter": [],
-    "modelVersionFilter": "All Runs",
-    "runsPinned": [],
-    "runsHidden": [],
-    "runsHiddenMode": "SHOW_ALL",
-    "runsVisibilityMap": {},
-    "viewMaximized": False,
-    "runListHidden": False,
-    "isAccordionReordered": True,  # keeps our charts first
-    "groupBy": None,
-    "groupsExpanded": {},
-    "autoRefreshEnabled": True,
-    "hideEmptyCharts": True,
-}
 
 
 def address(experiment: str, key: str) -> str:
@@ -54,36 +26,42 @@ def address(experiment: str, key: str) -> str:
     return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={key}"
 
 
-def state(parent: str, sweep: str, swept: Mapping[str, Sequence[str]], trials: Sequence[Mapping[str, Any]] = ()) -> str:
-    """The view of the runs with the tag raydiff.id `sweep`, below the run `parent`, as the tag's JSON. `swept`:
-    `study.varying_fields`; `trials`: the final numbers of each trial by plain names."""
+def state(parent: str, sweep: str, swept: Varying, trials: Sequence[Mapping[str, Any]]) -> str:
+    """The view of the runs with the tag raydiff.id `sweep`, below the run `parent`, as JSON.
+
+    Args:
+        swept: names the columns of parameters.
+        trials: of each finished one its numbers by plain names.
+    """
     params = [*map(mlflow_name, dict.fromkeys(path for paths in swept.values() for path in paths))]
     params = ["method", *params] if len(swept) > 1 else params
-    metrics = [name for name in COMPARED if any(name in trial for trial in trials)] if trials else [*USUAL]
+    metrics = [name for name in COMPARED if not trials or any(name in trial for trial in trials)]
     of_all = [name for name in metrics if all(math.isfinite(trial.get(name, math.nan)) for trial in trials)]
     quality = [name for name in QUALITY if name in metrics] or metrics
     numbers = [f"metrics.`{name}`" for name in metrics]
     columns = [*numbers, *(f"params.`{name}`" for name in params)]
-    charts = [_scatter(name) for name in quality if "epsilon" in metrics]
-    # A run that lacks one of them has no line; the last one colours the lines.
-    axes = {"selectedParams": params, "selectedMetrics": of_all[::-1], "showAllRuns": True}
-    charts.append({"type": "PARALLEL", "metricSectionId": "1", **axes})
-    more = {"runsCountToCompare": 100, "metricSectionId": "0", "deleted": False, "isGenerated": False}
+    axes = [[{"key": key, "type": "METRIC"} for key in ("epsilon", name)] for name in quality if "epsilon" in metrics]
+    charts: list[dict[str, Any]] = [
+        {"type": "SCATTER", "metricSectionId": "0", "xaxis": x, "yaxis": y} for x, y in axes
+    ]
+    # A run without one of these numbers has no line, and the last one colours the lines.
+    lines = {"selectedParams": params, "selectedMetrics": of_all[::-1], "showAllRuns": True}
+    charts.append({"type": "PARALLEL", "metricSectionId": "1", **lines})
+    more = {"runsCountToCompare": 100, "deleted": False, "isGenerated": False}
     section = {"display": True, "isReordered": True, "deleted": False, "cardHeight": 280}
-    sections = [{"uuid": str(i), "name": k, "columns": n, **section} for i, (k, n) in enumerate(SECTIONS.items())]
-    view = STATE | {
+    view = {
         "orderByKey": f"metrics.`{'distance_minority' if 'distance_minority' in quality else quality[0]}`",
+        "orderByAsc": quality[0] != "accuracy",
         "searchFilter": f"tags.`raydiff.id` = '{sweep}'",
         "selectedColumns": columns,
         "columnOrder": ["1", RUN_NAME, *columns],
         "columnWidths": {RUN_NAME: 300, **dict.fromkeys(numbers, 92)},  # pixels
         "runsExpanded": {parent: True},
-        "compareRunSections": sections,
+        "runsHiddenMode": "SHOW_ALL",
+        "isAccordionReordered": True,  # keeps our charts first
+        "compareRunSections": [
+            {"uuid": str(i), "name": s, "columns": SECTIONS[s], **section} for i, s in enumerate(SECTIONS)
+        ],
         "compareRunCharts": [{"uuid": f"chart-{i}", **more, **chart} for i, chart in enumerate(charts)],
     }
     return json.dumps(view)
-
-
-def _scatter(name: str) -> dict[str, Any]:
-    x, y = ({"key": key, "type": "METRIC"} for key in ("epsilon", name))
-    return {"type": "SCATTER", "xaxis": x, "yaxis": y}

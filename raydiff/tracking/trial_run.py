@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from raydiff.experiment.study import trial_name
+from raydiff.experiment.study import Varying, trial_name
 from raydiff.formats import metric_names, rounding
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
 from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_params, log_values, storable
@@ -30,7 +30,7 @@ class SweepRun:
     experiment_id: str
     run: str
     tags: Mapping[str, str]  # of every run of the sweep
-    swept: Mapping[str, Sequence[str]]  # `study.varying_fields`
+    swept: Varying
     log_sampler: LogSampler | None = None
     datasets: set[tuple[str, str]] = field(default_factory=set)  # (name, digest) of those that the parent run has
     names: dict[str, str] = field(default_factory=dict)  # of trials -> digest
@@ -64,7 +64,9 @@ class TrialRun:
             tags = {"raydiff.trial": self.folder.name, "raydiff.kind": "trial", "mlflow.parentRunId": self.sweep.run}
             tags |= {"raydiff.data": data, **self.sweep.tags}
             run = str(client.create_run(self.sweep.experiment_id, run_name=name, tags=tags).info.run_id)
-            self._reserve_first(run, tree["evaluation"])
+            if tree["evaluation"] is not None:  # MLflow compares runs by what they got first: quality, not a round's.
+                first = "accuracy" if tree["evaluation"]["distance"] == "none" else "distance_all"
+                client.log_metric(run, first, math.nan, step=-1)
         else:
             logged = client.get_run(run)
             names = logged.data.params  # MLflow's are write-once.
@@ -83,15 +85,6 @@ class TrialRun:
         whole = logged and not logged.data.tags.get(REMARK)  # Else once more: MLflow keeps equal values once.
         history = client.get_metric_history(run, "round") if whole else []
         self.step = max((metric.step for metric in history), default=-1)
-
-    def _reserve_first(self, run: str, evaluation: Mapping[str, Any] | None) -> None:
-        """Log the measure of quality as not a number until it is measured: MLflow's page for comparing runs opens on
-        the metric that they got first, which would be a round's."""
-        from mlflow.entities import Metric
-
-        if evaluation is not None:
-            name = "accuracy" if evaluation["distance"] == "none" else "distance_all"
-            self.sweep.client.client.log_batch(run, metrics=[Metric(name, math.nan, 0, -1)])
 
     def update(self) -> None:
         """Log the rounds that MLflow lacks, and the end if the trial has ended."""
@@ -126,9 +119,9 @@ class TrialRun:
         from mlflow.entities import RunTag
 
         client, run = self.client, self.run
-        final = metric_names.final(outcome)
+        final = outcome.get("final", {})
         # At step 0 a metric has a bar for each run in MLflow's charts, at a later one a curve.
-        values = ((name, 0, value) for name, value in metric_names.plain(outcome.get("final", {})).items())
+        values = ((name, 0, value) for name, value in metric_names.plain(final).items())
         log_values(client, run, values, at=self.folder.stat().st_mtime)
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
         released = outcome.get("released", "")

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import types
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raydiff import __version__
+from raydiff.experiment.study import Varying
 from raydiff.formats import metric_names
 from raydiff.formats.json_files import outcomes, read_json, trial_folders
 from raydiff.tracking import mlflow_store, shared_view
@@ -56,7 +56,7 @@ class Mlflow(threading.Thread):
         sweep: Path,
         tags: Mapping[str, str],
         artifacts: str | None,
-        swept: Mapping[str, Sequence[str]] = types.MappingProxyType({}),
+        swept: Varying,
         log_sampler: LogSampler | None = None,
         log_best: LogSampler | None = None,
     ) -> None:
@@ -186,9 +186,8 @@ class Mlflow(threading.Thread):
         """MLflow's shared view of the sweep, a convenience that may fail."""
         with contextlib.suppress(Exception):
             view = shared_view.state(str(self.parent), self._identity, self.swept, trials)
-            tags = {**shared_view.KIND, f"{shared_view.TAG}{self._identity}": view}
-            for name, value in tags.items():
-                self._client.set_experiment_tag(self.experiment_id, name, value)
+            self._client.set_experiment_tag(self.experiment_id, f"{shared_view.TAG}{self._identity}", view)
+            self._client.set_experiment_tag(self.experiment_id, "mlflow.experimentKind", "custom_model_development")
 
     def _log_means(self, means: Mapping[str, Mapping[str, object]]) -> None:
         """A finished run below the parent for each setting, in place of those of an earlier end: text is a parameter, a

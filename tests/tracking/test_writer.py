@@ -26,8 +26,8 @@ from raydiff.formats import json_files
 from raydiff.formats.json_files import Jsonl
 from raydiff.methods import METHODS
 from raydiff.seeding import generator
-from raydiff.tracking import mlflow_store, trial_run, writer
-from raydiff.tracking.writer import Mlflow
+from raydiff.tracking import mlflow_store, writer
+from raydiff.tracking.writer import Mlflow, SweepSummary
 
 
 class Sweep:
@@ -36,13 +36,13 @@ class Sweep:
     def __init__(self, root: Path, migrated: Path) -> None:
         shutil.copy(migrated, root / "mlflow.db")
         self.uri, self.folder = f"sqlite:///{root / 'mlflow.db'}", root / "sweeps" / "mine"
-        self.artifacts = root / "artifacts"
+        self.artifacts, self.swept = root / "artifacts", {"PFDM": ["method.epsilon", "seed"]}
         self.folder.mkdir(parents=True)
         (self.folder / "sweep.json").write_text(json.dumps({"id": "an id of its own"}))
 
     def follower(self) -> Mlflow:
-        tags, artifacts = {"raydiff.preset": "p"}, str(self.artifacts)
-        return Mlflow(self.uri, experiment="digits", sweep=self.folder, tags=tags, artifacts=artifacts)
+        about: dict[str, Any] = {"tags": {"raydiff.preset": "p"}, "artifacts": str(self.artifacts), "swept": self.swept}
+        return Mlflow(self.uri, experiment="digits", sweep=self.folder, **about)
 
     def follow(self, error: type = types.NoneType) -> Mlflow:
         """One follower from its start to its end, at which it may have this error."""
@@ -96,10 +96,18 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **end, **more}))
 
 
-@pytest.mark.parametrize("method", METHODS.values())
-def test_every_method_has_a_run_name(experiment: Experiment, method: type[Method]) -> None:
-    name = trial_run.run_name(overrides.to_dict(replace(experiment, method=method())))
-    assert re.fullmatch(rf"{method.__name__}, (.*, )?2 clients, \w+, seed 0", name)
+def test_no_two_trials_of_a_sweep_share_a_name(sweep: Sweep, experiment: Experiment) -> None:
+    """Also where they differ in what was not swept when the sweep began."""
+    sweep.swept = {"PFDM": ["seed"]}
+    for changes in ({}, {"seed": 1}, {"clients": 3}):
+        sweep.trial(replace(experiment, **changes))
+    sweep.follow()
+    names = {run.data.params["clients"] + run.data.params["seed"]: run.info.run_name for run in sweep.runs("trial")}
+    shared = {names["20"], names["30"]}
+    assert names["21"] == "PFDM seed=1" and "PFDM seed=0" in shared and len(shared) == 2
+    sweep.swept = {"PFDM": ["clients", "seed"]}
+    sweep.follow()
+    assert {r.info.run_name for r in sweep.runs("trial")} == {f"PFDM clients={n[0]} seed={n[1]}" for n in names}
 
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
@@ -110,11 +118,11 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         Jsonl(folder / "metrics.jsonl").log(step, metrics)
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear, seed 0"
+    assert run.info.run_name == "PFDM epsilon=10 seed=0" and math.isnan(run.data.metrics["distance_all"])
     finish(folder, text="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
     sweep.follow()
     (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
-    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon 9.52, 2 clients, linear, seed 0")
+    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM epsilon=10 seed=0")
     expected = {
         "mlflow.parentRunId": parent.info.run_id,
         "raydiff.sweep": "mine",
@@ -127,10 +135,11 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         "mlflow.note.content": "epsilon 9.51",
     }
     assert expected.items() <= run.data.tags.items()
-    assert sweep.history(run, "server/loss") == [(0, 1.0), (1, 0.5)] and sweep.history(run, "round") == [(0, 0), (1, 1)]
-    assert sweep.history(run, "final/eval/fd_cnn/all") == [(2, 2.5)]
-    names = {"privacy/epsilon_server", "upload/clipped", "server/loss", "round", "final/eval/fd_cnn/all"}
-    assert set(run.data.metrics) == names and next(iter(run.data.metrics)) == "privacy/epsilon_server"
+    losses = sweep.history(run, "round/server_loss")
+    assert losses == [(0, 1.0), (1, 0.5)] and sweep.history(run, "round") == [(0, 0), (1, 1)]
+    assert sweep.history(run, "distance_all")[1:] == [(0, 2.5)]
+    # The page for comparing runs opens on the first one.
+    assert list(run.data.metrics) == ["distance_all", "round/epsilon", "round/server_loss", "round"]
     assert {"method": "PFDM", "method.epsilon": "10.0", "clients": "2"}.items() <= run.data.params.items()
     assert set(run.data.params) == set(json_files.flatten(overrides.to_dict(experiment)))
 
@@ -159,11 +168,11 @@ def test_artifacts_carry_their_privacy_and_the_final_numbers(sweep: Sweep, exper
     finish(folder, final=final)
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.data.tags["raydiff.privacy.samples"] == "none" and set(run.data.metrics) == {"final/eval/fd_cnn/minor"}
+    assert run.data.tags["raydiff.privacy.samples"] == "none" and set(run.data.metrics) == {"distance_all", "distance_minority"}
     names = [p.name for p in sweep.artifacts.rglob("*") if p.is_file()]
     assert "ledger.json" in names and any(name.startswith("samples") for name in names)
     (file,) = sweep.artifacts.rglob("final.json")
-    assert {k: float(v) for k, v in json.loads(file.read_text())["data"]} == {f"final/{k}": v for k, v in final.items()}
+    assert {k: float(v) for k, v in json.loads(file.read_text())["data"]} == final
     assert {"path": "final.json", "type": "table"} in json.loads(run.data.tags["mlflow.loggedArtifacts"])
 
 
@@ -173,7 +182,8 @@ def test_runs_have_their_data_and_the_sweep_a_text_and_files(
     finish(sweep.trial(experiment))
     finish(sweep.trial(replace(experiment, seed=1)))
     (tmp_path / "summary.csv").write_text("a,b")
-    assert sweep.follow().end("KILLED", (tmp_path / "summary.csv",), note="9 of 9" + "." * 9000) is None
+    summary = SweepSummary("9 of 9" + "." * 9000)
+    assert sweep.follow().end("KILLED", (tmp_path / "summary.csv",), summary) is None
     (parent,), runs = sweep.runs("sweep"), sweep.runs("trial")
     assert parent.data.tags["mlflow.note.content"].startswith("9 of 9...") and parent.info.status == "KILLED"
     assert [p.name for p in sweep.artifacts.rglob("*.csv")] == ["summary.csv"]
@@ -183,15 +193,13 @@ def test_runs_have_their_data_and_the_sweep_a_text_and_files(
 
 
 def test_means_over_seeds_are_runs_of_their_own_and_give_way_to_the_next_ones(sweep: Sweep) -> None:
-    measure = "final/eval/fd_cnn/minor"
-    row = {"epsilon": "9.71", measure: 2.0, "final/eval/accuracy": 0.5}
-    row |= {f"{measure}/low": math.nan, f"{measure}_real": 1.0}
-    assert sweep.follow().end("FINISHED", means={"PFDM": row, "FedAvg": row}) is None
-    assert sweep.follow().end("FINISHED", means={"PFDM": {**row, measure: 3.0}}) is None
+    row = {"seeds": "2", "distance_all": 2.0, "accuracy": 0.5, "epsilon": math.inf}
+    for means in ({"PFDM": row, "FedAvg": row}, {"PFDM": {**row, "distance_all": 3.0}}):
+        assert sweep.follow().end("FINISHED", (), SweepSummary(means=means)) is None
     (parent,), (mean,) = sweep.runs("sweep"), sweep.runs("mean")
     assert (mean.info.run_name, mean.info.status) == ("PFDM", "FINISHED")
-    assert mean.data.tags["mlflow.parentRunId"] == parent.info.run_id and mean.data.params == {"epsilon": "9.71"}
-    assert list(mean.data.metrics.items()) == [(measure, 3.0), ("final/eval/accuracy", 0.5)]
+    assert mean.data.tags["mlflow.parentRunId"] == parent.info.run_id and mean.data.params == {"seeds": "2"}
+    assert list(mean.data.metrics.items()) == [("distance_all", 3.0), ("accuracy", 0.5)]
     assert sweep.follow().parent == parent.info.run_id
 
 
@@ -210,7 +218,7 @@ def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
     assert before < sweep.ids() and len(sweep.runs("sweep")) == 1 and len(runs) == 2
     first = runs[experiment.digest]
-    assert sweep.history(first, "server/loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
+    assert sweep.history(first, "round/server_loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
     assert (first.info.status, runs[second.name].info.status) == ("FINISHED", "RUNNING")
 
 
@@ -245,9 +253,9 @@ def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, exper
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
     again = runs[folder.name]
     assert (again.info.status, again.data.tags["raydiff.reason"]) == ("FINISHED", "")
-    assert sweep.history(again, "server/loss") == [(0, 1.0), (1, 0.5)]
+    assert sweep.history(again, "round/server_loss") == [(0, 1.0), (1, 0.5)]
     assert runs[other.name].info.end_time == ended[other.name]
-    assert sweep.history(runs[other.name], "final/loss") == [(1, 1.0)]
+    assert sweep.history(runs[other.name], "loss") == [(1, 1.0)]
 
 
 def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: Experiment) -> None:
@@ -339,7 +347,7 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
     assert len(runs) == deaths + 1 > 12
     for run in runs:
         assert (run.info.status, run.data.tags["raydiff.outcome"]) == ("FINISHED", "finished")
-        assert run.data.metrics.keys() >= {"server/loss", "final/loss"} and len(run.inputs.dataset_inputs) == 1
+        assert run.data.metrics.keys() >= {"server/loss", "loss"} and len(run.inputs.dataset_inputs) == 1
         assert run.data.params["seed"] and "final.json" in run.data.tags["mlflow.loggedArtifacts"]
 
 
@@ -367,7 +375,7 @@ def test_an_error_costs_no_second_run(
     follower.close()
     (run,) = sweep.runs("trial")
     assert follower.error is None and run.info.status == "FINISHED"
-    assert sweep.history(run, "server/loss") == [(0, 4.0), (1, 3.0)]
+    assert sweep.history(run, "round/server_loss") == [(0, 4.0), (1, 3.0)]
 
 
 def test_another_sweep_may_create_the_experiment_at_the_same_moment(
@@ -447,7 +455,7 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
     for run in (*sweep.runs("trial"), *sweep.runs("sweep")):
         assert run.info.status == "FINISHED" and not run.data.tags.get("raydiff.remark")
         if "raydiff.trial" in run.data.tags:
-            assert sweep.history(run, "server/loss") == [(0, 1.0)] and sweep.history(run, "final/loss") == [(1, 2.0)]
+            assert sweep.history(run, "round/server_loss") == [(0, 1.0)] and sweep.history(run, "loss") == [(1, 2.0)]
 
 
 @pytest.mark.parametrize("location", ["/proc/server/x", "s3://lab/mlflow", "mlflow-artifacts:/x"])
@@ -461,7 +469,7 @@ def test_without_a_store_of_artifacts_the_runs_have_their_numbers(
     assert reason is not None and location in reason
     (trial,), (parent,) = sweep.runs("trial"), sweep.runs("sweep")
     assert (trial.info.status, parent.info.status) == ("FINISHED", "FINISHED")
-    assert trial.data.metrics["final/loss"] == 2.0 and trial.data.tags["raydiff.remark"]
+    assert trial.data.metrics["loss"] == 2.0 and trial.data.tags["raydiff.remark"]
 
 
 def remove(sweep: Sweep, kind: str) -> None:
@@ -518,7 +526,7 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
     assert reason is None and {run.data.tags["raydiff.trial"] for run in runs} == {folder.name for folder in folders}
     assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in runs)
     assert [run.info.status for run in (parent, *runs)] == ["FINISHED"] * 3
-    assert all(sweep.history(run, "server/loss") == [(0, 1.0), (1, 0.5)] for run in runs)
+    assert all(sweep.history(run, "round/server_loss") == [(0, 1.0), (1, 0.5)] for run in runs)
 
 
 def test_a_damaged_trial_leaves_the_others_whole(sweep: Sweep, experiment: Experiment) -> None:
