@@ -66,7 +66,8 @@ class TrialRun:
             run = str(client.create_run(self.sweep.experiment_id, run_name=name, tags=tags).info.run_id)
             if tree["evaluation"] is not None:  # MLflow compares runs by what they got first: quality, not a round's.
                 first = "accuracy" if tree["evaluation"]["distance"] == "none" else "distance_all"
-                client.log_metric(run, first, math.nan, step=-1)
+                with contextlib.suppress(Exception):
+                    client.log_metric(run, first, math.nan, step=-1)
         else:
             logged = client.get_run(run)
             names = logged.data.params  # MLflow's are write-once.

@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import math
-import re
 import shutil
 import sqlite3
 import types
@@ -17,14 +16,14 @@ from typing import Any
 
 import pytest
 import torch
+from mlflow.entities import LoggedModelOutput
+from PIL import Image
 
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Method
 from raydiff.formats import json_files
 from raydiff.formats.json_files import Jsonl
-from raydiff.methods import METHODS
 from raydiff.seeding import generator
 from raydiff.tracking import mlflow_store, writer
 from raydiff.tracking.writer import Mlflow, SweepSummary
@@ -168,7 +167,8 @@ def test_artifacts_carry_their_privacy_and_the_final_numbers(sweep: Sweep, exper
     finish(folder, final=final)
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.data.tags["raydiff.privacy.samples"] == "none" and set(run.data.metrics) == {"distance_all", "distance_minority"}
+    assert run.data.tags["raydiff.privacy.samples"] == "none"
+    assert set(run.data.metrics) == {"distance_all", "distance_minority"}
     names = [p.name for p in sweep.artifacts.rglob("*") if p.is_file()]
     assert "ledger.json" in names and any(name.startswith("samples") for name in names)
     (file,) = sweep.artifacts.rglob("final.json")
@@ -201,6 +201,48 @@ def test_means_over_seeds_are_runs_of_their_own_and_give_way_to_the_next_ones(sw
     assert mean.data.tags["mlflow.parentRunId"] == parent.info.run_id and mean.data.params == {"seeds": "2"}
     assert list(mean.data.metrics.items()) == [("distance_all", 3.0), ("accuracy", 0.5)]
     assert sweep.follow().parent == parent.info.run_id
+
+
+def test_the_sweep_shows_its_best_trial_its_frontier_and_a_view(
+    sweep: Sweep, experiment: Experiment, tmp_path: Path
+) -> None:
+    """Of the best trial the sampler is a model; a better one of an extended sweep takes its place."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(sweep.uri)
+    first, second = (sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2))
+    for folder in (first, second):
+        finish(folder, final={"eval/fd_cnn/all": 1.0})
+    Image.new("RGB", (2000, 500)).save(tmp_path / "frontier.png")
+
+    def log_best(client: Any, run: str, folder: Path) -> None:
+        model = client.create_logged_model(client.get_run(run).info.experiment_id, name=folder.name, source_run_id=run)
+        client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
+
+    for best in (first, first, second):
+        follower = sweep.follow()
+        follower.log_best = log_best
+        summary = SweepSummary("20 of 20", "| a |", best=best.name, measure="distance_all (1.000)")
+        assert follower.end("FINISHED", (tmp_path / "frontier.png",), summary) is None
+        (model,) = client.search_logged_models([follower.experiment_id])
+        run = next(run for run in sweep.runs("trial") if run.data.tags["raydiff.trial"] == best.name)
+        assert (model.name, model.source_run_id) == (best.name, run.info.run_id)
+    (parent,) = sweep.runs("sweep")
+    assert parent.data.tags["raydiff.best"] == run.info.run_id
+    top, conclusion, picture, table = parent.data.tags["mlflow.note.content"].split("\n\n")
+    assert top.startswith("Best trial by distance_all (1.000): [PFDM epsilon=10 seed=1](#/experiments/")
+    assert run.info.run_id in top and (conclusion, table) == ("20 of 20", "| a |")
+    (small,) = sweep.artifacts.rglob("frontier-small.png")
+    assert small.name in picture and parent.info.run_id in picture and Image.open(small).width == 640
+    tags = client.get_experiment(follower.experiment_id).tags
+    view = json.loads(tags["mlflow.sharedViewState.an id of its own"])
+    assert view["selectedColumns"] == ["metrics.`distance_all`", "params.`method.epsilon`", "params.`seed`"]
+    assert tags["mlflow.experimentKind"] == "custom_model_development" and parent.info.run_id in view["runsExpanded"]
+
+
+def test_a_store_that_takes_no_view_costs_nothing(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer.shared_view, "state", lambda *_: 1 / 0)
+    assert sweep.follow().end("FINISHED") is None
 
 
 def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
@@ -244,18 +286,18 @@ def test_a_name_given_again_is_another_sweep(sweep: Sweep, experiment: Experimen
 def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, experiment: Experiment) -> None:
     folder, other = sweep.trial(experiment, 1.0), sweep.trial(replace(experiment, seed=1), 1.0)
     for each, outcome in ((folder, "killed"), (other, "finished")):
-        finish(each, outcome, final={"loss": 1.0}, reason="why")
+        finish(each, outcome, final={"eval/accuracy": 1.0}, reason="why")
     sweep.follow()
     ended = {run.data.tags["raydiff.trial"]: run.info.end_time for run in sweep.runs("trial")}
     Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
-    finish(folder, final={"loss": 0.5})
+    finish(folder, final={"eval/accuracy": 0.5})
     sweep.follow()
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
     again = runs[folder.name]
     assert (again.info.status, again.data.tags["raydiff.reason"]) == ("FINISHED", "")
     assert sweep.history(again, "round/server_loss") == [(0, 1.0), (1, 0.5)]
     assert runs[other.name].info.end_time == ended[other.name]
-    assert sweep.history(runs[other.name], "loss") == [(1, 1.0)]
+    assert sweep.history(runs[other.name], "accuracy") == [(0, 1.0)]
 
 
 def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: Experiment) -> None:
@@ -331,7 +373,7 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
     deaths, died = 0, True
     while died:
         folder = sweep.trial(replace(experiment, seed=deaths), 1.0)
-        finish(folder, final={"loss": 2.0})
+        finish(folder, final={"eval/accuracy": 2.0})
         follower = sweep.follower()
         follower._open()
         follower._find_runs()
@@ -347,7 +389,7 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
     assert len(runs) == deaths + 1 > 12
     for run in runs:
         assert (run.info.status, run.data.tags["raydiff.outcome"]) == ("FINISHED", "finished")
-        assert run.data.metrics.keys() >= {"server/loss", "loss"} and len(run.inputs.dataset_inputs) == 1
+        assert run.data.metrics.keys() >= {"round/server_loss", "accuracy"} and len(run.inputs.dataset_inputs) == 1
         assert run.data.params["seed"] and "final.json" in run.data.tags["mlflow.loggedArtifacts"]
 
 
@@ -426,7 +468,7 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
     folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
     for folder in folders:
         sample_grid([torch.rand(4, 1, 8, 8)], folder / "artifacts" / "samples.png", privacy="none")
-        finish(folder, final={"loss": 2.0})
+        finish(folder, final={"eval/accuracy": 2.0})
     original, victim = getattr(MlflowClient, call), min(folder.name for folder in folders)  # the first that is logged
 
     def refuse(client: Any, run: str, *args: Any, **options: Any) -> Any:
@@ -455,7 +497,9 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
     for run in (*sweep.runs("trial"), *sweep.runs("sweep")):
         assert run.info.status == "FINISHED" and not run.data.tags.get("raydiff.remark")
         if "raydiff.trial" in run.data.tags:
-            assert sweep.history(run, "round/server_loss") == [(0, 1.0)] and sweep.history(run, "loss") == [(1, 2.0)]
+            assert sweep.history(run, "round/server_loss") == [(0, 1.0)] and sweep.history(run, "accuracy") == [
+                (0, 2.0)
+            ]
 
 
 @pytest.mark.parametrize("location", ["/proc/server/x", "s3://lab/mlflow", "mlflow-artifacts:/x"])
@@ -464,12 +508,12 @@ def test_without_a_store_of_artifacts_the_runs_have_their_numbers(
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     sweep.artifacts = location  # type: ignore[assignment]
-    finish(sweep.trial(experiment, 1.0), final={"loss": 2.0})
+    finish(sweep.trial(experiment, 1.0), final={"eval/accuracy": 2.0})
     reason = sweep.follow().end("FINISHED")
     assert reason is not None and location in reason
     (trial,), (parent,) = sweep.runs("trial"), sweep.runs("sweep")
     assert (trial.info.status, parent.info.status) == ("FINISHED", "FINISHED")
-    assert trial.data.metrics["loss"] == 2.0 and trial.data.tags["raydiff.remark"]
+    assert trial.data.metrics["accuracy"] == 2.0 and trial.data.tags["raydiff.remark"]
 
 
 def remove(sweep: Sweep, kind: str) -> None:
@@ -510,7 +554,7 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
         follower = sweep.follower()
     for folder in folders:
         Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
-        finish(folder, final={"loss": 0.5})
+        finish(folder, final={"eval/accuracy": 0.5})
     follower.start()
     if kind == "experiment" and when == "before it is resumed":
         with pytest.raises(ValueError, match=r"experiment digits is deleted: name another by --experiment, or restore"):
