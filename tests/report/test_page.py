@@ -15,6 +15,7 @@ from trial_folders import finished, line, stop, write_trial
 from raydiff.formats import tables
 from raydiff.formats.tables import strong
 from raydiff.papers import report_sections
+from raydiff.report import after_sweep
 from raydiff.report import page as report
 from raydiff.report.html import html, sheet
 from raydiff.report.sections import conclusion, seeds

@@ -155,7 +155,7 @@ def test_a_store_that_cannot_be_written_is_named_before_the_sweep_begins(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setattr(writer, "SILENCE_S", 0.5)
     uri, begun = answers(what), time.monotonic()
-    follower = Mlflow(uri, experiment="e", sweep=tmp_path, tags={}, artifacts=None)
+    follower = Mlflow(uri, experiment="e", sweep=tmp_path, tags={}, artifacts=None, swept={})
     follower.start()
     with pytest.raises(ValueError, match=f"^the MLflow store {uri} cannot be written: .*{STORES[what]}") as error:
         follower.wait_ready()
