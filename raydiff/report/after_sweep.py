@@ -43,7 +43,7 @@ def describe(folder: Path) -> SweepSummary:
         view = open_sweep(folder)
         first, *lines = sentences(view)
         conclusion, numbers = "\n".join([first, "", *(f"- {line}" for line in lines)]), means(view)
-        if view.measure:
+        if view.measure and len(view.runs) > 1:
             table = rows.frontier(view.runs)
             table = brief(table).assign(epsilon=table["epsilon"].map(shown))
             cells = [[v if isinstance(v, str) else number(v) for v in row] for row in table.to_numpy()]

@@ -141,7 +141,10 @@ class Mlflow(threading.Thread):
                 raise self.error
             for path in files:
                 client.log_artifact(parent, str(path))
-            self._log_summary(summary, next((path for path in files if path.name == "frontier.png"), None))
+            picture = next((path for path in files if path.name == "frontier.png"), None)
+            self._log_summary(client, summary, picture, self.log_best if status == "FINISHED" else None)
+            self._log_means(client, summary.means)
+            self._log_view([metric_names.plain(end["final"]) for _, end in outcomes(self.sweep) if end.get("final")])
             gaps = {name: trial.client.lacks for name, trial in self._trials.items()} | self._failed
             lacking = [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]
             where = redacted(client.get_experiment(self.experiment_id).artifact_location)
@@ -150,37 +153,30 @@ class Mlflow(threading.Thread):
         except Exception as e:
             return mlflow_store.explanation(self.error or e)
 
-    def _log_summary(self, summary: SweepSummary, picture: Path | None) -> None:
-        """The parent's description, with the best trial's link and the picture of the frontier; the best trial's
-        sampler, the means and the view."""
-        client, parent, best, blocks = (
-            self._client,
-            str(self.parent),
-            self._runs.get(summary.best),
-            [summary.conclusion],
-        )
-        if best:
-            trial = client.get_run(best)
-            link = f"[{trial.info.run_name}](#/experiments/{self.experiment_id}/runs/{best})"
+    def _log_summary(
+        self, client: RunClient, summary: SweepSummary, picture: Path | None, log: LogSampler | None
+    ) -> None:
+        """The parent's description, with the best trial's link and the frontier; the best trial's sampler by `log`."""
+        blocks, best = [summary.conclusion], self._trials.get(summary.best)
+        if best is not None:
+            run, before = client.get_run(best.run), client.get_run(client.run).data.tags.get(BEST, best.run)
+            link = f"[{run.info.run_name}](#/experiments/{self.experiment_id}/runs/{best.run})"
             blocks.insert(0, f"Best trial by {summary.measure}: {link}")
-            before = client.get_run(parent).data.tags.get(BEST, best)
-            client.set_tag(parent, BEST, best)
-            if self.log_best is not None and not trial.outputs.model_outputs:
-                self._trials[summary.best].log_sampler(self.log_best)
-            if self.log_best is not None and before != best:
-                for model in client.search_logged_models([self.experiment_id], f"source_run_id = '{before}'"):
+            client.set_tag(client.run, BEST, best.run)
+            if log is not None and not run.outputs.model_outputs:
+                best.log_sampler(log)
+                earlier = f"name = 'sampler' and source_run_id = '{before}'" if before != best.run else ""
+                for model in client.search_logged_models([self.experiment_id], earlier) if earlier else ():
                     client.delete_logged_model(model.model_id)
         if picture is not None:
             from PIL import Image
 
             with Image.open(picture) as image:
                 image.thumbnail((PICTURE_WIDTH, PICTURE_WIDTH))
-                client.log_image(parent, image.convert("RGB"), artifact_file=PICTURE)
-            blocks.append(f"![frontier](get-artifact?path={PICTURE}&run_uuid={parent})")
+                client.log_image(client.run, image.convert("RGB"), artifact_file=PICTURE)
+            blocks.append(f"![frontier](get-artifact?path={PICTURE}&run_uuid={client.run})")
         if note := "\n\n".join(filter(None, (*blocks, summary.details))):
-            client.set_tag(parent, "mlflow.note.content", storable(note))
-        self._log_means(summary.means)
-        self._log_view([metric_names.plain(end["final"]) for _, end in outcomes(self.sweep) if end.get("final")])
+            client.set_tag(client.run, "mlflow.note.content", storable(note))
 
     def _log_view(self, trials: Sequence[Mapping[str, Any]] = ()) -> None:
         """MLflow's shared view of the sweep, a convenience that may fail."""
@@ -189,16 +185,15 @@ class Mlflow(threading.Thread):
             self._client.set_experiment_tag(self.experiment_id, f"{shared_view.TAG}{self._identity}", view)
             self._client.set_experiment_tag(self.experiment_id, "mlflow.experimentKind", "custom_model_development")
 
-    def _log_means(self, means: Mapping[str, Mapping[str, object]]) -> None:
+    def _log_means(self, client: RunClient, means: Mapping[str, Mapping[str, object]]) -> None:
         """A finished run below the parent for each setting, in place of those of an earlier end: text is a parameter, a
         number a metric, in this order."""
         assert self._sweep_run is not None
-        client, tags = self._client, {"mlflow.parentRunId": str(self.parent), "raydiff.kind": "mean"}
+        tags = {"mlflow.parentRunId": client.run, "raydiff.kind": "mean"}
         mlflow_store.delete_runs(client, self.experiment_id, tags)
+        tags |= self._sweep_run.tags
         for name, row in means.items():
-            run = client.create_run(
-                self.experiment_id, run_name=name[:200], tags={**tags, **self._sweep_run.tags}
-            ).info.run_id
+            run = client.create_run(self.experiment_id, run_name=name[:200], tags=tags).info.run_id
             mlflow_store.log_params(client, run, {k: v for k, v in row.items() if isinstance(v, str)})
             mlflow_store.log_values(client, run, ((k, 0, v) for k, v in row.items()))
             client.set_terminated(run, "FINISHED")

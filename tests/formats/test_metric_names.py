@@ -38,7 +38,9 @@ PICTURES = "eval/fd_cnn/all eval/fd_cnn/minor privacy/epsilon_server attack/glob
 PICTURES += " comm/bytes_up time/seconds eval/label_accuracy/all privacy/auc_ceiling eval/memorized_fraction"
 PLAIN = "distance_all distance_minority epsilon attack_auc_global attack_auc_client"
 PLAIN += " bytes_sent seconds label_accuracy auc_ceiling memorized_fraction"
-OTHERS = "eval/fd_cnn/major eval/fd_cnn/all_floor eval/kd_cnn/all_spread eval/ddim/fd_cnn/all eval/class/3/fd_cnn privacy/mu"
+OTHERS = (
+    "eval/fd_cnn/major eval/fd_cnn/all_floor eval/kd_cnn/all_spread eval/ddim/fd_cnn/all eval/class/3/fd_cnn privacy/mu"
+)
 OTHERS += " attack/global/pia/auc attack/global/best/auc_low eval/recall/all eval/vendi/all_low eval/client/0/vendi"
 
 
