@@ -132,11 +132,11 @@ class SweepView:
         ValueError where none has it."""
         metric, lower = self.about.get("metric") or (None, True)
         column = f"final/{metric}" if metric else self.measure
-        values = load.column(self.finished, str(column)).dropna()
-        if values.empty:
+        order = self.finished.assign(value=load.column(self.finished, str(column))).dropna(subset="value")
+        if order.empty:
             raise ValueError(f"no trial of {self.name} has finished with a measure of quality")
-        at = values.idxmin() if lower else values.idxmax()
-        return str(self.runs["digest"][at]), str(column), float(values[at])
+        first = order.sort_values("value", ascending=lower).iloc[0]
+        return str(first["digest"]), str(column), float(first["value"])
 
 
 @dataclass(frozen=True)
