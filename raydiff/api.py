@@ -62,7 +62,7 @@ class Numbers(Mapping[str, float]):
     def _repr_html_(self) -> str:
         from raydiff.report.html import html
 
-        return html.table(["number", "value"], [[k, f"{v:.4g}"] for k, v in self.items()], name="metrics")
+        return str(html.table(["number", "value"], [[k, f"{v:.4g}"] for k, v in self.items()], name="metrics"))
 
 
 @dataclass(frozen=True)

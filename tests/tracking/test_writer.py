@@ -25,7 +25,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.formats import json_files
 from raydiff.formats.json_files import Jsonl
 from raydiff.seeding import generator
-from raydiff.tracking import mlflow_store, writer
+from raydiff.tracking import mlflow_store, shared_view, writer
 from raydiff.tracking.writer import Mlflow, SweepSummary
 
 
@@ -98,8 +98,8 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
 def test_no_two_trials_of_a_sweep_share_a_name(sweep: Sweep, experiment: Experiment) -> None:
     """Also where they differ in what was not swept when the sweep began."""
     sweep.swept = {"PFDM": ["seed"]}
-    for changes in ({}, {"seed": 1}, {"clients": 3}):
-        sweep.trial(replace(experiment, **changes))
+    for trial in (experiment, replace(experiment, seed=1), replace(experiment, clients=3)):
+        sweep.trial(trial)
     sweep.follow()
     names = {run.data.params["clients"] + run.data.params["seed"]: run.info.run_name for run in sweep.runs("trial")}
     shared = {names["20"], names["30"]}
@@ -241,7 +241,7 @@ def test_the_sweep_shows_its_best_trial_its_frontier_and_a_view(
 
 
 def test_a_store_that_takes_no_view_costs_nothing(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer.shared_view, "state", lambda *_: 1 / 0)
+    monkeypatch.setattr(shared_view, "state", lambda *_: 1 / 0)
     assert sweep.follow().end("FINISHED") is None
 
 
