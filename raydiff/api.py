@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.study import Arm, Study
 from raydiff.federated.method import Method
+from raydiff.formats import metric_names
 from raydiff.formats.json_files import outcomes, read_lines
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
@@ -38,6 +39,30 @@ if TYPE_CHECKING:
 
 Labels = Sequence[int] | Sequence[str] | NDArray[np.int64]
 """A class for each sample, by number or name; or label rows (N, K), by number."""
+
+
+class Numbers(Mapping[str, float]):
+    """Numbers by name, read-only, which are shown as a table."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __repr__(self) -> str:
+        return "\n".join(f"{name:20}{value:.4g}" for name, value in self.items())
+
+    def _repr_html_(self) -> str:
+        from raydiff.report.html import html
+
+        return str(html.table(["number", "value"], [[k, f"{v:.4g}"] for k, v in self.items()], name="metrics"))
 
 
 @dataclass(frozen=True)
@@ -67,8 +92,14 @@ class Run:
         return self.finished.published
 
     @property
-    def metrics(self) -> dict[str, float]:
-        """The final distances, attacks, epsilons, bytes and seconds."""
+    def metrics(self) -> Numbers:
+        """The final numbers that one compares, by plain names as in MLflow: distances, epsilon, attacks, costs."""
+        return Numbers(metric_names.plain(self.all_metrics))
+
+    @property
+    def all_metrics(self) -> dict[str, float]:
+        """Every final number by its name in the report's tables: with intervals, noise floors, each class, attack and
+        sampler."""
         outcome = self.finished.trial.outcome()
         assert outcome is not None
         return dict(outcome["final"])
@@ -92,10 +123,9 @@ class Run:
         """Guarantee, final numbers and sample grid, as a notebook shows them."""
         from raydiff.report.html import html
 
-        numbers = html.table(["number", "value"], [[k, f"{v:.4g}"] for k, v in self.metrics.items()], name="metrics")
         grid = self.folder / "artifacts" / "samples.png"
         picture = html.picture(grid.read_bytes(), alt="samples") if grid.exists() else ""
-        return "".join([html.paragraph(str(self.guarantee)), numbers, picture])
+        return "".join([html.paragraph(str(self.guarantee)), self.metrics._repr_html_(), picture])
 
     def sample(self, labels: Labels, *, client: int | None = None, seed: int = 0) -> NDArray[Any] | pd.DataFrame:
         """Images (N, C, H, W) float32 on [-1, 1], or rows of a table, from a client's model or (None) the server's.
@@ -196,14 +226,12 @@ class Sweep:
         return table if all else text.brief(table)
 
     def best(self) -> Run:
-        """The finished trial that is best by the measure that ranks the frontier. Raises ValueError without one."""
+        """The finished trial that is best by the sweep's `metric`, else by the measure that ranks the frontier. Raises
+        ValueError without one."""
         from raydiff.report.sweep_view import open_sweep
 
         view = open_sweep(self.folder)
-        if view.measure is None:
-            raise ValueError(f"no trial of {view.name} has finished with a measure of quality")
-        order = view.finished.sort_values(view.measure)
-        return Run(view.trial(str(order["digest"].iloc[0])))
+        return Run(view.trial(view.best[0]))
 
     def _repr_html_(self) -> str:
         """The frontier, as a notebook shows it."""

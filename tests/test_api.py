@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -69,7 +70,11 @@ def test_every_public_name_is_documented() -> None:
 
 
 def test_a_run_has_its_guarantee_its_numbers_and_its_samples(run: rd.Run) -> None:
-    assert run.guarantee.epsilon == pytest.approx(run.metrics["privacy/epsilon_server"])
+    assert run.guarantee.epsilon == run.metrics["epsilon"] == pytest.approx(run.all_metrics["privacy/epsilon_server"])
+    assert list(run.metrics) == ["epsilon", "bytes_sent", "seconds", "auc_ceiling"]  # Nothing was evaluated.
+    assert re.search(r"^epsilon +[\d.]+\nbytes_sent +\d+", repr(run.metrics)) and "<table" in run.metrics._repr_html_()
+    with pytest.raises(TypeError):
+        run.metrics["epsilon"] = 0.0
     assert "per example, replace-one, local trust" in str(run.guarantee)
     epsilon = run.ledger["epsilon_exact"].max()
     assert len(run.ledger) == 2 and epsilon == pytest.approx(run.guarantee.epsilon)
@@ -101,7 +106,7 @@ def test_a_run_is_opened_by_its_names(run: rd.Run) -> None:
 
 def test_a_notebook_shows_guarantee_and_numbers_of_a_run(run: rd.Run) -> None:
     page = run._repr_html_()
-    assert str(run.guarantee) in page and "comm/bytes_up" in page and "<img" not in page
+    assert str(run.guarantee) in page and "bytes_sent" in page and "<img" not in page
 
 
 def test_samplers_are_saved(run: rd.Run, tmp_path: Path) -> None:

@@ -54,5 +54,5 @@ def _print(outcome: dict[str, Any]) -> None:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
         return
     print(f"{outcome['text']}\n{outcome['released']}")
-    for name, value in sorted(metric_names.shown(metric_names.final(outcome)).items()):
-        print(f"  {name.removeprefix('final/')} {value:.4g}")
+    for name, value in metric_names.plain(outcome["final"]).items():
+        print(f"  {name} {value:.4g}")

@@ -46,7 +46,7 @@ class SweepOptions(arguments.ExperimentOptions):
     on_error: Literal["continue", "stop"] = "continue"
     """Whether a failed trial ends the sweep."""
     log_samplers: bool = False
-    """Log every trial's sampler to MLflow, with its weights."""
+    """Log every trial's sampler to MLflow, with its weights; else the best trial's, if it is below 50 MB."""
     dry_run: bool = False
     """Print resources and an estimate of the time; write nothing."""
     extend: bool = False

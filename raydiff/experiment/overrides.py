@@ -278,6 +278,6 @@ def short(value: Any) -> str:
     """A value for people: none, numbers without trailing zeros, tuples with spaces."""
     if isinstance(value, float):
         return f"{value:g}"
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, list)):
         return " ".join(map(str, value))
     return "none" if value is None else str(value)

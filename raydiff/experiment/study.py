@@ -11,7 +11,7 @@ from typing import Any
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Method
-from raydiff.lookup import distinguishing_fields
+from raydiff.lookup import bare_name, distinguishing_fields
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 
@@ -85,6 +85,8 @@ class Study:
         return experiments
 
 
+Varying = Mapping[str, Sequence[str]]
+"""Method -> paths of the fields in which its experiments differ."""
 BASELINES = (Arm(method=LocalOnly), Arm(method=FedAvg))
 EPSILONS = (10.0, 50.0, 200.0)
 SEEDS = (0, 1, 2, 3, 4)
@@ -112,20 +114,27 @@ def _combinations(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[
     return [overrides.override(start, dict(zip(grid, combination, strict=True))) for combination in values]
 
 
-def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
-    """A function that names an experiment by method and the fields in which that method's experiments (will) differ."""
+def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Varying:
+    """The fields in which experiments differ, with those that will, since they are `sampled`."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for experiment in experiments:
         by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flat(experiment))
-    shown = {}
+    fields = {}
     for method, flats in by_method.items():
         keys = dict.fromkeys(k for flat in flats for k in flat if not k.startswith(("runtime", "data_digest")))
         needed = {*distinguishing_fields(flats, keys), *sampled} - {"method"}
-        shown[method] = [k for k in keys if k in needed]
+        fields[method] = [k for k in keys if k in needed]
+    return fields
 
-    def name(experiment: Experiment) -> str:
-        method, flat = type(experiment.method).__name__, overrides.flat(experiment)
-        parts = [f"{k.rsplit('.', 1)[-1]}={overrides.short(flat[k])}" for k in shown.get(method, ()) if k in flat]
-        return " ".join([method, *parts])
 
-    return name
+def trial_name(flat: Mapping[str, Any], fields: Varying) -> str:
+    """`PFDM epsilon=10 clients=4`, from an experiment's `overrides.flat` or flattened file, and `varying_fields`."""
+    method = bare_name(flat["method"])
+    parts = [f"{k.rpartition('.')[2]}={overrides.short(flat[k])}" for k in fields.get(method, ()) if k in flat]
+    return " ".join([method, *parts])
+
+
+def varying(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Callable[[Experiment], str]:
+    """A function that names an experiment by `trial_name`."""
+    fields = varying_fields(experiments, sampled)
+    return lambda experiment: trial_name(overrides.flat(experiment), fields)

@@ -5,7 +5,8 @@ In metrics.jsonl and outcome.json a name is words between slashes, the last one 
     [SPLIT/][SAMPLER/][class/C/ | client/N/]READING[/GROUP][_ROLE]      eval/ddim/fd_cnn/minor_floor, privacy/mu
     attack/TARGET/ATTACK/STATISTIC[_ROLE]                               attack/global/best/auc_low
 
-The columns of a sweep's table begin with `final/`, which is no part of the name.
+The columns of a sweep's table begin with `final/`, which is no part of the name. MLflow and `Run.metrics` have a few of
+them under plain names (`plain`); all of them are in `final.json` and `Run.all_metrics`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 SPLITS = ("eval", "new", "validation")  # test split, unseen clients, validation split
@@ -24,10 +25,32 @@ LOWER_IS_BETTER = ("fd", "kd", "fid", "kid", "tv", "utility_loss")
 HIGHER_IS_BETTER = ("accuracy", "label_accuracy", "own_classes", *COVERAGE)
 FAMILIES = (*LOWER_IS_BETTER, *HIGHER_IS_BETTER, "memorized_fraction", "downstream", "blackbox")  # raydiff's readings
 CALIBRATION = ("threshold", "timestep_index", "fpr_reached")
-DETAILS = ("tpr_calibrated", "balanced_accuracy", "tpr_at_0", "tpr_ceiling")
-"""Prefixes of an attack's statistics that are in tables only."""
 ENDINGS = ("floor", "low", "high", "spread", "real")
 NAME = 250  # characters of a name that MLflow takes
+DISTANCES = ("fd_cnn", "fid", "kd_cnn", "kid")  # an evaluation measures the first or the third, or the others
+Names = Mapping[str, tuple[str, ...]]
+"""Plain name -> the metrics that have it, of which a trial's first one counts."""
+COMPARED: Names = {
+    "distance_all": (*(f"eval/{name}/all" for name in DISTANCES), "eval/tv_pairs"),
+    "distance_minority": tuple(f"eval/{name}/minor" for name in DISTANCES),
+    "distance_unseen": tuple(f"new/{name}/all" for name in DISTANCES),
+    "accuracy": ("eval/accuracy",),
+    "epsilon": ("privacy/epsilon_server",),
+    "attack_auc_global": ("attack/global/best/auc", "attack/pool/best/auc"),
+    "attack_auc_client": ("attack/client/best/auc",),
+    "attack_accuracy": ("eval/blackbox/accuracy",),
+    "bytes_sent": ("comm/bytes_up",),
+    "seconds": ("time/seconds",),
+}
+"""Quality is first: MLflow's page for comparing runs opens on the first metric that a run got."""
+DETAILED: Names = {
+    "label_accuracy": ("eval/label_accuracy/all",),
+    "auc_ceiling": ("privacy/auc_ceiling",),
+    "memorized_fraction": ("eval/memorized_fraction",),
+    "attack_auc_uploads": ("attack/uploads/best/auc",),
+}
+PLAIN_AT_MOST = 12  # of a trial
+QUALITY = ("distance_all", "distance_minority", "distance_unseen", "accuracy")
 Role = Literal["value", "floor", "low", "high", "spread", "real", "count", "calibration"]
 
 
@@ -106,18 +129,10 @@ class Metric:
         return self.family in families and self.role not in ("floor", "real")
 
     @property
-    def shown(self) -> bool:
-        """Whether MLflow gets it as a metric; the others are in the run's table `final.json`."""
-        if self.role in ("low", "high", "spread", "count", "calibration") or self.sampler or self.part:
-            return False
-        if self.role == "floor":
-            return self.group in ("all", "minor") and self.family != "kd"
-        if self.role == "real":
-            return self.group == "real"
-        detail = self.name.rpartition("/")[2].startswith(DETAILS) or self.name.endswith("/sanity")
-        if detail or self.attack not in ("", "best"):
-            return False
-        return self.group == "all" if self.name in COVERAGE else self.group in ("", "all", "minor")
+    def added(self) -> bool:
+        """Whether it is the value of another package's measure of quality."""
+        alone = self.role == "value" and not (self.sampler or self.part)
+        return self.split == "eval" and self.family not in FAMILIES and alone
 
 
 def mlflow_name(name: str) -> str:
@@ -129,11 +144,23 @@ def mlflow_name(name: str) -> str:
     return f"{allowed[: NAME - 9]}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
 
 
-def shown(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values that MLflow gets as metrics."""
-    return {name: value for name, value in values.items() if Metric.parse(name).shown}
+def plain(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trial's final numbers by their plain names, at most PLAIN_AT_MOST: of COMPARED, then those of other
+    packages, then of DETAILED."""
+    added = {str(replace(m, split="")): values[text] for text in values if (m := Metric.parse(text)).added}
+    compared, detailed = _named(COMPARED, values), _named(DETAILED, values)
+    every = {**compared, **added, **compared, **detailed}  # again: nobody else's number has a name of raydiff's
+    return dict(list(every.items())[:PLAIN_AT_MOST])
 
 
-def final(outcome: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an outcome's final numbers by their names in MLflow and in tables of trials."""
-    return {f"final/{name}": value for name, value in outcome.get("final", {}).items()}
+def _named(names: Names, values: Mapping[str, Any]) -> dict[str, Any]:
+    first = {name: next((m for m in metrics if m in values), None) for name, metrics in names.items()}
+    return {name: values[metric] for name, metric in first.items() if metric is not None}
+
+
+def of_round(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what MLflow gets of a round: epsilon, the quality on the validation split, losses and clipping."""
+    named = _named(COMPARED, {text.replace("validation/", "eval/", 1): value for text, value in values.items()})
+    out = {f"round/{name}": value for name, value in named.items() if name in ("epsilon", *QUALITY)}
+    losses = (k for k in values if k.endswith(("loss", "clipped_fraction")) and not k.startswith("client/"))
+    return out | {f"round/{k.replace('/', '_')}": values[k] for k in losses}

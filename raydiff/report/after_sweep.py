@@ -6,17 +6,23 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from raydiff.formats.metric_names import plain
+from raydiff.formats.tables import Table, number
 from raydiff.report import load, page
 from raydiff.report.frontier import command as frontier
+from raydiff.report.frontier import rows
+from raydiff.report.frontier.text import brief
+from raydiff.report.guarantees import shown
 from raydiff.report.sections.conclusion import means, summary
 from raydiff.report.sweep_view import open_sweep
 from raydiff.runtime.launch import Reporter
 from raydiff.runtime.sweep_folder import resume_command
+from raydiff.tracking.writer import SweepSummary
 
 
-def write(folder: Path, composed: Callable[[Path], str]) -> str:
-    """Write table, picture and page, and print where they are; returns the table. An error here fails no sweep."""
-    table, out = "", folder / "report"
+def write(folder: Path, composed: Callable[[Path], str]) -> None:
+    """Write table, picture and page, and print where they are. An error here fails no sweep."""
+    out = folder / "report"
     for message in load.cut_short(folder):
         print(message)
     try:
@@ -28,19 +34,27 @@ def write(folder: Path, composed: Callable[[Path], str]) -> str:
         print(f"report: {page.write(out, folder)}")
     except Exception as e:
         print(f"no report: {type(e).__name__}: {e}")
-    return table
 
 
-def describe(folder: Path, table: str) -> tuple[str, dict[str, dict[str, Any]]]:
-    """(Markdown that MLflow shows of the sweep's own run; of each setting its means over seeds)."""
+def describe(folder: Path) -> SweepSummary:
+    """What MLflow shows of the sweep's own run: conclusions, the frontier, the best trial, means over seeds."""
+    numbers, best, measure, markdown = dict[str, dict[str, Any]](), "", "", ""
     try:
         view = open_sweep(folder)
         paragraphs, lines = summary(view)
         conclusion, numbers = "\n\n".join([*paragraphs, "\n".join(f"- {line}" for line in lines)]), means(view)
+        if view.measure and len(view.runs) > 1:
+            table = rows.frontier(view.runs)
+            table = brief(table).assign(epsilon=table["epsilon"].map(shown))
+            cells = [[v if isinstance(v, str) else number(v) for v in row] for row in table.to_numpy()]
+            markdown = str(Table([*table], cells))
+            best, column, value = view.best
+            name = next(iter(plain({column.removeprefix("final/"): value})), column)
+            measure = f"{name} ({number(value)})"
     except Exception as e:  # Its trials are done and recorded.
-        conclusion, numbers = f"Nothing to report: {type(e).__name__}: {e}", {}
-    blocks = [conclusion, f"```\n{table}\n```" if table else "", f"To continue: `{resume_command(folder.name)}`"]
-    return "\n\n".join(filter(None, blocks)), numbers
+        conclusion = f"Nothing to report: {type(e).__name__}: {e}"
+    details = f"{markdown}\n\nTo continue: `{resume_command(folder.name)}`".strip()
+    return SweepSummary(conclusion, details, numbers, best, measure)
 
 
 SUMMARY = Reporter(describe)

@@ -131,6 +131,18 @@ class SweepView:
         name = ranked_by(self.finished.rename(columns=lambda column: str(column).removeprefix(EVAL)))
         return name and EVAL + name
 
+    @property
+    def best(self) -> tuple[str, str, float]:
+        """(digest, column, value) of the finished trial that is best by the sweep's --metric, else by `measure`. Raises
+        ValueError where none has it."""
+        metric, lower = self.about.get("metric") or (None, True)
+        column = f"final/{metric}" if metric else self.measure
+        order = self.finished.assign(value=load.column(self.finished, str(column))).dropna(subset="value")
+        if order.empty:
+            raise ValueError(f"no trial of {self.name} has finished with a measure of quality")
+        first = order.sort_values("value", ascending=lower).iloc[0]
+        return str(first["digest"]), str(column), float(first["value"])
+
 
 @dataclass(frozen=True)
 class Section:

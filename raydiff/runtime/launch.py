@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
-from typing import Any
 
 from raydiff import process
 from raydiff.experiment import spending, trial
+from raydiff.experiment.study import Varying, varying_fields
 from raydiff.formats.json_files import outcomes, read_json
 from raydiff.process import waiting
 from raydiff.results import chance
@@ -25,7 +25,7 @@ from raydiff.storage import artifact_sync
 from raydiff.storage.lease import hold_lease
 from raydiff.storage.storage import storage_at
 from raydiff.tracking.mlflow_store import redacted
-from raydiff.tracking.writer import Mlflow
+from raydiff.tracking.writer import Mlflow, SweepSummary
 
 HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
 
@@ -34,10 +34,10 @@ HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
 class Reporter:
     """Writes about a sweep that is over, from its folder."""
 
-    describe: Callable[[Path, str], tuple[str, dict[str, dict[str, Any]]]]
-    """(folder, table) -> (Markdown for the sweep's own MLflow run, the means of each setting)."""
-    write: Callable[[Path, Callable[[Path], str]], str] | None = None
-    """(folder, what gives its composed epsilon as a sentence) -> the printed table, beside the files of the report."""
+    describe: Callable[[Path], SweepSummary]
+    """What the sweep's own MLflow run says."""
+    write: Callable[[Path, Callable[[Path], str]], None] | None = None
+    """(folder, what gives its composed epsilon as a sentence): print the table and write the files of the report."""
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,15 @@ def start(
         _announce(planned, report)
         mlflow, log = None, {"experiment": about["experiment"], "samplers": planned.asked.samplers}
         if track:
-            mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, **log)
+            mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, swept=_swept(planned), **log)
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
         return _run(planned, about, report, mlflow)
+
+
+def _swept(planned: Planned) -> Varying:
+    """By method, the fields that name its trials: those in which they differ; of a single trial a few."""
+    trials = [planned.base, *planned.trials] if planned.suggested else planned.trials
+    return varying_fields(trials, planned.space if planned.total > 1 else ("method.epsilon", "clients", "seed"))
 
 
 def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan:
@@ -106,6 +112,7 @@ def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan
     if not (folder / "sweep.json").exists():  # In a resumed sweep each trial checks the budget for itself.
         spending.check(planned.trials, folder)
     about["experiment"] = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
+    about |= {"metric": (planned.metric, planned.lower_is_better)} if planned.asked.metric else {}
     return about | ({"tuned": planned.tuned} if planned.tuned else {})
 
 
@@ -127,7 +134,7 @@ def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, ml
         if mlflow:
             with waiting(f"the MLflow store {redacted(mlflow.uri)}"):
                 mlflow.wait_ready()
-            about["opened_by"] = sweep_folder.opened_by(folder, str(mlflow.experiment_id))
+            about["opened_by"] = sweep_folder.opened_by(folder, mlflow.experiment_id, about["id"])
         sweep_folder.write(folder, about, planned.secret)
         begun.set()
         if mlflow:
@@ -188,27 +195,25 @@ def _head_lost(folder: Path, mlflow: Mlflow | None, report: Reporter | None, rea
 
 
 def _report(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str) -> str:
-    table = report.write(folder, composed_guarantee) if report and report.write else ""
+    if report and report.write:
+        report.write(folder, composed_guarantee)
     try:
         artifact_sync.put(folder)
     except OSError as e:
         print(f"the report is only on this machine, in {folder / 'report'}: {e}", flush=True)
-    incomplete = _close(mlflow, folder, report, status, table)
+    incomplete = _close(mlflow, folder, report, status)
     if noise := chance.noise(folder):
         print(noise, flush=True)
     return incomplete
 
 
-def _close(
-    mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str, table: str = "", timeout_s: float = 120.0
-) -> str:
+def _close(mlflow: Mlflow | None, folder: Path, report: Reporter | None, status: str, timeout_s: float = 120.0) -> str:
     """Let MLflow catch up with the trials' files, attach the report, and return what MLflow lacks."""
     if mlflow is None:
         return ""
     mlflow.close(timeout_s)
-    text, means = report.describe(folder, table) if report else ("", {})
-    files = tuple(sorted((folder / "report").glob("*")))
-    return mlflow.end(status, files, note=text, means=means) or ""
+    summary = report.describe(folder) if report else SweepSummary()
+    return mlflow.end(status, tuple(sorted((folder / "report").glob("*"))), summary) or ""
 
 
 def _run_on_ray(planned: Planned, begin: Callable[[], None], lost: Callable[[str], None]) -> Ended:

@@ -36,11 +36,11 @@ class SweepRequest:
     search: Search = "grid"
     sample: Space = field(default_factory=dict)  # the space of random search and Optuna
     samples: int = 16  # number of samples of it
-    metric: str | None = None  # objective of Optuna and ASHA, and of the best trial shown; None: the evaluation's own
+    metric: str | None = None  # objective of Optuna and ASHA, and of the best trial; None: the evaluation's own
     concurrent: int | None = None  # maximum of concurrent trials; None: as many as fit
     budget_s: float | None = None  # stop all trials after so many seconds
     stop_on_error: bool = False  # end the sweep when a trial fails
-    samplers: bool = False  # log every finished trial's sampler to MLflow, with its weights
+    samplers: bool = False  # log every finished trial's sampler to MLflow, not only the best one's
     experiment: str | None = None  # MLflow experiment of the runs; None: raydiff- and the name of the data set
 
 

@@ -21,13 +21,14 @@ import raydiff
 from raydiff import seeding
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.study import Varying
 from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
 from raydiff.results.finished import find, open_finished
 from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.storage import storage_at
-from raydiff.tracking import mlflow_models
+from raydiff.tracking import mlflow_models, shared_view
 from raydiff.tracking.mlflow_store import ARTIFACTS, redacted
 from raydiff.tracking.writer import Mlflow
 
@@ -40,6 +41,7 @@ ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budg
 """Option -> the argument of `api.sweep` where its name is another."""
 FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
 NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
+SMALL_BYTES = 50_000_000  # of a sampler that a sweep logs unasked
 LONGEST = 200  # bytes of a name: file systems take 255
 REMEDY = "give --runtime.storage a folder on a local disk, NFS or Lustre, or a bucket"
 
@@ -177,8 +179,9 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
     return kept
 
 
-def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers: bool) -> Mlflow:
-    """Return the writer of this sweep's MLflow runs. `samplers`: also log those of finished trials."""
+def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers: bool, swept: Varying) -> Mlflow:
+    """Return the writer of this sweep's MLflow runs. `samplers`: log those of all finished trials, else the best one's
+    if it is small; `swept`: `study.varying_fields`."""
     uri, artifacts = tracking_store(at.parents[1])
     git = _git().removesuffix("-dirty")
     tags = {
@@ -189,8 +192,8 @@ def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers
         "mlflow.source.type": "JOB",
         **({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {}),
     }
-    log_sampler = _log_sampler if samplers else None
-    return Mlflow(uri, experiment=experiment, sweep=at, tags=tags, artifacts=artifacts, log_sampler=log_sampler)
+    log = {"log_sampler": _log_sampler} if samplers else {"log_best": _log_small_sampler}
+    return Mlflow(uri, experiment=experiment, sweep=at, tags=tags, artifacts=artifacts, swept=swept, **log)
 
 
 def tracking_store(storage: Path) -> tuple[str, str | None]:
@@ -205,11 +208,11 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     return uri, None if uri.startswith(("http", "databricks")) else (storage / ARTIFACTS).as_uri()
 
 
-def opened_by(at: Path, experiment: str) -> str:
-    """Return where the runs of the MLflow experiment with this id open, as a continuation of "open the runs "."""
+def opened_by(at: Path, experiment: str, view: str) -> str:
+    """Return where the runs of the MLflow experiment with this id open on this shared view, as a continuation of "open
+    the runs "."""
     uri = redacted(tracking_store(at.parents[1])[0])
-    # Without workflowType MLflow 3 opens on traces of language models.
-    page = f"/#/experiments/{experiment}/runs?workflowType=machine_learning"
+    page = shared_view.address(experiment, view)
     if uri.startswith("http"):
         return f"at {uri.rstrip('/')}{page}"
     return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {shlex.quote(uri)}"
@@ -231,6 +234,12 @@ def _git() -> str:
     here = str(Path(raydiff.__file__).parent)
     describe = ["git", "-C", here, "describe", "--always", "--dirty", "--abbrev=40", "--match", ""]
     return subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def _log_small_sampler(client: Any, run: str, folder: Path) -> None:
+    if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > SMALL_BYTES:
+        raise ValueError("it is large: --log-samplers logs it all the same")
+    _log_sampler(client, run, folder)
 
 
 def _log_sampler(client: Any, run: str, folder: Path) -> None:

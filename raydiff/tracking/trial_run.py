@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raydiff.experiment.study import Varying, trial_name
 from raydiff.formats import metric_names, rounding
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
 from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_params, log_values, storable
@@ -16,7 +18,6 @@ from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_param
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
 OUTCOME = "raydiff.outcome"  # the tag that a run gets last: with it the run is complete, without remarks
-FIRST = "privacy/epsilon_server"  # MLflow's page shows metrics in the order in which it got them.
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none."""
 
@@ -29,8 +30,15 @@ class SweepRun:
     experiment_id: str
     run: str
     tags: Mapping[str, str]  # of every run of the sweep
+    swept: Varying
     log_sampler: LogSampler | None = None
     datasets: set[tuple[str, str]] = field(default_factory=set)  # (name, digest) of those that the parent run has
+    names: dict[str, str] = field(default_factory=dict)  # of trials -> digest
+
+    def name_of(self, tree: Mapping[str, Any], digest: str) -> str:
+        """The name of a trial's run from its config: what was swept, and the digest if another trial has that name."""
+        name = trial_name(flatten(tree), self.swept)
+        return name if self.names.setdefault(name, digest) == digest else f"{name} {digest}"
 
 
 @dataclass
@@ -51,16 +59,21 @@ class TrialRun:
         tree = read_json(self.folder / "config.json", needs="data_digest")
         data = tree["data_digest"].removeprefix(KEYED)[:16]
         params, logged = flatten(tree), None
+        name = self.sweep.name_of(tree, self.folder.name)
         if run is None:
             tags = {"raydiff.trial": self.folder.name, "raydiff.kind": "trial", "mlflow.parentRunId": self.sweep.run}
             tags |= {"raydiff.data": data, **self.sweep.tags}
-            created = client.create_run(self.sweep.experiment_id, run_name=run_name(tree), tags=tags)
-            run = str(created.info.run_id)
+            run = str(client.create_run(self.sweep.experiment_id, run_name=name, tags=tags).info.run_id)
+            if tree["evaluation"] is not None:  # MLflow compares runs by what they got first: quality, not a round's.
+                first = "accuracy" if tree["evaluation"]["distance"] == "none" else "distance_all"
+                with contextlib.suppress(Exception):
+                    client.log_metric(run, first, math.nan, step=-1)
         else:
             logged = client.get_run(run)
             names = logged.data.params  # MLflow's are write-once.
             params = {k: v for k, v in params.items() if metric_names.mlflow_name(k) not in names}
             client.set_tag(run, "mlflow.parentRunId", self.sweep.run)  # An earlier parent may have been deleted.
+            client.update_run(run, name=name)  # An extended sweep varies more.
         self.run, self.client = run, (client := RunClient(client, run))
         if not (logged and logged.inputs.dataset_inputs):
             dataset = tree["data"]["name"], data
@@ -96,10 +109,10 @@ class TrialRun:
         lines = [line for line in read_lines(self.folder / "metrics.jsonl") if line["step"] > self.step]
         for line in sorted(lines, key=lambda line: line["step"]):
             step = line["step"]
-            of_round = {k: v for k, v in line.items() if k not in ("step", "time") and not k.startswith("client/")}
-            values = metric_names.shown(of_round)
-            names = sorted(values, key=lambda name: name != FIRST)
-            rows = [*((name, step, values[name]) for name in names), ("round", step, step)]
+            rows = [
+                *((name, step, value) for name, value in metric_names.of_round(line).items()),
+                ("round", step, step),
+            ]
             log_values(self.client, self.run, rows, at=line["time"])
             self.step = step
 
@@ -107,8 +120,9 @@ class TrialRun:
         from mlflow.entities import RunTag
 
         client, run = self.client, self.run
-        final = metric_names.final(outcome)
-        values = ((name, self.step + 1, value) for name, value in metric_names.shown(final).items())
+        final = outcome.get("final", {})
+        # At step 0 a metric has a bar for each run in MLflow's charts, at a later one a curve.
+        values = ((name, 0, value) for name, value in metric_names.plain(final).items())
         log_values(client, run, values, at=self.folder.stat().st_mtime)
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
         released = outcome.get("released", "")
@@ -116,15 +130,18 @@ class TrialRun:
         tags |= {"raydiff.released": released, REMARK: client.lacks}
         tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], released, reason)))
         client.log_batch(run, tags=[RunTag(k, storable(v)) for k, v in tags.items()])  # one write to the disk
-        client.update_run(run, name=run_name(read_json(self.folder / "config.json"), epsilon))
         attach_artifacts(client, run, self.folder / "artifacts", final)
         if outcome["outcome"] == "finished" and self.sweep.log_sampler is not None:
-            client.attempt(self._log_sampler, self.sweep.log_sampler)
+            self.log_sampler(self.sweep.log_sampler)
         client.set_terminated(run, STATUS[outcome["outcome"]])
         if not client.lacks:
             client.set_tag(run, OUTCOME, outcome["outcome"])
 
-    def _log_sampler(self, log: LogSampler) -> None:
+    def log_sampler(self, log: LogSampler) -> None:
+        """Log the finished trial's sampler, or say in a tag why there is none."""
+        self.client.attempt(self._attempt_sampler, log)
+
+    def _attempt_sampler(self, log: LogSampler) -> None:
         try:
             log(self.client.client, self.run, self.folder)
         except ValueError as e:
@@ -150,18 +167,6 @@ def attach_artifacts(client: Any, run: str, folder: Path, final: Mapping[str, ob
             with Image.open(grid) as image:
                 client.set_tag(run, f"raydiff.privacy.{name}", image.info.get("privacy", "none"))
                 client.log_image(run, image.convert("RGB"), key=name, step=0)
-
-
-def run_name(tree: Mapping[str, Any], epsilon: str | None = None) -> str:
-    """A run's name from its config. `epsilon` is the ledger's; until the trial has one, the target epsilon."""
-    method = tree["method"]
-    model = method["model"]
-    parts = [method["kind"], f"{tree['clients']} clients", flatten(model).get("schedule", model["kind"])]
-    if epsilon is not None:
-        parts.insert(1, f"epsilon {epsilon}")
-    elif "epsilon" in method:
-        parts.insert(1, "no noise" if method["epsilon"] is None else f"target epsilon {method['epsilon']:g}")
-    return ", ".join([*parts, f"seed {tree['seed']}"])
 
 
 def modified_ns(path: Path) -> int:

@@ -9,22 +9,36 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import types
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raydiff import __version__
+from raydiff.experiment.study import Varying
 from raydiff.formats import metric_names
-from raydiff.formats.json_files import read_json, trial_folders
-from raydiff.tracking import mlflow_store
+from raydiff.formats.json_files import outcomes, read_json, trial_folders
+from raydiff.tracking import mlflow_store, shared_view
 from raydiff.tracking.mlflow_store import RunClient, redacted, storable
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
 
 PERIOD_S = 2.0  # between two updates from the files
 LONGEST_WAIT_S = 60.0  # between two attempts while MLflow cannot be reached
 SILENCE_S = 10.0  # Whoever waits longer for MLflow is told so.
+BEST = "raydiff.best"  # tag of the sweep's own run: the id of the best trial's
+PICTURE, PICTURE_WIDTH = "frontier-small.png", 640  # in the description, which MLflow does not scale; pixels
 OPENING_S = 180.0  # A busy machine creates a SQLite store in a minute; a database server may never answer.
+
+
+@dataclass(frozen=True)
+class SweepSummary:
+    """What the sweep's own run says at its end."""
+
+    conclusion: str = ""  # Markdown, above the picture of the frontier
+    details: str = ""  # Markdown, below it
+    means: Mapping[str, Mapping[str, object]] = field(default_factory=dict)  # `Mlflow._log_means`
+    best: str = ""  # digest of the best trial
+    measure: str = ""  # by which it is the best, and its value
 
 
 class Mlflow(threading.Thread):
@@ -42,14 +56,16 @@ class Mlflow(threading.Thread):
         sweep: Path,
         tags: Mapping[str, str],
         artifacts: str | None,
+        swept: Varying,
         log_sampler: LogSampler | None = None,
+        log_best: LogSampler | None = None,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
         self.uri, self.experiment, self.sweep, self.artifacts = uri, experiment, sweep, artifacts
         self.tags = {name: storable(value) for name, value in tags.items()}
-        self.log_sampler = log_sampler
+        self.swept, self.log_sampler, self.log_best = swept, log_sampler, log_best
         self.parent: str | None = None
-        self.experiment_id = ""
+        self.experiment_id = self._identity = ""
         self.error: Exception | None = None
         self._client: Any = None
         self._sweep_run: SweepRun | None = None
@@ -109,16 +125,9 @@ class Mlflow(threading.Thread):
     def _ended(self) -> int:
         return sum(trial.ended_ns is not None for trial in self._trials.values())
 
-    def end(
-        self,
-        status: str,
-        files: tuple[Path, ...] = (),
-        *,
-        note: str = "",
-        means: Mapping[str, Mapping[str, object]] = types.MappingProxyType({}),
-    ) -> str | None:
-        """After `close`, end the parent run with a status (FINISHED or KILLED), files, a description in Markdown, and
-        runs of the settings' means (`_log_means`). Returns what MLflow lacks of what the files have, or None."""
+    def end(self, status: str, files: tuple[Path, ...] = (), summary: SweepSummary = SweepSummary()) -> str | None:
+        """After `close`, end the parent run with a status (FINISHED or KILLED), files and a summary. Returns what
+        MLflow lacks of what the files have, or None."""
         try:
             if self._sweep_run is None or self.is_alive():
                 raise self.error or TimeoutError("it was never opened")
@@ -130,11 +139,12 @@ class Mlflow(threading.Thread):
                     client.set_tag(run, OUTCOME, "killed")
             if self.error is not None:
                 raise self.error
-            if note:
-                client.set_tag(parent, "mlflow.note.content", storable(note))
-            self._log_means(means)
             for path in files:
                 client.log_artifact(parent, str(path))
+            picture = next((path for path in files if path.name == "frontier.png"), None)
+            self._log_summary(client, summary, picture, self.log_best if status == "FINISHED" else None)
+            self._log_means(client, summary.means)
+            self._log_view([metric_names.plain(end["final"]) for _, end in outcomes(self.sweep) if end.get("final")])
             gaps = {name: trial.client.lacks for name, trial in self._trials.items()} | self._failed
             lacking = [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]
             where = redacted(client.get_experiment(self.experiment_id).artifact_location)
@@ -143,15 +153,49 @@ class Mlflow(threading.Thread):
         except Exception as e:
             return mlflow_store.explanation(self.error or e)
 
-    def _log_means(self, means: Mapping[str, Mapping[str, object]]) -> None:
+    def _log_summary(
+        self, client: RunClient, summary: SweepSummary, picture: Path | None, log: LogSampler | None
+    ) -> None:
+        """The parent's description, with the best trial's link and the frontier; the best trial's sampler by `log`."""
+        blocks, best = [summary.conclusion], self._trials.get(summary.best)
+        if best is not None:
+            run, before = client.get_run(best.run), client.get_run(client.run).data.tags.get(BEST, best.run)
+            link = f"[{run.info.run_name}](#/experiments/{self.experiment_id}/runs/{best.run})"
+            blocks.insert(0, f"Best trial by {summary.measure}: {link}")
+            client.set_tag(client.run, BEST, best.run)
+            if log is not None and not run.outputs.model_outputs:
+                best.log_sampler(log)
+                earlier = f"name = 'sampler' and source_run_id = '{before}'" if before != best.run else ""
+                for model in client.search_logged_models([self.experiment_id], earlier) if earlier else ():
+                    client.delete_logged_model(model.model_id)
+        if picture is not None:
+            from PIL import Image
+
+            with Image.open(picture) as image:
+                image.thumbnail((PICTURE_WIDTH, PICTURE_WIDTH))
+                client.log_image(client.run, image.convert("RGB"), artifact_file=PICTURE)
+            blocks.append(f"![frontier](get-artifact?path={PICTURE}&run_uuid={client.run})")
+        if note := "\n\n".join(filter(None, (*blocks, summary.details))):
+            client.set_tag(client.run, "mlflow.note.content", storable(note))
+
+    def _log_view(self, trials: Sequence[Mapping[str, Any]] = ()) -> None:
+        """MLflow's shared view of the sweep, a convenience that may fail."""
+        with contextlib.suppress(Exception):
+            view = shared_view.state(str(self.parent), self._identity, self.swept, trials)
+            self._client.set_experiment_tag(self.experiment_id, f"{shared_view.TAG}{self._identity}", view)
+            self._client.set_experiment_tag(self.experiment_id, "mlflow.experimentKind", "custom_model_development")
+
+    def _log_means(self, client: RunClient, means: Mapping[str, Mapping[str, object]]) -> None:
         """A finished run below the parent for each setting, in place of those of an earlier end: text is a parameter, a
-        number a metric. Their order is kept, since MLflow's page for comparing runs opens on the first ones."""
-        client, tags = self._client, {"mlflow.parentRunId": str(self.parent), "raydiff.kind": "mean"}
+        number a metric, in this order."""
+        assert self._sweep_run is not None
+        tags = {"mlflow.parentRunId": client.run, "raydiff.kind": "mean"}
         mlflow_store.delete_runs(client, self.experiment_id, tags)
+        tags |= self._sweep_run.tags
         for name, row in means.items():
-            run = client.create_run(self.experiment_id, run_name=name[:200], tags={**tags, **self.tags}).info.run_id
+            run = client.create_run(self.experiment_id, run_name=name[:200], tags=tags).info.run_id
             mlflow_store.log_params(client, run, {k: v for k, v in row.items() if isinstance(v, str)})
-            mlflow_store.log_values(client, run, ((k, 0, v) for k, v in metric_names.shown(row).items()))
+            mlflow_store.log_values(client, run, ((k, 0, v) for k, v in row.items()))
             client.set_terminated(run, "FINISHED")
 
     def _open(self) -> None:
@@ -164,12 +208,12 @@ class Mlflow(threading.Thread):
         """Find this sweep's runs by its id, for names are given again; create the parent if there is none. Trials whose
         run is not found, or lacks something, are logged again."""
         client, parent = self._client, None
-        identity = read_json(self.sweep / "sweep.json", needs="id")["id"]
+        identity = self._identity = read_json(self.sweep / "sweep.json", needs="id")["id"]
         self._runs = {}
         for run in mlflow_store.all_runs(client, self.experiment_id, f"tags.`raydiff.id` = '{identity}'"):
             if digest := run.data.tags.get("raydiff.trial"):
                 self._runs[digest] = run.info.run_id
-            else:
+            elif run.data.tags["raydiff.kind"] == "sweep":
                 parent = run.info.run_id
         tags = {"raydiff.sweep": self.sweep.name, "raydiff.id": identity, **self.tags}
         if parent is None:
@@ -179,7 +223,8 @@ class Mlflow(threading.Thread):
         if parent != self.parent:
             self.parent, self._trials = parent, {}
             client = RunClient(client, parent)
-            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.log_sampler)
+            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.swept, self.log_sampler)
+            self._log_view()
         kept = [t for t in self._trials.values() if self._runs.get(t.folder.name) == t.run and not t.client.lacks]
         self._trials = {trial.folder.name: trial for trial in kept}
 

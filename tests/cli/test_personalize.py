@@ -90,7 +90,7 @@ def test_its_run_is_the_trial_s_child(shop: Storage, migrated: Path, monkeypatch
     folder = shop.folder("spire")
     experiment = open_finished(folder).trial.experiment
     follower = sweep_folder.mlflow(
-        shop.sweeps / "spire", "digits", experiment, experiment="raydiff-digits", samplers=False
+        shop.sweeps / "spire", "digits", experiment, experiment="raydiff-digits", samplers=False, swept={}
     )
     follower.start()
     follower.wait_ready()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from raydiff.formats import metric_names
 from raydiff.formats.metric_names import Metric, mlflow_name
 from raydiff.tracking import mlflow_store
 
@@ -33,22 +34,46 @@ def test_a_name_is_read_and_written(text: str, fields: dict[str, Any]) -> None:
     assert Metric.parse(text) == Metric.parse(f"final/{text}") == metric and str(metric) == text
 
 
+PICTURES = "eval/fd_cnn/all eval/fd_cnn/minor privacy/epsilon_server attack/global/best/auc attack/client/best/auc"
+PICTURES += " comm/bytes_up time/seconds eval/label_accuracy/all privacy/auc_ceiling eval/memorized_fraction"
+PLAIN = "distance_all distance_minority epsilon attack_auc_global attack_auc_client"
+PLAIN += " bytes_sent seconds label_accuracy auc_ceiling memorized_fraction"
+OTHERS = (
+    "eval/fd_cnn/major eval/fd_cnn/all_floor eval/kd_cnn/all_spread eval/ddim/fd_cnn/all eval/class/3/fd_cnn privacy/mu"
+)
+OTHERS += " attack/global/pia/auc attack/global/best/auc_low eval/recall/all eval/vendi/all_low eval/client/0/vendi"
+
+
 @pytest.mark.parametrize(
-    ("names", "shown"),
+    ("names", "plain"),
     [
-        ("privacy/epsilon_server privacy/mu privacy/auc_ceiling train/loss time/seconds upload/clipped", True),
-        ("eval/fd_cnn/minor eval/fd_cnn/minor_floor eval/fd_cnn/all_floor eval/kd_cnn/all eval/recall/all", True),
-        ("eval/label_accuracy/all eval/label_accuracy/real eval/accuracy/majority eval/blackbox/accuracy", True),
-        ("attack/global/best/auc attack/client/best/tpr_at_1pct_fpr new/parameters_share", True),
-        ("eval/fd_cnn/major eval/fd_cnn/cluster_a eval/ddim/fd_cnn/all eval/class/3/fd_cnn client/0/train/loss", False),
-        ("eval/fd_cnn/major_floor eval/kd_cnn/all_floor eval/kd_cnn/all_spread eval/tv_pairs_floor", False),
-        ("eval/recall/minor eval/recall/all_real eval/memorized_fraction/sanity eval/vendi/all_low", False),
-        ("attack/global/pia/auc attack/global/best/auc_low attack/global/best/tpr_at_0.1pct_fpr", False),
-        ("attack/global/best/threshold attack/global/best/n_members privacy/tpr_ceiling_at_1pct_fpr", False),
+        (PICTURES, PLAIN),
+        ("new/kd_cnn/all eval/kd_cnn/all eval/kd_cnn/minor", "distance_all distance_minority distance_unseen"),  # SPIRE
+        ("eval/fid/all eval/kid/all", "distance_all"),
+        ("eval/tv_pairs eval/accuracy eval/blackbox/accuracy", "distance_all accuracy attack_accuracy"),  # tables
+        ("eval/accuracy attack/pool/best/auc", "accuracy attack_auc_global"),  # FedDistr
+        ("eval/vendi eval/vendi/minor", "vendi vendi/minor"),  # of another package
     ],
 )
-def test_mlflow_shows_what_stands_by_itself(names: str, shown: bool) -> None:
-    assert {name: Metric.parse(name).shown for name in names.split()} == dict.fromkeys(names.split(), shown)
+def test_the_numbers_that_one_compares_have_plain_names(names: str, plain: str) -> None:
+    values = {name: float(number) for number, name in enumerate(names.split())}
+    out = metric_names.plain({**values, **dict.fromkeys(OTHERS.split(), -1.0)})
+    assert " ".join(out) == plain and -1.0 not in out.values()
+
+
+def test_at_most_twelve_and_none_of_another_package_in_the_place_of_raydiffs() -> None:
+    added = {f"eval/own_{number}": 1.0 for number in range(20)} | {"eval/epsilon": 0.0, "eval/auc_ceiling": 0.5}
+    out = metric_names.plain({**added, **dict.fromkeys(PICTURES.split(), 2.0)})
+    assert len(out) == 12 and [*out][7:] == [f"own_{number}" for number in range(5)] and out["epsilon"] == 2.0
+    assert metric_names.plain({"privacy/auc_ceiling": 1.0, "eval/auc_ceiling": 0.5}) == {"auc_ceiling": 1.0}
+
+
+def test_of_a_round_mlflow_gets_epsilon_losses_clipping_and_quality() -> None:
+    shown = {"privacy/epsilon_server": 1.0, "server/loss": 2.0, "train/loss": 3.0, "upload/clipped_fraction": 4.0}
+    others = ("t0", "client/0/train/loss", "comm/bytes_up", "validation/fd_cnn/major", "server/update_norm", "time")
+    out = metric_names.of_round({**shown, "validation/fd_cnn/all": 5.0, **dict.fromkeys(others, 0.0)})
+    names = ("distance_all", "epsilon", "server_loss", "train_loss", "upload_clipped_fraction")
+    assert out == dict(zip((f"round/{name}" for name in names), (5.0, 1.0, 2.0, 3.0, 4.0), strict=True))
 
 
 @pytest.mark.parametrize(
@@ -106,4 +131,4 @@ def test_every_name_has_one_of_its_own_in_mlflow(tmp_path: Path, migrated: Path)
     assert [logged.params[mlflow_name(name)] for name in ODD_NAMES] == [str(n) for n in range(len(ODD_NAMES))]
     kept = {"recall_1", "x" * 250, "a", "a/b", "é", "日本", " ", " a", "a b", "a:b", "-"}
     assert {name for name in ODD_NAMES if mlflow_name(name) == name} == kept
-    assert mlflow_name("final/eval/hits/top@1") == "final/eval/hits/top_1-7ef76561"  # in docs/how-to/sweep.md
+    assert mlflow_name("hits/top@1") == "hits/top_1-21e16b3b"  # in docs/how-to/sweep.md

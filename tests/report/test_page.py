@@ -16,6 +16,7 @@ from trial_folders import finished, line, stop, write_trial
 from raydiff.formats import tables
 from raydiff.formats.tables import strong
 from raydiff.papers import report_sections
+from raydiff.report import after_sweep
 from raydiff.report import page as report
 from raydiff.report.gain_over_local import gains
 from raydiff.report.html import html, sheet
@@ -186,15 +187,29 @@ def test_arms_that_are_as_good_as_the_best_at_its_epsilon_are_named_with_several
     assert line == "at epsilon 9.7: PFDM, 1.500; not distinguishable from DPSGD"
 
 
-def test_means_of_settings_begin_with_what_is_compared_first(sweep: Path) -> None:
+def test_means_of_settings_are_named_by_what_was_swept(sweep: Path) -> None:
     sections = conclusion.means(open_sweep(sweep))
-    order = ["PFDM, method.epsilon 10", "LocalOnly", "PFDM, method.epsilon 50"]  # The last created is on top in MLflow.
-    assert list(sections) == [f"mean: {name} (6 seeds)" for name in order]
-    row = sections["mean: PFDM, method.epsilon 50 (6 seeds)"]
-    measure = "final/eval/fd_cnn/minor"
-    assert list(row)[:4] == ["epsilon", "method", "seeds", measure] and row["epsilon"] == "48.90"
-    assert row[measure] == pytest.approx(2.005) and row["final/attack/client/pia/auc"] == pytest.approx(0.85)
-    assert row[f"{measure}/low"] < row[measure] < row[f"{measure}/high"]
+    order = ["PFDM epsilon=10", "LocalOnly", "PFDM epsilon=50"]  # The last created is on top in MLflow.
+    assert list(sections) == [f"{name} (mean of 6 seeds)" for name in order]
+    row = sections["PFDM epsilon=50 (mean of 6 seeds)"]
+    assert (row["method"], row["method.epsilon"], row["seeds"]) == ("PFDM", "50.0", "6")
+    assert row["distance_minority"] == pytest.approx(2.005) and row["epsilon"] == 48.9
+    low, high = map(float, row["interval"].split(" to "))
+    assert low < row["distance_minority"] < high and not any("/" in name for name in row)
+
+
+@pytest.mark.parametrize(
+    ("metric", "digest"), [(None, "c"), (["eval/fd_cnn/all", True], "b"), (["eval/accuracy", False], "a")]
+)
+def test_the_best_trial_is_best_by_the_sweeps_metric(tmp_path: Path, metric: Any, digest: str) -> None:
+    for name, minor, every, accuracy in (("a", 3.0, 3.0, 0.9), ("b", 2.0, 1.0, 0.8), ("c", 1.0, 2.0, 0.7)):
+        end = finished(9.0, minor)
+        end["final"] |= {"eval/fd_cnn/all": every, "eval/accuracy": accuracy}
+        write_trial(tmp_path, name, seed=ord(name), outcome=end)
+    (tmp_path / "sweep.json").write_text(json.dumps({"command": ["raydiff", "sweep"], "metric": metric}))
+    assert open_sweep(tmp_path).best[0] == digest
+    summary = after_sweep.describe(tmp_path)
+    assert summary.best == digest and summary.measure.split()[0] in ("distance_minority", "distance_all", "accuracy")
 
 
 def test_only_what_varies_is_in_the_first_table_and_the_rest_is_folded(page: Page) -> None:

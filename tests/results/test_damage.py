@@ -134,7 +134,7 @@ def generate(left: Left) -> Any:
 
 def resume(left: Left) -> Any:
     run = rd.run(left.experiment, name="s", resume=True, track=False)
-    return (*generate(left), sorted((k, v) for k, v in run.metrics.items() if not k.startswith("time/")))
+    return (*generate(left), sorted((k, v) for k, v in run.all_metrics.items() if not k.startswith("time/")))
 
 
 READS: dict[str, Callable[[Left], Any]] = {f.__name__: f for f in (spent, report, generate, resume)}  # resume writes

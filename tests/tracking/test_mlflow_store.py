@@ -155,7 +155,7 @@ def test_a_store_that_cannot_be_written_is_named_before_the_sweep_begins(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
     monkeypatch.setattr(writer, "SILENCE_S", 0.5)
     uri, begun = answers(what), time.monotonic()
-    follower = Mlflow(uri, experiment="e", sweep=tmp_path, tags={}, artifacts=None)
+    follower = Mlflow(uri, experiment="e", sweep=tmp_path, tags={}, artifacts=None, swept={})
     follower.start()
     with pytest.raises(ValueError, match=f"^the MLflow store {uri} cannot be written: .*{STORES[what]}") as error:
         follower.wait_ready()
@@ -191,5 +191,7 @@ def test_files_of_mlflow_stay_below_the_storage_folder(
     assert list(storage.glob(f"mlflow-artifacts/{run}/artifacts/files/a.txt"))
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} <= {name, "files", "elsewhere"}
     if not set(name) & set("#?%"):
-        program, *_, shown = shlex.split(sweep_folder.opened_by(storage / "sweeps" / "s", "1").partition("after: ")[2])
+        page, _, command = sweep_folder.opened_by(storage / "sweeps" / "s", "1", "key").partition(" after: ")
+        assert page.endswith(":5000/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=key")
+        program, *_, shown = shlex.split(command)
         assert (program, shown) == ("mlflow", f"sqlite:///{storage}/mlflow.db")

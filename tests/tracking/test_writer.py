@@ -6,7 +6,6 @@ import contextlib
 import errno
 import json
 import math
-import re
 import shutil
 import sqlite3
 import types
@@ -17,17 +16,17 @@ from typing import Any
 
 import pytest
 import torch
+from mlflow.entities import LoggedModelOutput
+from PIL import Image
 
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Method
 from raydiff.formats import json_files
 from raydiff.formats.json_files import Jsonl
-from raydiff.methods import METHODS
 from raydiff.seeding import generator
-from raydiff.tracking import mlflow_store, trial_run, writer
-from raydiff.tracking.writer import Mlflow
+from raydiff.tracking import mlflow_store, shared_view, writer
+from raydiff.tracking.writer import Mlflow, SweepSummary
 
 
 class Sweep:
@@ -36,13 +35,13 @@ class Sweep:
     def __init__(self, root: Path, migrated: Path) -> None:
         shutil.copy(migrated, root / "mlflow.db")
         self.uri, self.folder = f"sqlite:///{root / 'mlflow.db'}", root / "sweeps" / "mine"
-        self.artifacts = root / "artifacts"
+        self.artifacts, self.swept = root / "artifacts", {"PFDM": ["method.epsilon", "seed"]}
         self.folder.mkdir(parents=True)
         (self.folder / "sweep.json").write_text(json.dumps({"id": "an id of its own"}))
 
     def follower(self) -> Mlflow:
-        tags, artifacts = {"raydiff.preset": "p"}, str(self.artifacts)
-        return Mlflow(self.uri, experiment="digits", sweep=self.folder, tags=tags, artifacts=artifacts)
+        about: dict[str, Any] = {"tags": {"raydiff.preset": "p"}, "artifacts": str(self.artifacts), "swept": self.swept}
+        return Mlflow(self.uri, experiment="digits", sweep=self.folder, **about)
 
     def follow(self, error: type = types.NoneType) -> Mlflow:
         """One follower from its start to its end, at which it may have this error."""
@@ -96,10 +95,18 @@ def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **end, **more}))
 
 
-@pytest.mark.parametrize("method", METHODS.values())
-def test_every_method_has_a_run_name(experiment: Experiment, method: type[Method]) -> None:
-    name = trial_run.run_name(overrides.to_dict(replace(experiment, method=method())))
-    assert re.fullmatch(rf"{method.__name__}, (.*, )?2 clients, \w+, seed 0", name)
+def test_no_two_trials_of_a_sweep_share_a_name(sweep: Sweep, experiment: Experiment) -> None:
+    """Also where they differ in what was not swept when the sweep began."""
+    sweep.swept = {"PFDM": ["seed"]}
+    for trial in (experiment, replace(experiment, seed=1), replace(experiment, clients=3)):
+        sweep.trial(trial)
+    sweep.follow()
+    names = {run.data.params["clients"] + run.data.params["seed"]: run.info.run_name for run in sweep.runs("trial")}
+    shared = {names["20"], names["30"]}
+    assert names["21"] == "PFDM seed=1" and "PFDM seed=0" in shared and len(shared) == 2
+    sweep.swept = {"PFDM": ["clients", "seed"]}
+    sweep.follow()
+    assert {r.info.run_name for r in sweep.runs("trial")} == {f"PFDM clients={n[0]} seed={n[1]}" for n in names}
 
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
@@ -110,11 +117,11 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         Jsonl(folder / "metrics.jsonl").log(step, metrics)
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.info.run_name == "PFDM, target epsilon 10, 2 clients, linear, seed 0"
+    assert run.info.run_name == "PFDM epsilon=10 seed=0" and math.isnan(run.data.metrics["distance_all"])
     finish(folder, text="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
     sweep.follow()
     (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
-    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM, epsilon 9.52, 2 clients, linear, seed 0")
+    assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM epsilon=10 seed=0")
     expected = {
         "mlflow.parentRunId": parent.info.run_id,
         "raydiff.sweep": "mine",
@@ -127,10 +134,11 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
         "mlflow.note.content": "epsilon 9.51",
     }
     assert expected.items() <= run.data.tags.items()
-    assert sweep.history(run, "server/loss") == [(0, 1.0), (1, 0.5)] and sweep.history(run, "round") == [(0, 0), (1, 1)]
-    assert sweep.history(run, "final/eval/fd_cnn/all") == [(2, 2.5)]
-    names = {"privacy/epsilon_server", "upload/clipped", "server/loss", "round", "final/eval/fd_cnn/all"}
-    assert set(run.data.metrics) == names and next(iter(run.data.metrics)) == "privacy/epsilon_server"
+    losses = sweep.history(run, "round/server_loss")
+    assert losses == [(0, 1.0), (1, 0.5)] and sweep.history(run, "round") == [(0, 0), (1, 1)]
+    assert sweep.history(run, "distance_all")[1:] == [(0, 2.5)]
+    # The page for comparing runs opens on the first one.
+    assert list(run.data.metrics) == ["distance_all", "round/epsilon", "round/server_loss", "round"]
     assert {"method": "PFDM", "method.epsilon": "10.0", "clients": "2"}.items() <= run.data.params.items()
     assert set(run.data.params) == set(json_files.flatten(overrides.to_dict(experiment)))
 
@@ -159,11 +167,12 @@ def test_artifacts_carry_their_privacy_and_the_final_numbers(sweep: Sweep, exper
     finish(folder, final=final)
     sweep.follow()
     (run,) = sweep.runs("trial")
-    assert run.data.tags["raydiff.privacy.samples"] == "none" and set(run.data.metrics) == {"final/eval/fd_cnn/minor"}
+    assert run.data.tags["raydiff.privacy.samples"] == "none"
+    assert set(run.data.metrics) == {"distance_all", "distance_minority"}
     names = [p.name for p in sweep.artifacts.rglob("*") if p.is_file()]
     assert "ledger.json" in names and any(name.startswith("samples") for name in names)
     (file,) = sweep.artifacts.rglob("final.json")
-    assert {k: float(v) for k, v in json.loads(file.read_text())["data"]} == {f"final/{k}": v for k, v in final.items()}
+    assert {k: float(v) for k, v in json.loads(file.read_text())["data"]} == final
     assert {"path": "final.json", "type": "table"} in json.loads(run.data.tags["mlflow.loggedArtifacts"])
 
 
@@ -173,7 +182,8 @@ def test_runs_have_their_data_and_the_sweep_a_text_and_files(
     finish(sweep.trial(experiment))
     finish(sweep.trial(replace(experiment, seed=1)))
     (tmp_path / "summary.csv").write_text("a,b")
-    assert sweep.follow().end("KILLED", (tmp_path / "summary.csv",), note="9 of 9" + "." * 9000) is None
+    summary = SweepSummary("9 of 9" + "." * 9000)
+    assert sweep.follow().end("KILLED", (tmp_path / "summary.csv",), summary) is None
     (parent,), runs = sweep.runs("sweep"), sweep.runs("trial")
     assert parent.data.tags["mlflow.note.content"].startswith("9 of 9...") and parent.info.status == "KILLED"
     assert [p.name for p in sweep.artifacts.rglob("*.csv")] == ["summary.csv"]
@@ -183,16 +193,56 @@ def test_runs_have_their_data_and_the_sweep_a_text_and_files(
 
 
 def test_means_over_seeds_are_runs_of_their_own_and_give_way_to_the_next_ones(sweep: Sweep) -> None:
-    measure = "final/eval/fd_cnn/minor"
-    row = {"epsilon": "9.71", measure: 2.0, "final/eval/accuracy": 0.5}
-    row |= {f"{measure}/low": math.nan, f"{measure}_real": 1.0}
-    assert sweep.follow().end("FINISHED", means={"PFDM": row, "FedAvg": row}) is None
-    assert sweep.follow().end("FINISHED", means={"PFDM": {**row, measure: 3.0}}) is None
+    row = {"seeds": "2", "distance_all": 2.0, "accuracy": 0.5, "epsilon": math.inf}
+    for means in ({"PFDM": row, "FedAvg": row}, {"PFDM": {**row, "distance_all": 3.0}}):
+        assert sweep.follow().end("FINISHED", (), SweepSummary(means=means)) is None
     (parent,), (mean,) = sweep.runs("sweep"), sweep.runs("mean")
     assert (mean.info.run_name, mean.info.status) == ("PFDM", "FINISHED")
-    assert mean.data.tags["mlflow.parentRunId"] == parent.info.run_id and mean.data.params == {"epsilon": "9.71"}
-    assert list(mean.data.metrics.items()) == [(measure, 3.0), ("final/eval/accuracy", 0.5)]
+    assert mean.data.tags["mlflow.parentRunId"] == parent.info.run_id and mean.data.params == {"seeds": "2"}
+    assert list(mean.data.metrics.items()) == [("distance_all", 3.0), ("accuracy", 0.5)]
     assert sweep.follow().parent == parent.info.run_id
+
+
+def test_the_sweep_shows_its_best_trial_its_frontier_and_a_view(
+    sweep: Sweep, experiment: Experiment, tmp_path: Path
+) -> None:
+    """Of the best trial the sampler is a model; a better one of an extended sweep takes its place."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(sweep.uri)
+    first, second = (sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2))
+    for folder in (first, second):
+        finish(folder, final={"eval/fd_cnn/all": 1.0})
+    Image.new("RGB", (2000, 500)).save(tmp_path / "frontier.png")
+
+    def log_best(client: Any, run: str, folder: Path) -> None:
+        model = client.create_logged_model(client.get_run(run).info.experiment_id, name="sampler", source_run_id=run)
+        client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
+
+    for best in (first, first, second):
+        follower = sweep.follow()
+        follower.log_best = log_best
+        summary = SweepSummary("20 of 20", "| a |", best=best.name, measure="distance_all (1.000)")
+        assert follower.end("FINISHED", (tmp_path / "frontier.png",), summary) is None
+        (model,) = client.search_logged_models([follower.experiment_id])
+        run = next(run for run in sweep.runs("trial") if run.data.tags["raydiff.trial"] == best.name)
+        assert model.source_run_id == run.info.run_id
+    (parent,) = sweep.runs("sweep")
+    assert parent.data.tags["raydiff.best"] == run.info.run_id
+    top, conclusion, picture, table = parent.data.tags["mlflow.note.content"].split("\n\n")
+    assert top.startswith("Best trial by distance_all (1.000): [PFDM epsilon=10 seed=1](#/experiments/")
+    assert run.info.run_id in top and (conclusion, table) == ("20 of 20", "| a |")
+    (small,) = sweep.artifacts.rglob("frontier-small.png")
+    assert small.name in picture and parent.info.run_id in picture and Image.open(small).width == 640
+    tags = client.get_experiment(follower.experiment_id).tags
+    view = json.loads(tags["mlflow.sharedViewState.an id of its own"])
+    assert view["selectedColumns"] == ["metrics.`distance_all`", "params.`method.epsilon`", "params.`seed`"]
+    assert tags["mlflow.experimentKind"] == "custom_model_development" and parent.info.run_id in view["runsExpanded"]
+
+
+def test_a_store_that_takes_no_view_costs_nothing(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared_view, "state", lambda *_: 1 / 0)
+    assert sweep.follow().end("FINISHED") is None
 
 
 def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
@@ -210,7 +260,7 @@ def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
     assert before < sweep.ids() and len(sweep.runs("sweep")) == 1 and len(runs) == 2
     first = runs[experiment.digest]
-    assert sweep.history(first, "server/loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
+    assert sweep.history(first, "round/server_loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
     assert (first.info.status, runs[second.name].info.status) == ("FINISHED", "RUNNING")
 
 
@@ -236,18 +286,18 @@ def test_a_name_given_again_is_another_sweep(sweep: Sweep, experiment: Experimen
 def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, experiment: Experiment) -> None:
     folder, other = sweep.trial(experiment, 1.0), sweep.trial(replace(experiment, seed=1), 1.0)
     for each, outcome in ((folder, "killed"), (other, "finished")):
-        finish(each, outcome, final={"loss": 1.0}, reason="why")
+        finish(each, outcome, final={"eval/accuracy": 1.0}, reason="why")
     sweep.follow()
     ended = {run.data.tags["raydiff.trial"]: run.info.end_time for run in sweep.runs("trial")}
     Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
-    finish(folder, final={"loss": 0.5})
+    finish(folder, final={"eval/accuracy": 0.5})
     sweep.follow()
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
     again = runs[folder.name]
     assert (again.info.status, again.data.tags["raydiff.reason"]) == ("FINISHED", "")
-    assert sweep.history(again, "server/loss") == [(0, 1.0), (1, 0.5)]
+    assert sweep.history(again, "round/server_loss") == [(0, 1.0), (1, 0.5)]
     assert runs[other.name].info.end_time == ended[other.name]
-    assert sweep.history(runs[other.name], "final/loss") == [(1, 1.0)]
+    assert sweep.history(runs[other.name], "accuracy") == [(0, 1.0)]
 
 
 def test_a_trial_that_fails_again_is_not_left_running(sweep: Sweep, experiment: Experiment) -> None:
@@ -323,7 +373,7 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
     deaths, died = 0, True
     while died:
         folder = sweep.trial(replace(experiment, seed=deaths), 1.0)
-        finish(folder, final={"loss": 2.0})
+        finish(folder, final={"eval/accuracy": 2.0})
         follower = sweep.follower()
         follower._open()
         follower._find_runs()
@@ -339,7 +389,7 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
     assert len(runs) == deaths + 1 > 12
     for run in runs:
         assert (run.info.status, run.data.tags["raydiff.outcome"]) == ("FINISHED", "finished")
-        assert run.data.metrics.keys() >= {"server/loss", "final/loss"} and len(run.inputs.dataset_inputs) == 1
+        assert run.data.metrics.keys() >= {"round/server_loss", "accuracy"} and len(run.inputs.dataset_inputs) == 1
         assert run.data.params["seed"] and "final.json" in run.data.tags["mlflow.loggedArtifacts"]
 
 
@@ -367,7 +417,7 @@ def test_an_error_costs_no_second_run(
     follower.close()
     (run,) = sweep.runs("trial")
     assert follower.error is None and run.info.status == "FINISHED"
-    assert sweep.history(run, "server/loss") == [(0, 4.0), (1, 3.0)]
+    assert sweep.history(run, "round/server_loss") == [(0, 4.0), (1, 3.0)]
 
 
 def test_another_sweep_may_create_the_experiment_at_the_same_moment(
@@ -418,7 +468,7 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
     folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
     for folder in folders:
         sample_grid([torch.rand(4, 1, 8, 8)], folder / "artifacts" / "samples.png", privacy="none")
-        finish(folder, final={"loss": 2.0})
+        finish(folder, final={"eval/accuracy": 2.0})
     original, victim = getattr(MlflowClient, call), min(folder.name for folder in folders)  # the first that is logged
 
     def refuse(client: Any, run: str, *args: Any, **options: Any) -> Any:
@@ -447,7 +497,9 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
     for run in (*sweep.runs("trial"), *sweep.runs("sweep")):
         assert run.info.status == "FINISHED" and not run.data.tags.get("raydiff.remark")
         if "raydiff.trial" in run.data.tags:
-            assert sweep.history(run, "server/loss") == [(0, 1.0)] and sweep.history(run, "final/loss") == [(1, 2.0)]
+            assert sweep.history(run, "round/server_loss") == [(0, 1.0)] and sweep.history(run, "accuracy") == [
+                (0, 2.0)
+            ]
 
 
 @pytest.mark.parametrize("location", ["/proc/server/x", "s3://lab/mlflow", "mlflow-artifacts:/x"])
@@ -456,12 +508,12 @@ def test_without_a_store_of_artifacts_the_runs_have_their_numbers(
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     sweep.artifacts = location  # type: ignore[assignment]
-    finish(sweep.trial(experiment, 1.0), final={"loss": 2.0})
+    finish(sweep.trial(experiment, 1.0), final={"eval/accuracy": 2.0})
     reason = sweep.follow().end("FINISHED")
     assert reason is not None and location in reason
     (trial,), (parent,) = sweep.runs("trial"), sweep.runs("sweep")
     assert (trial.info.status, parent.info.status) == ("FINISHED", "FINISHED")
-    assert trial.data.metrics["final/loss"] == 2.0 and trial.data.tags["raydiff.remark"]
+    assert trial.data.metrics["accuracy"] == 2.0 and trial.data.tags["raydiff.remark"]
 
 
 def remove(sweep: Sweep, kind: str) -> None:
@@ -502,7 +554,7 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
         follower = sweep.follower()
     for folder in folders:
         Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
-        finish(folder, final={"loss": 0.5})
+        finish(folder, final={"eval/accuracy": 0.5})
     follower.start()
     if kind == "experiment" and when == "before it is resumed":
         with pytest.raises(ValueError, match=r"experiment digits is deleted: name another by --experiment, or restore"):
@@ -518,7 +570,7 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
     assert reason is None and {run.data.tags["raydiff.trial"] for run in runs} == {folder.name for folder in folders}
     assert all(run.data.tags["mlflow.parentRunId"] == parent.info.run_id for run in runs)
     assert [run.info.status for run in (parent, *runs)] == ["FINISHED"] * 3
-    assert all(sweep.history(run, "server/loss") == [(0, 1.0), (1, 0.5)] for run in runs)
+    assert all(sweep.history(run, "round/server_loss") == [(0, 1.0), (1, 0.5)] for run in runs)
 
 
 def test_a_damaged_trial_leaves_the_others_whole(sweep: Sweep, experiment: Experiment) -> None:

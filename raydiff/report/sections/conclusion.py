@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from raydiff.experiment.study import trial_name
 from raydiff.formats import rounding
 from raydiff.formats.intervals import shown, student
-from raydiff.formats.tables import number
+from raydiff.formats.json_files import flatten, read_json
+from raydiff.formats.metric_names import plain
+from raydiff.formats.tables import number, span
+from raydiff.lookup import bare_name
 from raydiff.report.frontier.rows import cell_fields, measure_in_words
 from raydiff.report.frontier.scatter import draw
 from raydiff.report.gain_over_local import ENDS, by_seed, compared, gains
@@ -128,22 +132,23 @@ def _attacked(sweep: SweepView) -> str:
 
 
 def means(sweep: SweepView) -> dict[str, Row]:
-    """Rows of the runs in MLflow, best last: of each setting with several seeds the mean of its final numbers."""
+    """Rows of the runs in MLflow, best last, by name: of each setting with several seeds what was swept, the interval
+    of the measure that ranks, and the means of its final numbers; epsilon is the largest."""
     if sweep.measure is None:
         return {}
     rows: dict[str, tuple[float, Row]] = {}
-    trials = compared(sweep)
-    for (cell, name), group in trials.groupby(["cell", "setting"], sort=False):
+    for _, group in compared(sweep).groupby(["cell", "setting"], sort=False):
         by_seed = group.groupby("seed")["value"].mean()
         if len(by_seed) < 2:
             continue
         mean, low, high = student(by_seed)
-        row: Row = {"epsilon": rounding.up(group["epsilon"].max()), "method": str(group["method"].iloc[0])}
-        row |= {"seeds": str(len(by_seed)), sweep.measure: mean}
         runs = sweep.runs.loc[group.index]
-        final = runs[[c for c in map(str, runs) if c.startswith("final/")]].select_dtypes("number").mean().dropna()
-        where = f", {cell}" if trials["cell"].nunique() > 1 else ""
-        row |= {str(k): float(v) for k, v in final.items()}
-        row |= {f"{sweep.measure}/low": low, f"{sweep.measure}/high": high}
-        rows[f"mean: {name}{where} ({len(by_seed)} seeds)"] = (mean, row)
+        config = flatten(read_json(sweep.trial(runs["digest"].iloc[0]) / "config.json"))
+        params = {path: str(config[path]) for path in ("method", *sweep.fields) if path in config}
+        final = runs.filter(like="final/").select_dtypes("number").mean().dropna()
+        numbers = plain({str(name).removeprefix("final/"): float(value) for name, value in final.items()})
+        row = {**params, "seeds": str(len(by_seed)), "interval": span((low, high), number), **numbers}
+        row["epsilon"] = float(group["epsilon"].max())
+        name = trial_name(config, {bare_name(config["method"]): [*sweep.fields]})
+        rows[f"{name} (mean of {len(by_seed)} seeds)"] = (mean, row)
     return {name: row for name, (_, row) in sorted(rows.items(), key=lambda item: -item[1][0])[-MEANS:]}
