@@ -17,6 +17,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from commands import parsed
 
 import raydiff
 from raydiff.__main__ import COMMANDS
@@ -49,6 +50,22 @@ def command_of(launcher: str) -> str:
     """The command behind jobs/... or analysis/..., which its last line calls; where there is none, the launcher."""
     call = (ROOT / launcher).is_file() and re.search(r'main\("([\w-]+)"', (ROOT / launcher).read_text())
     return call[1] if call else launcher
+
+
+BLOCK = re.compile(r"^    (?:(PYTHONPATH)=(\S+) )?(?:raydiff ([a-z-]+)|python ((?:jobs|analysis)/[a-z_]+\.py))(.*)", re.M)
+WORDS = {"PRESET": "digits", "...": "", "[": "", "]": "", " && ": "\n    ", "\\\n": " "}
+"""What stands on pages for an argument, or for a line of its own."""
+
+
+def typed(page: Path) -> Iterator[tuple[str, list[str], str]]:
+    """(command, arguments, folder of PYTHONPATH) of each line of a block on a page, as a shell would read it."""
+    text = page.read_text()
+    for word, instead in WORDS.items():
+        text = text.replace(word, instead)
+    for variable, value in re.findall(r'^    ([A-Z]+)="(.*)"$', text, re.M):
+        text = text.replace(f"${variable}", value)
+    for _, path, name, launcher, rest in BLOCK.findall(text):
+        yield name or command_of(launcher), _arguments(rest), path
 
 
 def called(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -113,6 +130,27 @@ for _page in CURRENT:
 def test_commands_know_their_options(name: str, command: Callable[..., tuple[int, str, str]]) -> None:
     _, text, _ = command(name, "--help")
     assert {option for option in NAMED[name] if not re.search(rf"(?<![\w-]){option}(?![\w-])", text)} == set()
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files that pages name, in the working directory: the experiment file and the package of extending.md."""
+    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    (tmp_path / "pictures.toml").write_text('preset = "digits"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [p for p in CURRENT if [*typed(p)]], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_parses(page: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the code of the command itself: names, types and ranges of its options, its fields, axes and presets."""
+    for name, words, path in typed(page):
+        monkeypatch.syspath_prepend(ROOT / path)
+        if "--help" not in words:
+            parsed(name, words, monkeypatch)
 
 
 def test_links_lead_somewhere() -> None:

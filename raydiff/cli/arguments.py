@@ -24,6 +24,7 @@ SHORT = {
     "--epsilon": "--method.epsilon",
     "--schedule": "--method.model.schedule",
     "--budget": "--runtime.budget.epsilon",
+    "--storage": "--runtime.storage",
 }
 DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
 

@@ -10,6 +10,7 @@ import ast
 import dataclasses
 import inspect
 import math
+import re
 import sys
 import textwrap
 import typing
@@ -50,14 +51,14 @@ class RunOptions(StorageOptions):
     """Options of a command on a finished run."""
 
     run: str = positional()
-    """An MLflow run, a digest (its first digits suffice), SWEEP/DIGEST, or a trial's folder."""
+    """An MLflow run, a digest (its first digits suffice), SWEEP/DIGEST, a folder, or a sweep of one trial."""
 
     def open(self) -> Finished:
         """The run with its data and the server's state. Raises ValueError where there is none."""
         from raydiff.results.finished import open_finished
         from raydiff.runtime import sweep_folder
 
-        return open_finished(sweep_folder.trial_folder(self.run, self.storage))
+        return open_finished(sweep_folder.trial_named(self.run, self.storage))
 
 
 def check(options: Any, name: str, ok: bool, wanted: str) -> None:
@@ -86,6 +87,8 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
     if {"--help", "-h"} & {*argv}:
         print(_help(cls, doc, start), flush=True)
         sys.exit(0)
+    if "--storage" in _labels(cls):
+        argv = [re.sub(r"^--runtime\.storage(?=$|=)", "--storage", token) for token in argv]
     options, rest = take(cls, argv)
     names = [*_labels(cls), *(f"--{path}" for path in (overrides.flat(start) if start is not None else ()))]
     for option in (token.partition("=")[0] for token in rest if token.startswith("--")):
@@ -183,6 +186,8 @@ def _sentences(cls: type[Any]) -> dict[str, str]:
 def _described(obj: Any) -> str:
     """Every field with its value and its meaning, the common ones first, then dataclass by dataclass."""
     texts = {path: _entry(f"--{path} {value}", text) for path, value, text in _fields(obj)}
+    if storage := texts.get("runtime.storage"):
+        texts["runtime.storage"] = storage.replace("--runtime.storage", "--storage", 1)
     groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
     for path in (path for path in texts if path not in COMMON.split()):
         groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])

@@ -14,8 +14,10 @@ from dataclasses import dataclass
 
 from raydiff.cli import ls
 from raydiff.cli.options import StorageOptions, parse, positional
+from raydiff.formats.json_files import trial_folders
 from raydiff.formats.tables import size
 from raydiff.results.spent import composed_guarantee
+from raydiff.runtime import sweep_folder
 from raydiff.storage.lease import hold_lease
 
 RECOMPUTED = ("cnn-*", "shadow*")
@@ -25,7 +27,7 @@ RECOMPUTED = ("cnn-*", "shadow*")
 @dataclass(frozen=True, kw_only=True)
 class RemoveOptions(StorageOptions):
     name: str = positional()
-    """The sweep or run, as raydiff ls shows it."""
+    """The sweep or run, as raydiff ls shows it, or its folder."""
     cache: bool = False
     """Remove only files that can be recomputed."""
     yes: bool = False
@@ -35,7 +37,10 @@ class RemoveOptions(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Print what would be lost; with --yes, remove it."""
     options = parse(RemoveOptions, argv, __doc__)
-    folder = ls.sweep_named(options.storage, options.name)
+    named = sweep_folder.find_folder(options.name, options.storage)
+    folder = sweep_folder.sweep_named(str(named), options.storage)
+    if named != folder and len(trial_folders(folder)) > 1:
+        raise ValueError(f"{options.name} is one trial of {folder.name}, and a sweep is removed as a whole: name that")
     with hold_lease(folder):
         if options.cache:
             files = [path for pattern in RECOMPUTED for path in (folder / "cache").glob(pattern)]

@@ -22,7 +22,7 @@ from raydiff import seeding
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
-from raydiff.results.finished import find, open_finished
+from raydiff.results.finished import find, is_sweep, open_finished, single_trial
 from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
@@ -37,11 +37,12 @@ UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of tria
 CALL = ContextVar("CALL", default="")
 """How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
 ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
-"""Option -> the argument of `api.sweep` where its name is another."""
+ARGUMENTS |= {"protocol-only": "evaluation=None", "storage": "runtime.storage"}
+"""Option -> the argument of `api.sweep`, or the field, where its name is another."""
 FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
 NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
 LONGEST = 200  # bytes of a name: file systems take 255
-REMEDY = "give --runtime.storage a folder on a local disk, NFS or Lustre, or a bucket"
+REMEDY = "give --storage a folder on a local disk, NFS or Lustre, or a bucket"
 
 
 def place(base: Experiment, name: str) -> Path:
@@ -143,7 +144,8 @@ def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     same = all(then[k] == now[k] for k in ("space", "search"))
     if same and (old <= new if extend else old == new):
         return
-    advice = ": --extend adds trials and takes none away" if extend or (same and old < new) else ""
+    may_extend = extend or (same and old < new and not CALL.get())  # Python has no such argument.
+    advice = ": --extend adds trials and takes none away" if may_extend else ""
     raise ValueError(
         f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
         f"(it was started by: {shlex.join(then['command'])}){advice}"
@@ -198,7 +200,7 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     MLflow cannot keep it there."""
     uri, storage = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), storage.absolute()
     if not uri and (odd := re.search("[#?%]", str(storage))):
-        needs = "give another --runtime.storage, or set MLFLOW_TRACKING_URI to a store elsewhere"
+        needs = "give another --storage, or set MLFLOW_TRACKING_URI to a store elsewhere"
         raise ValueError(f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: {needs}")
     uri = uri or f"sqlite:///{storage}/mlflow.db"
     # A server sets the location of artifacts; for a database MLflow would take the working directory.
@@ -215,11 +217,22 @@ def opened_by(at: Path, experiment: str) -> str:
     return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
-def trial_folder(run: str, storage: Path) -> Path:
-    """Return the folder of a trial, given by MLflow run or as in `finished.find`. Raises ValueError if none exists."""
-    if re.fullmatch("[0-9a-f]{32}", run):
-        run = mlflow_models.find_trial(tracking_store(storage)[0], run, storage / "sweeps")
-    return find(run, storage / "sweeps")
+def find_folder(name: str, storage: Path) -> Path:
+    """Return the folder of a sweep or trial, by MLflow run or as in `finished.find`. Raises ValueError without one."""
+    if re.fullmatch("[0-9a-f]{32}", name):
+        name = mlflow_models.find_trial(tracking_store(storage)[0], name, storage / "sweeps")
+    return find(name, storage / "sweeps")
+
+
+def trial_named(name: str, storage: Path) -> Path:
+    """Return the folder of a trial; a sweep of one trial is that trial. Raises ValueError as `find_folder`."""
+    return single_trial(find_folder(name, storage))
+
+
+def sweep_named(name: str, storage: Path) -> Path:
+    """Return the folder of a sweep; a trial's name is that of its sweep. Raises ValueError as `find_folder`."""
+    folder = find_folder(name, storage)
+    return folder if is_sweep(folder) else folder.parents[1]
 
 
 def version() -> dict[str, str]:
@@ -250,7 +263,8 @@ def resume_command(name: str) -> str:
 
 def as_called(text: str) -> str:
     """Return a message with the options in it as arguments, if Python has called."""
-    return re.sub(r"--([a-z][\w-]*)", lambda m: ARGUMENTS.get(m[1], m[1]), text) if CALL.get() else text
+    words = r"(?:mlflow|raydiff) .*|--([a-z][\w-]*)"  # Commands stay as they are typed.
+    return re.sub(words, lambda m: ARGUMENTS.get(m[1], m[1]) if m[1] else m[0], text) if CALL.get() else text
 
 
 def command() -> str:
