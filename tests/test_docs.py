@@ -52,7 +52,9 @@ def command_of(launcher: str) -> str:
     return call[1] if call else launcher
 
 
-BLOCK = re.compile(r"^    (?:(PYTHONPATH)=(\S+) )?(?:raydiff ([a-z-]+)|python ((?:jobs|analysis)/[a-z_]+\.py))(.*)", re.M)
+BLOCK = re.compile(
+    r"^    (?:(PYTHONPATH)=(\S+) )?(?:raydiff ([a-z-]+)|python ((?:jobs|analysis)/[a-z_]+\.py))(.*)", re.M
+)
 WORDS = {"PRESET": "digits", "...": "", "[": "", "]": "", " && ": "\n    ", "\\\n": " "}
 """What stands on pages for an argument, or for a line of its own."""
 

@@ -22,14 +22,12 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.experiment.config import Runtime
 from raydiff.formats import json_files
 from raydiff.formats.csv_files import write_csv
-from raydiff.runtime import sweep_folder
 from raydiff.storage.file_names import NAMES, strays
 
 Row = dict[str, Any]
-NAMES_A_SWEEP = "a sweep's name or folder, an MLflow run, SWEEP/DIGEST or a digest"
+STORAGE = "~/raydiff"  # as `Runtime.storage`
 
 VIEWS = ("server", "outsiders")
 """Whom a guarantee holds against."""
@@ -85,18 +83,29 @@ def arguments(
 ) -> argparse.Namespace:
     """Parse a command line: `sweeps` (the first as `sweep`), `out` (default: SWEEP/report), `more` options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweeps", metavar="SWEEP", help=NAMES_A_SWEEP, nargs="+" if several else 1)
+    parser.add_argument(
+        "sweeps", metavar="SWEEP", help="name or folder of a sweep, or a name of a trial's", nargs="+" if several else 1
+    )
     for name, how in more.items():
         parser.add_argument(f"--{name}", **how)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
-    where = "folder of the sweeps (default: %(default)s)"
-    parser.add_argument("--storage", "--runtime.storage", metavar="DIR", default=Runtime.storage, help=where)
-    options, storage = (parsed := parser.parse_args(argv)), Path(parsed.storage).expanduser()
-    files = [Path(name).expanduser() for name in options.sweeps]
-    options.sweeps = [f if f.is_file() else sweep_folder.sweep_named(str(f), storage) for f in files]
+    where = f"folder of the sweeps (default: {STORAGE})"
+    parser.add_argument("--storage", "--runtime.storage", metavar="DIR", type=Path, default=Path(STORAGE), help=where)
+    options = parser.parse_args(argv)
+    options.sweeps = [_sweep(name, options.storage.expanduser()) for name in options.sweeps]
     options.sweep = options.sweeps[0]
     options.out = options.out.expanduser() if options.out else options.sweep / "report"
     return options
+
+
+def _sweep(name: str, storage: Path) -> Path:
+    """The folder of a sweep by any of its names; of `claims` also a file. Raises ValueError where there is none."""
+    path = Path(name).expanduser()
+    if path.is_file() or (path / "trials").is_dir():
+        return path
+    from raydiff.runtime import sweep_folder  # Imports torch and MLflow, which a folder's name does not need.
+
+    return sweep_folder.sweep_named(name, storage)
 
 
 def main(argv: Sequence[str]) -> None:
