@@ -1,6 +1,6 @@
 """Write docs/tutorial.ipynb from docs/tutorial.md: its text and its Python as cells, run for their outputs.
 
-    python docs/notebook.py        a minute; the cells run in an empty folder
+python docs/notebook.py        a minute; the cells run in an empty folder
 """
 
 from __future__ import annotations

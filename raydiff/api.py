@@ -272,9 +272,8 @@ def preset(name: str) -> Study:
 
 
 def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sweep:
-    """A run or a sweep by its name, its folder or place in a bucket, an MLflow run's id, SWEEP/DIGEST, or a digest; a
-    sweep of one trial is its run. Names are looked up in `storage`, a folder or a bucket. Raises ValueError where none
-    or several have the name."""
+    """A run or a sweep by name, folder or place in a bucket, MLflow run's id, SWEEP/DIGEST, or digest, in `storage`, a
+    folder or bucket; a sweep of one trial is its run. Raises ValueError where none or several have the name."""
     root = artifact_sync.fetch(str(storage)).expanduser().absolute()
     folder = sweep_folder.find_folder(str(artifact_sync.fetch(str(name))), root)
     plan = read_plan(folder) if (folder / "sweep.json").exists() else {"trials": (), "search": ""}

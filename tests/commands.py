@@ -16,7 +16,7 @@ from raydiff.report import load
 from raydiff.runtime import sweep_folder
 
 MODULES = {name: f"raydiff.{module}" for group in COMMANDS.values() for name, (module, _) in group.items()}
-TRIAL = Path("/storage/sweeps/some/trials/one")
+SWEEP = Path("/storage/sweeps/some")
 
 
 class Parsed(Exception):
@@ -42,7 +42,7 @@ def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any,
     if name in READ_SWEEPS:  # As `__main__` does, where the bucket exists.
         words = ["/a/copy" if word.startswith(BUCKETS) else word for word in words]
     with patch.context() as inner:
-        inner.setattr(sweep_folder, "find_folder", lambda *_: TRIAL)
+        inner.setattr(sweep_folder, "sweep_named", lambda *_: SWEEP)
         for owner, attribute in ((module, "parse"), (module, "parse_known"), (load, "arguments")):
             if (parse := getattr(owner, attribute, None)) is not None:
                 inner.setattr(owner, attribute, lambda *a, _parse=parse, **k: stop(_parse, *a, **k))

@@ -94,8 +94,8 @@ def test_a_run_is_opened_by_its_names(run: rd.Run) -> None:
     storage = run.folder.parents[3]
     for name in (run.folder, run.folder.name, f"one/{run.folder.name}"):
         assert rd.open(name, storage=storage) == run
-    assert rd.open("one", storage=storage) == rd.Sweep(run.folder.parents[1])
-    with pytest.raises(ValueError, match="no run two"):
+    assert rd.open("one", storage=storage) == run  # as in every command: a sweep of one trial is that trial
+    with pytest.raises(ValueError, match="no run or sweep two"):
         rd.open("two", storage=storage)
 
 

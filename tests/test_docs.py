@@ -4,9 +4,12 @@ somewhere, and the main job's numbers are those of the run that is kept beside t
 from __future__ import annotations
 
 import csv
+import html
 import importlib.util
 import itertools
+import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -21,7 +24,9 @@ from commands import parsed
 
 import raydiff
 from raydiff.__main__ import COMMANDS
+from raydiff.cli import arguments, sweep
 from raydiff.cli.arguments import shorthand
+from raydiff.cli.options import parse_known
 from raydiff.experiment import toml_file as file
 from raydiff.experiment.presets import PRESETS
 
@@ -37,7 +42,8 @@ def of_docs(name: str) -> ModuleType:
     return module
 
 
-FIGURES = of_docs("figures")
+FIGURES, NOTEBOOK = of_docs("figures"), of_docs("notebook")
+NO_CODE = re.compile(r"```.*?```|^ {4}.*?$|`[^`]*`", re.S | re.M)
 PAGES: list[Path] = FIGURES.PAGES
 METHODS = [ROOT / "README.md", ROOT / "docs" / "methods" / "index.md"]
 CURRENT = [page for page in PAGES if page.name.lower() != "changelog.md"]
@@ -66,7 +72,7 @@ def typed(page: Path) -> Iterator[tuple[str, list[str], str]]:
         text = text.replace(word, instead)
     for variable, value in re.findall(r'^    ([A-Z]+)="(.*)"$', text, re.M):
         text = text.replace(f"${variable}", value)
-    for _, path, name, launcher, rest in BLOCK.findall(text):
+    for path, name, launcher, rest in BLOCK.findall(text):
         yield name or command_of(launcher), _arguments(rest), path
 
 
@@ -155,6 +161,27 @@ def test_every_command_of_a_page_parses(page: Path, packages: Path, monkeypatch:
             parsed(name, words, monkeypatch)
 
 
+@pytest.mark.slow
+def test_every_sweep_of_a_page_can_be_planned(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its data: splits, partitions, clients that join and noise depths of every trial, seed by seed."""
+    if "RAYDIFF_DATA" not in os.environ:
+        pytest.skip("RAYDIFF_DATA names no folder of data sets")
+    sweeps = {tuple(words): path for page in CURRENT for name, words, path in typed(page) if name == "sweep"}
+    refused = []
+    for words, path in sweeps.items():
+        if not {"--help", "--extend"} & {*words} and "s3:" not in str(words):
+            monkeypatch.syspath_prepend(ROOT / path)
+            name, study, rest = arguments.preset(words)
+            options, fields = parse_known(sweep.SweepOptions, arguments.shorthand(rest), None, study.experiment)
+            try:
+                assert sweep.planned(name, study, options, fields).trials
+            except ValueError as e:
+                refused += [(words, str(e))] * (
+                    words[0] != "feddistr-digits" or "raydiff pretrain makes one" not in str(e)
+                )
+    assert refused == [] and len(sweeps) > 30
+
+
 def test_links_lead_somewhere() -> None:
     links = [
         (page, target) for page in PAGES for target in re.findall(r"\]\(([^)#\s]+)(?:#[\w-]*)?\)", page.read_text())
@@ -229,12 +256,56 @@ def test_the_tutorial_runs_up_to_its_sweep(home: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
-def test_all_python_runs(page: str, home: Path) -> None:
+def test_readmes_python_runs(home: Path) -> None:
     """In a process of its own: that of the tests may have joined their Ray."""
-    code = [*blocks(ROOT / page), "assert len(sweep.trials) == len(sweep.frontier()) > 2"]
+    code = [*blocks(ROOT / "README.md"), "assert len(sweep.trials) == len(sweep.frontier()) > 2"]
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=home, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def printed(cells: list[dict[str, Any]]) -> str:
+    """What the code of a notebook has printed."""
+    return "".join("".join(out.get("text", ())) for cell in cells for out in cell.get("outputs", ()))
+
+
+def test_the_notebook_is_the_tutorial() -> None:
+    """The same text and code, run, and what the page prints where no noise is in it."""
+    kept = json.loads(NOTEBOOK.NOTEBOOK.read_text())["cells"]
+    cells = NOTEBOOK.cells(NOTEBOOK.PAGE.read_text())
+    assert [c["source"] for c in cells] == [c["source"] for c in kept], "run python docs/notebook.py"
+    code = ["".join(c["source"]) for c in kept if c["cell_type"] == "code"]
+    assert code == [block.strip() for block in blocks(NOTEBOOK.PAGE)] and len(code) > 6
+    assert "/tmp" not in printed(kept) and "image/png" in str(kept)
+    page = NOTEBOOK.PAGE.read_text()
+    for line in ("epsilon 9.58 (per example", "0         LocalOnly           None   0.0000      4.785338"):
+        assert line in page and line in printed(kept)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(home: Path) -> None:
+    """Cell by cell in their order, up to what the page says that they print: numbers without noise to the digit."""
+    code = (
+        "import sys; sys.path.insert(0, sys.argv[1]); import notebook, pathlib; notebook.NOTEBOOK = pathlib.Path('o')"
+    )
+    run = [sys.executable, "-c", f"{code}; notebook.NOTEBOOK = notebook.NOTEBOOK.absolute(); notebook.main()"]
+    done = subprocess.run([*run, str(ROOT / "docs")], cwd=home, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = json.loads((home / "o").read_text())["cells"]
+    kept = json.loads(NOTEBOOK.NOTEBOOK.read_text())["cells"]
+    certain = re.compile(r"LocalOnly +None.*NaN$|PFDM, steps \d+ +none +inf +\d\.\d+|epsilon 9\.58.*", re.M)
+    assert certain.findall(printed(cells)) == certain.findall(printed(kept)) and "image/png" in str(cells)
+
+
+def test_formulas_are_mathml_on_the_site() -> None:
+    """Each one on a page converts, and none is left as arithmatex writes it."""
+    hook, formulas = (
+        of_docs("mathml"),
+        [f for p in CURRENT for f in re.findall(r"\$\$?([^$`\n]+)\$", NO_CODE.sub("", p.read_text()))],
+    )
+    assert len(formulas) > 40
+    for formula in formulas:
+        page = hook.on_page_content(f'<p>a <span class="arithmatex">\\({html.escape(formula)}\\)</span> b</p>')
+        assert page.startswith("<p>a <math") and page.endswith("</math> b</p>") and "\\" not in page
 
 
 def test_experiment_files_on_pages_can_be_read() -> None:

@@ -10,7 +10,6 @@ import ast
 import dataclasses
 import inspect
 import math
-import re
 import sys
 import textwrap
 import typing
@@ -31,6 +30,7 @@ COMMON = "method method.epsilon method.clip method.rounds method.model.network m
 COMMON += " partition seed runtime.workers runtime.storage"
 """The fields that are set most often, shown first."""
 WIDTH = 118
+ALIASES = {"--runtime.storage": "--storage"}  # options that both an experiment and a command that reads one have
 
 
 def positional(default: Any = MISSING) -> Any:
@@ -87,8 +87,6 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
     if {"--help", "-h"} & {*argv}:
         print(_help(cls, doc, start), flush=True)
         sys.exit(0)
-    if "--storage" in _labels(cls):
-        argv = [re.sub(r"^--runtime\.storage(?=$|=)", "--storage", token) for token in argv]
     options, rest = take(cls, argv)
     names = [*_labels(cls), *(f"--{path}" for path in (overrides.flat(start) if start is not None else ()))]
     for option in (token.partition("=")[0] for token in rest if token.startswith("--")):
@@ -106,7 +104,7 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
     current, room = unnamed, 0.0
     for token in argv:
         option, equals, value = token.partition("=")
-        field = labels.get(option.replace("_", "-"))
+        field = labels.get(ALIASES.get(option, option.replace("_", "-")))
         if not token.startswith("--"):
             (current if room > 0 else unnamed).append(token)
             room -= 1
@@ -114,7 +112,8 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
             rest.append(token)
             current, room = rest, math.inf
         else:
-            most = _most_words(hints[field.name])
+            several = any(typing.get_origin(o) is tuple for o in overrides.alternatives(hints[field.name]))
+            most = 0 if hints[field.name] is bool else math.inf if several else 1
             if most <= 1:  # The last one counts; values of a tuple add up.
                 words[field.name] = []
             current, room = words.setdefault(field.name, []), most
@@ -148,13 +147,6 @@ def _labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     }
 
 
-def _most_words(declared: Any) -> float:
-    """How many words an option of this type takes at most."""
-    if declared is bool:
-        return 0
-    return math.inf if any(typing.get_origin(o) is tuple for o in overrides.alternatives(declared)) else 1
-
-
 def _help(cls: type[Any], doc: str | None, start: Any) -> str:
     hints, texts = typing.get_type_hints(cls), _sentences(cls)
     entries = [_entry("--help", "Show this text.")]
@@ -185,9 +177,7 @@ def _sentences(cls: type[Any]) -> dict[str, str]:
 
 def _described(obj: Any) -> str:
     """Every field with its value and its meaning, the common ones first, then dataclass by dataclass."""
-    texts = {path: _entry(f"--{path} {value}", text) for path, value, text in _fields(obj)}
-    if storage := texts.get("runtime.storage"):
-        texts["runtime.storage"] = storage.replace("--runtime.storage", "--storage", 1)
+    texts = {p: _entry(f"{ALIASES.get('--' + p, '--' + p)} {value}", text) for p, value, text in _fields(obj)}
     groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
     for path in (path for path in texts if path not in COMMON.split()):
         groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])

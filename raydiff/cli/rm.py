@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from raydiff.cli import ls
 from raydiff.cli.options import StorageOptions, parse, positional
-from raydiff.formats.json_files import trial_folders
 from raydiff.formats.tables import size
 from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import sweep_folder
@@ -39,8 +38,8 @@ def main(argv: Sequence[str]) -> int:
     options = parse(RemoveOptions, argv, __doc__)
     named = sweep_folder.find_folder(options.name, options.storage)
     folder = sweep_folder.sweep_named(str(named), options.storage)
-    if named != folder and len(trial_folders(folder)) > 1:
-        raise ValueError(f"{options.name} is one trial of {folder.name}, and a sweep is removed as a whole: name that")
+    if named != folder:
+        raise ValueError(f"{options.name} is a trial of {folder.name}, and a sweep is removed as a whole: name that")
     with hold_lease(folder):
         if options.cache:
             files = [path for pattern in RECOMPUTED for path in (folder / "cache").glob(pattern)]

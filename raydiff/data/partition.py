@@ -149,15 +149,13 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
     shuffled = present[torch.randperm(len(present), generator=rng)].tolist()
     numbers = _evenly(how.records, how.classes).tolist()
     for client in range(how.clients):
-        if how.own_classes:
-            classes = shuffled[client * how.classes :][: how.classes]
-        else:  # In random order, without those of which earlier clients left too few.
+        classes = shuffled[client * how.classes :][: how.classes]
+        if not how.own_classes:  # In random order, without those of which earlier clients left too few.
             drawn = present[torch.randperm(len(present), generator=rng)].tolist()
             classes = [c for c in drawn if len(left[c]) >= max(numbers)][: how.classes]
         if len(classes) < how.classes:
             few = f"{len(classes)} classes have {max(numbers)} records left, {how.classes} are wanted"
-            remedy = "lower newcomers.records or newcomers.clients"
-            raise ValueError(f"too few training records for the newcomers ({few}): {remedy}")
+            raise ValueError(f"too few training records ({few}): lower newcomers.records or newcomers.clients")
         rows = []
         for c, n in zip(classes, numbers, strict=True):
             held = left.pop(c)

@@ -27,7 +27,7 @@ from raydiff.formats.csv_files import write_csv
 from raydiff.storage.file_names import NAMES, strays
 
 Row = dict[str, Any]
-STORAGE = "~/raydiff"  # as `Runtime.storage`
+STORAGE = Path("~/raydiff")  # as `Runtime.storage`
 
 VIEWS = ("server", "outsiders")
 """Whom a guarantee holds against."""
@@ -83,14 +83,11 @@ def arguments(
 ) -> argparse.Namespace:
     """Parse a command line: `sweeps` (the first as `sweep`), `out` (default: SWEEP/report), `more` options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "sweeps", metavar="SWEEP", help="name or folder of a sweep, or a name of a trial's", nargs="+" if several else 1
-    )
+    parser.add_argument("sweeps", metavar="SWEEP", help="any name of a sweep", nargs="+" if several else 1)
     for name, how in more.items():
         parser.add_argument(f"--{name}", **how)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
-    where = f"folder of the sweeps (default: {STORAGE})"
-    parser.add_argument("--storage", "--runtime.storage", metavar="DIR", type=Path, default=Path(STORAGE), help=where)
+    parser.add_argument("--storage", "--runtime.storage", type=Path, default=STORAGE, help=f"(default: {STORAGE})")
     options = parser.parse_args(argv)
     options.sweeps = [_sweep(name, options.storage.expanduser()) for name in options.sweeps]
     options.sweep = options.sweeps[0]

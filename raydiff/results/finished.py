@@ -216,12 +216,10 @@ def words(guarantee: Guarantee) -> dict[str, Any]:
 def find(name: str, sweeps: Path) -> Path:
     """Return the folder of a sweep or trial by its path, a sweep's name, SWEEP/DIGEST, or a digest, which may be
     shortened. Raises ValueError where there is none, or more than one."""
-    for path in (Path(name).expanduser(), sweeps / name):
+    for path in (Path(name).expanduser(), *([] if ".." in Path(name).parts else [sweeps / name])):
         if is_sweep(path) or (path / "config.json").exists():
             return path.absolute()
     sweep, _, digest = name.rpartition("/")
-    if sweep and not (sweeps / sweep).is_dir():
-        raise ValueError(f"there is no trial in {name}, and no sweep {sweep} in {sweeps}")
     if not re.fullmatch("[0-9a-f]{4,16}", digest):
         remedy = "give a name that raydiff ls lists, an MLflow run, a digest, SWEEP/DIGEST or a folder"
         raise ValueError(f"there is no run or sweep {name} in {sweeps}: {remedy}")

@@ -121,25 +121,20 @@ def plan(
     if not resume:
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_plan(at, needs="trials")
-    _check_same_start(at, then, now)
-    _check_same_space(at, then, now, extend=extend)
+    _check_same(at, then, now, extend=extend)
     if then["trials"] == now["trials"]:
         return then
     return {**then, "trials": now["trials"], "command": now["command"], "extended": True}
 
 
-def _check_same_start(at: Path, then: Plan, now: Plan) -> None:
-    """Raises ValueError if the noise secret or the code is not what the sweep was started with."""
+def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
+    """Raises ValueError for another noise secret, code or space; with `extend` the space may have grown."""
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
         if not (at / "secret").exists() and storage_at(at).remote:
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
-
-
-def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
-    """Raises ValueError if the sweep was started with another space; with `extend` it may have grown."""
     old, new = set(then["trials"]), set(now["trials"])
     same = all(then[k] == now[k] for k in ("space", "search"))
     if same and (old <= new if extend else old == new):
@@ -232,7 +227,9 @@ def trial_named(name: str, storage: Path) -> Path:
 def sweep_named(name: str, storage: Path) -> Path:
     """Return the folder of a sweep; a trial's name is that of its sweep. Raises ValueError as `find_folder`."""
     folder = find_folder(name, storage)
-    return folder if is_sweep(folder) else folder.parents[1]
+    if not is_sweep(folder) and not is_sweep(folder := folder.parents[1]):
+        raise ValueError(f"{name} is a trial's folder apart from its sweep")
+    return folder
 
 
 def version() -> dict[str, str]:

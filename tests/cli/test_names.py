@@ -79,7 +79,7 @@ def test_all_names_of_a_run_and_of_a_sweep(storage: Path, monkeypatch: pytest.Mo
         assert rd.open(str(name), storage=storage) == rd.Run(trial)
     for name in ("two", two, "b" * 32):
         assert rd.open(str(name), storage=storage) == rd.Sweep(two)
-        with pytest.raises(ValueError, match="^two may be two/.*: say which, as SWEEP/DIGEST$"):
+        with pytest.raises(ValueError, match=r"^two may be two/.*: say which, as SWEEP/DIGEST$"):
             sweep_folder.trial_named(str(name), storage)
     options = load.arguments("", [first.name, "--storage", str(storage)])
     assert (options.sweep, options.out) == (two, two / "report")
@@ -93,7 +93,7 @@ def test_all_names_of_a_run_and_of_a_sweep(storage: Path, monkeypatch: pytest.Mo
 def test_one_trial_of_a_sweep_removes_nothing(storage: Path, tmp_path: Path, capsys: Any) -> None:
     shutil.copytree(storage / "sweeps", tmp_path / "sweeps")
     two = tmp_path / "sweeps" / "two"
-    with pytest.raises(ValueError, match="is one trial of two, and a sweep is removed as a whole"):
+    with pytest.raises(ValueError, match="is a trial of two, and a sweep is removed as a whole"):
         rm.main([trial_folders(two)[0].name, "--yes", "--storage", str(tmp_path)])
     assert len(trial_folders(two)) == 2
     assert ls.main([str(two), "--runtime.storage", str(tmp_path)]) == 0

@@ -334,7 +334,7 @@ def test_newcomers_take_no_class_that_is_used_up() -> None:
         ({"classes": 4}, "newcomers.classes: 4 classes are needed, there are 3"),
         (
             {"classes": 1, "records": 9},
-            "few training records for the newcomers (0 classes have 9 records left, 1 are wanted)",
+            "few training records (0 classes have 9 records left, 1 are wanted)",
         ),
         (
             {"clients": 3, "classes": 1, "records": 4, "own_classes": True},
