@@ -1,6 +1,6 @@
 """Write docs/tutorial.ipynb from docs/tutorial.md: its text and its Python as cells, run for their outputs.
 
-python docs/notebook.py        a minute; the cells run in an empty folder
+python docs/notebook.py [FILE]        a minute; the cells run in an empty folder
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import io
 import json
 import os
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -62,10 +63,10 @@ def notebook(cells: list[Cell]) -> str:
 def main() -> None:
     """Run the page's cells and write the notebook."""
     os.environ["MPLBACKEND"] = "Agg"
-    made = cells(PAGE.read_text())
+    made, target = cells(PAGE.read_text()), Path(*sys.argv[1:2] or [NOTEBOOK]).absolute()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
         run(made)
-    NOTEBOOK.write_text(notebook(made))
+    target.write_text(notebook(made))
 
 
 if __name__ == "__main__":
