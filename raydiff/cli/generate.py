@@ -64,7 +64,8 @@ def main(argv: Sequence[str]) -> int:
     whose = "global" if is_shared else f"client{client}"
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
     request, code = subset(options, GenerationRequest), sweep_folder.version()
-    write = functools.partial(generation.write, finished, client, out, request, code=code, on_progress=_print_progress)
+    write = functools.partial(generation.write, finished, client, out, request, code=code)
+    write = functools.partial(write, on_progress=lambda n, rows: print(f"{n:,} of {rows:,} samples", flush=True))
     if options.workers == 1:
         privacy = write()
     else:
@@ -88,7 +89,3 @@ def _as_data(finished: Finished, out: Path, numbers: Numbers) -> str:
     label = shlex.quote(finished.dataset.label_columns[0])
     how = f"--data.labels {label} --data.bins {bins} --data.types {types} --data.csv.missing ''"  # only empty cells
     return f"--data.name {shlex.quote(str(out / rows_file.FILE))} {how}"
-
-
-def _print_progress(done: int, rows: int) -> None:
-    print(f"{done:,} of {rows:,} samples", flush=True)

@@ -19,8 +19,7 @@ from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import sweep_folder
 from raydiff.storage.lease import hold_lease
 
-RECOMPUTED = ("cnn-*", "shadow*")
-"""Cached files that any command trains again; not the clients' models, which are sampled."""
+RECOMPUTED = ("cnn-*", "shadow*")  # cached files that any command trains again; not clients' models, which are sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +35,9 @@ class RemoveOptions(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Print what would be lost; with --yes, remove it."""
     options = parse(RemoveOptions, argv, __doc__)
-    named = sweep_folder.find_folder(options.name, options.storage)
-    folder = sweep_folder.sweep_named(str(named), options.storage)
-    if named != folder:
-        raise ValueError(f"{options.name} is a trial of {folder.name}, and a sweep is removed as a whole: name that")
+    folder = sweep_folder.find_folder(options.name, options.storage)
+    if (folder / "config.json").exists():
+        raise ValueError(f"{options.name} is a trial of {folder.parents[1].name}, and a sweep is removed as a whole")
     with hold_lease(folder):
         if options.cache:
             files = [path for pattern in RECOMPUTED for path in (folder / "cache").glob(pattern)]

@@ -31,8 +31,7 @@ from raydiff.tracking import mlflow_models
 from raydiff.tracking.mlflow_store import ARTIFACTS, redacted
 from raydiff.tracking.writer import Mlflow
 
-Plan = dict[str, Any]
-"""The content of sweep.json."""
+Plan = dict[str, Any]  # the content of sweep.json
 UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of trials that a resumed sweep runs again
 CALL = ContextVar("CALL", default="")
 """How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
