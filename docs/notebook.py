@@ -63,10 +63,10 @@ def notebook(cells: list[Cell]) -> str:
 def main() -> None:
     """Run the page's cells and write the notebook."""
     os.environ["MPLBACKEND"] = "Agg"
-    made, target = cells(PAGE.read_text()), Path(*sys.argv[1:2] or [NOTEBOOK]).absolute()
+    content, target = cells(PAGE.read_text()), Path(*sys.argv[1:2] or [NOTEBOOK]).absolute()
     with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
-        run(made)
-    target.write_text(notebook(made))
+        run(content)
+    target.write_text(notebook(content))
 
 
 if __name__ == "__main__":

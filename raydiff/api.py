@@ -276,8 +276,8 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
     folder or bucket; a sweep of one trial is its run. Raises ValueError where none or several have the name."""
     root = artifact_sync.fetch(str(storage)).expanduser().absolute()
     folder = sweep_folder.find_folder(str(artifact_sync.fetch(str(name))), root)
-    plan = read_plan(folder) if (folder / "sweep.json").exists() else {"trials": (), "search": ""}
-    several = len(plan["trials"]) != 1 or plan["search"].startswith("optuna")  # whose trials are not planned
+    plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
+    several = len(plan.get("trials", ())) != 1 or plan["search"].startswith("optuna")  # whose trials are not planned
     return Sweep(folder) if is_sweep(folder) and several else Run(single_trial(folder))
 
 
