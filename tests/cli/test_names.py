@@ -45,16 +45,16 @@ def storage(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_every_command_on_runs_or_sweeps_looks_its_name_up_alike(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Found(Exception):
+    class LookedUp(Exception):
         pass
 
     def find(name: str, storage: Path) -> Path:
-        raise Found(name, storage)
+        raise LookedUp(name, storage)
 
     monkeypatch.setattr(sweep_folder, "find_folder", find)
     main = __import__(MODULES[name], fromlist=["main"]).main
     for spelling in ("--storage", "--runtime.storage"):
-        with pytest.raises(Found) as end:
+        with pytest.raises(LookedUp) as end:
             main(["some-name", *NEEDS.get(name, "").split(), spelling, "/some/where"])
         assert end.value.args == ("some-name", Path("/some/where"))
 
