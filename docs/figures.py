@@ -24,7 +24,8 @@ NAMED = re.compile(r"(?<![\w-])(?:data/[\w/-]+\.(?:md|csv|jsonl?|txt)|raydiff/pa
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\d)")
 DECIMAL = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?:e[+-]?\d+)?(?![\w.])")
 NOT_TYPED = re.compile(
-    r"```.*?```|^ {4}.*?$|`[^`]*`|\]\([^)]*\)|<!-- .*? -->|(?:arXiv|[Ss]ection|Theorem|Python|torch|Ray) [\d.]+",
+    r"```.*?```|^ {4}.*?$|\$[^$\n]+\$|`[^`]*`|\]\([^)]*\)|<!-- .*? -->"
+    r"|(?:arXiv|[Ss]ection|Theorem|Python|torch|Ray) [\d.]+",
     re.DOTALL | re.M,
 )
 

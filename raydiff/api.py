@@ -25,11 +25,11 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.study import Arm, Study
 from raydiff.federated.method import Method
 from raydiff.formats import metric_names
-from raydiff.formats.json_files import outcomes, read_lines
+from raydiff.formats.json_files import outcomes, read_lines, read_plan
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
-from raydiff.results.finished import Finished, open_finished
+from raydiff.results.finished import Finished, is_sweep, open_finished, single_trial
 from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.plan import Planned, Search, Space, SweepRequest, plan
 from raydiff.storage import artifact_sync
@@ -300,13 +300,13 @@ def preset(name: str) -> Study:
 
 
 def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sweep:
-    """A run or a sweep by its folder, a sweep's name or place in a bucket, an MLflow run's id, SWEEP/DIGEST, a digest.
-    Names are looked up in `storage`, a folder or a bucket. Raises ValueError where none or several have the name."""
-    path, root = artifact_sync.fetch(str(name)), artifact_sync.fetch(str(storage)).expanduser().absolute()
-    for folder in (path.expanduser().absolute(), root / "sweeps" / str(path)):
-        if (folder / "trials").is_dir():
-            return Sweep(folder)
-    return Run(sweep_folder.trial_folder(str(path), root))
+    """A run or a sweep by name, folder or place in a bucket, MLflow run's id, SWEEP/DIGEST, or digest, in `storage`, a
+    folder or bucket; a sweep of one trial is its run. Raises ValueError where none or several have the name."""
+    root = artifact_sync.fetch(str(storage)).expanduser().absolute()
+    folder = sweep_folder.find_folder(str(artifact_sync.fetch(str(name))), root)
+    plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
+    several = len(plan.get("trials", ())) != 1 or plan["search"].startswith("optuna")  # whose trials are not planned
+    return Sweep(folder) if is_sweep(folder) and several else Run(single_trial(folder))
 
 
 def _start(

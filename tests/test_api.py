@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import os
 import pickle
@@ -12,6 +13,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,9 @@ import raydiff as rd
 from raydiff.__main__ import COMMANDS, leave
 from raydiff.cli import sweep as cli_sweep
 from raydiff.report import after_sweep
-from raydiff.runtime import launch
+from raydiff.runtime import launch, one_process, sweep_folder
+from raydiff.runtime import plan as plan_module
+from raydiff.storage import lease
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -99,9 +103,29 @@ def test_a_run_is_opened_by_its_names(run: rd.Run) -> None:
     storage = run.folder.parents[3]
     for name in (run.folder, run.folder.name, f"one/{run.folder.name}"):
         assert rd.open(name, storage=storage) == run
-    assert rd.open("one", storage=storage) == rd.Sweep(run.folder.parents[1])
-    with pytest.raises(ValueError, match="no run two"):
+    assert rd.open("one", storage=storage) == run  # as in every command: a sweep of one trial is that trial
+    with pytest.raises(ValueError, match="no run or sweep two"):
         rd.open("two", storage=storage)
+
+
+NOT_FROM_PYTHON = {"extend", "experiment", "resume", "always", "dirty", "abbrev", "match", "backend-store-uri"}
+"""Options that only command lines lead to, and those of git and mlflow; `resume` is tested by itself."""
+
+
+def test_messages_from_python_name_its_arguments_and_commands_as_they_are_typed(run: rd.Run, tiny: Any) -> None:
+    with pytest.raises(ValueError, match=r"^one exists already: continue it with resume=True, or give another name$"):
+        rd.run(local(tiny, run.folder.parents[3]), name="one", track=False)
+    token = sweep_folder.CALL.set('rd.run(..., name="one")')
+    try:
+        message = sweep_folder.as_called("--storage is full; mlflow experiments restore --experiment-id 3")
+        assert message == "runtime.storage is full; mlflow experiments restore --experiment-id 3"
+        for module in (plan_module, sweep_folder, one_process, lease):
+            for option in re.findall(r"--([a-z][a-z-]+)(?![\w.])", inspect.getsource(module)):
+                argument = sweep_folder.as_called(f"--{option}").partition("=")[0]
+                arguments = {*inspect.signature(rd.sweep).parameters, "evaluation", "runtime.storage"}
+                assert argument in arguments or option in NOT_FROM_PYTHON, option
+    finally:
+        sweep_folder.CALL.reset(token)
 
 
 def test_a_notebook_shows_guarantee_and_numbers_of_a_run(run: rd.Run) -> None:

@@ -4,9 +4,12 @@ somewhere, and the main job's numbers are those of the run that is kept beside t
 from __future__ import annotations
 
 import csv
+import html
 import importlib.util
 import itertools
+import json
 import math
+import os
 import re
 import shlex
 import subprocess
@@ -17,10 +20,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from commands import parsed
 
 import raydiff
 from raydiff.__main__ import COMMANDS
+from raydiff.cli import arguments, sweep
 from raydiff.cli.arguments import shorthand
+from raydiff.cli.options import parse_known
 from raydiff.experiment import toml_file as file
 from raydiff.experiment.presets import PRESETS
 
@@ -36,7 +42,8 @@ def of_docs(name: str) -> ModuleType:
     return module
 
 
-FIGURES = of_docs("figures")
+FIGURES, NOTEBOOK = of_docs("figures"), of_docs("notebook")
+NO_CODE = re.compile(r"```.*?```|^ {4}.*?$|`[^`]*`", re.S | re.M)
 PAGES: list[Path] = FIGURES.PAGES
 METHODS = [ROOT / "README.md", ROOT / "docs" / "methods" / "index.md"]
 CURRENT = [page for page in PAGES if page.name.lower() != "changelog.md"]
@@ -49,6 +56,22 @@ def command_of(launcher: str) -> str:
     """The command behind jobs/... or analysis/..., which its last line calls; where there is none, the launcher."""
     call = (ROOT / launcher).is_file() and re.search(r'main\("([\w-]+)"', (ROOT / launcher).read_text())
     return call[1] if call else launcher
+
+
+BLOCK = re.compile(r"^    (?:PYTHONPATH=(\S+) )?(?:raydiff ([a-z-]+)|python ((?:jobs|analysis)/\w+\.py))(.*)", re.M)
+WORDS = {"PRESET": "digits", "...": "", "[": "", "]": "", " && ": "\n    ", "\\\n": " "}
+"""What stands on pages for an argument, or for a line of its own."""
+
+
+def typed(page: Path) -> Iterator[tuple[str, list[str], str]]:
+    """(command, arguments, folder of PYTHONPATH) of each line of a block on a page, as a shell would read it."""
+    text = page.read_text()
+    for word, instead in WORDS.items():
+        text = text.replace(word, instead)
+    for variable, value in re.findall(r'^    ([A-Z]+)="(.*)"$', text, re.M):
+        text = text.replace(f"${variable}", value)
+    for path, name, launcher, rest in BLOCK.findall(text):
+        yield name or command_of(launcher), _arguments(rest), path
 
 
 def called(text: str) -> Iterator[tuple[str, list[str]]]:
@@ -113,6 +136,48 @@ for _page in CURRENT:
 def test_commands_know_their_options(name: str, command: Callable[..., tuple[int, str, str]]) -> None:
     _, text, _ = command(name, "--help")
     assert {option for option in NAMED[name] if not re.search(rf"(?<![\w-]){option}(?![\w-])", text)} == set()
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Files that pages name, in the working directory: the experiment file and the package of extending.md."""
+    for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(code)
+    (tmp_path / "pictures.toml").write_text('preset = "digits"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("page", [p for p in CURRENT if [*typed(p)]], ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_of_a_page_parses(page: Path, packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the code of the command itself: names, types and ranges of its options, its fields, axes and presets."""
+    for name, words, path in typed(page):
+        monkeypatch.syspath_prepend(ROOT / path)
+        if "--help" not in words:
+            parsed(name, words, monkeypatch)
+
+
+@pytest.mark.slow
+def test_every_sweep_of_a_page_can_be_planned(packages: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On its data: splits, partitions, clients that join and noise depths of every trial, seed by seed."""
+    if "RAYDIFF_DATA" not in os.environ:
+        pytest.skip("RAYDIFF_DATA names no folder of data sets")
+    sweeps = {tuple(words): path for page in CURRENT for name, words, path in typed(page) if name == "sweep"}
+    refused = []
+    for words, path in sweeps.items():
+        if not {"--help", "--extend"} & {*words} and "s3:" not in str(words):
+            monkeypatch.syspath_prepend(ROOT / path)
+            name, study, rest = arguments.preset(words)
+            options, fields = parse_known(sweep.SweepOptions, arguments.shorthand(rest), None, study.experiment)
+            try:
+                plan = sweep.planned(name, study, options, fields)
+                assert plan.trials or plan.suggested
+            except ValueError as e:
+                if "raydiff pretrain makes one" not in str(e):  # as the page does first
+                    refused.append((words, str(e)))
+    assert refused == [] and len(sweeps) > 30
 
 
 def test_links_lead_somewhere() -> None:
@@ -189,12 +254,51 @@ def test_the_tutorial_runs_up_to_its_sweep(home: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.ray
-@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
-def test_all_python_runs(page: str, home: Path) -> None:
+def test_readmes_python_runs(home: Path) -> None:
     """In a process of its own: that of the tests may have joined their Ray."""
-    code = [*blocks(ROOT / page), "assert len(sweep.trials) == len(sweep.frontier()) > 2"]
+    code = [*blocks(ROOT / "README.md"), "assert len(sweep.trials) == len(sweep.frontier()) > 2"]
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], cwd=home, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+def printed(cells: list[dict[str, Any]]) -> str:
+    """What the code of a notebook has printed."""
+    return "".join("".join(out.get("text", ())) for cell in cells for out in cell.get("outputs", ()))
+
+
+def test_the_notebook_is_the_tutorial() -> None:
+    """The same text and code, run, and what the page prints where no noise is in it."""
+    kept = json.loads(NOTEBOOK.NOTEBOOK.read_text())["cells"]
+    cells = NOTEBOOK.cells(NOTEBOOK.PAGE.read_text())
+    assert [c["source"] for c in cells] == [c["source"] for c in kept], "run python docs/notebook.py"
+    code = ["".join(c["source"]) for c in kept if c["cell_type"] == "code"]
+    assert code == [block.strip() for block in blocks(NOTEBOOK.PAGE)] and len(code) > 6
+    assert "/tmp" not in printed(kept) and "image/png" in str(kept)
+    page = NOTEBOOK.PAGE.read_text()
+    for line in ("epsilon 9.58 (per example", "0         LocalOnly           None   0.0000      4.785338"):
+        assert line in page and line in printed(kept)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(home: Path) -> None:
+    """Cell by cell in their order, up to what the page says that they print: numbers without noise to the digit."""
+    run = [sys.executable, str(ROOT / "docs" / "notebook.py"), "out.ipynb"]
+    done = subprocess.run(run, cwd=home, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    cells = json.loads((home / "out.ipynb").read_text())["cells"]
+    kept = json.loads(NOTEBOOK.NOTEBOOK.read_text())["cells"]
+    certain = re.compile(r"LocalOnly +None.*NaN$|PFDM, steps \d+ +none +inf +\d\.\d+|epsilon 9\.58.*", re.M)
+    assert certain.findall(printed(cells)) == certain.findall(printed(kept)) and "image/png" in str(cells)
+
+
+def test_formulas_are_mathml_on_the_site() -> None:
+    """Each one on a page converts, and none is left as arithmatex writes it."""
+    hook, texts = of_docs("mathml"), [NO_CODE.sub("", page.read_text()) for page in CURRENT]
+    formulas = [formula for text in texts for formula in re.findall(r"\$\$?([^$\n]+)\$", text)]
+    assert len(formulas) > 40
+    for formula in formulas:
+        page = hook.on_page_content(f'<p>a <span class="arithmatex">\\({html.escape(formula)}\\)</span> b</p>')
+        assert page.startswith("<p>a <math") and page.endswith("</math> b</p>") and "\\" not in page
 
 
 def test_experiment_files_on_pages_can_be_read() -> None:

@@ -24,6 +24,7 @@ SHORT = {
     "--epsilon": "--method.epsilon",
     "--schedule": "--method.model.schedule",
     "--budget": "--runtime.budget.epsilon",
+    "--storage": "--runtime.storage",
 }
 DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
 
@@ -100,8 +101,14 @@ def distributions(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[st
         if kind not in DISTRIBUTIONS:
             raise ValueError(f"{form}, got {text!r}")
         path, values = _values(start, text.replace(f"{kind}:", "", 1), form)
-        if kind != "choice":
-            _check_range(path, kind, values)
+        if kind != "choice" and (len(values) != 2 or not all(type(v) in (int, float) for v in values)):
+            raise ValueError(f"{kind} needs two numbers for {path}, got {values}")
+        if kind not in ("choice", "randint") and int in map(type, values):
+            raise ValueError(f"{path} takes integers: use randint or choice, not {kind}")
+        if kind != "choice" and not (values[0] < values[1] and (kind != "loguniform" or values[0] > 0)):
+            raise ValueError(
+                f"the range of {path} must go upwards, for loguniform from a positive number, got {values}"
+            )
         out[path] = (kind, values)
     return out
 
@@ -112,12 +119,3 @@ def _values(start: Experiment, text: str, form: str) -> tuple[str, tuple[Any, ..
         raise ValueError(f"{form}, got {text!r}")
     path = path.replace("-", "_")
     return path, tuple(paths.convert(start, path, value) for value in values.split(","))
-
-
-def _check_range(path: str, kind: str, ends: tuple[Any, ...]) -> None:
-    if len(ends) != 2 or not all(type(v) in (int, float) for v in ends):
-        raise ValueError(f"{kind} needs two numbers for {path}, got {ends}")
-    if kind != "randint" and int in map(type, ends):
-        raise ValueError(f"{path} takes integers: use randint or choice, not {kind}")
-    if not ends[0] < ends[1] or (kind == "loguniform" and ends[0] <= 0):
-        raise ValueError(f"the range of {path} must go upwards, for loguniform from a positive number, got {ends}")

@@ -19,7 +19,7 @@ from raydiff.data import sources
 from raydiff.experiment import presets, spending, toml_file
 from raydiff.formats import rounding
 from raydiff.privacy import accountants, filters, gaussian
-from raydiff.privacy.filters import Budget, Order
+from raydiff.privacy.filters import Budget
 from raydiff.privacy.release import Event
 from raydiff.storage.append_log import BudgetLog
 
@@ -59,16 +59,12 @@ def lines(log: BudgetLog) -> list[str]:
         epsilons = f"epsilon {rounding.up(trial.epsilon)}, together epsilon {rounding.up(total.epsilon)}"
         sent = "" if record["whole"] else ", as far as it was sent before there was a budget"
         out.append(f"  {record['at']}  {record['trial']}: {epsilons}{sent}")
-    left = _left(budget, [events for events in charges.values() if events], order)
+    if order in (None, "first"):
+        used = sum(filters.cost(events, None) for events in charges.values() if events)
+        mu = math.sqrt(max(0.0, accountants.mu_for(budget.epsilon, budget.delta) ** 2 - used))  # Squares of mu add up.
+        epsilon = rounding.down(gaussian.epsilon_for(mu, budget.delta))
+        left = f"left: one more trial at epsilon {epsilon}, or several that are less together"
+    else:
+        left = f"what is left depends on the noise that would come next (Renyi order {order:g})"
     summary = f"epsilon {rounding.up(total.epsilon)} of {budget.epsilon:g}, by {len(charges)} trials"
     return [*out, f"spent: {summary}; {left}"]
-
-
-def _left(budget: Budget, charges: Sequence[tuple[Event, ...]], order: Order) -> str:
-    """Epsilon left for one more trial: for Gaussian DP squares of mu add up, for Renyi DP it depends on the noise."""
-    if order not in (None, "first"):
-        return f"what is left depends on the noise that would come next (Renyi order {order:g})"
-    used = sum(filters.cost(events, None) for events in charges)
-    mu = math.sqrt(max(0.0, accountants.mu_for(budget.epsilon, budget.delta) ** 2 - used))
-    left = rounding.down(gaussian.epsilon_for(mu, budget.delta))
-    return f"left: one more trial at epsilon {left}, or several that are less together"

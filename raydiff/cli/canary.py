@@ -100,7 +100,7 @@ def _experiment(options: CanaryOptions, fields: Sequence[str]) -> Experiment:
         start: Experiment = presets.PRESETS[name]().experiment
     else:
         try:
-            start = config.read(sweep_folder.trial_folder(name, options.storage) / "config.json")
+            start = config.read(sweep_folder.trial_named(name, options.storage) / "config.json")
         except ValueError as e:
             raise ValueError(f"{name!r} is no preset{nearest(name, presets.PRESETS)}, and no run: {e}") from None
     return trial.resolve(overrides.override(start, overrides.parse_overrides(start, fields)))

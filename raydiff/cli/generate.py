@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -55,24 +55,28 @@ def main(argv: Sequence[str]) -> int:
     options = parse(GenerateOptions, argv, __doc__)
     finished, is_shared = options.open(), options.source == "global"
     if options.log_model:
-        return _log_model(finished, options.client, is_shared, sweep_folder.tracking_store(options.storage)[0])
+        uri = sweep_folder.tracking_store(options.storage)[0]
+        run, client = mlflow_models.find_run(uri, finished.trial.folder), mlflow_models.open_client(uri)
+        name = mlflow_models.log_sampler(client, run, finished, options.client, shared=is_shared)
+        print(f'set MLFLOW_TRACKING_URI={redacted(uri)} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
+        return 0
     client = None if is_shared else options.client or 0
     whose = "global" if is_shared else f"client{client}"
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
     request, code = subset(options, GenerationRequest), sweep_folder.version()
-    write = functools.partial(generation.write, finished, client, out, request, code=code, on_progress=_print_progress)
-    privacy = write() if options.workers == 1 else _on_ray(write, options.workers)
+    write = functools.partial(generation.write, finished, client, out, request, code=code)
+    write = functools.partial(write, on_progress=lambda n, rows: print(f"{n:,} of {rows:,} samples", flush=True))
+    if options.workers == 1:
+        privacy = write()
+    else:
+        from raydiff.runtime import tasks
+        from raydiff.runtime.cluster import cluster
+
+        with cluster() as nodes:
+            privacy = write(spread=tasks.of_samples(options.workers, nodes))
     print(f"samples: {out} (privacy: {privacy})")
     print(f"use them as a data set with {_as_data(finished, out.absolute(), options.numbers)}")
     return 0
-
-
-def _on_ray(write: Callable[..., str], workers: int) -> str:
-    from raydiff.runtime import tasks
-    from raydiff.runtime.cluster import cluster
-
-    with cluster() as nodes:
-        return write(spread=tasks.of_samples(workers, nodes))
 
 
 def _as_data(finished: Finished, out: Path, numbers: Numbers) -> str:
@@ -85,14 +89,3 @@ def _as_data(finished: Finished, out: Path, numbers: Numbers) -> str:
     label = shlex.quote(finished.dataset.label_columns[0])
     how = f"--data.labels {label} --data.bins {bins} --data.types {types} --data.csv.missing ''"  # only empty cells
     return f"--data.name {shlex.quote(str(out / rows_file.FILE))} {how}"
-
-
-def _print_progress(done: int, rows: int) -> None:
-    print(f"{done:,} of {rows:,} samples", flush=True)
-
-
-def _log_model(finished: Finished, client: int | None, is_shared: bool, uri: str) -> int:
-    run = mlflow_models.find_run(uri, finished.trial.folder)
-    name = mlflow_models.log_sampler(mlflow_models.open_client(uri), run, finished, client, shared=is_shared)
-    print(f'set MLFLOW_TRACKING_URI={redacted(uri)} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
-    return 0

@@ -32,7 +32,7 @@ class LogsOptions(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Find the trial and print its log."""
     options = parse(LogsOptions, argv, __doc__)
-    folder = sweep_folder.trial_folder(options.trial, options.storage)
+    folder = sweep_folder.trial_named(options.trial, options.storage)
     for line in lines(folder, follow=options.follow):
         print(line, flush=True)
     return 0

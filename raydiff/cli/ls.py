@@ -17,13 +17,14 @@ from raydiff.experiment import config
 from raydiff.experiment.study import varying
 from raydiff.formats.json_files import outcomes, read_outcome, read_plan, trial_folders
 from raydiff.formats.tables import aligned, size
+from raydiff.runtime import sweep_folder
 from raydiff.storage.file_names import strays
 
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions(StorageOptions):
     name: str | None = positional(None)
-    """A sweep or run, to list its trials."""
+    """A sweep, by any of its names or of a trial's, to list its trials."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -31,7 +32,7 @@ def main(argv: Sequence[str]) -> int:
     options = parse(ListOptions, argv, __doc__)
     sweeps: list[Path] = []
     if options.name is not None:
-        rows = trials(sweep_named(options.storage, options.name))
+        rows = trials(sweep_folder.sweep_named(options.name, options.storage))
     else:
         sweeps = sorted((path.parent for path in options.storage.glob("sweeps/*/sweep.json")), key=changed)
         if not sweeps:
@@ -39,14 +40,6 @@ def main(argv: Sequence[str]) -> int:
         rows = [(strftime("%Y-%m-%d %H:%M", localtime(changed(s))), s.name, state(s), disk_use(s)) for s in sweeps]
     print(*aligned(rows), *filter(None, map(strays, sweeps)), sep="\n")
     return 0
-
-
-def sweep_named(storage: Path, name: str) -> Path:
-    """The folder of the sweep of this name. Raises ValueError where there is none."""
-    folder = storage / "sweeps" / name
-    if folder.parent != storage / "sweeps" or not (folder / "sweep.json").exists():
-        raise ValueError(f"there is no sweep {name} in {storage}: raydiff ls lists them")
-    return folder
 
 
 def trials(sweep: Path) -> list[tuple[str, ...]]:

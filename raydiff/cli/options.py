@@ -30,6 +30,7 @@ COMMON = "method method.epsilon method.clip method.rounds method.model.network m
 COMMON += " partition seed runtime.workers runtime.storage"
 """The fields that are set most often, shown first."""
 WIDTH = 118
+ALIASES = {"--runtime.storage": "--storage"}  # options that both an experiment and a command that reads one have
 
 
 def positional(default: Any = MISSING) -> Any:
@@ -50,14 +51,14 @@ class RunOptions(StorageOptions):
     """Options of a command on a finished run."""
 
     run: str = positional()
-    """An MLflow run, a digest (its first digits suffice), SWEEP/DIGEST, or a trial's folder."""
+    """An MLflow run, a digest (its first digits suffice), SWEEP/DIGEST, a folder, or a sweep of one trial."""
 
     def open(self) -> Finished:
         """The run with its data and the server's state. Raises ValueError where there is none."""
         from raydiff.results.finished import open_finished
         from raydiff.runtime import sweep_folder
 
-        return open_finished(sweep_folder.trial_folder(self.run, self.storage))
+        return open_finished(sweep_folder.trial_named(self.run, self.storage))
 
 
 def check(options: Any, name: str, ok: bool, wanted: str) -> None:
@@ -103,7 +104,7 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
     current, room = unnamed, 0.0
     for token in argv:
         option, equals, value = token.partition("=")
-        field = labels.get(option.replace("_", "-"))
+        field = labels.get(ALIASES.get(option, option.replace("_", "-")))
         if not token.startswith("--"):
             (current if room > 0 else unnamed).append(token)
             room -= 1
@@ -111,7 +112,8 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
             rest.append(token)
             current, room = rest, math.inf
         else:
-            most = _most_words(hints[field.name])
+            several = any(typing.get_origin(o) is tuple for o in overrides.alternatives(hints[field.name]))
+            most = 0 if hints[field.name] is bool else math.inf if several else 1
             if most <= 1:  # The last one counts; values of a tuple add up.
                 words[field.name] = []
             current, room = words.setdefault(field.name, []), most
@@ -145,13 +147,6 @@ def _labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     }
 
 
-def _most_words(declared: Any) -> float:
-    """How many words an option of this type takes at most."""
-    if declared is bool:
-        return 0
-    return math.inf if any(typing.get_origin(o) is tuple for o in overrides.alternatives(declared)) else 1
-
-
 def _help(cls: type[Any], doc: str | None, start: Any) -> str:
     hints, texts = typing.get_type_hints(cls), _sentences(cls)
     entries = [_entry("--help", "Show this text.")]
@@ -182,7 +177,7 @@ def _sentences(cls: type[Any]) -> dict[str, str]:
 
 def _described(obj: Any) -> str:
     """Every field with its value and its meaning, the common ones first, then dataclass by dataclass."""
-    texts = {path: _entry(f"--{path} {value}", text) for path, value, text in _fields(obj)}
+    texts = {p: _entry(f"{ALIASES.get('--' + p, '--' + p)} {value}", text) for p, value, text in _fields(obj)}
     groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
     for path in (path for path in texts if path not in COMMON.split()):
         groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])

@@ -16,16 +16,16 @@ from raydiff.cli import ls
 from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.formats.tables import size
 from raydiff.results.spent import composed_guarantee
+from raydiff.runtime import sweep_folder
 from raydiff.storage.lease import hold_lease
 
-RECOMPUTED = ("cnn-*", "shadow*")
-"""Cached files that any command trains again; not the clients' models, which are sampled."""
+RECOMPUTED = ("cnn-*", "shadow*")  # cached files that any command trains again; not clients' models, which are sampled
 
 
 @dataclass(frozen=True, kw_only=True)
 class RemoveOptions(StorageOptions):
     name: str = positional()
-    """The sweep or run, as raydiff ls shows it."""
+    """The sweep or run, as raydiff ls shows it, or its folder."""
     cache: bool = False
     """Remove only files that can be recomputed."""
     yes: bool = False
@@ -35,7 +35,9 @@ class RemoveOptions(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Print what would be lost; with --yes, remove it."""
     options = parse(RemoveOptions, argv, __doc__)
-    folder = ls.sweep_named(options.storage, options.name)
+    folder = sweep_folder.find_folder(options.name, options.storage)
+    if (folder / "config.json").exists():
+        raise ValueError(f"{options.name} is a trial of {folder.parents[1].name}, and a sweep is removed as a whole")
     with hold_lease(folder):
         if options.cache:
             files = [path for pattern in RECOMPUTED for path in (folder / "cache").glob(pattern)]

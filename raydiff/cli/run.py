@@ -11,7 +11,6 @@ import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
@@ -41,18 +40,14 @@ def main(argv: Sequence[str]) -> int:
     planned = plan(preset, Study(experiment=start), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
-    _print(outcome)
+    if "final" not in outcome:
+        print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
+    else:
+        print(f"{outcome['text']}\n{outcome['released']}")
+        for metric, value in metric_names.plain(outcome["final"]).items():
+            print(f"  {metric} {value:.4g}")
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
     report = shlex.join(["raydiff", "report", str(ended.folder)])
     print(f"all numbers and samples as a page: {report}\nopen the run {ended.opened_by}")
     ended.print_incomplete()
     return int(bool(ended.incomplete)) if outcome.get("outcome") == "finished" else ended.code or 1
-
-
-def _print(outcome: dict[str, Any]) -> None:
-    if "final" not in outcome:
-        print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
-        return
-    print(f"{outcome['text']}\n{outcome['released']}")
-    for name, value in metric_names.plain(outcome["final"]).items():
-        print(f"  {name} {value:.4g}")

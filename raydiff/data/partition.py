@@ -146,21 +146,21 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
         raise ValueError(f"newcomers.classes: {few}: lower it{more}")
     order = torch.randperm(len(records), generator=rng)
     left = {int(c): order[records.labels[order, 0] == c] for c in present}
-    shuffled = present[torch.randperm(len(present), generator=rng)]
-    if how.own_classes:
-        chosen = list(shuffled[: how.classes * how.clients].split(how.classes))
-    else:
-        chosen = [present[torch.randperm(len(present), generator=rng)[: how.classes]] for _ in range(how.clients)]
-    for classes in chosen:
+    shuffled = present[torch.randperm(len(present), generator=rng)].tolist()
+    numbers = _evenly(how.records, how.classes).tolist()
+    for client in range(how.clients):
+        classes = shuffled[client * how.classes :][: how.classes]
+        if not how.own_classes:  # In random order, without those of which earlier clients left too few.
+            drawn = present[torch.randperm(len(present), generator=rng)].tolist()
+            classes = [c for c in drawn if len(left[c]) >= max(numbers)][: how.classes]
+        if len(classes) < how.classes:
+            few = f"{len(classes)} classes have {max(numbers)} records left, {how.classes} are wanted"
+            raise ValueError(f"too few training records ({few}): lower newcomers.records or newcomers.clients")
         rows = []
-        for c, n in zip(classes.tolist(), _evenly(how.records, how.classes).tolist(), strict=True):
+        for c, n in zip(classes, numbers, strict=True):
             held = left.pop(c)
             if not how.own_classes:
                 left[c] = held[n:]
-            if len(held) < n and not how.own_classes:
-                few = f"{len(held)} records of class {c} are left, {n} wanted"
-                remedy = "lower newcomers.records or newcomers.clients"
-                raise ValueError(f"too few training records for the newcomers ({few}): {remedy}")
             rows.append(held[:n])
         parts.append(torch.cat(rows).sort().values)
     return parts, torch.cat(list(left.values())).sort().values

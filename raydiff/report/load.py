@@ -24,6 +24,7 @@ from raydiff.formats import json_files
 from raydiff.storage.file_names import NAMES, strays
 
 Row = dict[str, Any]
+STORAGE = Path("~/raydiff")  # as `Runtime.storage`
 
 VIEWS = ("server", "outsiders")
 """Whom a guarantee holds against."""
@@ -79,15 +80,26 @@ def arguments(
 ) -> argparse.Namespace:
     """Parse a command line: `sweeps` (the first as `sweep`), `out` (default: SWEEP/report), `more` options."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("sweeps", metavar="SWEEP", type=Path, help="folder of a sweep", nargs="+" if several else 1)
+    parser.add_argument("sweeps", metavar="SWEEP", help="any name of a sweep", nargs="+" if several else 1)
     for name, how in more.items():
         parser.add_argument(f"--{name}", **how)
     parser.add_argument("--out", metavar="DIR", type=Path, help="where to write (default: SWEEP/report)")
+    parser.add_argument("--storage", "--runtime.storage", type=Path, default=STORAGE, help=f"(default: {STORAGE})")
     options = parser.parse_args(argv)
-    options.sweeps = [path.expanduser() for path in options.sweeps]
+    options.sweeps = [_sweep(name, options.storage.expanduser()) for name in options.sweeps]
     options.sweep = options.sweeps[0]
     options.out = options.out.expanduser() if options.out else options.sweep / "report"
     return options
+
+
+def _sweep(name: str, storage: Path) -> Path:
+    """The folder of a sweep by any of its names; of `claims` also a file. Raises ValueError where there is none."""
+    path = Path(name).expanduser()
+    if path.is_file() or (path / "trials").is_dir():
+        return path
+    from raydiff.runtime import sweep_folder  # Imports torch and MLflow, which a folder's name does not need.
+
+    return sweep_folder.sweep_named(name, storage)
 
 
 def _trials(sweep: Path) -> list[Path]:

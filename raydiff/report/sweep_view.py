@@ -20,7 +20,7 @@ from raydiff.report import load
 from raydiff.report.frontier.rows import EVAL, frontier, has, ranked_by, settings
 from raydiff.report.load import Row, records
 
-LOCAL_OPTIONS = ("--name", "--runtime.storage", "--runtime.noise-secret")
+LOCAL_OPTIONS = ("--name", "--storage", "--runtime.storage", "--runtime.noise-secret")
 """Options of this machine alone."""
 
 

@@ -213,22 +213,29 @@ def words(guarantee: Guarantee) -> dict[str, Any]:
 # --- finding it ---
 
 
-def find(run: str, sweeps: Path) -> Path:
-    """Return a trial's folder by its path, SWEEP/DIGEST, digest, which may be shortened, or the name of a sweep with a
-    single trial. Raises ValueError where there is none, or more than one."""
-    path = Path(run).expanduser()
-    if (path / "config.json").exists():
-        return path.absolute()
-    if "/" in run and not (sweeps / run).parent.is_dir():
-        raise ValueError(f"there is no trial in {run}, and no sweep {run.rpartition('/')[0]} in {sweeps}")
-    if (sweeps / run / "trials").is_dir():
-        return _one(run, trial_folders(sweeps / run), "say which, as SWEEP/DIGEST")
-    sweep, _, digest = run.rpartition("/")
+def find(name: str, sweeps: Path) -> Path:
+    """Return the folder of a sweep or trial by its path, a sweep's name, SWEEP/DIGEST, or a digest, which may be
+    shortened. Raises ValueError where there is none, or more than one."""
+    for path in (Path(name).expanduser(), *([] if ".." in Path(name).parts else [sweeps / name])):
+        if is_sweep(path) or (path / "config.json").exists():
+            return path.absolute()
+    sweep, _, digest = name.rpartition("/")
     if not re.fullmatch("[0-9a-f]{4,16}", digest):
-        raise ValueError(f"there is no run {run} in {sweeps}: name an MLflow run, a digest, SWEEP/DIGEST or a folder")
+        remedy = "give a name that raydiff ls lists, an MLflow run, a digest, SWEEP/DIGEST or a folder"
+        raise ValueError(f"there is no run or sweep {name} in {sweeps}: {remedy}")
     places = [sweeps / sweep] if sweep else sorted(sweeps.glob("*"))
     folders = [f for at in places for f in trial_folders(at) if f.name.startswith(digest)]
-    return _one(run, folders, "give more digits, or SWEEP/DIGEST")
+    return _one(name, folders, "give more digits, or SWEEP/DIGEST")
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder is that of a sweep, and not of a trial."""
+    return (folder / "trials").is_dir() or (folder / "sweep.json").exists()
+
+
+def single_trial(folder: Path) -> Path:
+    """Return a trial's folder, or that of a sweep's only trial. Raises ValueError for a sweep of several or none."""
+    return _one(folder.name, trial_folders(folder), "say which, as SWEEP/DIGEST") if is_sweep(folder) else folder
 
 
 def _one(run: str, matches: list[Path], advice: str) -> Path:

@@ -23,7 +23,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Varying
 from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
-from raydiff.results.finished import find, open_finished
+from raydiff.results.finished import find, is_sweep, open_finished, single_trial
 from raydiff.runtime.slots import cap_memory
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
@@ -32,18 +32,18 @@ from raydiff.tracking import mlflow_models, shared_view
 from raydiff.tracking.mlflow_store import ARTIFACTS, redacted
 from raydiff.tracking.writer import Mlflow
 
-Plan = dict[str, Any]
-"""The content of sweep.json."""
+Plan = dict[str, Any]  # the content of sweep.json
 UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of trials that a resumed sweep runs again
 CALL = ContextVar("CALL", default="")
 """How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
 ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
-"""Option -> the argument of `api.sweep` where its name is another."""
+ARGUMENTS |= {"protocol-only": "evaluation=None", "storage": "runtime.storage"}
+"""Option -> the argument of `api.sweep`, or the field, where its name is another."""
 FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
 NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
 SMALL_BYTES = 50_000_000  # of a sampler that a sweep logs unasked
 LONGEST = 200  # bytes of a name: file systems take 255
-REMEDY = "give --runtime.storage a folder on a local disk, NFS or Lustre, or a bucket"
+REMEDY = "give --storage a folder on a local disk, NFS or Lustre, or a bucket"
 
 
 def place(base: Experiment, name: str) -> Path:
@@ -122,30 +122,26 @@ def plan(
     if not resume:
         raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
     then: Plan = read_plan(at, needs="trials")
-    _check_same_start(at, then, now)
-    _check_same_space(at, then, now, extend=extend)
+    _check_same(at, then, now, extend=extend)
     if then["trials"] == now["trials"]:
         return then
     return {**then, "trials": now["trials"], "command": now["command"], "extended": True}
 
 
-def _check_same_start(at: Path, then: Plan, now: Plan) -> None:
-    """Raises ValueError if the noise secret or the code is not what the sweep was started with."""
+def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
+    """Raises ValueError for another noise secret, code or space; with `extend` the space may have grown."""
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
         if not (at / "secret").exists() and storage_at(at).remote:
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
-
-
-def _check_same_space(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
-    """Raises ValueError if the sweep was started with another space; with `extend` it may have grown."""
     old, new = set(then["trials"]), set(now["trials"])
     same = all(then[k] == now[k] for k in ("space", "search"))
     if same and (old <= new if extend else old == new):
         return
-    advice = ": --extend adds trials and takes none away" if extend or (same and old < new) else ""
+    may_extend = extend or (same and old < new and not CALL.get())  # Python has no such argument.
+    advice = ": --extend adds trials and takes none away" if may_extend else ""
     raise ValueError(
         f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
         f"(it was started by: {shlex.join(then['command'])}){advice}"
@@ -201,7 +197,7 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     MLflow cannot keep it there."""
     uri, storage = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), storage.absolute()
     if not uri and (odd := re.search("[#?%]", str(storage))):
-        needs = "give another --runtime.storage, or set MLFLOW_TRACKING_URI to a store elsewhere"
+        needs = "give another --storage, or set MLFLOW_TRACKING_URI to a store elsewhere"
         raise ValueError(f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: {needs}")
     uri = uri or f"sqlite:///{storage}/mlflow.db"
     # A server sets the location of artifacts; for a database MLflow would take the working directory.
@@ -218,11 +214,24 @@ def opened_by(at: Path, experiment: str, view: str) -> str:
     return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {shlex.quote(uri)}"
 
 
-def trial_folder(run: str, storage: Path) -> Path:
-    """Return the folder of a trial, given by MLflow run or as in `finished.find`. Raises ValueError if none exists."""
-    if re.fullmatch("[0-9a-f]{32}", run):
-        run = mlflow_models.find_trial(tracking_store(storage)[0], run, storage / "sweeps")
-    return find(run, storage / "sweeps")
+def find_folder(name: str, storage: Path) -> Path:
+    """Return the folder of a sweep or trial, by MLflow run or as in `finished.find`. Raises ValueError without one."""
+    if re.fullmatch("[0-9a-f]{32}", name):
+        name = mlflow_models.find_trial(tracking_store(storage)[0], name, storage / "sweeps")
+    return find(name, storage / "sweeps")
+
+
+def trial_named(name: str, storage: Path) -> Path:
+    """Return the folder of a trial; a sweep of one trial is that trial. Raises ValueError as `find_folder`."""
+    return single_trial(find_folder(name, storage))
+
+
+def sweep_named(name: str, storage: Path) -> Path:
+    """Return the folder of a sweep; a trial's name is that of its sweep. Raises ValueError as `find_folder`."""
+    folder = find_folder(name, storage)
+    if not is_sweep(folder) and not is_sweep(folder := folder.parents[1]):
+        raise ValueError(f"{name} is a trial's folder apart from its sweep")
+    return folder
 
 
 def version() -> dict[str, str]:
@@ -259,7 +268,8 @@ def resume_command(name: str) -> str:
 
 def as_called(text: str) -> str:
     """Return a message with the options in it as arguments, if Python has called."""
-    return re.sub(r"--([a-z][\w-]*)", lambda m: ARGUMENTS.get(m[1], m[1]), text) if CALL.get() else text
+    words = r"(?:mlflow|raydiff) .*|--([a-z][\w-]*)"  # Commands stay as they are typed.
+    return re.sub(words, lambda m: ARGUMENTS.get(m[1], m[1]) if m[1] else m[0], text) if CALL.get() else text
 
 
 def command() -> str:

@@ -42,7 +42,7 @@ def test_a_sweeps_trials_are_listed_with_their_guarantees(storage: Path, capsys:
     assert line.startswith(f"{folder.name}  PFDM  finished  ") and "B  epsilon 9.71 (per example" in line
     (folder / "outcome.json").unlink()
     assert ls.main(["one", "--storage", str(storage)]) == 0 and "  not ended  " in capsys.readouterr().out
-    with pytest.raises(ValueError, match="there is no sweep two"):
+    with pytest.raises(ValueError, match="there is no run or sweep two"):
         ls.main(["two", "--storage", str(storage)])
 
 
@@ -73,6 +73,6 @@ def test_what_would_be_lost_is_printed_and_goes_only_on_request(
 
 @pytest.mark.parametrize("name", ["two", "..", "../sweeps/one", "one/trials"])
 def test_only_names_of_sweeps_are_taken(storage: Path, name: str) -> None:
-    with pytest.raises(ValueError, match="there is no sweep"):
+    with pytest.raises(ValueError, match="there is no run or sweep"):
         rm.main([name, "--yes", "--storage", str(storage)])
     assert (storage / "sweeps" / "one" / "sweep.json").exists()

@@ -21,7 +21,7 @@ REFUSED = {
     "attack localonly --source global": "LocalOnly ends with no global denoiser of pictures to attack; it has client",
     "attack localonly --num 5": "--num has no meaning for pictures",
     "attack pfdm --source global --client 1": "--client has no meaning with --source global",
-    "generate nix": "there is no run nix in ",
+    "generate nix": "there is no run or sweep nix in ",
     "generate pfdm --num 0": "num must be at least 1, got 0",
     "generate pfdm --numbers bins": "numbers has no meaning for pictures, got bins",
     "generate pfdm --client 7": "there is no client 7: this trial has clients 0 to 1",
@@ -56,8 +56,8 @@ REFUSED = {
     "pretrain --no-mlflow --data.public 0": r"no public records to train on: set data\.public",
     "canary digitz": "'digitz' is no preset; did you mean digits.*, and no run: ",
     "canary digits --seeds 0": "--seeds must be at least 1, got 0",
-    "rm two --yes": "there is no sweep two",
-    "logs nothing": "there is no run nothing",
+    "rm two --yes": "there is no run or sweep two",
+    "logs nothing": "there is no run or sweep nothing",
     "budget mnist": "there is no budget of mnist in .*: the first trial with --budget begins one",
 }
 

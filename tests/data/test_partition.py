@@ -321,11 +321,21 @@ def test_newcomers_with_classes_of_their_own_share_them_with_nobody() -> None:
     assert [len(part) for part in few] == [40]
 
 
+def test_newcomers_take_no_class_that_is_used_up() -> None:
+    """Two of them use a class up; a third takes others."""
+    for seed in range(20):
+        parts, _ = newcomers(equal_classes(4, 12), Newcomers(clients=3, classes=2, records=10), rng=generator(seed))
+        assert [len(part) for part in parts] == [10, 10, 10]
+
+
 @pytest.mark.parametrize(
     ("how", "text"),
     [
         ({"classes": 4}, "newcomers.classes: 4 classes are needed, there are 3"),
-        ({"classes": 1, "records": 9}, "few training records for the newcomers (8 records of class "),
+        (
+            {"classes": 1, "records": 9},
+            "few training records (0 classes have 9 records left, 1 are wanted)",
+        ),
         (
             {"clients": 3, "classes": 1, "records": 4, "own_classes": True},
             "newcomers.classes: 4 classes are needed (one at least is for the others), there are 3",

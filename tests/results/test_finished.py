@@ -15,7 +15,7 @@ import torch
 
 from raydiff.experiment import config, overrides, trial
 from raydiff.formats.json_files import read_json, read_outcome
-from raydiff.results.finished import find, open_finished, words
+from raydiff.results.finished import find, open_finished, single_trial, words
 from raydiff.seeding import generator
 
 LABELS = torch.tensor([[0], [1], [6]])
@@ -35,13 +35,14 @@ def test_all_its_names_find_the_trial(storage) -> None:
     folder = storage.folder("pfdm")
     digest, sweep = folder.name, storage.sweeps / "pfdm"
     for name in (folder, f"pfdm/{digest}", f"pfdm/{digest[:4]}", digest, digest[:6], "pfdm", sweep):
-        assert find(str(name), storage.sweeps) == folder
-    assert refusal(find, str(storage.sweeps), storage.sweeps).startswith(f"there is no run {storage.sweeps} in ")
+        assert single_trial(find(str(name), storage.sweeps)) == folder
+    says = f"there is no run or sweep {storage.sweeps} in "
+    assert refusal(find, str(storage.sweeps), storage.sweeps).startswith(says)
 
 
 @pytest.mark.parametrize("run", ["pfmd", "abc", "0123456789abcdef", "pfdm/0123", "nix/0123"])
 def test_what_is_not_there(storage, run: str) -> None:
-    assert re.match(rf"there is no (run|trial)( in)? {run}", refusal(find, run, storage.sweeps))
+    assert re.match(rf"there is no (run or sweep|trial) {run}", refusal(find, run, storage.sweeps))
 
 
 def test_a_name_of_several_trials_is_refused(copied) -> None:
@@ -51,7 +52,7 @@ def test_a_name_of_several_trials_is_refused(copied) -> None:
     assert refusal(find, folder.name[:8], copied.sweeps).startswith(both)
     assert find(f"twice/{folder.name[:8]}", copied.sweeps) == copied.folder("twice")
     shutil.copytree(copied.folder("fedavg"), copied.sweeps / "pfdm" / "trials" / "ffff")
-    assert refusal(find, "pfdm", copied.sweeps).endswith("pfdm/ffff: say which, as SWEEP/DIGEST")
+    assert refusal(single_trial, copied.sweeps / "pfdm").endswith("pfdm/ffff: say which, as SWEEP/DIGEST")
 
 
 # --- opening it ---

@@ -177,7 +177,7 @@ def test_the_job_writes_what_the_sweep_has_an_answer_to(
 
 
 def test_what_is_no_such_sweep_is_refused_in_one_sentence(tmp_path: Path, command) -> None:
-    with pytest.raises(ValueError, match=r"^there is no folder "):
+    with pytest.raises(ValueError, match=r"^there is no run or sweep "):
         feddistr.main([str(tmp_path / "none")])
     trial(tmp_path, "FedDistr", None, upload="prompts")
     code, _, output = command("feddistr", tmp_path)

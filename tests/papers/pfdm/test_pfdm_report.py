@@ -134,7 +134,10 @@ def test_the_oracle_agrees_by_sign_where_the_interval_decides(sweep: Path) -> No
     assert pd.isna(compared.loc[("collafuse", "localonly"), "agrees"])
 
 
-def test_the_command_prints_the_table_and_writes_the_files(sweep: Path, tmp_path: Path, command: Any) -> None:
+def test_the_command_prints_the_table_and_writes_the_files(
+    sweep: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collaboration.load, "_sweep", lambda name, _: Path(name))  # There is no such folder.
     code, out, _ = command("collaboration", sweep, "--out", tmp_path)
     assert code == 0 and "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85] |" in out
     assert {p.name for p in tmp_path.iterdir()} == {"paired.csv", "paired.md"}

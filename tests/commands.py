@@ -1,0 +1,51 @@
+"""Command lines, parsed by the commands' own code and run no further."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raydiff.__main__ import BUCKETS, COMMANDS, READ_SWEEPS
+from raydiff.cli import arguments
+from raydiff.experiment import overrides
+from raydiff.experiment.presets import PRESETS
+from raydiff.report import load
+from raydiff.runtime import sweep_folder
+
+MODULES = {name: f"raydiff.{module}" for group in COMMANDS.values() for name, (module, _) in group.items()}
+SWEEP = Path("/storage/sweeps/some")
+
+
+class Parsed(Exception):
+    """Stops a command: (its options, {field: value} of the fields that it overrides, the experiment with these)."""
+
+
+def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any, dict[str, Any], Any]:
+    """What `Parsed` holds of a command line; sweeps need not exist. Raises ValueError as the command does."""
+    module = import_module(MODULES[name])
+
+    def stop(parse: Any, *given: Any, **more: Any) -> Any:
+        result = parse(*given, **more)
+        options, fields = result if isinstance(result, tuple) else (result, [])
+        start = given[3] if len(given) > 3 else None
+        if getattr(options, "what", None) in PRESETS and name == "canary":
+            start = PRESETS[options.what]().experiment
+        values = overrides.parse_overrides(start, fields) if fields else {}
+        base = overrides.override(start, values) if values else start
+        arguments.axes(base, getattr(options, "grid", None) or ())
+        arguments.distributions(base, getattr(options, "sample", ()))
+        raise Parsed(options, values, base)
+
+    if name in READ_SWEEPS:  # As `__main__` does, where the bucket exists.
+        words = ["/a/copy" if word.startswith(BUCKETS) else word for word in words]
+    with patch.context() as inner:
+        inner.setattr(sweep_folder, "sweep_named", lambda *_: SWEEP)
+        for owner, attribute in ((module, "parse"), (module, "parse_known"), (load, "arguments")):
+            if (parse := getattr(owner, attribute, None)) is not None:
+                inner.setattr(owner, attribute, lambda *a, _parse=parse, **k: stop(_parse, *a, **k))
+        with pytest.raises(Parsed) as end:
+            module.main(words)
+    return end.value.args  # type: ignore[return-value]
