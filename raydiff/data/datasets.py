@@ -3,7 +3,9 @@ checkpoints; `calibration` sets attack thresholds; `test` gives the final number
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -122,9 +124,24 @@ class Dataset:
         return tuple(len(names) for names in self.label_names)
 
 
+def anywhere(config: Data) -> Data:
+    """The same data set for processes with another working directory and environment: paths are absolute."""
+    values = {n: v for n in ("name", "public_from") if (v := getattr(config, n)) is not None}
+    places = {n: v for n, v in values.items() if names.is_path(v, config.root)}
+    if root := config.root or os.environ.get("RAYDIFF_DATA"):
+        places["root"] = root
+    return dataclasses.replace(config, **{field: absolute(path) for field, path in places.items()})
+
+
+def absolute(path: str) -> str:
+    """The path from the root of this machine's files."""
+    return str(Path(path).expanduser().absolute())
+
+
 def load(config: Data) -> Dataset:
     """The data set that `config` describes, cached in the process. Raises ValueError for an unknown name, a missing or
     malformed file, an undecodable or unfitting picture, a single class, or splits larger than the data."""
+    config = anywhere(config)  # A relative and an absolute path are one data set, read once.
     other = None if config.public_from is None else names.folder_of(config.public_from, config.root)
     return _load(config, names.folder_of(config.name, config.root), other)
 
