@@ -23,7 +23,7 @@ from raydiff.data.splits import cut
 from raydiff.data.tables import read
 from raydiff.data.tables.encode import Mapping
 from raydiff.data.tables.read import TableOptions
-from raydiff.lookup import check_one_of
+from raydiff.lookup import MOST_KINDS, check_one_of
 
 FittedOn = Literal["public", "all"]
 
@@ -141,9 +141,9 @@ def absolute(path: str) -> str:
 def load(config: Data) -> Dataset:
     """The data set that `config` describes, cached in the process. Raises ValueError for an unknown name, a missing or
     malformed file, an undecodable or unfitting picture, a single class, or splits larger than the data."""
-    config = anywhere(config)  # A relative and an absolute path are one data set, read once.
     other = None if config.public_from is None else names.folder_of(config.public_from, config.root)
-    return _load(config, names.folder_of(config.name, config.root), other)
+    # A relative and an absolute path are one data set, read once.
+    return _load(anywhere(config), names.folder_of(config.name, config.root), other)
 
 
 @functools.lru_cache(maxsize=8)
@@ -190,12 +190,13 @@ def source_of(config: Data, folder: Path | None) -> Source:
 
 def _check_classes(source: Source, public: Records) -> None:
     """Raises ValueError for an undeclared class without a public record: its existence would depend on private data."""
+    unseen = list[str]()
     for column in source.fitted_columns:
         k = source.columns.index(column)
-        unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
-        if len(unseen):
-            none = f"none of the {len(public)} public records has the {column} {source.names[k][int(unseen.min())]!r}"
-            remedy = (
-                "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
-            )
-            raise ValueError(f"{none} of {source.says}: {remedy} (epsilon is then inf)")
+        values = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k].unique().tolist()
+        unseen += [f"the {column} {source.names[k][value]!r}" for value in values]
+    if unseen:
+        more = f" or {len(unseen) - MOST_KINDS} others" if len(unseen) > MOST_KINDS else ""
+        none = f"none of the {len(public)} public records has {', '.join(unseen[:MOST_KINDS])}{more}"
+        remedy = "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
+        raise ValueError(f"{none} of {source.says}: {remedy} (epsilon is then inf)")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,15 +14,32 @@ from raydiff.data.datasets import Data, Dataset
 from raydiff.data.overview import norms
 from raydiff.data.tables import cells, read
 from raydiff.evaluation.suite import Evaluation
+from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.marginals import Marginals
+from raydiff.models.training import Training
 
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
 """Split -> (fraction of the rows, most records). The fractions are those of digits."""
-RECORDS = 10_000  # Most training records on a CPU: the number of steps does not depend on them.
-ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime")
+TRAIN = 0.47  # Fraction of the rows that the others leave.
+RECORDS = 10_000  # Most training pictures on a CPU: more of them would only make reading slower.
+PICTURES_BY = ("data.name", "data.size", "data.colour")
+"""Fields by which network and steps are chosen."""
+CLIP_BY = (*PICTURES_BY, "data.labels", "data.public", "data.public_from", "data.test", "data.split_seed")
+"""Fields that decide which pictures are public, whose norms choose the clip. Of other splits they may be private."""
+ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime", "chosen_by")
 FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
 SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))
-"""(most values of a picture, width of the MLP, steps of each training, initial learning rate)."""
+"""(most values of a picture, width of the MLP, most steps of each training, initial learning rate)."""
+PICTURE_EPOCHS, FEWEST_STEPS = 300, 200
+"""Passes over the records in a training, and its fewest steps: more passes copy records (docs/how-to/init.md)."""
+RELEASING: Mapping[type, Mapping[str, Any]] = {
+    Marginals: {},
+    DPSGD: {"steps": 1000, "learning_rate": 3e-3, "decay": "cosine"},
+}
+"""Methods of a table whose rows carry a guarantee -> their training, for DP-SGD that of frontier-adult."""
+BATCH = Training.batch
+WHOSE = {"local": "a client", "server": "all clients"}
 MANY = 3072  # From this many values on an MLP samples colours and outlines, not objects.
 
 
@@ -35,31 +52,45 @@ class Suggestion:
     """Field path -> value as in an experiment file."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Field path -> comment in the file."""
+    chosen_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Field path -> the fields that it was chosen by (`Study.chosen_by`)."""
     warns: str = ""
     """A warning about sample quality, or ""."""
 
 
 def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
-    """Return default sizes of all splits but train, by field path; none where the user's changes give a size."""
-    if any(f"data.{split}" in changes for split in ("train", *SPLITS)):
-        return {}
+    """Return default sizes, by field path, of the splits that the user's changes leave open; of train for more than
+    RECORDS pictures without a GPU."""
     folder = sources.folder_of(data.name, data.root)
-    if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
+    if is_file := folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are yet unknown.
+        assert folder is not None
         rows, test_rows = len(cells.read(folder, data.csv).frame), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
         rows, test_rows = len(source.labels) - source.own_test, source.own_test
-    sizes = {f"data.{split}": max(1, min(most, int(fraction * rows))) for split, (fraction, most) in SPLITS.items()}
-    return sizes | ({"data.test": min(SPLITS["test"][1], test_rows)} if test_rows else {})
+    by_hand = {split: getattr(data, split) for split in ("train", *SPLITS) if f"data.{split}" in changes}
+    left = rows - sum(size or 0 for split, size in by_hand.items() if not (split == "test" and test_rows))
+    open_splits = {split: of for split, of in SPLITS.items() if split not in by_hand}
+    needed = sum(fraction for fraction, _ in open_splits.values()) + (TRAIN if by_hand.get("train") is None else 0)
+    sizes = {
+        f"data.{split}": max(1, min(most, int(fraction * rows), int(left * fraction / needed)))
+        for split, (fraction, most) in open_splits.items()
+    }
+    if test_rows and "test" in open_splits:
+        sizes["data.test"] = min(SPLITS["test"][1], test_rows)
+    is_table = is_file or source.codes is not None
+    if "train" not in by_hand and not (is_table or torch.cuda.is_available()) and left - sum(sizes.values()) > RECORDS:
+        sizes["data.train"] = RECORDS
+    return sizes
 
 
-def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
-    """Suggest PFDM: network and steps by the pictures' size, clip by the public records' norms."""
+def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
+    """Suggest PFDM: network by the pictures' size, steps by their number, clip by the public records' norms."""
     pixels, train, public = math.prod(dataset.shape), dataset.splits["train"], dataset.splits["public"]
     target = 'target: per record, replace-one, local trust, delta 1e-5, exact accountant; or "none"'
-    entries: dict[str, tuple[Any, str]] = {"clients": (2, "")}  # path -> value, comment
-    if len(train) > RECORDS and not gpu:
-        entries["data.train"] = RECORDS, f"of {len(train)}; without this line, all of them"
+    entries: dict[str, tuple[Any, str]] = {"clients": (clients, "")}  # path -> value, comment
+    if len(train) == RECORDS and not gpu:
+        entries["data.train"] = RECORDS, "enough for a CPU; none takes all that the other splits leave"
     entries |= {"method.model.schedule": ("cosine", ""), "method.epsilon": (10.0, target)}
     fewest = int(train.labels[:, 0].unique(return_counts=True)[1].min())
     if fewest < FEWEST:
@@ -67,7 +98,7 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     if len(public):
         clip = float(f"{norms(public).suggested_clip:.3g}")
         entries["method.clip"] = clip, "the median L2 norm of the public pictures"
-    entries |= _network(dataset, gpu=gpu)
+    entries |= _network(dataset, clients=clients, gpu=gpu)
     if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
         entries["evaluation.dim"] = max(1, dim), "as many features as so few test records can estimate"
     if gpu:
@@ -79,45 +110,61 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
         "a GPU, or smaller pictures (--data.size 14)."
     )
     values = {path: value for path, (value, _) in entries.items()}
+    by = {
+        path: CLIP_BY if path == "method.clip" else PICTURES_BY
+        for path in values
+        if path.startswith("method.model.network.w") or path.endswith(("clip", "steps"))
+    }
     why = {path: comment for path, (_, comment) in entries.items() if comment}
-    return Suggestion("digits", values, why, warning if pixels >= MANY and not gpu else "")
+    return Suggestion("digits", values, why, by, warning if pixels >= MANY and not gpu else "")
 
 
-def _network(dataset: Dataset, *, gpu: bool) -> dict[str, tuple[Any, str]]:
+def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[Any, str]]:
     """Entries of the network and of its trainings."""
     pixels, network = math.prod(dataset.shape), "method.model.network"
     if gpu:
         scales = sum(dataset.shape[1] % 2**n == 0 and dataset.shape[2] % 2**n == 0 for n in range(3))
         entries: dict[str, tuple[Any, str]] = {f"{network}.kind": ("unet", "")}
         entries[f"{network}.widths"] = [64, 128, 128][:scales], ""
-        steps, rate = 20_000, 2e-4
+        most_steps, rate = 20_000, 2e-4
     else:
-        width, steps, rate = next((w, n, lr) for most, w, n, lr in SIZES if pixels <= most)
+        width, most_steps, rate = next((w, n, lr) for most, w, n, lr in SIZES if pixels <= most)
         comment = f"for the {pixels} values of a picture; a UNet is for a GPU"
         entries = {f"{network}.kind": ("mlp", ""), f"{network}.width": (width, comment), f"{network}.skip": (True, "")}
-    for training, comment in (("local", "of each client's own denoiser"), ("server", "of the global one")):
+    records = len(dataset.splits["train"])
+    for training, seen in (("local", max(1, records // clients)), ("server", records)):
+        steps = min(most_steps, max(FEWEST_STEPS, round(PICTURE_EPOCHS * seen / BATCH)))
+        comment = f"{steps * BATCH / seen:.0f} passes over the {seen} pictures of {WHOSE[training]}"
         entries |= {f"method.{training}.steps": (steps, comment), f"method.{training}.learning_rate": (rate, "")}
     return entries
 
 
-def for_rows(dataset: Dataset) -> Suggestion:
-    """Suggest discrete diffusion of one client on the rows of a table, with a privacy bound per row."""
+def for_rows(dataset: Dataset, method: type | None = None) -> Suggestion:
+    """Suggest discrete diffusion of one client on the rows of a table, with a privacy bound per row; or, to release
+    rows, one of RELEASING."""
     rows = len(dataset.splits["train"])
-    steps = min(TABLE_STEPS, TABLE_EPOCHS * math.ceil(rows / 30))
-    why = {
-        "data.train": f"all that the others leave: {rows}",
-        "method.local.steps": f"{steps * 30 / rows:.0f} epochs of {rows} rows in batches of 30",
-    }
-    values: dict[str, Any] = {"data.train": "none", "method.local.steps": steps}
+    training = {"steps": min(TABLE_STEPS, TABLE_EPOCHS * math.ceil(rows / 30))}
+    why = {"data.train": f"all that the others leave: {rows}"}
+    values: dict[str, Any] = {"data.train": "none"}
+    if method is None:
+        why["method.local.steps"] = f"{training['steps'] * 30 / rows:.0f} epochs of {rows} rows in batches of 30"
+    else:
+        values["method.kind"] = method.__name__.lower()
+        training = {"batch": min(BATCH, max(1, rows // 10)), **RELEASING[method]}
+    values |= {f"method.local.{name}": value for name, value in training.items()}
+    if method is DPSGD:
+        values["method.relation"] = "replace_one"
     if len(dataset.splits["train"].labels.unique()) < 2:
         values["evaluation.attack"] = False
         why["evaluation.attack"] = "the training rows have one class only, and attacks compare classes"
     return Suggestion("tabular-german", values, why)
 
 
-def suggested(dataset: Dataset) -> Suggestion:
-    """Return settings for this data set on this machine."""
-    return for_rows(dataset) if dataset.mapping is not None else for_pictures(dataset, gpu=torch.cuda.is_available())
+def suggested(dataset: Dataset, *, clients: int, release: type | None = None) -> Suggestion:
+    """Return settings for this data set on this machine; of a table for the method of RELEASING, if one is named."""
+    if dataset.mapping is not None:
+        return for_rows(dataset, release)
+    return for_pictures(dataset, clients=clients, gpu=torch.cuda.is_available())
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
@@ -125,11 +172,15 @@ def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str
     lines = [f"# {line}" for line in head.splitlines()]
     lines += ["", f'preset = "{suggestion.preset}"  # all other settings are those of this preset']
     tables: dict[str, list[str]] = {"": []}
+    as_chosen = {path: by for path, by in suggestion.chosen_by.items() if values.get(path) == suggestion.values[path]}
     for path, value in values.items():
         table, _, key = path.rpartition(".")
         as_suggested = path in suggestion.why and value == suggestion.values.get(path)
         comment = f"  # {suggestion.why[path]}" if as_suggested else ""
         tables.setdefault(table, []).append(f"{key} = {_toml(value)}{comment}")
+    if as_chosen:
+        head = "# a run that changes such a field must give the setting too, or init be run again"
+        tables["chosen_by"] = [head, *(f"{path} = {_toml(by)}" for path, by in as_chosen.items())]
     lines += tables.pop("")
     for table in sorted(tables, key=lambda table: (ORDER.index(table.partition(".")[0]), table)):
         lines += ["", f"[{table}]", *tables[table]]
