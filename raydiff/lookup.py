@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import difflib
 import math
 import re
 import traceback
-from collections import Counter, UserDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import UserDict
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, TypeVar
 
@@ -84,38 +83,13 @@ class Registry(UserDict[str, T]):
         return imported(entry) if isinstance(entry, str) else entry
 
 
-class Problems:
-    """Problems of many items, told at once: the first of each kind, and how many more."""
-
-    def __init__(self) -> None:
-        self._first = dict[str, str]()
-        self._counts = Counter[str]()
-
-    def add(self, problem: str, kind: str | None = None) -> None:
-        """Record a problem; those of one kind (default: the same words) are told once."""
-        self._first.setdefault(kind or problem, problem)
-        self._counts[kind or problem] += 1
-
-    @contextlib.contextmanager
-    def catching(self) -> Iterator[None]:
-        """Record a ValueError of the block."""
-        try:
-            yield
-        except ValueError as error:
-            self.add(str(error))
-
-    def __len__(self) -> int:
-        return self._counts.total()
-
-    def check(self) -> None:
-        """Raises ValueError if there is a problem, with the first ones of MOST_KINDS kinds."""
-        kinds = [*self._first][:MOST_KINDS]
-        more = [f" (and {n - 1} more)" if (n := self._counts[kind]) > 1 else "" for kind in kinds]
-        texts = [self._first[kind] + text for kind, text in zip(kinds, more, strict=True)]
-        if rest := len(self._first) - len(kinds):
-            texts.append(f"{rest} other problems")
-        if texts:
-            raise ValueError("; also ".join(texts))
+def refuse(problems: Mapping[str, Sequence[str]]) -> None:
+    """Raises ValueError if there are problems, by kind: the first of each kind, and how many more it has."""
+    texts = [first + (f" (and {len(more)} more)" if more else "") for first, *more in problems.values()]
+    if len(texts) > MOST_KINDS:
+        texts[MOST_KINDS:] = [f"{len(texts) - MOST_KINDS} other problems"]
+    if texts:
+        raise ValueError("; also ".join(texts))
 
 
 def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -17,14 +18,13 @@ from torch.nn import functional as F
 from raydiff.data import sizes as limits
 from raydiff.data.records import Records
 from raydiff.data.source import Picture, Source
-from raydiff.lookup import Problems
+from raydiff.lookup import refuse
 
 if TYPE_CHECKING:
     from raydiff.data.datasets import Data
 
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
-MOST_PROBLEMS = 1000  # pictures that are not read, after which reading ends
 MANY = 5000  # pictures from which on reading is announced
 # Pillow has 43 formats, and hands some, such as EPS, to other programs.
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
@@ -139,42 +139,33 @@ def stack(
     pictures: Iterable[tuple[int, Picture | PictureError]], count: int, config: Data, *, top: int
 ) -> tuple[Tensor, Tensor]:
     """(count, C, H, W) with each picture at its place, uint8 in 0..top, or with `size` float32 on [-1, 1]; (count,)
-    whether there is a picture for the place. Raises ValueError, with problems of all kinds, for pictures that are not
-    read, or have unequal sizes or modes, and without any picture."""
-    out, first, filled, problems = torch.empty(0), "", torch.zeros(count, dtype=torch.bool), Problems()
+    whether there is a picture for the place. Raises ValueError with all that is wrong, or without any picture."""
+    out, first, filled = torch.empty(0), "", torch.zeros(count, dtype=torch.bool)
+    problems = defaultdict[str, list[str]](list)
     for place, picture in pictures:
         try:
             if isinstance(picture, PictureError):
                 raise picture
-            where, image = picture
-            pixels = _pixels(image, where, config)
+            where, pixels = picture[0], _pixels(*picture, config, top)
         except PictureError as error:
-            problems.add(str(error), error.kind)
-            if len(problems) < MOST_PROBLEMS:
-                continue
-            break
-        if config.size is not None:
-            pixels = resized(scaled(pixels, top), config.size)
+            problems[error.kind].append(str(error))
+            continue
         if not first:
             what, remedy = f"{count:,} pictures like {where}", "set data.size, or fewer in data.train"
             limits.check_fits(what, 4 * count * pixels.numel(), remedy)
             out, first = torch.empty(count, *pixels.shape, dtype=pixels.dtype), where
-        if remedies := _unlike(pixels.shape, out.shape[1:]):
-            says = f"{where} is {form(pixels.shape)}, but {first} is {form(out.shape[1:])}"
-            problems.add(f"pictures must have one size and mode: {says} ({remedies})", remedies)
-        else:
+        if pixels.shape == (wanted := out.shape[1:]):
             out[place], filled[place] = pixels, True
-    problems.check()
+            continue
+        crop = "data.size to crop and resize them" if pixels.shape[1:] != wanted[1:] else ""
+        convert = "data.colour to grey or rgb to convert them" if pixels.shape[0] != wanted[0] else ""
+        remedies = " and ".join(filter(None, (crop, convert)))
+        says = f"{where} is {form(pixels.shape)}, but {first} is {form(wanted)}"
+        problems[remedies].append(f"pictures must have one size and mode: {says} (set {remedies})")
+    refuse(problems)
     if not first:
         raise ValueError(f"none of {count:,} pictures can be decoded")
     return out, filled
-
-
-def _unlike(shape: Sequence[int], wanted: Sequence[int]) -> str:
-    """What to set where pictures (C, H, W) of two shapes are to be alike; "" where they are."""
-    crop = "data.size to crop and resize them" if shape[1:] != wanted[1:] else ""
-    convert = "data.colour to grey or rgb to convert them" if shape[0] != wanted[0] else ""
-    return "set " * (shape != wanted) + " and ".join(filter(None, (crop, convert)))
 
 
 def scaled(pixels: Tensor, top: int) -> Tensor:
@@ -198,8 +189,8 @@ def _covered(n: int, size: int) -> Tensor:
     return overlap.clamp_min(0).double()
 
 
-def _pixels(image: Image.Image, where: str, config: Data) -> Tensor:
-    """(C, H, W) uint8, C = 1 or 3."""
+def _pixels(where: str, image: Image.Image, config: Data, top: int) -> Tensor:
+    """(C, H, W) as in `stack`, C = 1 or 3. Raises PictureError."""
     if image.mode[0] in "IF":  # Pillow would truncate to 8 bits.
         raise PictureError(where, f" has the mode {image.mode}, {DEEP}")
     mode = image.mode + " with transparency" * ("transparency" in image.info)
@@ -216,7 +207,8 @@ def _pixels(image: Image.Image, where: str, config: Data) -> Tensor:
         side = min(image.size)
         left, upper = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, upper, left + side, upper + side))
-    return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
+    pixels = torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
+    return pixels if config.size is None else resized(scaled(pixels, top), config.size)
 
 
 def form(shape: Sequence[int]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,6 @@ from raydiff.data.datasets import Data, Dataset
 from raydiff.data.overview import norms
 from raydiff.data.tables import cells, read
 from raydiff.evaluation.suite import Evaluation
-from raydiff.methods.dpsgd import DPSGD
-from raydiff.methods.marginals import Marginals
 from raydiff.models.training import Training
 
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
@@ -23,9 +21,11 @@ SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.0
 TRAIN = 0.47  # Fraction of the rows that the others leave.
 RECORDS = 10_000  # Most training pictures on a CPU: more of them would only make reading slower.
 PICTURES_BY = ("data.name", "data.size", "data.colour")
-"""Fields by which network and steps are chosen."""
 CLIP_BY = (*PICTURES_BY, "data.labels", "data.public", "data.public_from", "data.test", "data.split_seed")
-"""Fields that decide which pictures are public, whose norms choose the clip. Of other splits they may be private."""
+NETWORK = ("method.model.network.width", "method.model.network.widths", "method.local.steps", "method.server.steps")
+CHOSEN_BY = {"method.clip": CLIP_BY, **dict.fromkeys(NETWORK, PICTURES_BY)}
+"""Setting -> fields that it was chosen by. The clip's decide which pictures are public; of other splits, some of these
+are private."""
 ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime", "chosen_by")
 FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
@@ -33,11 +33,12 @@ SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 
 """(most values of a picture, width of the MLP, most steps of each training, initial learning rate)."""
 PICTURE_EPOCHS, FEWEST_STEPS = 300, 200
 """Passes over the records in a training, and its fewest steps: more passes copy records (docs/how-to/init.md)."""
-RELEASING: Mapping[type, Mapping[str, Any]] = {
-    Marginals: {},
-    DPSGD: {"steps": 1000, "learning_rate": 3e-3, "decay": "cosine"},
+DP_SGD = {"batch": 64, "steps": 1000, "learning_rate": 3e-3, "decay": "cosine"}
+RELEASING: Mapping[str, Mapping[str, Any]] = {
+    "Marginals": {},
+    "DPSGD": {f"method.local.{name}": value for name, value in DP_SGD.items()} | {"method.relation": "replace_one"},
 }
-"""Methods of a table whose rows carry a guarantee -> their training, for DP-SGD that of frontier-adult."""
+"""Methods whose rows of a table carry a guarantee -> their settings, for DP-SGD those of frontier-adult."""
 BATCH = Training.batch
 WHOSE = {"local": "a client", "server": "all clients"}
 MANY = 3072  # From this many values on an MLP samples colours and outlines, not objects.
@@ -52,8 +53,6 @@ class Suggestion:
     """Field path -> value as in an experiment file."""
     why: Mapping[str, str] = field(default_factory=dict)
     """Field path -> comment in the file."""
-    chosen_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Field path -> the fields that it was chosen by (`Study.chosen_by`)."""
     warns: str = ""
     """A warning about sample quality, or ""."""
 
@@ -62,24 +61,23 @@ def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
     """Return default sizes, by field path, of the splits that the user's changes leave open; of train for more than
     RECORDS pictures without a GPU."""
     folder = sources.folder_of(data.name, data.root)
-    if is_file := folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are yet unknown.
-        assert folder is not None
+    if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
         rows, test_rows = len(cells.read(folder, data.csv).frame), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
         rows, test_rows = len(source.labels) - source.own_test, source.own_test
-    by_hand = {split: getattr(data, split) for split in ("train", *SPLITS) if f"data.{split}" in changes}
-    left = rows - sum(size or 0 for split, size in by_hand.items() if not (split == "test" and test_rows))
-    open_splits = {split: of for split, of in SPLITS.items() if split not in by_hand}
-    needed = sum(fraction for fraction, _ in open_splits.values()) + (TRAIN if by_hand.get("train") is None else 0)
+    by_hand = {split: getattr(data, split) or 0 for split in ("train", *SPLITS) if f"data.{split}" in changes}
+    suggested = {split: of for split, of in SPLITS.items() if split not in by_hand}
+    left = rows - sum(by_hand.values()) + (by_hand.get("test", 0) if test_rows else 0)
+    needed = sum(fraction for fraction, _ in suggested.values()) + TRAIN * (not by_hand.get("train"))
     sizes = {
-        f"data.{split}": max(1, min(most, int(fraction * rows), int(left * fraction / needed)))
-        for split, (fraction, most) in open_splits.items()
+        f"data.{split}": max(1, min(most, int(fraction * rows), int(fraction / needed * left)))
+        for split, (fraction, most) in suggested.items()
     }
-    if test_rows and "test" in open_splits:
+    if test_rows and "test" in suggested:
         sizes["data.test"] = min(SPLITS["test"][1], test_rows)
-    is_table = is_file or source.codes is not None
-    if "train" not in by_hand and not (is_table or torch.cuda.is_available()) and left - sum(sizes.values()) > RECORDS:
+    on_cpu = not (read.is_table(data.name) or torch.cuda.is_available())
+    if on_cpu and "train" not in by_hand and left - sum(sizes.values()) > RECORDS:
         sizes["data.train"] = RECORDS
     return sizes
 
@@ -110,13 +108,8 @@ def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
         "a GPU, or smaller pictures (--data.size 14)."
     )
     values = {path: value for path, (value, _) in entries.items()}
-    by = {
-        path: CLIP_BY if path == "method.clip" else PICTURES_BY
-        for path in values
-        if path.startswith("method.model.network.w") or path.endswith(("clip", "steps"))
-    }
     why = {path: comment for path, (_, comment) in entries.items() if comment}
-    return Suggestion("digits", values, why, by, warning if pixels >= MANY and not gpu else "")
+    return Suggestion("digits", values, why, warning if pixels >= MANY and not gpu else "")
 
 
 def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[Any, str]]:
@@ -139,32 +132,25 @@ def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[An
     return entries
 
 
-def for_rows(dataset: Dataset, method: type | None = None) -> Suggestion:
-    """Suggest discrete diffusion of one client on the rows of a table, with a privacy bound per row; or, to release
-    rows, one of RELEASING."""
+def for_rows(dataset: Dataset) -> Suggestion:
+    """Suggest discrete diffusion of one client on the rows of a table, with a privacy bound per row."""
     rows = len(dataset.splits["train"])
-    training = {"steps": min(TABLE_STEPS, TABLE_EPOCHS * math.ceil(rows / 30))}
-    why = {"data.train": f"all that the others leave: {rows}"}
-    values: dict[str, Any] = {"data.train": "none"}
-    if method is None:
-        why["method.local.steps"] = f"{training['steps'] * 30 / rows:.0f} epochs of {rows} rows in batches of 30"
-    else:
-        values["method.kind"] = method.__name__.lower()
-        training = {"batch": min(BATCH, max(1, rows // 10)), **RELEASING[method]}
-    values |= {f"method.local.{name}": value for name, value in training.items()}
-    if method is DPSGD:
-        values["method.relation"] = "replace_one"
+    steps = min(TABLE_STEPS, TABLE_EPOCHS * math.ceil(rows / 30))
+    why = {
+        "data.train": f"all that the others leave: {rows}",
+        "method.local.steps": f"{steps * 30 / rows:.0f} epochs of {rows} rows in batches of 30",
+    }
+    values: dict[str, Any] = {"data.train": "none", "method.local.steps": steps}
     if len(dataset.splits["train"].labels.unique()) < 2:
         values["evaluation.attack"] = False
         why["evaluation.attack"] = "the training rows have one class only, and attacks compare classes"
     return Suggestion("tabular-german", values, why)
 
 
-def suggested(dataset: Dataset, *, clients: int, release: type | None = None) -> Suggestion:
-    """Return settings for this data set on this machine; of a table for the method of RELEASING, if one is named."""
-    if dataset.mapping is not None:
-        return for_rows(dataset, release)
-    return for_pictures(dataset, clients=clients, gpu=torch.cuda.is_available())
+def suggested(dataset: Dataset, *, clients: int) -> Suggestion:
+    """Return settings for this data set on this machine."""
+    gpu = torch.cuda.is_available()
+    return for_rows(dataset) if dataset.mapping is not None else for_pictures(dataset, clients=clients, gpu=gpu)
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
@@ -172,15 +158,14 @@ def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str
     lines = [f"# {line}" for line in head.splitlines()]
     lines += ["", f'preset = "{suggestion.preset}"  # all other settings are those of this preset']
     tables: dict[str, list[str]] = {"": []}
-    as_chosen = {path: by for path, by in suggestion.chosen_by.items() if values.get(path) == suggestion.values[path]}
     for path, value in values.items():
         table, _, key = path.rpartition(".")
         as_suggested = path in suggestion.why and value == suggestion.values.get(path)
         comment = f"  # {suggestion.why[path]}" if as_suggested else ""
         tables.setdefault(table, []).append(f"{key} = {_toml(value)}{comment}")
-    if as_chosen:
-        head = "# a run that changes such a field must give the setting too, or init be run again"
-        tables["chosen_by"] = [head, *(f"{path} = {_toml(by)}" for path, by in as_chosen.items())]
+    chosen = [path for path, value in suggestion.values.items() if path in CHOSEN_BY and values.get(path) == value]
+    if chosen:  # A run that changes one of the fields must give the setting too.
+        tables["chosen_by"] = [f"{path} = {_toml(CHOSEN_BY[path])}" for path in chosen]
     lines += tables.pop("")
     for table in sorted(tables, key=lambda table: (ORDER.index(table.partition(".")[0]), table)):
         lines += ["", f"[{table}]", *tables[table]]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sets import assert_cut, message, pictures, png, write
 
+from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, load
 from raydiff.experiment import config
 

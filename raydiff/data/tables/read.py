@@ -30,7 +30,7 @@ from raydiff.data.tables.code_books import RawTable as RawTable
 from raydiff.data.tables.code_books import TableOptions as TableOptions
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, is_identifier, shown
-from raydiff.lookup import Problems, nearest
+from raydiff.lookup import nearest, refuse
 from raydiff.seeding import generator
 
 if TYPE_CHECKING:
@@ -151,11 +151,9 @@ def _chosen(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...]
 
 
 def _check_columns(names: Sequence[str], columns: Iterable[str], path: Path) -> None:
-    problems = Problems()
-    for name in (name for name in names if name not in columns):
-        hint = nearest(name, columns) or f"; it has {', '.join(columns)}"
-        problems.add(f"{path.name} has no column {name!r}{hint}")
-    problems.check()
+    unknown = [name for name in names if name not in columns]
+    hints = {name: nearest(name, columns) or f"; it has {', '.join(columns)}" for name in unknown}
+    refuse({name: [f"{path.name} has no column {name!r}{hint}"] for name, hint in hints.items()})
 
 
 def _complete(
@@ -232,11 +230,13 @@ def _fit(
     bins = config.bins or (config.code_book.bins if config.code_book else 5 + public)
     if public and bins < 3:
         raise ValueError(f"data.bins must be at least 3, one of them for values of no public row, got {bins}")
-    problems, fitted = Problems(), list[Column]()
+    fitted, problems = list[Column](), dict[str, list[str]]()
     for name in columns:
-        with problems.catching():
+        try:
             fitted.append(_column(config, frame[name], kinds[name], bins, public=public))
-    problems.check()
+        except ValueError as error:
+            problems[name] = [str(error)]
+    refuse(problems)
     if max(len(column.categories) for column in fitted) < 2:
         raise ValueError(f"all columns ({', '.join(columns)}) have one value only: there is nothing to learn")
     return Mapping(tuple(fitted), None if label is None else _label(config, frame[label], kinds[label], public=public))
