@@ -106,7 +106,7 @@ def _csv(path: Path, csv_format: Csv) -> Cells:
     if other := [name for name, d in DELIMITERS.items() if len(header) == 1 and d in header[0]]:
         raise _unreadable(path, f": line {rows[0][0]} has no {delimiter!r}: set --data.csv.delimiter {other[0]}")
     if ragged := [(first, len(cells)) for first, cells in rows if len(cells) != len(header)]:
-        more = f" (and {len(ragged) - 1} more such lines)" if len(ragged) > 1 else ""
+        more = f" (and {len(ragged) - 1} more)" if len(ragged) > 1 else ""
         what = f"{ragged[0][1]} cells, and the header {len(header)}: quote a {delimiter!r} in a cell{more}"
         raise _unreadable(path, f": line {ragged[0][0]} has {what}")
     if end != ["\0"]:
