@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -265,3 +270,25 @@ def test_rows_that_are_to_be_released_come_from_a_private_method(
     odometer = PrivacyOdometer(planned(trial.resolve(experiment)))
     server, _ = trial.guarantees(odometer, experiment)
     assert 1.9 < server.epsilon <= 2.0 and server.relation == "replace_one"
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "table.md"
+
+
+@pytest.mark.slow
+@pytest.mark.ray
+def test_the_page_on_tables_runs_as_printed(tmp_path: Path) -> None:
+    """Every command, in order, on a table like the page's: what is released carries the epsilon that was asked for."""
+    rows = "".join(
+        f"P{991 * i % 7919},{20 + i * 37 % 60},2024-{1 + i % 12:02d}-05,{i % 4},{'ab'[i % 9 > 6]}\n" for i in range(700)
+    )
+    (tmp_path / "clinic.csv").write_text("patient,age,admitted,ward,outcome\n" + rows)
+    commands = re.findall(r"^    (raydiff .*)$", PAGE.read_text(), re.MULTILINE)
+    environment = {**os.environ, "HOME": str(tmp_path), "MLFLOW_TRACKING_URI": f"sqlite:///{tmp_path}/mlflow.db"}
+    script = "\n".join(["set -e", f'raydiff() {{ {sys.executable} -m raydiff "$@"; }}', *commands])
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for folder in ("rows", "diffusion"):
+        card = json.loads((tmp_path / folder / "card.json").read_text())
+        assert 2.9 < card["guarantee"]["epsilon"] <= 3.0 and card["guarantee"]["declared"][0] in ("labels", "examples")
+        assert len((tmp_path / folder / "rows.csv").read_text().splitlines()) == 1001
