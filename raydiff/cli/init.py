@@ -55,7 +55,7 @@ def main(argv: Sequence[str]) -> int:
     start = overrides.override(start, changes)
     released = _check_release(name, start.method, changes) if options.release else {}
     with process.waiting("the measurements"):
-        _say(f"reading {name}")
+        print(f"reading {name} ...", flush=True)
         sizes, began = suggested.splits(start.data, changes), time.monotonic()
         dataset = datasets.load(overrides.override(start, sizes).data)
         reading_s = time.monotonic() - began
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         values = {"data.name": name, **sizes, **_fitting(start, {**suggestion.values, **released}, changes)}
         experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
         trial.resolve(experiment)
-        seconds = estimate.alone(experiment, reading_s=reading_s, say=_say)
+        seconds = estimate.alone(experiment, reading_s=reading_s)
     train = shlex.join(["raydiff", "run", str(out), *(["--name", out.stem] if options.release else [])])
     commands = [f"{train}    # about {duration(seconds)} on the machine that wrote this"]
     if options.release:
@@ -91,18 +91,13 @@ def _vacant(name: str, out: Path | None) -> Path:
     return out
 
 
-def _say(what: str) -> None:
-    print(f"{what} ...", flush=True)
-
-
 def _check_release(name: str, method: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Settings of a method whose rows carry a guarantee. Raises ValueError unless the user has chosen its epsilon."""
     if not is_table(name) or (kind := type(method).__name__) not in suggested.RELEASING:
-        wanted = "a table, with --method marginals (counts, the default) or dpsgd: rows of others carry no guarantee"
-        raise ValueError(f"--release needs {wanted}")
+        methods = "--method marginals (counts, the default) or dpsgd"
+        raise ValueError(f"--release needs a table, with {methods}: rows of others carry no guarantee")
     if changes.get("method.epsilon") is None:
-        say = f"raydiff init {shlex.quote(name)} --release --epsilon 1"
-        raise ValueError(f"--release needs the epsilon at which rows may be released, such as {say}")
+        raise ValueError("--release needs the epsilon at which rows may be released, such as --release --epsilon 1")
     return suggested.RELEASING[kind]
 
 
@@ -111,10 +106,10 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""
-    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them"
     other = "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
-    fewer = "--data.public N makes them fewer"
-    return f"{says}: {other if dataset.mapping is None else fewer}"
+    other = other if dataset.mapping is None else "--data.public N makes them fewer"
+    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public"
+    return f"{says}, and nothing protects them: {other}"
 
 
 def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -101,16 +101,14 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"
 
 
-def alone(experiment: Experiment, *, reading_s: float = 0.0, say: Callable[[str], None] = lambda what: None) -> float:
-    """Return the seconds that a trial takes on this machine, from the command to its end. `reading_s` is how long one
-    process reads the data."""
+def alone(experiment: Experiment, *, reading_s: float = 0.0) -> float:
+    """Return the seconds from a trial's command to its end on this machine, where a process reads for `reading_s`."""
     on_ray = experiment.runtime.pool == "ray"
-    return seconds(experiment, say) + (START_S if on_ray else 0.0) + (READERS if on_ray else 1) * reading_s
+    return seconds(experiment) + (START_S + READERS * reading_s if on_ray else reading_s)
 
 
-def seconds(experiment: Experiment, say: Callable[[str], None]) -> float:
-    """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started.
-    `say` gets what is measured next."""
+def seconds(experiment: Experiment) -> float:
+    """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started."""
     method, runtime = experiment.method, replace(experiment.runtime, noise_secret=None)
     full = {f"method.{path}.steps": t.steps for path, t in trainings(method) if t.epochs is None}
     most = MOST_STEPS if experiment.audit is None else math.inf
@@ -125,17 +123,17 @@ def seconds(experiment: Experiment, say: Callable[[str], None]) -> float:
         short["evaluation.clients"] = 1
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
         probe = override(replace(experiment, runtime=runtime), short)
-        say("training what the evaluation needs")
+        print("training what the evaluation needs ...", flush=True)
         this = trial.open_trial(probe, Path(folder) / "s")
         pool = trial.local_executor(this)
         started = time.perf_counter()
-        say(f"timing {max(steps)} steps of each training" if steps else "timing the rounds")
+        print(f"timing {max(steps)} steps of each training ..." if steps else "timing the rounds ...", flush=True)
         for result in trial.run(this, pool):
             if not result["finished"]:
                 with_clients = result["round"] < method.participating_rounds
                 probe_s += result["time/seconds"]
                 rounds_s += factor * result["time/seconds"] / (workers if with_clients else 1)
                 if result["round"] + 1 == method.rounds:
-                    say("timing the evaluation of one client")
+                    print("timing the evaluation of one client ...", flush=True)
     ended = time.perf_counter()
     return started - began + rounds_s + waves * (ended - started - probe_s)

@@ -244,7 +244,7 @@ def test_rows_that_are_to_be_released_need_an_epsilon(tmp_path: Path, monkeypatc
     (tmp_path / "people.csv").write_text(ROWS)
     asked = ["people.csv", "--data.labels", "left", "--release"]
     for arguments, why in (
-        (asked, "needs the epsilon at which rows may be released, such as raydiff init people.csv --release --epsilon"),
+        (asked, "needs the epsilon at which rows may be released, such as --release --epsilon 1"),
         ([*asked, "--epsilon", "none"], "needs the epsilon"),
         ([*asked, "--method", "localonly"], "marginals .* or dpsgd: rows of others carry no guarantee"),
         ([str(zoo(tmp_path / "zoo")), "--release", "--epsilon", "1"], "--release needs a table"),
