@@ -1,15 +1,5 @@
-"""Experiment files: changes of a preset, as TOML. `raydiff init` writes one; `raydiff run` and `sweep` take it.
-
-    preset = "digits"
-    [method.model.network]
-    kind = "unet"                              # as --method.model.network unet
-    [grid]                                     # axes of a sweep, in place of the preset's
-    method.epsilon = [1, 10, "none"]
-    [chosen_by]                                # as Study.chosen_by: written by init
-    method.clip = ["data.size"]
-
-Fields and values are those of the command line; paths are relative to the working directory.
-"""
+"""Experiment files: changes of a preset, as TOML (docs/how-to/init.md). `raydiff init` writes them; `run`, `sweep` and
+`rd.preset` take them. Fields and values are those of the command line; a table's `kind` selects a class."""
 
 from __future__ import annotations
 
