@@ -130,7 +130,8 @@ def anywhere(config: Data) -> Data:
     places = {n: v for n, v in values.items() if names.is_path(v, config.root)}
     if root := config.root or os.environ.get("RAYDIFF_DATA"):
         places["root"] = root
-    return dataclasses.replace(config, **{field: absolute(path) for field, path in places.items()})
+    changes: dict[str, Any] = {name: absolute(path) for name, path in places.items()}
+    return dataclasses.replace(config, **changes)
 
 
 def absolute(path: str) -> str:
