@@ -27,7 +27,6 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import PrivacyOdometer
 from raydiff.runtime import estimate
-from raydiff.runtime.plan import SweepRequest, plan
 
 
 @pytest.fixture(autouse=True)
@@ -219,15 +218,19 @@ def test_more_pictures_than_a_cpu_needs_are_not_read(tmp_path: Path, monkeypatch
     assert "data.train" not in suggested.splits(data, {})
 
 
-def test_a_setting_goes_with_the_field_that_it_was_chosen_by(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_setting_goes_with_the_field_that_it_was_chosen_by(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
     """A clip of 4 x 4 pictures is none of others, and must not be of public pictures that are private elsewhere."""
     monkeypatch.chdir(tmp_path)
     zoo(tmp_path / "zoo")
     assert init.main(["zoo", "--data.size", "4", "--evaluation", "none", "--method.server.steps", "9"]) == 0
     study = rd.preset("zoo.toml")
     others = {"method.model.network.width": 64, "method.local.steps": 5}
-    with pytest.raises(ValueError, match=r"--method.clip .*, --method.model.network.width 256, --method.local.steps"):
-        plan("zoo", study, SweepRequest(overrides={"data.size": 8}), name="a")
+    for name in ("run", "sweep", "tune"):
+        code, _, says = command(name, "zoo.toml", "--data.size", "8", "--runtime.storage", tmp_path)
+        assert code == 2 and "--method.clip " in says and ", --method.model.network.width 256, --method.local" in says
+        assert "was chosen for --data.size 4, which this changes: give it too" in says
     for changes, axes in ({"data.split_seed": 1}, {}), ({"data.public": 4}, {}), ({}, {"data.split_seed": (0, 1)}):
         with pytest.raises(ValueError, match=r"was chosen for --data.*: give it too, or run raydiff init again"):
             study.check_chosen(changes, axes)

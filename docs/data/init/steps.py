@@ -36,7 +36,7 @@ def measured(name: str, size: int | None, records: int, steps: int) -> dict[str,
     metrics.METRICS["copied"] = copied
     public = 400 if name == "digits" else 1000
     data = Data(name=name, size=size, train=records, public=public, validation=500, calibration=1, test=1)
-    pixels = (size or (8 if name == "digits" else 28)) ** 2
+    pixels = (size or (8 if name == "digits" else 28)) ** 2 * (3 if name == "cifar10" else 1)
     width, rate = next((width, rate) for most, width, _, rate in SIZES if pixels <= most)
     changes = {"method": LocalOnly, "clients": 1, "partition": Pooled, "data": data, "evaluation.split": "validation"}
     changes |= {"method.model.network": MLP(width=width, skip=True), "method.model.schedule": "cosine"}
