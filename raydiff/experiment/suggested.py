@@ -31,7 +31,7 @@ FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
 SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))
 """(most values of a picture, width of the MLP, most steps of each training, initial learning rate)."""
-PICTURE_EPOCHS, FEWEST_STEPS = 300, 200
+PICTURE_EPOCHS, FEWEST_STEPS = 200, 100
 """Passes over the records in a training, and its fewest steps: more passes copy records (docs/how-to/init.md)."""
 DP_SGD = {"batch": 64, "steps": 1000, "learning_rate": 3e-3, "decay": "cosine"}
 RELEASING: Mapping[str, Mapping[str, Any]] = {

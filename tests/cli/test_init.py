@@ -52,7 +52,7 @@ def test_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
 
 
 def test_larger_pictures_get_wider_networks_and_more_records_more_steps(tmp_path: Path) -> None:
-    """300 passes over the 423 pictures of a client and the 847 of all, up to the most of the pictures' size."""
+    """200 passes over the 423 pictures of a client and the 847 of all, up to the most of the pictures' size."""
     settings = []
     for size in (8, 14, 28, 64):
         file = tmp_path / f"{size}.toml"
@@ -63,10 +63,10 @@ def test_larger_pictures_get_wider_networks_and_more_records_more_steps(tmp_path
         steps = method.local.steps, method.server.steps
         settings.append((method.model.network.width, *steps, method.local.learning_rate))
         assert ("colours and outlines" in file.read_text()) == (size == 64)
-    wide = (512, 1983, 3970, 1e-3)
-    assert settings == [(256, 1983, 2000, 2e-3), (384, 1983, 3970, 1e-3), wide, wide]
+    wide = (512, 1322, 2647, 1e-3)
+    assert settings == [(256, 1322, 2000, 2e-3), (384, 1322, 2647, 1e-3), wide, wide]
     few = suggested.for_pictures(datasets.load(Data(train=40)), clients=2, gpu=False).values
-    assert [few[f"method.{who}.steps"] for who in ("local", "server")] == [200, 200]  # A client's 20 would need 94.
+    assert [few[f"method.{who}.steps"] for who in ("local", "server")] == [100, 125]  # A client's 20 would need 62.
 
 
 def test_on_a_gpu_pictures_get_a_unet_that_fits_them() -> None:

@@ -1,7 +1,7 @@
 """How many steps before a model copies its records? One client's model, by records and steps, on the validation split.
 
-    RAYDIFF_DATA=path/to/data python docs/data/init/steps.py OUT.csv digits 50:250 50:500      # records:steps
-    RAYDIFF_DATA=path/to/data python docs/data/init/steps.py OUT.csv mnist 100:500 --size 14
+    RAYDIFF_DATA=path/to/data python docs/data/init/steps.py OUT.csv digits 200:625 200:1000      # records:steps
+    RAYDIFF_DATA=path/to/data python docs/data/init/steps.py OUT.csv mnist 100:312 --size 14
 
 Adds a row a pair: passes over the records, distance to validation pictures in noise floors, fraction of copied samples.
 """
