@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 PACKAGES = set[str]()
 """Top-level packages of `module:name`s that this process has imported."""
+MOST_KINDS = 8  # of problems that one message tells
 LONGEST = 300  # characters shown of an error of outside code
 OUTSIDE = re.compile(r"\w+(\.\w+)*:\w+")
 """`module:name`, such as mylab.ditto:Ditto."""
@@ -80,6 +81,15 @@ class Registry(UserDict[str, T]):
     def __getitem__(self, name: str) -> T:
         entry = self.data[name]
         return imported(entry) if isinstance(entry, str) else entry
+
+
+def refuse(problems: Mapping[str, Sequence[str]]) -> None:
+    """Raises ValueError if there are problems, by kind: the first of each kind, and how many more it has."""
+    texts = [first + (f" (and {len(more)} more)" if more else "") for first, *more in problems.values()]
+    if len(texts) > MOST_KINDS:
+        texts[MOST_KINDS:] = [f"{len(texts) - MOST_KINDS} other problems"]
+    if texts:
+        raise ValueError("; also ".join(texts))
 
 
 def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
     raydiff init path/to/pictures                  # writes pictures.toml
     raydiff init hub:owner/name --data.size 32
     raydiff init customers.csv --data.labels churned
+    raydiff init customers.csv --data.labels churned --release --epsilon 1      # rows that may leave the house
 
 DATA is what --data.name takes. Overrides are those of raydiff run, and stand in the file. The rules are in
 docs/how-to/init.md. The time is that of a trial with a few steps, evaluation and all, on this machine.
@@ -10,13 +11,16 @@ docs/how-to/init.md. The time is that of a trial with a few steps, evaluation an
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from raydiff import process
 from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
 from raydiff.data import datasets
@@ -35,40 +39,66 @@ NAMED = 10  # Most classes that are named; of more, only their number.
 class InitOptions:
     out: Path | None = None
     """The file (default: the data set's name and .toml)."""
+    release: bool = False
+    """Of a table: synthetic rows that may be released at an --epsilon, by counts or by --method dpsgd."""
 
 
 def main(argv: Sequence[str]) -> int:
     """Load the data, choose settings, try them, write the file."""
     name, rest = arguments.first(argv, "")
-    base: Experiment = PRESETS["tabular-german" if is_table(name) else "digits"]().experiment
-    options, fields = parse_known(InitOptions, arguments.shorthand(rest), __doc__, base)
-    if not name:
-        raise ValueError("DATA is missing: a folder, a .csv or .parquet file, hub:owner/name, or a name")
-    stem = re.sub(r"[^\w.-]", "-", Path(name.rpartition(":")[2]).absolute().stem)
-    out = options.out or Path(stem + toml_file.SUFFIX)
-    if out.exists():
-        raise ValueError(f"{out} exists already: remove it, or give another --out")
-    print(f"reading {name} ...", flush=True)
-    start = replace(base, data=datasets.Data(name=name))
+    start: Experiment = PRESETS["tabular-german" if is_table(name) else "digits"]().experiment
+    rest = ["--method", "marginals", *rest] if "--release" in rest else rest  # Of two methods the last counts.
+    options, fields = parse_known(InitOptions, arguments.shorthand(rest), __doc__, start)
+    out = _vacant(name, options.out)
+    start = replace(start, data=datasets.Data(name=name))
     changes = overrides.parse_overrides(start, fields)
     start = overrides.override(start, changes)
-    sizes = suggested.splits(start.data, changes)
-    dataset = datasets.load(overrides.override(start, sizes).data)
-    suggestion = suggested.suggested(dataset)
-    values = {"data.name": name, **sizes, **_fitting(start, suggestion.values, changes)}
-    experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
-    trial.resolve(experiment)
-    print("trying it with a few steps, evaluation and all ...", flush=True)
-    train = shlex.join(["raydiff", "run", str(out)])
-    train += f"    # about {duration(estimate.alone(experiment))} on the machine that wrote this"
+    released = _check_release(name, start.method, changes) if options.release else {}
+    with process.waiting("the measurements"):
+        print(f"reading {name} ...", flush=True)
+        sizes, began = suggested.splits(start.data, changes), time.monotonic()
+        dataset = datasets.load(overrides.override(start, sizes).data)
+        reading_s = time.monotonic() - began
+        suggestion = suggested.suggested(dataset, clients=start.clients)
+        values = {"data.name": name, **sizes, **_fitting(start, {**suggestion.values, **released}, changes)}
+        experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
+        trial.resolve(experiment)
+        seconds = estimate.alone(experiment, reading_s=reading_s)
+    train = shlex.join(["raydiff", "run", str(out), *(["--name", out.stem] if options.release else [])])
+    commands = [f"{train}    # about {duration(seconds)} on the machine that wrote this"]
+    if options.release:
+        request = f"--source global --labels public --num {len(dataset.splits['train'])}"
+        commands.append(f"raydiff generate {out.stem} {request}    # the rows, and a card with their guarantee")
     classes = [name for name in dataset.label_names[0] if name != OTHER]
     named = f": {', '.join(map(str, classes))}" if len(classes) <= NAMED else ""
     about = f"{name}: {dataset.says}, {len(classes)} classes{named}"
     notes = [note for note in (*dataset.notes, _public(dataset, experiment), suggestion.warns) if note]
-    head = [about, f"written by: raydiff init {shlex.join(argv)}", train, *notes]
+    head = [about, f"written by: raydiff init {shlex.join(argv)}", *commands, *notes]
     out.write_text(suggested.written("\n".join(head), suggestion, values))
-    print("\n".join([about, *notes, f"wrote {out}", f"next: {train}"]))
+    print("\n".join([about, *notes, f"wrote {out}", *(f"next: {command}" for command in commands)]))
     return 0
+
+
+def _vacant(name: str, out: Path | None) -> Path:
+    """The file to write. Raises ValueError if it exists, or cannot be written."""
+    if not name:
+        raise ValueError("DATA is missing: a folder, a .csv or .parquet file, hub:owner/name, or a name")
+    stem = re.sub(r"[^\w.-]", "-", Path(name.rpartition(":")[2]).absolute().stem)
+    out = out or Path(stem + toml_file.SUFFIX)
+    if out.exists() or not os.access(out.absolute().parent, os.W_OK):
+        why = "exists already: remove it" if out.exists() else "cannot be written: its folder is missing or protected"
+        raise ValueError(f"{out} {why}, or give another --out")
+    return out
+
+
+def _check_release(name: str, method: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Settings of a method whose rows carry a guarantee. Raises ValueError unless the user has chosen its epsilon."""
+    if not is_table(name) or (kind := type(method).__name__) not in suggested.RELEASING:
+        methods = "--method marginals (counts, the default) or dpsgd"
+        raise ValueError(f"--release needs a table, with {methods}: rows of others carry no guarantee")
+    if changes.get("method.epsilon") is None:
+        raise ValueError("--release needs the epsilon at which rows may be released, such as --release --epsilon 1")
+    return suggested.RELEASING[kind]
 
 
 def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
@@ -76,9 +106,10 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""
-    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them"
     other = "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
-    return says if dataset.mapping is not None else f"{says}: {other}"
+    other = other if dataset.mapping is None else "--data.public N makes them fewer"
+    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public"
+    return f"{says}, and nothing protects them: {other}"
 
 
 def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def main(argv: Sequence[str]) -> int:
     start: Experiment = study.experiment if options.config is None else config.read(options.config, edited=True)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     asked = SweepRequest(overrides=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
-    planned = plan(preset, Study(experiment=start), asked, name=name)
+    planned = plan(preset, Study(experiment=start, chosen_by=study.chosen_by), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
     if "final" not in outcome:

@@ -44,7 +44,9 @@ def main(argv: Sequence[str]) -> int:
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan
 
-    base = overrides.override(study.experiment, arguments.overrides(study.experiment, fields))
+    changes = arguments.overrides(study.experiment, fields)
+    study.check_chosen(changes)
+    base = overrides.override(study.experiment, changes)
     study = Study(experiment=base, grid=study.grid, beside=study.beside, space=study.space)
     candidates = tuning.candidates(study, trials=options.trials)
     evaluation = next(iter(candidates.values())).start.evaluation

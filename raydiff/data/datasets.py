@@ -3,7 +3,9 @@ checkpoints; `calibration` sets attack thresholds; `test` gives the final number
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -21,7 +23,7 @@ from raydiff.data.splits import cut
 from raydiff.data.tables import read
 from raydiff.data.tables.encode import Mapping
 from raydiff.data.tables.read import TableOptions
-from raydiff.lookup import check_one_of
+from raydiff.lookup import MOST_KINDS, check_one_of
 
 FittedOn = Literal["public", "all"]
 
@@ -122,11 +124,27 @@ class Dataset:
         return tuple(len(names) for names in self.label_names)
 
 
+def anywhere(config: Data) -> Data:
+    """The same data set for processes with another working directory and environment: paths are absolute."""
+    values = {n: v for n in ("name", "public_from") if (v := getattr(config, n)) is not None}
+    places = {n: v for n, v in values.items() if names.is_path(v, config.root)}
+    if root := config.root or os.environ.get("RAYDIFF_DATA"):
+        places["root"] = root
+    changes: dict[str, Any] = {name: absolute(path) for name, path in places.items()}
+    return dataclasses.replace(config, **changes)
+
+
+def absolute(path: str) -> str:
+    """The path from the root of this machine's files."""
+    return str(Path(path).expanduser().absolute())
+
+
 def load(config: Data) -> Dataset:
     """The data set that `config` describes, cached in the process. Raises ValueError for an unknown name, a missing or
     malformed file, an undecodable or unfitting picture, a single class, or splits larger than the data."""
     other = None if config.public_from is None else names.folder_of(config.public_from, config.root)
-    return _load(config, names.folder_of(config.name, config.root), other)
+    # A relative and an absolute path are one data set, read once.
+    return _load(anywhere(config), names.folder_of(config.name, config.root), other)
 
 
 @functools.lru_cache(maxsize=8)
@@ -173,12 +191,13 @@ def source_of(config: Data, folder: Path | None) -> Source:
 
 def _check_classes(source: Source, public: Records) -> None:
     """Raises ValueError for an undeclared class without a public record: its existence would depend on private data."""
+    unseen = list[str]()
     for column in source.fitted_columns:
         k = source.columns.index(column)
-        unseen = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k]
-        if len(unseen):
-            none = f"none of the {len(public)} public records has the {column} {source.names[k][int(unseen.min())]!r}"
-            remedy = (
-                "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
-            )
-            raise ValueError(f"{none} of {source.says}: {remedy} (epsilon is then inf)")
+        values = source.labels[~torch.isin(source.labels[:, k], public.labels[:, k]), k].unique().tolist()
+        unseen += [f"the {column} {source.names[k][value]!r}" for value in values]
+    if unseen:
+        more = f" or {len(unseen) - MOST_KINDS} others" if len(unseen) > MOST_KINDS else ""
+        none = f"none of the {len(public)} public records has {', '.join(unseen[:MOST_KINDS])}{more}"
+        remedy = "raise data.public, declare the classes that records have (ClassLabel), or set data.fitted_on to all"
+        raise ValueError(f"{none} of {source.says}: {remedy} (epsilon is then inf)")

@@ -24,8 +24,9 @@ def source(folder: Path) -> Source:
         loose = len(_picture_files(folder))
         what = f"{loose} pictures but no folders of pictures: put each class in a folder"
         raise ValueError(f"{folder} holds {what if loose else 'no parquet files and no folders of pictures'}")
-    others = sorted({path for path in visible(folder, "**/*") if not path.is_dir()} - set(files))
-    empty = [path.name for part in (*train, *test) for path in _folders(part) if not _picture_files(path)]
+    others = sorted({*visible(folder, below=True)[1]} - {*files})
+    full = {path.parent for path in files}
+    empty = [path.name for part in (*train, *test) for path in _folders(part) if path not in full]
     unread = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
     unread += [f"folders without pictures: {', '.join(empty)}"] if empty else []
     names = sorted({path.parent.name for path in files}, key=_in_order)
@@ -70,13 +71,12 @@ def _of_classes(parts: Sequence[Path]) -> list[Path]:
 
 
 def _folders(folder: Path) -> list[Path]:
-    return sorted((path for path in visible(folder) if path.is_dir()), key=lambda path: _in_order(path.name))
+    return sorted(visible(folder)[0], key=lambda path: _in_order(path.name))
 
 
 def _picture_files(folder: Path) -> list[Path]:
     endings = Image.registered_extensions()
-    files = (path for path in visible(folder) if path.is_file())
-    return [path for path in files if endings.get(path.suffix.lower()) in pictures.FORMATS]
+    return [path for path in visible(folder)[1] if endings.get(path.suffix.lower()) in pictures.FORMATS]
 
 
 def _in_order(name: str) -> tuple[int, str]:

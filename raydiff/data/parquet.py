@@ -35,12 +35,12 @@ class _File:
 
 def files_in(folder: Path) -> list[Path]:
     """The parquet files in this folder, by name."""
-    return [path for path in visible(folder) if path.suffix.lower() == ".parquet" and path.is_file()]
+    return [path for path in visible(folder)[1] if path.suffix.lower() == ".parquet"]
 
 
 def folders_below(folder: Path) -> list[Path]:
     """The folders with parquet files, `folder` or below it."""
-    return [path for path in (folder, *visible(folder, "**/*")) if path.is_dir() and files_in(path)]
+    return [path for path in (folder, *visible(folder, below=True)[0]) if files_in(path)]
 
 
 def source(folder: Path, labels: Sequence[str]) -> Source:
@@ -54,8 +54,7 @@ def source(folder: Path, labels: Sequence[str]) -> Source:
     columns = files[0].columns
     coded = [_coded(files, place) for place in range(len(columns))]
     own_test = sum(len(file.labels[0]) for file in files if file.path in test)
-    deeper = (path for path in visible(folder) if path.is_dir())
-    unread = [path.name for path in (*every, *deeper) if path not in {file.path for file in files}]
+    unread = [path.name for path in (*every, *visible(folder)[0]) if path not in {file.path for file in files}]
     return Source(
         labels=torch.stack([values for values, _ in coded], dim=1),
         columns=columns,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
@@ -16,6 +18,7 @@ from torch.nn import functional as F
 from raydiff.data import sizes as limits
 from raydiff.data.records import Records
 from raydiff.data.source import Picture, Source
+from raydiff.lookup import refuse
 
 if TYPE_CHECKING:
     from raydiff.data.datasets import Data
@@ -30,11 +33,19 @@ LARGE = f"a picture may have {limits.MOST_PIXELS:,} pixels, and it has"
 DEEP = "more than 8 bits a channel: convert it to 8 bits first"
 
 
-class DamagedPictureError(ValueError):
+class PictureError(ValueError):
+    """A stored picture that would not be read rightly."""
+
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(f"{where}{problem}")
+        self.kind = re.sub(r"\d[\d,]*", "", problem)  # without its sizes
+
+
+class DamagedPictureError(PictureError):
     """A stored picture that cannot be decoded."""
 
-    def __init__(self, problem: str) -> None:
-        super().__init__(f"{problem}: mend it, or leave such pictures out by --data.skip-damaged true")
+    def __init__(self, where: str, problem: str) -> None:
+        super().__init__(where, f"{problem}: mend it, or leave such pictures out by --data.skip-damaged true")
 
 
 def read(source: Source, rows: dict[str, Tensor], config: Data) -> tuple[dict[str, Records], tuple[str, ...]]:
@@ -60,25 +71,25 @@ def read(source: Source, rows: dict[str, Tensor], config: Data) -> tuple[dict[st
     return splits, _notes(config, damaged=int((~intact).sum()))
 
 
-def _decoded(source: Source, rows: Tensor, config: Data) -> Iterator[tuple[int, Picture]]:
-    """(position in `rows`, picture), in the order of the source."""
+def _decoded(source: Source, rows: Tensor, config: Data) -> Iterator[tuple[int, Picture | PictureError]]:
+    """(position in `rows`, picture or what is wrong with it), in the order of the source."""
     left = rows.argsort()
-    while len(left):  # A generator ends at its first error: a new one goes on behind the damaged picture.
+    while len(left):  # A generator ends at its first error: a new one goes on behind that picture.
         try:
             for place, picture in zip(left.tolist(), source.pictures(rows[left]), strict=True):
                 left = left[1:]
                 yield place, picture
-        except DamagedPictureError:
-            if not config.skip_damaged:
-                raise
+        except PictureError as error:
+            if not (config.skip_damaged and isinstance(error, DamagedPictureError)):
+                yield int(left[0]), error
             left = left[1:]
 
 
 def decode(data: bytes | None, where: str) -> Image.Image:
-    """The picture in these bytes, upright by its EXIF orientation. Raises DamagedPictureError, or ValueError for what
-    would not be read rightly, each naming `where`; for large pictures before they are unpacked."""
+    """The picture in these bytes, upright by its EXIF orientation. Raises PictureError, for large pictures before
+    they are unpacked."""
     if data is None:
-        raise DamagedPictureError(f"{where} holds no picture")
+        raise DamagedPictureError(where, " holds no picture")
     check_stored(len(data), where)
     check_is_file(data, where)
     try:
@@ -89,8 +100,8 @@ def decode(data: bytes | None, where: str) -> Image.Image:
     except Image.DecompressionBombError:
         problem = f": {LARGE} far more pixels than that: make it smaller"
     except Exception as error:  # Each kind of damage has its own exception.
-        raise DamagedPictureError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
-    raise ValueError(f"{where}{problem}")
+        raise DamagedPictureError(where, f" cannot be decoded as a picture ({type(error).__name__})") from error
+    raise PictureError(where, problem)
 
 
 def _problem(image: Image.Image) -> str:
@@ -111,37 +122,47 @@ def _problem(image: Image.Image) -> str:
 
 
 def check_is_file(head: bytes, where: str) -> None:
-    """Raises ValueError if a file begins like a git-lfs pointer."""
+    """Raises PictureError if a file begins like a git-lfs pointer."""
     if bytes(head[: len(POINTER)]) == POINTER:
-        raise ValueError(f"{where} is a git-lfs pointer, not the file itself: run git lfs pull in its repository")
+        raise PictureError(where, " is a git-lfs pointer, not the file itself: run git lfs pull in its repository")
 
 
 def check_stored(nbytes: int, where: str) -> None:
-    """Raises ValueError if a stored picture takes more than `sizes.MOST_BYTES`."""
+    """Raises PictureError if a stored picture takes more than `sizes.MOST_BYTES`."""
     if nbytes > limits.MOST_BYTES:
         most = limits.shown(limits.MOST_BYTES)
-        raise ValueError(f"{where} takes {limits.shown(nbytes)}, but a picture may take {most}: make it smaller")
+        problem = f" takes {limits.shown(nbytes)}, but a picture may take {most}: make it smaller"
+        raise PictureError(where, problem)
 
 
-def stack(pictures: Iterable[tuple[int, Picture]], count: int, config: Data, *, top: int) -> tuple[Tensor, Tensor]:
+def stack(
+    pictures: Iterable[tuple[int, Picture | PictureError]], count: int, config: Data, *, top: int
+) -> tuple[Tensor, Tensor]:
     """(count, C, H, W) with each picture at its place, uint8 in 0..top, or with `size` float32 on [-1, 1]; (count,)
-    whether there is a picture for the place. Raises ValueError for unequal sizes or modes, or without any picture."""
+    whether there is a picture for the place. Raises ValueError with all that is wrong, or without any picture."""
     out, first, filled = torch.empty(0), "", torch.zeros(count, dtype=torch.bool)
-    for place, (where, image) in pictures:
-        pixels = _pixels(image, where, config)
-        if config.size is not None:
-            pixels = resized(scaled(pixels, top), config.size)
+    problems = defaultdict[str, list[str]](list)
+    for place, picture in pictures:
+        try:
+            if isinstance(picture, PictureError):
+                raise picture
+            where, pixels = picture[0], _pixels(*picture, config, top)
+        except PictureError as error:
+            problems[error.kind].append(str(error))
+            continue
         if not first:
             what, remedy = f"{count:,} pictures like {where}", "set data.size, or fewer in data.train"
             limits.check_fits(what, 4 * count * pixels.numel(), remedy)
             out, first = torch.empty(count, *pixels.shape, dtype=pixels.dtype), where
-        if pixels.shape != (wanted := out.shape[1:]):
-            crop = "data.size to crop and resize them" if pixels.shape[1:] != wanted[1:] else ""
-            convert = "data.colour to grey or rgb to convert them" if pixels.shape[0] != wanted[0] else ""
-            says = f"{where} is {form(pixels.shape)}, but {first} is {form(wanted)}"
-            remedies = " and ".join(filter(None, (crop, convert)))
-            raise ValueError(f"pictures must have one size and mode: {says} (set {remedies})")
-        out[place], filled[place] = pixels, True
+        if pixels.shape == (wanted := out.shape[1:]):
+            out[place], filled[place] = pixels, True
+            continue
+        crop = "data.size to crop and resize them" if pixels.shape[1:] != wanted[1:] else ""
+        convert = "data.colour to grey or rgb to convert them" if pixels.shape[0] != wanted[0] else ""
+        remedies = " and ".join(filter(None, (crop, convert)))
+        says = f"{where} is {form(pixels.shape)}, but {first} is {form(wanted)}"
+        problems[remedies].append(f"pictures must have one size and mode: {says} (set {remedies})")
+    refuse(problems)
     if not first:
         raise ValueError(f"none of {count:,} pictures can be decoded")
     return out, filled
@@ -168,25 +189,26 @@ def _covered(n: int, size: int) -> Tensor:
     return overlap.clamp_min(0).double()
 
 
-def _pixels(image: Image.Image, where: str, config: Data) -> Tensor:
-    """(C, H, W) uint8, C = 1 or 3."""
+def _pixels(where: str, image: Image.Image, config: Data, top: int) -> Tensor:
+    """(C, H, W) as in `stack`, C = 1 or 3. Raises PictureError."""
     if image.mode[0] in "IF":  # Pillow would truncate to 8 bits.
-        raise ValueError(f"{where} has the mode {image.mode}, {DEEP}")
+        raise PictureError(where, f" has the mode {image.mode}, {DEEP}")
     mode = image.mode + " with transparency" * ("transparency" in image.info)
     if config.colour != "stored":
         image.info.pop("transparency", None)
         try:
             image = image.convert(MODES[config.colour])
         except ValueError:
-            raise ValueError(f"{where} has the mode {mode}, which is not converted: save it as RGB first") from None
+            raise PictureError(where, f" has the mode {mode}, which is not converted: save it as RGB first") from None
     elif mode not in ("L", "RGB"):
         remedy = "set data.colour to grey or rgb to convert"
-        raise ValueError(f"{where} has the mode {mode}, but pictures must be L (grey) or RGB: {remedy}")
+        raise PictureError(where, f" has the mode {mode}, but pictures must be L (grey) or RGB: {remedy}")
     if config.size is not None and image.width != image.height:
         side = min(image.size)
         left, upper = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, upper, left + side, upper + side))
-    return torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
+    pixels = torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
+    return pixels if config.size is None else resized(scaled(pixels, top), config.size)
 
 
 def form(shape: Sequence[int]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,13 +18,20 @@ from raydiff.data.tables.encode import Mapping
 
 Picture = tuple[str, Image.Image]  # (location, stored picture)
 MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
+HIDDEN = re.compile(r"\.|__MACOSX$")
 OWN_TEST = ("test", "validation", "val")  # names of a source's test rows beside `train`; the first that exists is read
 
 
-def visible(folder: Path, pattern: str = "*") -> list[Path]:
-    """The matching paths in this folder, sorted, but those that systems and tools put there: .cache, __MACOSX."""
-    hidden = re.compile(r"(^|/)(\.|__MACOSX(/|$))")
-    return sorted(path for path in folder.glob(pattern) if not hidden.search(path.relative_to(folder).as_posix()))
+def visible(folder: Path, *, below: bool = False) -> tuple[list[Path], list[Path]]:
+    """(folders, files) in this folder, or also `below` it, by name, but those that systems and tools put there."""
+    folders, files = list[Path](), list[Path]()
+    for parent, names, others in os.walk(folder):
+        names[:] = sorted(name for name in names if not HIDDEN.match(name))
+        folders += [Path(parent, name) for name in names]
+        files += [Path(parent, name) for name in sorted(others) if not HIDDEN.match(name)]
+        if not below:
+            break
+    return folders, files
 
 
 def by_split(paths: Sequence[Path]) -> tuple[list[Path], list[Path], tuple[str, ...]]:

@@ -6,14 +6,13 @@ import dataclasses
 import hashlib
 import json
 import math
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from raydiff import seeding
-from raydiff.data import sources
+from raydiff.data import datasets
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.data.records import public_mean
@@ -190,9 +189,9 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         _check_audit(experiment.audit, method, dataset)
     if getattr(method, "center", False):
         public_mean(dataset.splits["public"])  # It raises where there is no public record: now, not when it is used.
-    data, evaluation = _anywhere(experiment.data), experiment.evaluation
+    data, evaluation = datasets.anywhere(experiment.data), experiment.evaluation
     if evaluation is not None and evaluation.weights is not None:
-        evaluation = dataclasses.replace(evaluation, weights=_absolute(evaluation.weights))
+        evaluation = dataclasses.replace(evaluation, weights=datasets.absolute(evaluation.weights))
     return dataclasses.replace(experiment, method=method, data=data, evaluation=evaluation, data_digest="")
 
 
@@ -212,20 +211,6 @@ def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
             f"audit.remove must be 0 where the method has {private[0]}, got {audit.remove:g}: its guarantee does not "
             "cover which records are left out"
         )
-
-
-def _anywhere(data: Data) -> Data:
-    """The same data set with absolute paths: actors have another working directory and environment."""
-    names = {n: v for n in ("name", "public_from") if (v := getattr(data, n)) is not None}
-    places = {n: v for n, v in names.items() if sources.is_path(v, data.root)}
-    if root := data.root or os.environ.get("RAYDIFF_DATA"):
-        places["root"] = root
-    changes: dict[str, Any] = {name: _absolute(path) for name, path in places.items()}
-    return dataclasses.replace(data, **changes)
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().absolute())
 
 
 def read(path: Path, *, edited: bool = False) -> Experiment:

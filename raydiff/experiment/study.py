@@ -74,6 +74,19 @@ class Study:
     tuned: Mapping[str, Settings] = field(default_factory=dict)
     """Method -> what `raydiff tune` has chosen for it; `experiment` and the arms have it already."""
 
+    chosen_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Field path -> the fields by whose values in `experiment` its value was chosen."""
+
+    def check_chosen(self, changed: Mapping[str, Any], axes: Iterable[str] = ()) -> None:
+        """Raises ValueError where these overrides, or an axis, keep a setting that was chosen by another value."""
+        varied, before = {*changed, *axes}, overrides.flat(self.experiment)
+        now = overrides.flat(overrides.override(self.experiment, changed))
+        for path in (p for p in varied if p in axes or now.get(p) != before.get(p)):
+            if kept := [s for s, by in self.chosen_by.items() if path in by and s in now and s not in varied]:
+                what = f"{', '.join(f'--{s} {overrides.short(now[s])}' for s in kept)} was chosen"
+                why = f"for --{path} {overrides.short(before[path])}, which this changes"
+                raise ValueError(f"{what} {why}: give it too, or run raydiff init again with the other --{path}")
+
     def others(self, fixed: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
         """The trials of `also` with the fields `fixed` overridden, as far as they have them."""
         experiments = []

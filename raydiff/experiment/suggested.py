@@ -14,15 +14,33 @@ from raydiff.data.datasets import Data, Dataset
 from raydiff.data.overview import norms
 from raydiff.data.tables import cells, read
 from raydiff.evaluation.suite import Evaluation
+from raydiff.models.training import Training
 
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
 """Split -> (fraction of the rows, most records). The fractions are those of digits."""
-RECORDS = 10_000  # Most training records on a CPU: the number of steps does not depend on them.
-ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime")
+TRAIN = 0.47  # Fraction of the rows that the others leave.
+RECORDS = 10_000  # Most training pictures on a CPU: 12,000 steps pass 77 times over them.
+PICTURES_BY = ("data.name", "data.size", "data.colour")
+CLIP_BY = (*PICTURES_BY, "data.labels", "data.public", "data.public_from", "data.test", "data.split_seed")
+NETWORK = ("method.model.network.width", "method.model.network.widths", "method.local.steps", "method.server.steps")
+CHOSEN_BY = {"method.clip": CLIP_BY, **dict.fromkeys(NETWORK, PICTURES_BY)}
+"""Setting -> fields that it was chosen by. The clip's decide which pictures are public; of other splits, some of these
+are private."""
+ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime", "chosen_by")
 FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
 SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))
-"""(most values of a picture, width of the MLP, steps of each training, initial learning rate)."""
+"""(most values of a picture, width of the MLP, most steps of each training, initial learning rate)."""
+PICTURE_EPOCHS, FEWEST_STEPS = 200, 100
+"""Passes over the records in a training, and its fewest steps: more passes copy records (docs/how-to/init.md)."""
+DP_SGD = {"batch": 64, "steps": 1000, "learning_rate": 3e-3, "decay": "cosine"}
+RELEASING: Mapping[str, Mapping[str, Any]] = {
+    "Marginals": {},
+    "DPSGD": {f"method.local.{name}": value for name, value in DP_SGD.items()} | {"method.relation": "replace_one"},
+}
+"""Methods whose rows of a table carry a guarantee -> their settings, for DP-SGD those of frontier-adult."""
+BATCH = Training.batch
+WHOSE = {"local": "a client", "server": "all clients"}
 MANY = 3072  # From this many values on an MLP samples colours and outlines, not objects.
 
 
@@ -40,26 +58,37 @@ class Suggestion:
 
 
 def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
-    """Return default sizes of all splits but train, by field path; none where the user's changes give a size."""
-    if any(f"data.{split}" in changes for split in ("train", *SPLITS)):
-        return {}
+    """Return default sizes, by field path, of the splits that the user's changes leave open; of train for more than
+    RECORDS pictures without a GPU."""
     folder = sources.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
         rows, test_rows = len(cells.read(folder, data.csv).frame), 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
         rows, test_rows = len(source.labels) - source.own_test, source.own_test
-    sizes = {f"data.{split}": max(1, min(most, int(fraction * rows))) for split, (fraction, most) in SPLITS.items()}
-    return sizes | ({"data.test": min(SPLITS["test"][1], test_rows)} if test_rows else {})
+    by_hand = {split: getattr(data, split) or 0 for split in ("train", *SPLITS) if f"data.{split}" in changes}
+    suggested = {split: of for split, of in SPLITS.items() if split not in by_hand}
+    left = rows - sum(by_hand.values()) + (by_hand.get("test", 0) if test_rows else 0)
+    needed = sum(fraction for fraction, _ in suggested.values()) + TRAIN * (not by_hand.get("train"))
+    sizes = {
+        f"data.{split}": max(1, min(most, int(fraction * rows), int(fraction / needed * left)))
+        for split, (fraction, most) in suggested.items()
+    }
+    if test_rows and "test" in suggested:
+        sizes["data.test"] = min(SPLITS["test"][1], test_rows)
+    on_cpu = not (read.is_table(data.name) or torch.cuda.is_available())
+    if on_cpu and "train" not in by_hand and left - sum(sizes.values()) > RECORDS:
+        sizes["data.train"] = RECORDS
+    return sizes
 
 
-def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
-    """Suggest PFDM: network and steps by the pictures' size, clip by the public records' norms."""
+def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
+    """Suggest PFDM: network by the pictures' size, steps by their number, clip by the public records' norms."""
     pixels, train, public = math.prod(dataset.shape), dataset.splits["train"], dataset.splits["public"]
     target = 'target: per record, replace-one, local trust, delta 1e-5, exact accountant; or "none"'
-    entries: dict[str, tuple[Any, str]] = {"clients": (2, "")}  # path -> value, comment
-    if len(train) > RECORDS and not gpu:
-        entries["data.train"] = RECORDS, f"of {len(train)}; without this line, all of them"
+    entries: dict[str, tuple[Any, str]] = {"clients": (clients, "")}  # path -> value, comment
+    if len(train) == RECORDS and not gpu:
+        entries["data.train"] = RECORDS, "enough for a CPU; none takes all that the other splits leave"
     entries |= {"method.model.schedule": ("cosine", ""), "method.epsilon": (10.0, target)}
     fewest = int(train.labels[:, 0].unique(return_counts=True)[1].min())
     if fewest < FEWEST:
@@ -67,7 +96,7 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     if len(public):
         clip = float(f"{norms(public).suggested_clip:.3g}")
         entries["method.clip"] = clip, "the median L2 norm of the public pictures"
-    entries |= _network(dataset, gpu=gpu)
+    entries |= _network(dataset, clients=clients, gpu=gpu)
     if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:
         entries["evaluation.dim"] = max(1, dim), "as many features as so few test records can estimate"
     if gpu:
@@ -83,19 +112,22 @@ def for_pictures(dataset: Dataset, *, gpu: bool) -> Suggestion:
     return Suggestion("digits", values, why, warning if pixels >= MANY and not gpu else "")
 
 
-def _network(dataset: Dataset, *, gpu: bool) -> dict[str, tuple[Any, str]]:
+def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[Any, str]]:
     """Entries of the network and of its trainings."""
     pixels, network = math.prod(dataset.shape), "method.model.network"
     if gpu:
         scales = sum(dataset.shape[1] % 2**n == 0 and dataset.shape[2] % 2**n == 0 for n in range(3))
         entries: dict[str, tuple[Any, str]] = {f"{network}.kind": ("unet", "")}
         entries[f"{network}.widths"] = [64, 128, 128][:scales], ""
-        steps, rate = 20_000, 2e-4
+        most_steps, rate = 20_000, 2e-4
     else:
-        width, steps, rate = next((w, n, lr) for most, w, n, lr in SIZES if pixels <= most)
+        width, most_steps, rate = next((w, n, lr) for most, w, n, lr in SIZES if pixels <= most)
         comment = f"for the {pixels} values of a picture; a UNet is for a GPU"
         entries = {f"{network}.kind": ("mlp", ""), f"{network}.width": (width, comment), f"{network}.skip": (True, "")}
-    for training, comment in (("local", "of each client's own denoiser"), ("server", "of the global one")):
+    records = len(dataset.splits["train"])
+    for training, seen in (("local", max(1, records // clients)), ("server", records)):
+        steps = min(most_steps, max(FEWEST_STEPS, round(PICTURE_EPOCHS * seen / BATCH)))
+        comment = f"{steps * BATCH / seen:.0f} passes over the {seen} pictures of {WHOSE[training]}"
         entries |= {f"method.{training}.steps": (steps, comment), f"method.{training}.learning_rate": (rate, "")}
     return entries
 
@@ -115,9 +147,10 @@ def for_rows(dataset: Dataset) -> Suggestion:
     return Suggestion("tabular-german", values, why)
 
 
-def suggested(dataset: Dataset) -> Suggestion:
+def suggested(dataset: Dataset, *, clients: int) -> Suggestion:
     """Return settings for this data set on this machine."""
-    return for_rows(dataset) if dataset.mapping is not None else for_pictures(dataset, gpu=torch.cuda.is_available())
+    gpu = torch.cuda.is_available()
+    return for_rows(dataset) if dataset.mapping is not None else for_pictures(dataset, clients=clients, gpu=gpu)
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:
@@ -130,6 +163,9 @@ def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str
         as_suggested = path in suggestion.why and value == suggestion.values.get(path)
         comment = f"  # {suggestion.why[path]}" if as_suggested else ""
         tables.setdefault(table, []).append(f"{key} = {_toml(value)}{comment}")
+    chosen = [path for path, value in suggestion.values.items() if path in CHOSEN_BY and values.get(path) == value]
+    if chosen:  # A run that changes one of the fields must give the setting too.
+        tables["chosen_by"] = [f"{path} = {_toml(CHOSEN_BY[path])}" for path in chosen]
     lines += tables.pop("")
     for table in sorted(tables, key=lambda table: (ORDER.index(table.partition(".")[0]), table)):
         lines += ["", f"[{table}]", *tables[table]]

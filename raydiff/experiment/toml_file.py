@@ -1,13 +1,5 @@
-"""Experiment files: changes of a preset, as TOML. `raydiff init` writes one; `raydiff run` and `sweep` take it.
-
-    preset = "digits"
-    [method.model.network]
-    kind = "unet"                              # as --method.model.network unet
-    [grid]                                     # axes of a sweep, in place of the preset's
-    method.epsilon = [1, 10, "none"]
-
-Fields and values are those of the command line; paths are relative to the working directory.
-"""
+"""Experiment files: changes of a preset, as TOML (docs/how-to/init.md). `raydiff init` writes them; `run`, `sweep` and
+`rd.preset` take them. Fields and values are those of the command line; a table's `kind` selects a class."""
 
 from __future__ import annotations
 
@@ -41,7 +33,7 @@ def parse(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> S
 
 
 def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> Study:
-    name, axes = tree.pop("preset", "digits"), tree.pop("grid", None)
+    name, axes, chosen = tree.pop("preset", "digits"), tree.pop("grid", None), dict(_leaves(tree.pop("chosen_by", {})))
     if name not in presets:
         raise ValueError(f"--preset must be one of {', '.join(presets)}, got {name!r}{nearest(str(name), presets)}")
     study = presets[name]()
@@ -50,7 +42,7 @@ def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> 
     grid = {k: v for k, v in study.grid.items() if k not in values and overrides.has_path(experiment, k)}
     if axes is not None:
         grid = {path: tuple(overrides.convert(experiment, path, w) for w in words) for path, words in _leaves(axes)}
-    return dataclasses.replace(study, experiment=experiment, grid=grid)
+    return dataclasses.replace(study, experiment=experiment, grid=grid, chosen_by=chosen)
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:

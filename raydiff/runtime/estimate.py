@@ -22,7 +22,9 @@ from raydiff.storage.storage import storage_at
 
 EVERY_S = 15.0  # between two lines of progress
 MIN_STEPS = 100  # of each training in a shortened run
-SHORTENED = 20  # Otherwise this part of its steps: classifiers of rows train longer on rows of a trained model.
+SHORTENED = 20  # Of a table this part of the steps: classifiers train longer on rows of a trained model.
+MOST_STEPS = 200  # of a training of pictures, whose evaluation takes as long after few steps
+READERS = 2  # processes that read the data one after the other: the driver, then the trial's at once
 START_S = 15.0  # until Ray and its workers have started
 
 
@@ -99,26 +101,39 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"
 
 
-def alone(experiment: Experiment) -> float:
-    """Return the seconds that a trial takes on this machine, from the command to its end."""
-    return seconds(experiment) + START_S * (experiment.runtime.pool == "ray")
+def alone(experiment: Experiment, *, reading_s: float = 0.0) -> float:
+    """Return the seconds from a trial's command to its end on this machine, where a process reads for `reading_s`."""
+    on_ray = experiment.runtime.pool == "ray"
+    return seconds(experiment) + (START_S + READERS * reading_s if on_ray else reading_s)
 
 
 def seconds(experiment: Experiment) -> float:
     """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started."""
     method, runtime = experiment.method, replace(experiment.runtime, noise_secret=None)
     full = {f"method.{path}.steps": t.steps for path, t in trainings(method) if t.epochs is None}
-    short = {path: min(steps, max(MIN_STEPS, steps // SHORTENED)) for path, steps in full.items()}
-    factor = max([steps / short[path] for path, steps in full.items() if steps], default=1.0)
+    most = MOST_STEPS if experiment.audit is None else math.inf
+    short = {path: min(steps, max(MIN_STEPS, min(most, steps // SHORTENED))) for path, steps in full.items()}
+    factor = max([count / short[path] for path, count in full.items() if count], default=1.0)
+    steps = [*short.values()]
     workers = min(experiment.clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
     importlib.import_module("torch._dynamo")  # The first optimiser of a process imports it, which takes 2 s.
-    began, probe_s, rounds_s = time.perf_counter(), 0.0, 0.0
+    began, probe_s, rounds_s, waves = time.perf_counter(), 0.0, 0.0, 1
+    if experiment.evaluation is not None:
+        waves = math.ceil(min(experiment.clients, experiment.evaluation.clients or experiment.clients) / workers)
+        short["evaluation.clients"] = 1
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
         probe = override(replace(experiment, runtime=runtime), short)
+        print("training what the evaluation needs ...", flush=True)
         this = trial.open_trial(probe, Path(folder) / "s")
-        for result in trial.run(this, trial.local_executor(this)):
+        pool = trial.local_executor(this)
+        started = time.perf_counter()
+        print(f"timing {max(steps)} steps of each training ..." if steps else "timing the rounds ...", flush=True)
+        for result in trial.run(this, pool):
             if not result["finished"]:
                 with_clients = result["round"] < method.participating_rounds
                 probe_s += result["time/seconds"]
                 rounds_s += factor * result["time/seconds"] / (workers if with_clients else 1)
-    return time.perf_counter() - began - probe_s + rounds_s
+                if result["round"] + 1 == method.rounds:
+                    print("timing the evaluation of one client ...", flush=True)
+    ended = time.perf_counter()
+    return started - began + rounds_s + waves * (ended - started - probe_s)

@@ -89,6 +89,7 @@ def experiment_of(config: Mapping[str, Any]) -> Experiment:
 
 def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:
     """Resolve every trial of the study for the sweep of this name. Raises ValueError for contradicting settings."""
+    study.check_chosen(asked.overrides, {**(asked.grid or {}), **asked.sample})
     base: Experiment = overrides.override(study.experiment, asked.overrides)
     evaluation = base.evaluation or Evaluation()
     metric, lower = asked.metric or evaluation.metric, True

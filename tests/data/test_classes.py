@@ -133,7 +133,7 @@ def test_a_class_without_training_records_is_neither_counted_nor_drawn(tmp_path:
     data = load(replace(config, train=5))
     counts = data.splits["train"].labels[:, 0].bincount(minlength=3)
     assert int(counts[2]) == 0 and len(data.label_names[0]) == 3
-    assert f"a class has {int(counts[:2].min())} training" in suggested.suggested(data).why["partition.kind"]
+    assert f"a class has {int(counts[:2].min())} training" in suggested.suggested(data, clients=2).why["partition.kind"]
     for declared, drawn in ((("labels",), [[0], [1]]), ((), [[0], [1], [2]])):
         finished: Any = SimpleNamespace(dataset=data, published=SimpleNamespace(declared=declared))
         assert Finished._labels(finished, "uniform").tolist() == drawn

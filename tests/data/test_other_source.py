@@ -9,6 +9,7 @@ import pytest
 import torch
 from sets import assert_cut, message, pictures, png, write
 
+from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, load
 from raydiff.experiment import config
 
@@ -86,7 +87,7 @@ def animals_root(root: Path) -> str:
 def test_the_trial_digest_does_not_know_where_the_data_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     here = Data(name="a/set", public_from="a/public")
-    resolved = config._anywhere(here)
+    resolved = datasets.anywhere(here)
     assert (resolved.name, resolved.public_from) == (f"{tmp_path}/a/set", f"{tmp_path}/a/public")
     digests = {config.Experiment(data=d).digest for d in (here, resolved, Data(name="b/set", public_from="b/public"))}
     assert len(digests) == 1

@@ -196,6 +196,12 @@ def test_another_file_is_read_by_the_same_mapping(tmp_path: Path, csv: str) -> N
         (people(pays="no"), {}, "label 'pays' has one value only"),
         (people(), {"label": "pay"}, "has no column 'pay'; did you mean pays"),
         (people(), {"columns": ("agee",)}, "has no column 'agee'; did you mean age"),
+        (people(), {"columns": ("agee", "sexx")}, "mean age?; also t.csv has no column 'sexx'; did you mean sex?"),
+        (
+            people(age=["inf"] * 12, rooms=["inf"] * 12),
+            {"types": ("age=number", "rooms=number")},
+            "; also column 'rooms'",
+        ),
         (people()[["pays"]], {}, "has no column but the label 'pays'"),
     ],
 )

@@ -74,7 +74,8 @@ def read(path: Path, csv_format: Csv) -> Cells:
     cells = _parquet(path) if parquet else _csv(path, csv_format)
     names, rows = cells.frame.columns, len(cells.frame)
     if not names.is_unique:
-        raise ValueError(f"{path} has two columns {names[names.duplicated()][0]!r}: rename one in the file")
+        twice = ", ".join(map(repr, names[names.duplicated()].unique()))
+        raise ValueError(f"{path} has two columns {twice}: rename one in the file")
     if rows < 2:
         raise ValueError(f"{path} has {rows} row{'' if rows == 1 else 's'}, a table needs two at least")
     return cells
@@ -104,10 +105,10 @@ def _csv(path: Path, csv_format: Csv) -> Cells:
     header = rows[0][1] if rows else []
     if other := [name for name, d in DELIMITERS.items() if len(header) == 1 and d in header[0]]:
         raise _unreadable(path, f": line {rows[0][0]} has no {delimiter!r}: set --data.csv.delimiter {other[0]}")
-    for first, cells in rows:
-        if len(cells) != len(header):
-            what = f"{len(cells)} cells, and the header {len(header)}: quote a {delimiter!r} in a cell"
-            raise _unreadable(path, f": line {first} has {what}")
+    if ragged := [(first, len(cells)) for first, cells in rows if len(cells) != len(header)]:
+        more = f" (and {len(ragged) - 1} more)" if len(ragged) > 1 else ""
+        what = f"{ragged[0][1]} cells, and the header {len(header)}: quote a {delimiter!r} in a cell{more}"
+        raise _unreadable(path, f": line {ragged[0][0]} has {what}")
     if end != ["\0"]:
         raise _unreadable(path, f": line {line} has a quotation mark that is not closed")
     names = [unmarked(name).strip() or f"Unnamed: {i}" for i, name in enumerate(header)]

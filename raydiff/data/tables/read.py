@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shlex
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,7 +30,7 @@ from raydiff.data.tables.code_books import RawTable as RawTable
 from raydiff.data.tables.code_books import TableOptions as TableOptions
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, is_identifier, shown
-from raydiff.lookup import nearest
+from raydiff.lookup import nearest, refuse
 from raydiff.seeding import generator
 
 if TYPE_CHECKING:
@@ -142,17 +143,17 @@ def _chosen(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...]
     columns = tuple(c for c in columns if c not in config.exclude)
     if not columns:
         raise ValueError(f"{path} has no column but the label {label!r} and those that data.exclude names")
-    for name in (*columns, *labels):
-        if (kind := table.kinds.get(name, "text")) not in MEANING:
-            raise ValueError(f"column {name!r} of {path.name} is of type {kind}: leave it out (--data.exclude {name})")
+    unread = {name: kind for name in (*columns, *labels) if (kind := table.kinds.get(name, "text")) not in MEANING}
+    if unread:
+        what = ", ".join(f"column {name!r} of {path.name} is of type {kind}" for name, kind in unread.items())
+        raise ValueError(f"{what}: leave it out (--data.exclude {' '.join(map(shlex.quote, unread))})")
     return columns, label
 
 
 def _check_columns(names: Sequence[str], columns: Iterable[str], path: Path) -> None:
-    for name in names:
-        if name not in columns:
-            hint = nearest(name, columns) or f"; it has {', '.join(columns)}"
-            raise ValueError(f"{path.name} has no column {name!r}{hint}")
+    unknown = [name for name in names if name not in columns]
+    hints = {name: nearest(name, columns) or f"; it has {', '.join(columns)}" for name in unknown}
+    refuse({name: [f"{path.name} has no column {name!r}{hint}"] for name, hint in hints.items()})
 
 
 def _complete(
@@ -229,7 +230,13 @@ def _fit(
     bins = config.bins or (config.code_book.bins if config.code_book else 5 + public)
     if public and bins < 3:
         raise ValueError(f"data.bins must be at least 3, one of them for values of no public row, got {bins}")
-    fitted = [_column(config, frame[name], kinds[name], bins, public=public) for name in columns]
+    fitted, problems = list[Column](), dict[str, list[str]]()
+    for name in columns:
+        try:
+            fitted.append(_column(config, frame[name], kinds[name], bins, public=public))
+        except ValueError as error:
+            problems[name] = [str(error)]
+    refuse(problems)
     if max(len(column.categories) for column in fitted) < 2:
         raise ValueError(f"all columns ({', '.join(columns)}) have one value only: there is nothing to learn")
     return Mapping(tuple(fitted), None if label is None else _label(config, frame[label], kinds[label], public=public))
