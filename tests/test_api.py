@@ -108,7 +108,17 @@ def test_a_run_is_opened_by_its_names(run: rd.Run) -> None:
         rd.open("two", storage=storage)
 
 
-NOT_FROM_PYTHON = {"extend", "experiment", "resume", "always", "dirty", "abbrev", "match", "backend-store-uri"}
+NOT_FROM_PYTHON = {
+    "extend",
+    "experiment",
+    "resume",
+    "always",
+    "dirty",
+    "abbrev",
+    "match",
+    "backend-store-uri",
+    "log-samplers",
+}
 """Options that only command lines lead to, and those of git and mlflow; `resume` is tested by itself."""
 
 

@@ -55,9 +55,9 @@ class ExperimentOptions:
             raise ValueError("--resume continues a sweep or run by its name: give its --name")
 
 
-def preset(argv: Sequence[str]) -> tuple[str, Study, list[str]]:
+def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, list[str]]:
     """(name, study, the other arguments): the first argument is a preset or an experiment file, unless an option."""
-    name, rest = first(argv, "digits")
+    name, rest = first(argv, default)
     if name == REPRODUCE:
         options, rest = take(ReproduceOptions, rest)
         study = import_module(presets.REPRODUCE).study(options.paper, options.scale)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Literal
 
 from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
-from raydiff.experiment import overrides
+from raydiff.experiment import overrides, presets
 from raydiff.experiment.study import Study
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class SweepOptions(arguments.ExperimentOptions):
 def main(argv: Sequence[str]) -> int:
     """Plan, check, run, report."""
     since = time.monotonic()
-    preset, study, rest = arguments.preset(argv)
+    preset, study, rest = arguments.preset(argv, presets.MAIN)
     options, fields = parse_known(SweepOptions, arguments.shorthand(rest), __doc__, study.experiment)
     from raydiff.report.after_sweep import FULL
     from raydiff.runtime import launch, search

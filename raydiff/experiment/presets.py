@@ -22,6 +22,7 @@ class _Presets(lookup.Registry[Callable[[], Study]]):
 
 PRESETS = _Presets(
     {
+        "tradeoff": "raydiff.papers.pfdm.presets:tradeoff",
         "digits": "raydiff.papers.pfdm.presets:digits",
         "frontier": "raydiff.papers.pfdm.presets:frontier",
         "mnist": "raydiff.papers.pfdm.presets:mnist",
@@ -49,6 +50,7 @@ PRESETS = _Presets(
     }
 )
 """Name -> a function that gives its study, with the settings that `raydiff tune` has kept for it."""
+MAIN = "tradeoff"  # what `raydiff sweep` runs without a preset
 REPRODUCE = "raydiff.papers.presets"
 """The module of `sweep reproduce`: its PAPERS, its SCALES and its `study`."""
 

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from raydiff.experiment import presets
 from raydiff.formats.json_files import read_lines, read_plan
 from raydiff.formats.tables import short
 from raydiff.report import load
@@ -62,7 +63,7 @@ class SweepView:
         if words[:1] == ["reproduce"]:
             options = dict(itertools.pairwise(" ".join(words).replace("=", " ").split()))
             return f"reproduce-{options.get('--paper')}-{options.get('--scale', 'cpu')}"
-        return words[0] if words and not words[0].startswith("-") else "digits"  # the default of `raydiff sweep`
+        return words[0] if words and not words[0].startswith("-") else presets.MAIN
 
     @property
     def origin(self) -> str:

@@ -60,6 +60,7 @@ class Runs:
             sweep=self.storage.sweeps / name,
             tags={},
             artifacts=str(self.storage.root / "artifacts"),
+            swept={},
             log_sampler=lambda client, run, at: mlflow_models.log_sampler(client, run, open_finished(at)),
         )
         follower.start()

@@ -32,7 +32,7 @@ def test_a_file_system_without_hard_links_is_refused_at_the_start(
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(ValueError, match=r"needs hard links, which exFAT .* lack \(give --runtime\.storage ") as error:
+    with pytest.raises(ValueError, match=r"needs hard links, which exFAT .* lack \(give --storage ") as error:
         sweep_folder.folder(at(tmp_path / "card", tiny), "s")
     assert "\n" not in str(error.value) and list((tmp_path / "card").iterdir()) == []
 

@@ -24,8 +24,8 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.client_level import ClientPrivacy
 
 
-def on_digits() -> Experiment:
-    """PFDM at epsilon 10 on scikit-learn's digits: 1,797 real 8x8 scans. Other presets vary it.
+def digits() -> Study:
+    """PFDM on scikit-learn's digits: 1,797 real 8x8 scans, minutes on 2 cores.
 
     Clips are the median norm of the public split, near which the paper sets C, unless a preset says otherwise. The
     network has a skip and predicts v: every method is closer to the data with them (docs/results/collaboration.md).
@@ -33,26 +33,28 @@ def on_digits() -> Experiment:
     training, chain = Training(steps=1000), Sampling(sampler="ddim", steps=50)
     model = DDPM(network=MLP(skip=True), timesteps=100, prediction="v")
     method = PFDM(model=model, clip=6.8, local=training, server=training, sampling=chain, client_sampling=chain)
-    return Experiment(method=method, data=Data(name="digits"), clients=2, runtime=Runtime(workers=1))
+    experiment = Experiment(method=method, data=Data(name="digits"), clients=2, runtime=Runtime(workers=1))
+    # Epsilon varies slowest: trials that share client models then run one after the other.
+    grid = {"method.epsilon": (*EPSILONS, None), "method.model.schedule": ("linear", "cosine"), "clients": (2, 4)}
+    return Study(experiment=experiment, grid=grid, beside=BASELINES)
 
 
-def digits() -> Study:
-    """The main job: clients with 3 records of each minority class, two minutes on 2 cores.
+def tradeoff() -> Study:
+    """The main job: digits, clients with 3 records of each minority class, two minutes on 2 cores.
 
-    Private Evolution is the private arm: of those in `frontier` it is the best one with so few records. Network and
-    steps were chosen on validation records (docs/main-job.md).
+    Private Evolution is the private arm: of the methods of `frontier` the best one with so few records, by validation
+    records, as are network and steps (docs/main-job.md).
     """
+    training = Training(steps=600, learning_rate=4e-3)
     changes = {
         "method.model.network": MLP(width=128, depth=2, skip=True),
-        "method.local": Training(steps=600, learning_rate=4e-3),
-        "method.server": Training(steps=600, learning_rate=4e-3),
+        "method.local": training,
+        "method.server": training,
         "partition.minority": 3,
         "evaluation.samplers": False,
     }
-    base = override(on_digits(), changes)
-    # Epsilon varies slowest: trials that share client models then run one after the other.
-    grid = {"method.epsilon": (*EPSILONS, None), "method.model.schedule": ("linear", "cosine"), "clients": (2, 4)}
-    return Study(experiment=base, grid=grid, beside=(*BASELINES, *_at((3.0, 10.0), {"method": Evolution})))
+    study = _varied(digits(), changes)
+    return replace(study, beside=(*BASELINES, *_at((3.0, 10.0), {"method": Evolution})))
 
 
 def _varied(study: Study, changes: Settings, beside: tuple[Arm, ...] | None = None) -> Study:
@@ -76,7 +78,7 @@ def frontier() -> Study:
 
     All means are unweighted, which central trust needs. A step of DP-SGD draws 64 of a client's about 430 records.
     """
-    base = override(on_digits(), {"method.epsilon": 10.0})
+    base = override(digits().experiment, {"method.epsilon": 10.0})
     centred = {"method.clip": CENTRED_CLIP, "method.center": True}
     sketch = {"method": Sketch, **centred}
     fedavg = {"method": FedAvg, "method.averaging.weights": "uniform"}
@@ -148,7 +150,7 @@ SMALL_MNIST = Data(name="mnist", size=14, train=6400, public=1000, validation=0,
 def mnist_cpu() -> Study:
     """`mnist` at 14x14 with an MLP, T = 100 and 2,000 records: about half an hour on 2 cores."""
     changes = {
-        "method": on_digits().method,
+        "method": digits().experiment.method,
         "method.clip": 13.0,
         "method.model.network": MLP(width=384, skip=True),
         "method.local.steps": 3000,
@@ -164,7 +166,7 @@ def collaboration() -> Study:
 
     35 records a class is the largest minority that is still one: there are 113 of each class in the training split.
     """
-    base = replace(on_digits(), data=Data(name="digits", validation=0, calibration=10, test=400))
+    base = replace(digits().experiment, data=Data(name="digits", validation=0, calibration=10, test=400))
     return _collaboration(base, minorities=(3, 20, 35), centred_clip=CENTRED_CLIP)
 
 
@@ -175,7 +177,7 @@ def collaboration_colour() -> Study:
         "method.model.network": MLP(width=256, skip=True),
         "method.clip": 23.7,
     }
-    return _collaboration(override(on_digits(), changes), minorities=(3, 20, 100), centred_clip=7.27)
+    return _collaboration(override(digits().experiment, changes), minorities=(3, 20, 100), centred_clip=7.27)
 
 
 def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_clip: float) -> Study:

@@ -19,7 +19,7 @@ from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
-from raydiff.papers.pfdm.presets import mnist, on_digits
+from raydiff.papers.pfdm.presets import digits, mnist
 from raydiff.papers.spire.method import SPIRE
 
 PAPERS_MNIST = Data(name="mnist", train=24_000, public=2000, validation=0, calibration=0, test=4000)
@@ -89,7 +89,7 @@ def _as_searched(base: Experiment) -> Study:
 def spire_digits() -> Study:
     """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings."""
     base = replace(
-        override(on_digits(), {"method.model.network": MLP(width=128)}),
+        override(digits().experiment, {"method.model.network": MLP(width=128)}),
         data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
         clients=10,
         partition=ByClass(),
