@@ -144,7 +144,7 @@ def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, code in re.findall(r"```python\n# (\S+)\n(.*?)```", (ROOT / "docs" / "extending.md").read_text(), re.S):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(code)
-    for name, preset in (("pictures", "digits"), ("clinic", "tabular-german")):
+    for name, preset in (("pictures", "digits"), ("clinic", "tabular-german"), ("private", "tabular-german")):
         (tmp_path / f"{name}.toml").write_text(f'preset = "{preset}"\n')
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

@@ -42,7 +42,7 @@ def describe(folder: Path) -> SweepSummary:
     try:
         view = open_sweep(folder)
         paragraphs, lines = summary(view)
-        conclusion, numbers = "\n\n".join([*paragraphs, "\n".join(f"- {line}" for line in lines)]), means(view)
+        conclusion, numbers = "\n\n".join([*paragraphs, *(f"- {line}" for line in lines)]), means(view)
         if view.measure and len(view.runs) > 1:
             table = rows.frontier(view.runs)
             table = brief(table).assign(epsilon=table["epsilon"].map(shown))

@@ -323,7 +323,7 @@ def test_the_preset_is_that_of_the_command(tmp_path: Path) -> None:
     write_trial(tmp_path, "aa", outcome=finished(9.77, 3.0))
     for command, preset in (
         ("jobs/sweep.py spire-mnist --name x", "spire-mnist"),
-        ("raydiff/__main__.py sweep --name x", "digits"),
+        ("raydiff/__main__.py sweep --name x", "tradeoff"),
         ("raydiff sweep reproduce --paper=pdp --scale gpu", "reproduce-pdp-gpu"),
         ("my_study.py digits", None),
         ("", None),
