@@ -27,7 +27,7 @@ def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
         lines = [f"no composed epsilon: {why}"]
     else:
         lines = _lines(f"all {len(ledgers)} trials composed", ledgers)
-        lines += _lines(f"the {len(noised)} that sent noised values alone", noised)
+        lines += _lines(f"the {len(noised)} that sent noised values alone", noised) if noised else []
     if keep:
         path, fields = folder / "composed.json", {"trials": [f.name for f in folders], "text": lines}
         write_text(path, sealed(fields, path, indent=1))

@@ -38,7 +38,7 @@ class PublicOnly(Evolution):
         """Nothing is spent."""
         return Nothing()
 
-    def form(self, server: Params, examples: int, number: int) -> UploadSpec:
+    def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Nothing is expected."""
         return UploadSpec()
 
