@@ -106,7 +106,7 @@ class ClientReport:
     metrics: Metrics
     scores: targets.Scores  # of the membership attacks
     pictures: Tensor  # (n, C, H, W), samples of each class, or of an unconditional model; n is 0 for a classifier
-    privacy: str  # `Deployed.privacy`: the guarantee for the client's own records if these pictures are published
+    of_server: bool  # `Deployed.of_server`
 
     def of_outsider(self) -> ClientReport:
         """Return the report of a client that sent nothing: its records are no members of the server's models."""
@@ -132,7 +132,7 @@ class Instruments:
                 again = replace(drawn, images=images)
                 each = values if images is drawn.images else metrics.measured(again, by_sampler=True)
                 values = values | {f"{name}/{k}": v for k, v in each.items() if Metric.parse(k).of_samples}
-            return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.privacy)
+            return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.of_server)
 
         return evaluate
 

@@ -53,10 +53,17 @@ def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress)
 
 
 def of_models(
-    experiment: Experiment, pool: ClientExecutor, progress: Progress, of_ledger: Metrics, *, artifacts: Path
+    experiment: Experiment,
+    pool: ClientExecutor,
+    progress: Progress,
+    of_ledger: Metrics,
+    *,
+    artifacts: Path,
+    outsiders: Guarantee,
 ) -> Metrics:
-    """Quality of the clients' models at the end and what attacks learn of them, with pictures in `artifacts`. Raises
-    `ceilings.AboveCeiling` where an attack exceeds a ceiling in `of_ledger`."""
+    """Quality of the clients' models at the end and what attacks learn of them, with pictures in `artifacts`, which
+    name the guarantee against `outsiders` where it holds for them. Raises `ceilings.AboveCeiling` where an attack
+    exceeds a ceiling in `of_ledger`."""
     assert experiment.evaluation is not None
     measured, split = pool.clients[: experiment.evaluation.clients], experiment.evaluation.split
     senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
@@ -64,11 +71,11 @@ def of_models(
     reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
     final = suite.summarise(reports)
     ceilings.check_attacks({**of_ledger, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
-    _draw_samples(experiment, reports, measured, artifacts / "samples.png")
+    _draw_samples(experiment, reports, measured, artifacts / "samples.png", outsiders)
     dataset = datasets.load(experiment.data)
     sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
     figures.draw_counts(sizes, dataset.base_names, artifacts / "partition.png")
-    return {**final, **_newcomers(experiment, pool, progress, artifacts)}
+    return {**final, **_newcomers(experiment, pool, progress, artifacts, outsiders)}
 
 
 def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
@@ -86,14 +93,16 @@ def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
     return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
 
 
-def _newcomers(experiment: Experiment, pool: ClientExecutor, progress: Progress, artifacts: Path) -> Metrics:
+def _newcomers(
+    experiment: Experiment, pool: ClientExecutor, progress: Progress, artifacts: Path, outsiders: Guarantee
+) -> Metrics:
     """Quality of the unseen clients' models, and how much of the model they train."""
     assert experiment.evaluation is not None
     method, split = experiment.method, experiment.evaluation.split
     if not (late := experiment.everyone[experiment.clients :]):
         return {}
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]
-    _draw_samples(experiment, reports, late, artifacts / "newcomers.png")
+    _draw_samples(experiment, reports, late, artifacts / "newcomers.png", outsiders)
     metrics = {f"new/{k.removeprefix('eval/')}": v for k, v in suite.summarise(reports).items()}
     if isinstance(method, WithNewClients):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
@@ -102,8 +111,15 @@ def _newcomers(experiment: Experiment, pool: ClientExecutor, progress: Progress,
     return metrics
 
 
-def _draw_samples(experiment: Experiment, reports: Sequence[ClientReport], clients: Sequence[int], path: Path) -> None:
-    """A row of public pictures, then one of each client's samples."""
+def _draw_samples(
+    experiment: Experiment,
+    reports: Sequence[ClientReport],
+    clients: Sequence[int],
+    path: Path,
+    outsiders: Guarantee,
+) -> None:
+    """A row of public pictures, then one of each client's samples. A row shows the classes that its client has, which
+    only a guarantee that declares labels public allows."""
     if not all(len(r.pictures) for r in reports):  # Classifiers make none.
         return
     rows = {f"client {c}": r.pictures for c, r in zip(clients[: grids.ROWS], reports, strict=False)}
@@ -111,4 +127,6 @@ def _draw_samples(experiment: Experiment, reports: Sequence[ClientReport], clien
     if len(public):
         shown = suite.first_of_each(public.labels[:, 0])[: max(map(len, rows.values()))]
         rows = {"real, public": public.images[shown], **rows}
-    grids.sample_grid(list(rows.values()), path, privacy=reports[0].privacy, most=len(rows), names=list(rows))
+    covered = all(r.of_server for r in reports) and "labels" in outsiders.declared
+    privacy = str(outsiders) if covered else "none"
+    grids.sample_grid(list(rows.values()), path, privacy=privacy, most=len(rows), names=list(rows))

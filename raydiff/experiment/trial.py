@@ -276,7 +276,7 @@ def _finish(
     final = measurements.of_ledger(odometer, *views) | ceilings.rates(odometer)
     if experiment.evaluation is not None:
         final |= measurements.of_data(experiment, together=odometer.bytes_up > 0)
-        final |= measurements.of_models(experiment, pool, progress, final, artifacts=artifacts)
+        final |= measurements.of_models(experiment, pool, progress, final, artifacts=artifacts, outsiders=views[1])
     if rejected := log.total("clients/rejected"):
         final["clients/rejected"] = rejected
     final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock

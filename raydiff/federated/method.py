@@ -135,8 +135,8 @@ class Deployed:
     """Whether it samples what the labels ask for; else it samples the client's distribution."""
     about: str = ""
     """A description of its samples."""
-    privacy: str = "none"
-    """What is guaranteed for this client's own records when its samples are published."""
+    of_server: bool = False
+    """Whether samples are made of the server's model alone: then they have its guarantee, else none."""
     targets: Mapping[str, Target] = field(default_factory=dict)
     """What membership attacks may query, by name: client, global, pool."""
     uploads: Uploads | None = None

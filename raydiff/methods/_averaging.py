@@ -263,8 +263,9 @@ def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, pers
         return Deployed(classify=model.classify(params))
     if isinstance(model, DiscreteDiffusion):
         rows = {"ancestral": model.sampler(params)}
-        return Deployed(rows, conditional=model.conditional, about=f"rows of {whose}")
+        return Deployed(rows, conditional=model.conditional, about=f"rows of {whose}", of_server=personal is None)
     both = {"global": shared, "client": personal}
     targets = {name: Target((model.denoiser(p),), model.abar) for name, p in both.items() if p is not None}
     samplers = sampling.samplers(model, targets["global" if personal is None else "client"].denoisers[0])
-    return Deployed(samplers, conditional=model.conditional, about=f"images of {whose}", targets=targets)
+    about: dict[str, Any] = {"about": f"images of {whose}", "of_server": personal is None}
+    return Deployed(samplers, conditional=model.conditional, targets=targets, **about)

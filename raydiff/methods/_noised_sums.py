@@ -113,7 +113,7 @@ class NoisedSums(Method):
         """The model, the same for all clients and the server."""
         draw: Callable[[Tensor, torch.Generator], Tensor] = partial(self.model.draw, params)
         target = Target((self.model.denoiser(params),), self.model.abar)
-        return Deployed({name: draw}, about=about, targets={"global": target})
+        return Deployed({name: draw}, about=about, of_server=True, targets={"global": target})
 
 
 def by_row(values: Tensor, rows: Tensor, count: int) -> Tensor:

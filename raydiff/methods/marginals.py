@@ -80,4 +80,4 @@ class Marginals(NoisedSums):
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Rows of the tree, the same for all clients and the server."""
         draw = partial(self.model.sample, tree.under("forest", server))
-        return Deployed({"tree": draw}, about="rows of a tree of columns, fitted to noised counts")
+        return Deployed({"tree": draw}, about="rows of a tree of columns, fitted to noised counts", of_server=True)

@@ -91,7 +91,7 @@ class Finished:
         deployed = client.deploy(self.server, self.round)
         labels = client.data.labels if draw == "as-data" else self._labels(draw)
         about = ": ".join(filter(None, (f"samples of client {number}", deployed.about)))
-        return SampleSource(number, deployed.sample, labels, deployed.privacy, about, draw)
+        return SampleSource(number, deployed.sample, labels, "none", about, draw)
 
     def _shared(self, draw: Draw) -> SampleSource:
         deployed, guarantee = self.trial.experiment.method.deploy(self.server), self.published

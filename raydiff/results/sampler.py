@@ -14,7 +14,7 @@ from __future__ import annotations
 import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,9 +91,6 @@ def save(
     for client, state in states.items():
         store.save_client(client, card.round, state)
     store.commit(card.round, {})
-    if states:
-        guarantees = {model.privacy for model in models}
-        card = replace(card, privacy=guarantees.pop() if len(guarantees) == 1 else "none")
     if latent is not None:
         shutil.copytree(latent, folder / LATENT)
     if mapping is not None:

@@ -74,9 +74,9 @@ def read(deployed: Deployed, *, of: str = "test", config: Evaluation = NONE, own
 )
 @pytest.mark.parametrize("config", [NONE, Evaluation(attack=False), Evaluation(distance="kernel")])
 def test_accuracy_is_of_the_whole_split(of: str, right: tuple[int, ...], accuracy: float, config: Evaluation) -> None:
-    report = read(Deployed(classify=tells(*right), privacy="of what"), of=of, config=config)
+    report = read(Deployed(classify=tells(*right), of_server=True), of=of, config=config)
     assert report.metrics == {"accuracy": pytest.approx(accuracy), "utility_loss": pytest.approx(1 - accuracy)}
-    assert report.pictures.shape == (0, 1, 2, 2) and report.scores == {} and report.privacy == "of what"
+    assert report.pictures.shape == (0, 1, 2, 2) and report.scores == {} and report.of_server
 
 
 def test_without_a_distance_only_the_grids_pictures_are_made() -> None:

@@ -28,6 +28,7 @@ from raydiff.federated.method import Round
 from raydiff.formats.json_files import read_lines
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
+from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
@@ -187,6 +188,22 @@ def test_artifacts(finished: Finished) -> None:
         assert image.info["privacy"] == "none"
         assert image.height == 3 * 9 * grids.SCALE  # two clients below the public pictures
     assert sorted(p.name for p in folder.iterdir()) == ["ledger.json", "partition.png", "samples.png"]
+
+
+@pytest.mark.parametrize("covered", [True, False])
+def test_samples_of_the_servers_model_name_its_guarantee(tiny: Experiment, tmp_path: Path, *, covered: bool) -> None:
+    """Not under client-level privacy: which classes a client's row shows is not covered."""
+    averaging = Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=5.0))
+    method = Evolution(epsilon=5.0, rounds=1, candidates=4)
+    changes: dict[str, Any] = {"method": method, "evaluation": Evaluation(attack=False, distance="none")}
+    if not covered:
+        changes["method"] = FedAvg(model=tiny.method.model, rounds=1, local=Training(steps=1), averaging=averaging)
+    opened = open_trial(overrides.override(tiny, changes), tmp_path)
+    execute(opened)
+    outcome = opened.outcome()
+    assert outcome is not None and outcome["server"]["epsilon"] == pytest.approx(5.0, rel=1e-3)
+    with Image.open(opened.folder / "artifacts" / "samples.png") as image:
+        assert image.info["privacy"] == (outcome["text"] if covered else "none")
 
 
 def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(finished: tuple[Trial, list[Any]]) -> None:

@@ -114,4 +114,4 @@ def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(
     by_hand = denoise(z, x, labels=labels, abar=pfdm.model.abar, rng=rng, **times)  # type: ignore[arg-type]
     torch.testing.assert_close(found, by_hand, rtol=1e-4, atol=1e-5)
     assert list(deployed.samplers) == ["ddim", "ancestral"] and set(deployed.targets) == {"global", "client"}
-    assert deployed.privacy == "none"
+    assert not deployed.of_server
