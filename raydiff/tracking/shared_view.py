@@ -27,12 +27,8 @@ def address(experiment: str, key: str) -> str:
 
 
 def state(parent: str, sweep: str, swept: Varying, trials: Sequence[Mapping[str, Any]]) -> str:
-    """The view of the runs with the tag raydiff.id `sweep`, below the run `parent`, as JSON.
-
-    Args:
-        swept: names the columns of parameters.
-        trials: of each finished one its numbers by plain names.
-    """
+    """The view of the runs with the tag raydiff.id `sweep`, below the run `parent`, as JSON: a column for each field in
+    `swept`, and for the numbers, by plain names, that the finished `trials` have."""
     params = [*map(mlflow_name, dict.fromkeys(path for paths in swept.values() for path in paths))]
     params = ["method", *params] if len(swept) > 1 else params
     metrics = [name for name in COMPARED if not trials or any(name in trial for trial in trials)]
@@ -41,9 +37,7 @@ def state(parent: str, sweep: str, swept: Varying, trials: Sequence[Mapping[str,
     numbers = [f"metrics.`{name}`" for name in metrics]
     columns = [*numbers, *(f"params.`{name}`" for name in params)]
     axes = [[{"key": key, "type": "METRIC"} for key in ("epsilon", name)] for name in quality if "epsilon" in metrics]
-    charts: list[dict[str, Any]] = [
-        {"type": "SCATTER", "metricSectionId": "0", "xaxis": x, "yaxis": y} for x, y in axes
-    ]
+    charts = [dict[str, Any](type="SCATTER", metricSectionId="0", xaxis=x, yaxis=y) for x, y in axes]
     # A run without one of these numbers has no line, and the last one colours the lines.
     lines = {"selectedParams": params, "selectedMetrics": of_all[::-1], "showAllRuns": True}
     charts.append({"type": "PARALLEL", "metricSectionId": "1", **lines})
