@@ -59,10 +59,8 @@ class GenerationRequest:
     """Of a table: numbers drawn uniformly within their bins, or the bins' names."""
 
     def __post_init__(self) -> None:
-        if self.num < 1:
-            raise ValueError(f"num must be at least 1, got {self.num}")
-        if self.num > MOST:
-            raise ValueError(f"num must be at most {MOST:,}, got {self.num:,}")
+        if not 1 <= self.num <= MOST:
+            raise ValueError(f"num must be between 1 and {MOST:,}, got {self.num:,}")
         if self.labels is not None:
             check_one_of("labels", self.labels, get_args(Draw))
         check_one_of("numbers", self.numbers, get_args(Numbers))

@@ -134,10 +134,8 @@ class Joining:
 def method_of(finished: Finished) -> WithNewClients:
     """Return the run's method. Raises ValueError where an unseen client has nothing to personalise."""
     method = finished.trial.experiment.method
-    if isinstance(method.model, Classifier):
-        raise ValueError("a classifier makes no pictures, by which a new client's model is judged")
-    if isinstance(method.model, DiscreteDiffusion):
-        raise ValueError("a new client's model is judged by its pictures, and this method makes rows of a table")
+    if isinstance(method.model, (Classifier, DiscreteDiffusion)):
+        raise ValueError("a new client's model is judged by its pictures, and this method makes none")
     if not isinstance(method, WithNewClients):
         raise ValueError(f"{type(method).__name__} has no shared model that a new client could make its own")
     return method

@@ -145,10 +145,8 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
     if asked.search in ("asha", "optuna"):
         if base.evaluation is None:
             raise ValueError(f"--search {asked.search} needs the evaluation that --protocol-only switches off")
-        if metric.endswith(("/major", "/minor")):
-            raise ValueError(f"--search {asked.search} needs a metric over all classes, got {metric}")
-        if metric.startswith("new/"):
-            raise ValueError(f"--search {asked.search} needs a metric of rounds, and clients join after all: {metric}")
+        if metric.endswith(("/major", "/minor")) or metric.startswith("new/"):  # Unseen clients join after all rounds.
+            raise ValueError(f"--search {asked.search} needs a metric of rounds over all classes, got {metric}")
     if asked.search == "optuna" and is_bucket(base.runtime.storage):
         raise ValueError("--search optuna keeps its study in a file of the storage, which must then be a folder")
     if bool(asked.sample) != (asked.search in ("random", "optuna")):

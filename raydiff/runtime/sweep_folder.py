@@ -48,10 +48,8 @@ REMEDY = "give --storage a folder on a local disk, NFS or Lustre, or a bucket"
 
 def place(base: Experiment, name: str) -> Path:
     """Return <storage>/sweeps/<name> on this machine; nothing is created. Raises ValueError for an invalid name."""
-    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("."):
-        raise ValueError(f"--name must be letters, digits, '.', '_' and '-', got {name!r}")
-    if len(os.fsencode(name)) > LONGEST:
-        raise ValueError(f"--name must be at most {LONGEST} letters, got {len(name)}")
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith(".") or len(os.fsencode(name)) > LONGEST:
+        raise ValueError(f"--name must be at most {LONGEST} letters, digits, '.', '_' and '-', got {name!r}")
     return staging.root(base.runtime.storage) / "sweeps" / name
 
 

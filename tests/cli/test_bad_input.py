@@ -66,8 +66,8 @@ REFUSED_BY_SWEEP = {
     "--max-concurrent 0": "--max-concurrent must be positive, got 0",
     "--search asha --protocol-only": "needs the evaluation",
     "--log-samplers --protocol-only": "which --protocol-only keeps with them",
-    "--search asha --metric eval/fd_cnn/minor": "needs a metric over all classes",
-    "--name it's": "--name must be letters",
+    "--search asha --metric eval/fd_cnn/minor": "needs a metric of rounds over all classes",
+    "--name it's": "--name must be at most 200 letters",
     "--search optuna": "needs --sample",
     "--extend --name x": "--extend is for a sweep that exists",
 }
