@@ -44,6 +44,7 @@ from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants, grid, private_gradient
+from raydiff.storage import file_names
 from raydiff.storage.checksums import dump_tensors, load_tensors
 from raydiff.tree import Params
 
@@ -57,7 +58,7 @@ SHARING = {
     **dict.fromkeys(("test_elastic", "test_faults", "test_processes_die"), "nodes"),
 }
 """Files outside `runtime` that share a process, since they share an undisturbed sweep or a cluster."""
-TRIAL = json_files.TRIAL
+TRIAL, PATHS = json_files.TRIAL, file_names.OURS
 LONG = ("test_hangs", "test_cut_network")  # files that take longer than all but these groups
 
 
@@ -139,6 +140,7 @@ def readable_names_of_trials() -> Iterator[None]:
     """Trials that tests write are called "a" or "beforePFDM0", not by 16 digits; `digests` undoes it."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(json_files, "TRIAL", re.compile(r"[\w.-]+"))
+        patch.setattr(file_names, "OURS", re.compile(PATHS.pattern.replace(TRIAL.pattern, r"[\w.-]+", 1)))
         yield
 
 
@@ -146,6 +148,7 @@ def readable_names_of_trials() -> Iterator[None]:
 def digests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials are called by their digests alone, as outside of tests."""
     monkeypatch.setattr(json_files, "TRIAL", TRIAL)
+    monkeypatch.setattr(file_names, "OURS", PATHS)
 
 
 @pytest.fixture(autouse=True)
