@@ -116,11 +116,14 @@ class Mlflow(threading.Thread):
         self._begun.set()
         self.join(min(SILENCE_S, timeout_s))
         ended = -1
-        while self.is_alive() and ended < (ended := sum(t.ended_ns is not None for t in self._trials.values())):
+        while self.is_alive() and ended < (ended := self._ended()):
             print(f"waiting for MLflow, which has {ended} finished trials; the others follow", flush=True)
             self.join(timeout_s)
         if self.is_alive():
             self.error = TimeoutError(f"still writing after {timeout_s:g} s")
+
+    def _ended(self) -> int:
+        return sum(trial.ended_ns is not None for trial in self._trials.values())
 
     def end(self, status: str, files: tuple[Path, ...] = (), summary: SweepSummary = SweepSummary()) -> str | None:
         """After `close`, end the parent run with a status (FINISHED or KILLED), files and a summary. Returns what
