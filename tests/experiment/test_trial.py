@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import json
 import math
@@ -204,6 +205,16 @@ def test_samples_of_the_servers_model_name_its_guarantee(tiny: Experiment, tmp_p
     assert outcome is not None and outcome["server"]["epsilon"] == pytest.approx(5.0, rel=1e-3)
     with Image.open(opened.folder / "artifacts" / "samples.png") as image:
         assert image.info["privacy"] == (outcome["text"] if covered else "none")
+
+
+def test_the_control_of_public_pictures_alone_sends_nothing(
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "data" / "frontier")
+    method = importlib.import_module("public_only").PublicOnly(candidates=4)
+    changes = {"method": method, "evaluation": Evaluation(attack=False, distance="none")}
+    *_, final = execute(open_trial(overrides.override(tiny, changes), tmp_path))
+    assert final["comm/bytes_up"] == 0 and final["privacy/epsilon_server"] == 0
 
 
 def test_a_finished_trial_gives_its_numbers_again_and_does_nothing(finished: tuple[Trial, list[Any]]) -> None:
