@@ -329,4 +329,5 @@ def _start(
         sweep_folder.CALL.reset(token)
     if ended.interrupted:
         signal.raise_signal(ended.interrupted)
+        raise KeyboardInterrupt(ended.interrupted)  # Where the signal is ignored, as in the background of a shell.
     return planned, ended

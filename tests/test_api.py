@@ -8,6 +8,7 @@ import os
 import pickle
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -155,6 +156,21 @@ def test_a_run_that_fails_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypa
     monkeypatch.setattr(rd.PFDM, "local_update", fails)
     with pytest.raises(ValueError, match=r"it was failed \(this trial is poisoned\)"):
         rd.run(local(tiny, tmp_path), track=False)
+
+
+def test_an_interrupted_call_ends_its_caller_where_the_signal_is_ignored_too(
+    tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(rd.PFDM, "local_update", interrupted)
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in the background of a shell
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rd.run(local(tiny, tmp_path), track=False)
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_that_cannot_begin_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
