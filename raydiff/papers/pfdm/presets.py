@@ -42,8 +42,8 @@ def digits() -> Study:
 def tradeoff() -> Study:
     """The main job: digits, clients with 3 records of each minority class, two minutes on 2 cores.
 
-    Private Evolution is the private arm: of the methods of `frontier` the best one with so few records, by validation
-    records, as are network and steps (docs/main-job.md).
+    Private Evolution is the private arm: it is closer to validation records than the sketch and DP-MERF. Network and
+    steps were chosen on these too (docs/main-job.md).
     """
     training = Training(steps=600, learning_rate=4e-3)
     changes = {
