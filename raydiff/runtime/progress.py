@@ -114,7 +114,7 @@ class SweepProgress(tune.Callback):
         """The trial's processes were lost; Tune starts it again, after its last committed round."""
         this = self._begin(trial)
         del self.running[trial.trial_id]
-        why = self._lost(this)
+        why = self._lost(this, trial)
         self._print(f"  {this.name}: its processes were lost{why}; it goes on after round {this.round + 1}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -123,7 +123,9 @@ class SweepProgress(tune.Callback):
         if self._rounds.get(this.experiment.digest, -1) > self._rounds_before.get(this.experiment.digest, -1):
             self.on_trial_recover(iteration, trials, trial)
         else:
-            self._fail(trial, f"its processes were lost more often than runtime.failures allows{self._lost(this)}")
+            self._fail(
+                trial, f"its processes were lost more often than runtime.failures allows{self._lost(this, trial)}"
+            )
 
     def on_step_end(self, iteration: int, trials: list[Any], **info: Any) -> None:
         """Print the state every EVERY_S."""
@@ -154,10 +156,11 @@ class SweepProgress(tune.Callback):
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
 
-    def _lost(self, this: Running) -> str:
-        """Print why a trial's processes were lost. Return and record a lack of memory: it may have no folder yet."""
-        self._print_faults(this)
-        if reason := memory_kill():
+    def _lost(self, this: Running, trial: Any) -> str:
+        """Print why a trial's processes were lost. Return and record what only the driver knows: a lack of memory, or
+        Ray's last error; the trial may have no folder yet."""
+        recorded = self._print_faults(this)
+        if reason := memory_kill() or ("" if recorded else _last_error(trial)):
             device_faults.record(self._folder(this), reason)
             this.faults += 1
         return f" ({reason})" if reason else ""
@@ -187,11 +190,13 @@ class SweepProgress(tune.Callback):
     def _folder(self, this: Running) -> Path:
         return self.plan.folder / "trials" / this.experiment.digest
 
-    def _print_faults(self, this: Running) -> None:
+    def _print_faults(self, this: Running) -> int:
         reasons = device_faults.reasons(self._folder(this))
-        for reason in reasons[this.faults :]:
+        new = reasons[this.faults :]
+        for reason in new:
             self._print(f"  {this.name}: {reason}")
         this.faults = len(reasons)
+        return len(new)
 
     def _count(self) -> str:
         return f"[{self.done + self.failed}/{self.total}]"
@@ -213,3 +218,10 @@ class SweepProgress(tune.Callback):
     def _print(self, text: str) -> None:
         self._printed_at = time.monotonic()
         print(text, flush=True)
+
+
+def _last_error(trial: Any) -> str:
+    """Return the last line of what Ray told Tune about a trial's lost processes; "" if it told nothing."""
+    if trial.error_file is None or not (path := Path(trial.error_file)).exists():
+        return ""
+    return path.read_text(errors="replace").strip().splitlines()[-1].strip()[:300]

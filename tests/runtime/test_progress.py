@@ -23,7 +23,11 @@ def progress(tmp_path, monkeypatch):
 
 def tune_trial(number: int, **last) -> SimpleNamespace:
     return SimpleNamespace(
-        trial_id=str(number), config={"experiment": written(seeded(number))}, last_result=last, status="RUNNING"
+        trial_id=str(number),
+        config={"experiment": written(seeded(number))},
+        last_result=last,
+        status="RUNNING",
+        error_file=None,
     )
 
 
@@ -104,6 +108,21 @@ def test_a_lack_of_memory_is_the_reason_in_the_lines_and_in_the_trials_file(prog
     assert len(lines) == 2 and all("(the node runs low on memory)" in line for line in lines)
     folder = progress.plan.folder / "trials" / seeded(1).digest
     assert module.device_faults.reasons(folder) == ["the node runs low on memory"]
+
+
+def test_what_ray_said_last_is_the_reason_where_the_processes_left_none(progress, tmp_path, capsys):
+    (error := tmp_path / "error.txt").write_text("Failure # 1\nThe actor died.\n\tpid: 3\nWorker exit detail: SIGILL\n")
+    folder = progress.plan.folder / "trials" / seeded(0).digest
+    folder.mkdir(parents=True)
+    died = tune_trial(0)
+    died.error_file = str(error)
+    progress.on_trial_recover(0, [], died)
+    assert "its processes were lost (Worker exit detail: SIGILL); it goes on" in capsys.readouterr().out
+    assert module.device_faults.reasons(folder) == ["Worker exit detail: SIGILL"]
+    progress.on_trial_start(0, [], died)
+    module.device_faults.record(folder, "the coordinator: the GPU fell off")
+    progress.on_trial_recover(0, [], died)
+    assert "fell off" in (out := capsys.readouterr().out) and "SIGILL" not in out
 
 
 @pytest.mark.parametrize("stop", [False, True])
