@@ -28,7 +28,7 @@ from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Objective, Training, fit
+from raydiff.models.training import Training, fit
 from raydiff.privacy.aggregate import BITS
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose
@@ -36,7 +36,12 @@ from raydiff.tree import Params, Tensors
 
 AnyModel = DDPM | Classifier | DiscreteDiffusion
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
-Update = Literal["mean", "momentum", "adam"]
+Update = Literal["mean", "momentum", "adam", "yogi"]
+Moments = Literal["reset", "kept", "averaged"]
+MOMENTS, SQUARES = "moments", "exp_avg_sq/"
+"""A client's optimiser state, below this prefix: in the server's state where it is averaged, with roots in place of
+AdamW's second moments, which the exact sum would round to 0; else below `SCRATCH`."""
+AVERAGE = f"{SERVER_ONLY}/average"
 AS_THEY_ARE = "weights sent as they are"
 TIMES = 64.0  # No update is expected to exceed the server's largest weight by this factor.
 RECORDS = 2**16  # A client with more records has proportionally less of the exact sum's range.
@@ -51,15 +56,18 @@ class Averaging:
     weights: Weights = "examples"
     """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
     update: Update = "mean"
-    """mean: w + rate * mean; momentum: FedAvgM; adam: FedAdam."""
+    """mean: w + rate * mean; momentum: FedAvgM; adam: FedAdam; yogi: FedYogi."""
     rate: float = 1.0
     """The server's learning rate."""
     beta1: float = 0.9
-    """Decay of the first moment (momentum and adam)."""
+    """Decay of the first moment (momentum, adam and yogi)."""
     beta2: float = 0.99
-    """Decay of the second moment (adam)."""
+    """Decay of the second moment (adam and yogi)."""
     tau: float = 1e-3
-    """Added to the root of the second moment (adam)."""
+    """Added to the root of the second moment (adam and yogi)."""
+    moments: Moments = "reset"
+    """A client's optimiser in its next round: reset begins anew, kept goes on; averaged starts from the mean of all
+    clients' states, which are sent with the updates and make them up to three times as long."""
     privacy: ClientPrivacy | None = None
     """Client-level privacy of the updates (DP-FedAvg); None: they are sent as they are."""
     max_update_norm: float | None = None
@@ -74,6 +82,9 @@ class Averaging:
             raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.privacy is not None and self.privacy.trust != "local" and self.weights != "uniform":
             raise ValueError(f"weights must be uniform with privacy.trust = {self.privacy.trust}, got {self.weights}")
+        check_one_of("moments", self.moments, get_args(Moments))
+        if self.moments == "averaged" and (self.update != "mean" or self.rate != 1 or self.privacy is not None):
+            raise ValueError("moments = averaged needs update = mean, rate = 1 and privacy = none")
         if self.max_update_norm is not None and self.privacy is not None:
             raise ValueError("max_update_norm must be none with privacy, whose clip bounds updates already")
 
@@ -131,7 +142,11 @@ class Averaging:
             return tree.add(params, tree.scale(first, self.rate)), tree.prefixed("first", first)
         squares = {k: v * v for k, v in mean.items()}
         first = _decayed(tree.under("first", moments), mean, self.beta1, fraction=1 - self.beta1)
-        second = _decayed(tree.under("second", moments), squares, self.beta2, fraction=1 - self.beta2)
+        before = tree.under("second", moments) or tree.scale(squares, 0.0)
+        if self.update == "adam":
+            second = _decayed(before, squares, self.beta2, fraction=1 - self.beta2)
+        else:
+            second = {k: before[k] - (1 - self.beta2) * v * (before[k] - v).sign() for k, v in squares.items()}
         moved = {k: v + self.rate * first[k] / (second[k].sqrt() + self.tau) for k, v in params.items()}
         return moved, {**tree.prefixed("first", first), **tree.prefixed("second", second)}
 
@@ -145,8 +160,9 @@ def _decayed(before: Params, value: Params, beta: float, *, fraction: float) -> 
 class Averaged(Method):
     """A method whose server averages the clients' updates of one model. By itself it is FedAvg.
 
-    The server's state is the model's parameters, and `SERVER_ONLY`/averaging/ for the server's optimiser. A client's
-    state is its personal model, where it has one, and below `SCRATCH` what it needs in its next rounds.
+    The server's state is the model's parameters, `MOMENTS` where they are averaged, and below `SERVER_ONLY` its own
+    optimiser's and the moving average (`local.ema`), which is its model after the last round. A client's state is its
+    personal model, where it has one, and below `SCRATCH` what it needs in its next rounds.
     """
 
     model: AnyModel = DDPM()
@@ -167,8 +183,6 @@ class Averaged(Method):
 
     def __post_init__(self) -> None:
         check_least(self, 1, "rounds")
-        if self.local.ema:
-            raise ValueError(f"local.ema must be 0 where the server averages after each round, got {self.local.ema}")
 
     def steps(self, number: int, records: int) -> range:
         """The steps of `local` that a client with so many records takes in this round."""
@@ -186,13 +200,24 @@ class Averaged(Method):
 
     def shared(self, server: Params) -> Params:
         """The parameters of the model that all share."""
-        return server
+        return tree.without(MOMENTS, server)
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         return self.shared(server), {}
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        return self.model.init(rng)
+        return self.with_moments(self.model.init(rng))
+
+    def with_moments(self, weights: Params) -> Params:
+        """These weights as a server's first state: with the moments of `local`'s optimiser where they are averaged."""
+        if self.averaging.moments != "averaged":
+            return weights
+        names = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",) * (self.local.momentum > 0)}
+        zeros = {
+            f"{moment}/{k}": torch.zeros_like(v) for moment in names[self.local.optimizer] for k, v in weights.items()
+        }
+        counts = {f"step/{k}": torch.zeros(()) for k in weights if self.local.optimizer == "adamw"}
+        return {**weights, **tree.prefixed(MOMENTS, zeros | counts)}
 
     @property
     def accountant(self) -> str:
@@ -200,20 +225,32 @@ class Averaged(Method):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Gradient steps from the server's weights on the client's records; send the difference."""
-        return self.send(server, *self.fit_round(server, data, rnd), state, rnd)
+        return self.send(server, *self.fit_round(server, state, data, rnd), state, rnd)
 
-    def send(self, server: Params, w: Params, loss: float, state: Params, rnd: Round) -> LocalResult:
-        """The result that sends how far the weights w are from the server's, and keeps `state`."""
+    def send(self, server: Params, w: Params, moments: Params, loss: float, state: Params, rnd: Round) -> LocalResult:
+        """The result that sends how far weights and averaged moments are from the server's, and keeps `state` and the
+        client's own moments."""
+        mine = tree.prefixed(MOMENTS, moments)
+        if self.averaging.moments == "averaged":
+            shared = {k: mine.pop(k) for k in server if k in mine}
+            w = {**w, **{k: v.sqrt() if SQUARES in k else v for k, v in shared.items()}}
         sent = self.averaging.release(tree.sub(w, server), rnd, rounds=self.rounds)
-        return LocalResult(state, sent, {"train/loss": loss})
+        kept = {**state, **tree.prefixed(SCRATCH, mine)} if mine else state  # A state that stays is not stored again.
+        return LocalResult(kept, sent, {"train/loss": loss})
 
     def fit_round(
-        self, w: Params, data: Records, rnd: Round, *, objective: Objective | None = None, extras: Params | None = None
-    ) -> tuple[Params, float]:
-        """(weights, mean loss) after this round's steps of `local` from w; `objective` and `extras` as in `fit`."""
-        more: dict[str, Any] = {"steps": self.steps(rnd.number, len(data)), "objective": objective, "extras": extras}
-        w, _, loss = fit(self.model, w, data.images, data.labels, training=self.local, rng=rnd.rng, **more)
-        return w, loss
+        self, server: Params, state: Params, data: Records, rnd: Round, *, start: Params | None = None, **more: Any
+    ) -> tuple[Params, Params, float]:
+        """(weights, moments, mean loss) after this round's steps of `local` from `start`, by default the server's
+        weights; `more` are other arguments of `fit`."""
+        moments = None
+        if self.averaging.moments != "reset":
+            shared = {k: v.square() if SQUARES in k else v for k, v in tree.under(MOMENTS, server).items()}
+            moments = {**shared, **tree.under(f"{SCRATCH}/{MOMENTS}", state)}
+        start, steps = start or tree.without(MOMENTS, server), self.steps(rnd.number, len(data))
+        training, records = replace(self.local, ema=0.0), (data.images, data.labels)
+        more = {"model": self.model, "moments": moments, "steps": steps, **more}
+        return fit(more.pop("model"), start, *records, training=training, rng=rnd.rng, **more)
 
     def upload_event(self, records: int, number: int) -> Event:
         return self.averaging.upload_event(rounds=self.rounds)
@@ -232,7 +269,17 @@ class Averaged(Method):
         if self.averaging.secure_aggregation:  # The decoded mean is float64.
             mean = {k: v.to(before[k].dtype) for k, v in mean.items()}
         after, moved = self.averaging.step(before, mean, tree.under(moments, server))
-        return {**server, **after, **tree.prefixed(moments, moved)}, {"server/update_norm": tree.norm(mean)}, events
+        metrics = {"server/update_norm": tree.norm(tree.without(MOMENTS, mean))}
+        return self.with_average({**server, **after, **tree.prefixed(moments, moved)}, after, rnd), metrics, events
+
+    def with_average(self, server: Params, weights: Params, rnd: Round) -> Params:
+        """The server's state with the moving average of these leaves of it, which become it in the last round."""
+        last = rnd.number == self.rounds - 1
+        if self.local.ema:
+            before, kept = tree.under(AVERAGE, server) or weights, self.local.kept(rnd.number + 1)
+            average = {k: torch.lerp(v, before[k], kept) for k, v in weights.items()}
+            server = {**server, **(average if last else tree.prefixed(AVERAGE, average))}
+        return tree.without(MOMENTS, tree.without(AVERAGE, server)) if last else server
 
     def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
         """The shared model, fine-tuned if `finetune` says so; an unseen client has a personal model already."""

@@ -13,7 +13,7 @@ a training diverged, which ends the trial.
 | C | `max_grad_norm` |
 | K, noise multiplicity | `multiplicity` |
 | B, expected batch | `local.batch`: each record is drawn with probability B / n; elsewhere B are, with replacement |
-| EMA | `ema` |
+| EMA | `local.ema` |
 
 Deviations: each client adds noise, so the mean update of M clients is noisier than DPDM's training on all records. The
 moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those of the other
@@ -27,7 +27,7 @@ from typing import Literal, get_args
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
+from raydiff.federated.method import LocalResult, Round
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
@@ -49,8 +49,6 @@ from raydiff.privacy.release import Event, Nothing, already_private, nothing
 from raydiff.tree import Params
 
 DECLARED = ("examples",)
-EMA = "ema"
-"""The moving average, in the server's state below this prefix."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,8 +73,6 @@ class DPSGD(Averaged):
     """C: L2 norm to which each record's gradient is clipped. A public number: never take it from private data."""
     multiplicity: int = 1
     """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
-    ema: float = 0.0
-    """Decay per step of the average of the rounds' models that is sampled; 0: the last round's model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -87,8 +83,8 @@ class DPSGD(Averaged):
             raise ValueError("accountant must be pld with relation replace_one: rdp has no theorem for sampling there")
         self.local.refuse_epochs("local", "each step draws every record with a probability of its own")
         self._mechanism(self.noise_multiplier or 0.0)
-        if not 0 <= self.ema < 1:
-            raise ValueError(f"ema must be in [0, 1), got {self.ema}")
+        if self.averaging.moments != "reset":
+            raise ValueError("averaging.moments must be reset: each round's steps begin anew")
         if self.averaging.privacy is not None:
             raise ValueError("averaging.privacy must be none: what clients send is private already")
         if self.averaging.max_update_norm is not None:
@@ -112,7 +108,7 @@ class DPSGD(Averaged):
         assert rnd.noise is not None  # A client's round always has a noise stream.
         if not (steps := self.steps(rnd.number, 0)):
             return LocalResult(state, nothing())
-        weights, mechanism = tree.without(EMA, server), self.mechanism(len(data))
+        mechanism, training = self.mechanism(len(data)), replace(self.local, ema=0.0)
         gradient = PrivateGradient(
             self.model.loss,
             data.images.to(device()),
@@ -125,8 +121,8 @@ class DPSGD(Averaged):
             relation=self.relation,
             by_layers=isinstance(self.model, DDPM) and isinstance(self.model.network, MLP),
         )
-        params, _, loss = optimize(weights, gradient, training=self.local, steps=steps)
-        sent = already_private(tree.sub(params, weights), replace(gradient.event, declared=DECLARED))
+        params, _, loss = optimize(server, gradient, training=training, steps=steps)
+        sent = already_private(tree.sub(params, server), replace(gradient.event, declared=DECLARED))
         metrics = {"train/loss": loss, "upload/noise_multiplier": mechanism.noise_multiplier}
         return LocalResult(state, sent, metrics)
 
@@ -139,20 +135,7 @@ class DPSGD(Averaged):
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         sends = bool(self.steps(number, 0))
-        return super().upload_spec(tree.without(EMA, server), examples, number) if sends else UploadSpec()
-
-    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
-        after, metrics, events = super().aggregate(server, uploads, rnd)
-        if self.ema and (steps := self.steps(rnd.number, 0)):
-            weight = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)
-            now = tree.without(EMA, tree.without(SERVER_ONLY, after))
-            moved = {k: v + weight * (now[k] - v) for k, v in (tree.under(EMA, after) or now).items()}
-            after = {**after, **tree.prefixed(EMA, moved)}
-        return after, metrics, events
-
-    def shared(self, server: Params) -> Params:
-        return tree.under(EMA, server) or server
+        return super().upload_spec(server, examples, number) if sends else UploadSpec()
 
     def _mechanism(self, sigma: float) -> Mechanism:
         return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)

@@ -42,8 +42,8 @@ class FedProx(FineTuned):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Minimise h_k from the server's weights; send the difference."""
-        w, loss = self.fit_round(server, data, rnd, objective=self._proximal, extras=server)
-        return self.send(server, w, loss, state, rnd)
+        fitted = self.fit_round(server, state, data, rnd, objective=self._proximal, extras=self.shared(server))
+        return self.send(server, *fitted, state, rnd)
 
     def _proximal(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """h_k(w; w^t); `extras` is w^t."""

@@ -52,10 +52,11 @@ class Moon(FineTuned):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train from the server's weights on both terms; send the difference, and keep the model for the next round."""
-        previous = tree.under(PREVIOUS, state) or server
-        extras = {**tree.prefixed("global", server), **tree.prefixed("previous", previous)}
-        w, loss = self.fit_round(server, data, rnd, objective=self._contrastive, extras=extras)
-        return self.send(server, w, loss, tree.prefixed(PREVIOUS, w), rnd)
+        shared = self.shared(server)
+        previous = tree.under(PREVIOUS, state) or shared
+        extras = {**tree.prefixed("global", shared), **tree.prefixed("previous", previous)}
+        w, *rest = self.fit_round(server, state, data, rnd, objective=self._contrastive, extras=extras)
+        return self.send(server, w, *rest, tree.prefixed(PREVIOUS, w), rnd)
 
     def _contrastive(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """l_sup + mu l_con; `extras` are the global and the previous model."""

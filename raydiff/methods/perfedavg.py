@@ -72,7 +72,7 @@ class PerFedAvg(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train the loss after adaptation from the server's weights; send the difference."""
-        return self.send(server, *self.fit_round(server, data, rnd, objective=self._adapted), state, rnd)
+        return self.send(server, *self.fit_round(server, state, data, rnd, objective=self._adapted), state, rnd)
 
     def _adapted(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"

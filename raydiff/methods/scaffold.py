@@ -51,6 +51,8 @@ class Scaffold(FineTuned):
         super().__post_init__()
         if self.local.optimizer != "sgd":
             raise ValueError(f"local.optimizer must be sgd, whose steps SCAFFOLD corrects, got {self.local.optimizer}")
+        if self.averaging.moments != "reset":
+            raise ValueError("averaging.moments must be reset: control variates take their place")
         if self.averaging.privacy is not None:
             raise ValueError("averaging.privacy must be none: SCAFFOLD's control variates are sent without protection")
 
@@ -67,7 +69,7 @@ class Scaffold(FineTuned):
         x, c = tree.under(MODEL, server), tree.under(CONTROL, server)
         none = tree.scale(c, 0.0)
         c_i = tree.under(f"{SCRATCH}/{CONTROL}", state) or none
-        y, loss = self.fit_round(x, data, rnd, objective=self._corrected, extras=tree.sub(c, c_i))
+        y, _, loss = self.fit_round(x, {}, data, rnd, objective=self._corrected, extras=tree.sub(c, c_i))
         far = _carried(self.local.of(len(data)), self.steps(rnd.number, len(data)))
         change = tree.sub(tree.scale(tree.sub(x, y), 1 / far), c) if far else none  # No steps, no gradient.
         sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
@@ -88,8 +90,17 @@ class Scaffold(FineTuned):
         moments = f"{SERVER_ONLY}/averaging"
         x, moved = self.averaging.step(tree.under(MODEL, server), update, tree.under(moments, server))
         c = tree.add(tree.under(CONTROL, server), tree.scale(change, uploads.count / rnd.clients))
-        after = {**tree.prefixed(MODEL, x), **tree.prefixed(CONTROL, c), **tree.prefixed(moments, moved)}
-        return after, {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}, []
+        after = {
+            **server,
+            **(model := tree.prefixed(MODEL, x)),
+            **tree.prefixed(CONTROL, c),
+            **tree.prefixed(moments, moved),
+        }
+        return (
+            self.with_average(after, model, rnd),
+            {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)},
+            [],
+        )
 
 
 def _carried(training: Training, steps: range) -> float:

@@ -21,7 +21,7 @@ import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import Deployed, LocalResult, Round
+from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Round
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._averaging import Averaged, deployed
 from raydiff.models.ddpm import DDPM
@@ -51,18 +51,19 @@ class SharedRep(Averaged):
         private, shared = self._split(self.model.init(rng))
         if not shared or (not private and self._prefixes):
             raise ValueError(f"private must name some of the model's parameters, not all, got {self._prefixes}")
-        return {**shared, **tree.prefixed(START, private)}
+        return {**self.with_moments(shared), **tree.prefixed(START, private)}
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         """The private part, as every client had it at first."""
-        return tree.under(START, server), tree.without(START, server)
+        return tree.under(START, server), self.shared(tree.without(START, server))
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""
-        shared, before = tree.without(START, server), state or tree.under(START, server)
-        w, loss = self.fit_round({**shared, **before}, data, rnd)
+        shared, before = tree.without(START, server), tree.without(SCRATCH, state) or tree.under(START, server)
+        start = {**self.shared(shared), **before}
+        w, *rest = self.fit_round(shared, state, data, rnd, start=start)
         private, after = self._split(w)
-        return self.send(shared, after, loss, private, rnd)
+        return self.send(shared, after, *rest, private, rnd)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         return super().upload_spec(tree.without(START, server), examples, number)
@@ -71,7 +72,8 @@ class SharedRep(Averaged):
         """Sample the shared part with the client's own middle, which the server does not have."""
         if state is None:
             raise ValueError("the server of a SharedRep run has no whole model: the middle is with the clients")
-        whole = {**tree.without(START, server), **(state or tree.under(START, server))}
+        private = tree.without(SCRATCH, state) or tree.under(START, server)
+        whole = {**self.shared(tree.without(START, server)), **private}
         return deployed(self.model, self.sampling, shared=None, personal=whole)
 
     @property

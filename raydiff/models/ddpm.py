@@ -33,6 +33,7 @@ MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
 """Samplers that every model is evaluated with, beside the configured one."""
 Precision = Literal["float32", "tf32", "bfloat16"]
 Prediction = Literal["epsilon", "v", "x0", "edm"]
+Levels = Literal["uniform", "lognormal"]
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default=None)
@@ -40,6 +41,7 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
+LOG_SIGMA_MEAN, LOG_SIGMA_STD = -1.2, 1.2  # of ln(sigma) in training (Karras et al. 2022, Table 1)
 LEAST_KEPT = 1e-10  # of the signal's variance in a step: with less, Algorithm 4 magnifies float32's rounding by 1e5
 RECOMPILE_LIMIT = 8 * 16
 """Graphs of one code object that dynamo keeps: each of `_compiled`'s models has several, by batch size and by whether
@@ -75,6 +77,15 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
     return torch.cat([torch.ones(1, dtype=torch.float64), abar])
 
 
+@functools.lru_cache
+def _lognormal_levels(schedule: str, timesteps: int) -> Tensor:
+    """P(t <= 1 .. T), (T,) float64, where ln(sigma_t) of sigma_t^2 = 1 / abar_t - 1 is rounded from a normal number."""
+    log_sigma = 0.5 * (1 / alphas_bar(schedule, timesteps)[1:] - 1).log()
+    upper = (log_sigma[1:] + log_sigma[:-1]) / 2
+    below = torch.special.ndtr((upper - LOG_SIGMA_MEAN) / LOG_SIGMA_STD)
+    return torch.cat([below, torch.ones(1, dtype=torch.float64)])
+
+
 @dataclass(frozen=True, kw_only=True)
 class DDPM:
     """A DDPM: a network, a schedule, and nothing learned."""
@@ -98,6 +109,13 @@ class DDPM:
     Ho 2022, arXiv 2202.00512), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1, with uniform t)."""
     sigma_data: float = 0.5
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
+    levels: Levels = "uniform"
+    """Timesteps in training: uniform over 1..T; lognormal: by EDM's distribution of the noise's standard deviation."""
+    snr_cap: float | None = None
+    """gamma of min-SNR weights of the loss (Hang et al. 2023, arXiv 2303.09556): a step's weight on its error in x_0 is
+    its signal-to-noise ratio, but at most this. None: the error in the network's output counts as it is."""
+    flip: bool = False
+    """Train on each picture as it is or mirrored left to right, with probability one half."""
     precision: Precision = "float32"
     """Of the network; parameters, losses and chains are float32. tf32 rounds inputs of products on a GPU to 10 bits."""
     compile: bool = False
@@ -110,7 +128,8 @@ class DDPM:
         if any(n < 1 for n in self.labels):
             raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
         lookup.check_one_of("prediction", self.prediction, get_args(Prediction))
-        lookup.check_positive(self, "sigma_data")
+        lookup.check_one_of("levels", self.levels, get_args(Levels))
+        lookup.check_positive(self, "sigma_data", "snr_cap")
         lookup.check_one_of("precision", self.precision, get_args(Precision))
         self.network.check(self.shape)
 
@@ -126,17 +145,35 @@ class DDPM:
         return fresh(self, rng)
 
     def draws(self, count: int, rng: torch.Generator) -> Params:
-        """The random part of one training step: t ~ Uniform{1..T} (B,) and z ~ N(0, I) (B, C, H, W)."""
-        return {
-            "t": torch.randint(1, self.timesteps + 1, (count,), generator=rng),
-            "z": torch.randn(count, *self.shape, generator=rng),
-        }
+        """The random part of one training step: t in 1..T by `levels` (B,), z ~ N(0, I) (B, C, H, W), mirrored (B,)."""
+        if self.levels == "uniform":
+            t = torch.randint(1, self.timesteps + 1, (count,), generator=rng)
+        else:
+            u = torch.rand(count, dtype=torch.float64, generator=rng)
+            t = 1 + torch.searchsorted(_lognormal_levels(self.schedule, self.timesteps), u)
+        drawn = {"t": t, "z": torch.randn(count, *self.shape, generator=rng)}
+        return {**drawn, "flip": torch.rand(count, generator=rng) < 0.5} if self.flip else drawn
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3). No extras."""
+        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3), or of the same
+        in what the network predicts. No extras."""
         x, z, t = batch[0], draws["z"], draws["t"]
-        target = self._target(x, z, t)
-        return (target - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square().mean()
+        if self.flip:
+            x = torch.where(draws["flip"].view(-1, 1, 1, 1), x.flip(-1), x)
+        error = (self._target(x, z, t) - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square()
+        return error.mean() if self.snr_cap is None else (self._min_snr(x, t) * error).mean()
+
+    def _min_snr(self, x: Tensor, t: Tensor) -> Tensor:
+        """min(SNR_t, snr_cap) over the weight on the error in x_0 that the squared error of the output has already."""
+        signal, noise = _signal_and_noise(x, self.abar, t)
+        snr = (signal / noise).square()
+        by_itself = {
+            "epsilon": snr,
+            "v": snr + 1,
+            "x0": torch.ones_like(snr),
+            "edm": (self._std(signal, noise) / (self.sigma_data * noise)).square(),
+        }
+        return snr.clamp_max(self.snr_cap) / by_itself[self.prediction]
 
     def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """z_theta(x_t, t | labels), (B, C, H, W); differentiable in params and x_t."""

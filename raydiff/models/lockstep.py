@@ -154,7 +154,7 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
         moments = _stacked([task.moments or {} for task in tasks])
         moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # equal in all lanes
     first = _stacked([task.params for task in tasks])
-    params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments)
+    params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments, lanes=True)
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
     return [(_lane(params, i), _lane(kept, i), mean) for i, mean in enumerate(means)]
 

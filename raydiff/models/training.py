@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, get_args
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.lookup import check_least, check_one_of, check_positive
+from raydiff.lookup import check_least, check_one_of, check_positive, check_value
 from raydiff.models.ddpm import DDPM, NotFinite, device
 from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.tree import Params
@@ -32,6 +34,7 @@ Decay = Literal["cosine", "constant"]
 AVERAGE = "average"  # prefix of the moving average of the weights among the moments
 ROWS = "rows"  # key of the batch's row numbers among the draws of a step
 AHEAD, AHEAD_BYTES = 32, 2**26  # largest number of steps, and their bytes, drawn in advance for an accelerator
+WIDEST = 0.28  # of `Training.ema`: the mean of all weights so far has 0.289
 CHECK_EVERY = 50  # steps between checks of the loss, each of which waits for the accelerator
 
 
@@ -79,18 +82,22 @@ class Training:
     """Draw each batch from all records; false: each pass takes every record once, in random order, and its last batch
     is the rest. A continued training, or another round's, begins a new pass."""
 
+    warmup: int = 0
+    """First steps, over which the learning rate rises from zero along a line."""
+    max_grad_norm: float | None = None
+    """Longer gradients of a step are scaled to this norm, over all parameters together."""
     ema: float = 0.0
-    """Decay per step, after k steps at most (1 + k) / (10 + k), of a moving average of weights, which is the result."""
+    """Width of a moving average of weights, which is the result: standard deviation of the averaged steps over their
+    number, at most 0.28 (Karras et al. 2024, arXiv 2312.02696, section 3.1). Of a server's rounds where it averages."""
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "steps", "epochs", "weight_decay")
+        check_least(self, 0, "steps", "epochs", "weight_decay", "warmup")
         check_least(self, 1, "batch")
-        check_positive(self, "learning_rate")
+        check_positive(self, "learning_rate", "max_grad_norm")
         check_one_of("optimizer", self.optimizer, get_args(Optimizer))
         check_one_of("decay", self.decay, get_args(Decay))
-        for name in ("momentum", "ema"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}")
+        check_value("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
+        check_value("ema", self.ema, 0 <= self.ema <= WIDEST, f"in [0, {WIDEST}]")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum must be 0 with optimizer {self.optimizer}, got {self.momentum}")
 
@@ -102,9 +109,14 @@ class Training:
 
     def rate(self, step: int) -> float:
         """The learning rate of step 0 .. steps - 1."""
+        rate = self.learning_rate * min(1.0, (step + 1) / max(self.warmup, 1))
         if self.decay == "constant":
-            return self.learning_rate
-        return self.learning_rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self._counted, 1))))
+            return rate
+        return rate * 0.5 * (1 + math.cos(math.pi * min(1.0, step / max(self._counted, 1))))
+
+    def kept(self, number: int) -> float:
+        """The moving average's weight on itself in its update `number`, 1, 2, ...; the rest is on the new weights."""
+        return float((1 - 1 / number) ** (_power(self.ema) + 1))
 
     def part(self, number: int, of: int) -> range:
         """The steps of part 0 .. of - 1 of this training, cut as evenly as possible."""
@@ -234,9 +246,16 @@ def fit(
 
 
 def optimize(
-    params: Params, gradient: Gradient, *, training: Training, steps: range | None = None, moments: Params | None = None
+    params: Params,
+    gradient: Gradient,
+    *,
+    training: Training,
+    steps: range | None = None,
+    moments: Params | None = None,
+    lanes: bool = False,
 ) -> Fitted:
-    """These steps (None: all) of `training`'s optimiser along any gradient, as `fit` returns them."""
+    """These steps (None: all) of `training`'s optimiser along any gradient, as `fit` returns them. `lanes`: each leaf
+    is a stack of independent trainings'."""
     where, steps = device(), training.part(0, 1) if steps is None else steps
     start = tree.Flat.of(params)
     buffer = start.buffer.to(where, copy=True)  # `theta` holds views of it.
@@ -250,13 +269,15 @@ def optimize(
         for leaf in theta.values():
             leaf.grad = None
         gradients, losses[i] = gradient(theta)
+        if training.max_grad_norm is not None:
+            _shorten(gradients, training.max_grad_norm, lanes)
         rate, decay = training.rate(step), training.weight_decay
         if training.optimizer == "sgd":
             sgd_step(theta, gradients, state, rate=rate, decay=decay, momentum=training.momentum)
         else:
             adamw_step(theta, gradients, state, rate=rate, decay=decay)
         if average:
-            weight = 1 - min(training.ema, (1 + step) / (10 + step))
+            weight = 1 - training.kept(step + 1)
             torch._foreach_lerp_(list(average.values()), [v.detach() for v in theta.values()], weight)
         if step % CHECK_EVERY == 0 or step == steps[-1]:
             _check_finite(losses[: i + 1], steps[0])
@@ -272,15 +293,32 @@ def optimize(
     return weights, kept, mean
 
 
+@functools.lru_cache
+def _power(width: float) -> float:
+    """gamma of a power function whose moving average has this width: width^-2 = (gamma + 2)^2 (gamma + 3) / (gamma + 1)
+    (Karras et al. 2024, Eq. 126)."""
+    t = width**-2
+    return float(np.roots([1, 7, 16 - t, 12 - t]).real.max())
+
+
+@torch.no_grad()
+def _shorten(gradients: Params, longest: float, lanes: bool) -> None:
+    """Scale the gradients, in place, to this norm where theirs, over all leaves of a lane together, is longer."""
+    squares = [g.square().reshape(len(g) if lanes else 1, -1).sum(1) for g in gradients.values()]
+    scale = (longest / torch.stack(squares).sum(0).sqrt()).clamp_max(1)
+    for g in gradients.values():
+        g.mul_(scale.view(-1, *[1] * (g.dim() - 1)) if lanes else scale[0])
+
+
 def fit_personal(
     model: Model, personal: Params, fixed: Params, data: Pair, *, rng: torch.Generator, **more: Any
 ) -> Fitted:
     """`fit` of the parameters in `personal` alone, while the model's others are `fixed`."""
-    return fit(model, personal, *data, rng=rng, objective=_Completed(model), extras=fixed, **more)
+    return fit(model, personal, *data, rng=rng, objective=Completed(model), extras=fixed, **more)
 
 
 @dataclass(frozen=True)
-class _Completed:
+class Completed:
     """The loss of a model whose untrained parameters are `extras`. Equal for equal models, as lock-step requires."""
 
     model: Model

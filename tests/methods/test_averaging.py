@@ -62,6 +62,9 @@ def test_each_server_optimiser_by_hand() -> None:
     m2, v2 = 0.5 * m1 + 0.5 * 1.0, 0.75 * v1 + 0.25 * 1.0
     first = 1 + 0.1 * m1 / (math.sqrt(v1) + 0.01)
     assert steps(adam, 2.0, 1.0) == pytest.approx([first, first + 0.1 * m2 / (math.sqrt(v2) + 0.01)], rel=1e-6)
+    m2, v2 = 0.5 * m1 + 0.5 * 0.4, v1 - 0.25 * 0.16  # Zaheer et al. 2018: towards the square by a fraction of it
+    second = first + 0.1 * m2 / (math.sqrt(v2) + 0.01)
+    assert steps(replace(adam, update="yogi"), 2.0, 0.4) == pytest.approx([first, second], rel=1e-6)
 
 
 @pytest.fixture(scope="module")

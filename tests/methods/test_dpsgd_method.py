@@ -9,22 +9,20 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import kstest
-from toys import KEYS, aggregated, records, run
+from toys import KEYS, records, run
 
 from raydiff import tree
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Failed
-from raydiff.federated.method import Round, Upload
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import StepBudget, noise_multiplier_for
-from raydiff.privacy.release import Gaussian, Nothing, disclose
+from raydiff.privacy.release import Gaussian, Nothing
 from raydiff.seeding import generator
-from raydiff.tree import Params
 
 BUDGET = StepBudget(epsilon=10.0, delta=1e-5)
 UNPROTECTED: dict[str, Any] = {"epsilon": None, "max_grad_norm": 1e6}
@@ -66,7 +64,7 @@ def test_what_is_sent_is_noised_at_the_scale_that_the_event_says(method: DPSGD) 
 
 
 def test_a_round_without_a_step_sends_nothing(method: DPSGD) -> None:
-    few = replace(method, local=replace(method.local, steps=2), rounds=4, ema=0.9)
+    few = replace(method, local=replace(method.local, steps=2), rounds=4)
     progress = run(few)
     steps = [0 if isinstance(e.event, Nothing) else e.event.steps for e in progress[-1].ledger.entries]  # type: ignore[union-attr]
     assert steps == [0, 0, 1, 1, 0, 0, 1, 1]
@@ -134,26 +132,6 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(tiny: Experiment, 
     assert trial.resolve(replace(tiny, method=fits)).method.local.batch == 10
     with pytest.raises(ValueError, match=r"^batch must be in 1\.\.\d+ \(the client's number of records\), got 61$"):
         trial.resolve(replace(tiny, method=too_many))
-
-
-def moved_by(method: DPSGD, server: Params, number: int, update: float) -> Params:
-    uploads = [Upload(0, 10, disclose({"w": torch.tensor([update])}, "w"))]
-    return aggregated(method, server, uploads, Round(number, generator(0)))[0]
-
-
-def test_the_average_weighs_rounds_by_their_steps(method: DPSGD) -> None:
-    d, averaging = 0.5, replace(method, ema=0.5)  # rounds of 2, 3 and 3 steps
-    server = {"w": torch.tensor([1.0])}
-    for number, update in enumerate((1.0, 2.0, 4.0)):  # models 2, 4, 8
-        server = moved_by(averaging, server, number, update)
-        if number == 0:
-            assert float(server["ema/w"]) == 2.0  # nothing of the random start
-    each = [2.0] * 2 + [4.0] * 3 + [8.0] * 3
-    weights = [d ** (7 - i) for i in range(8)]
-    expected = sum(w * x for w, x in zip(weights, each, strict=True)) / sum(weights)
-    assert float(server["ema/w"]) == pytest.approx(expected, rel=1e-6)
-    assert float(server["w"]) == 8.0  # what training goes on from
-    assert set(moved_by(method, {"w": torch.tensor([1.0])}, 0, 1.0)) == {"w"}
 
 
 # --- fields ------------------------------------------------------------------------------------------------

@@ -11,13 +11,15 @@ from toys import KEYS, PASSES, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
-from raydiff.methods._averaging import Averaged
+from raydiff.methods._averaging import MOMENTS, Averaged, Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.moon import Moon
+from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training, fit
+from raydiff.papers.spire.method import SPIRE
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -93,3 +95,49 @@ def test_a_client_that_joins_later_fine_tunes_100_steps_at_a_tenth_of_the_rate_u
     assert replace(method, finetune=tuning).joining == tuning
     passes = replace(method, local=replace(method.local, epochs=7))
     assert passes.joining == method.joining and passes.steps(1, 30) == passes.local.of(30).part(1, passes.rounds)
+
+
+def carried(method: Averaged, moments: str, clients: int = 1, **local: Any) -> Any:
+    changed = replace(method, local=replace(method.local, **local), averaging=Averaging(moments=moments))  # type: ignore[arg-type]
+    return run(changed, [records(i) for i in range(clients)])
+
+
+@pytest.mark.parametrize("cls", [FedAvg, SharedRep, SPIRE])
+def test_one_clients_moments_are_the_same_kept_or_averaged(method: FedAvg, cls: type[Averaged]) -> None:
+    """And go on: a new optimiser in each round ends elsewhere."""
+    model = replace(method.model, conditional=cls is not SPIRE)
+    mine = cls(model=model, local=method.local, rounds=3)
+    kept, averaged, reset = (carried(mine, moments) for moments in ("kept", "averaged", "reset"))
+    for k, v in kept[-1].server.items():
+        torch.testing.assert_close(averaged[-1].server[k], v, rtol=1e-4, atol=1e-4)
+    assert kept[-1].server.keys() == averaged[-1].server.keys()
+    assert tree.norm(tree.sub(kept[-1].server, reset[-1].server)) > 1e-3
+    assert kept[0].server.keys() < averaged[0].server.keys()
+
+
+def test_averaged_moments_are_the_mean_of_the_clients(method: FedAvg) -> None:
+    first = carried(method, "averaged", clients=2)[0]
+    start = method.init_server(None, generator(KEYS.seed, "server", "init"))
+    each = []
+    for i in range(2):
+        data, rng = records(i), generator(KEYS.seed, "client", i, "round", 0)
+        more: Any = {"rng": rng, "steps": method.steps(0, len(data)), "moments": {}}
+        each.append(fit(method.model, start, data.images, data.labels, training=method.local, **more)[1])
+    for k, v in tree.under(MOMENTS, first.server).items():
+        one, other = (m[k].sqrt() if "exp_avg_sq" in k else m[k] for m in each)
+        torch.testing.assert_close(v, (one + other) / 2, rtol=1e-5, atol=1e-8)
+
+
+@pytest.mark.parametrize("cls", [FedAvg, Scaffold, SPIRE])
+def test_the_last_model_is_the_moving_average_over_rounds(method: FedAvg, cls: type[Averaged]) -> None:
+    sgd = replace(method.local, optimizer="sgd", learning_rate=0.05)
+    mine = cls(model=replace(method.model, conditional=cls is not SPIRE), local=sgd, rounds=3)
+    plain, averaged = (carried(mine, "reset", clients=2, ema=ema) for ema in (0.0, 0.2))
+    expected = plain[0].server
+    for number in (2, 3):
+        kept, now = Training(ema=0.2).kept(number), plain[number - 1].server
+        expected = {k: kept * v + (1 - kept) * now[k] for k, v in expected.items()}
+    assert all(torch.equal(v, averaged[1].sent[k]) for k, v in plain[1].sent.items())
+    for k in averaged[-1].server:
+        weights = k.startswith("model/") or cls is not Scaffold
+        torch.testing.assert_close(averaged[-1].server[k], (expected if weights else plain[-1].server)[k])

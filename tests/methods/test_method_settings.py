@@ -29,6 +29,7 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
 
+PRIVATE = {"privacy": ClientPrivacy()}
 SECURE = {"trust": "aggregate", "shares": 2}
 REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *((cls, {"rounds": 0}, "rounds") for cls in (FedAvg, FedProx, Scaffold, SharedRep, SPIRE, DPSGD, Evolution)),
@@ -37,11 +38,12 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     *((cls, {"clip": value}, "clip") for cls in (Sketch, PFDM, LocalOnly, FedDistr) for value in (0.0, math.inf)),
     *((cls, {"server_rounds": 0}, "server_rounds") for cls in (DPMERF, PFDM)),
     *((cls, {"local_parts": 0}, "local_parts") for cls in (LocalOnly, PFDM)),
-    *((cls, {"local": Training(ema=0.5)}, "local.ema") for cls in (FedAvg, PerFedAvg, SharedRep, SPIRE, DPSGD)),
+    *((cls, {"averaging": Averaging(moments="kept")}, "averaging.moments") for cls in (Scaffold, DPSGD)),
     (Moon, {"model": QUADRATIC}, "features"),
     (Averaging, {"weights": "best"}, "weights"),
     (Averaging, {"update": "sgd"}, "update"),
     (Averaging, {"rate": 0.0}, "rate"),
+    *((Averaging, {"moments": "averaged", **more}, "moments") for more in ({"update": "adam"}, {"rate": 0.5}, PRIVATE)),
     (Averaging, {"beta1": 1.0}, "beta1"),
     (Averaging, {"privacy": ClientPrivacy(trust="central")}, "weights"),
     (Averaging, {"privacy": ClientPrivacy(**SECURE)}, "weights"),  # type: ignore[arg-type]
@@ -72,7 +74,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DPSGD, {"local": Training(epochs=3)}, "local.epochs"),
     (DPSGD, {"local": Training(replacement=False)}, "local.replacement"),
     (DPSGD, {"multiplicity": 0}, "multiplicity"),
-    (DPSGD, {"ema": 1.0}, "ema"),
     (DPSGD, {"relation": "add_remove"}, "relation"),
     (DPSGD, {"accountant": "exact"}, "accountant"),
     (DPSGD, {"accountant": "rdp", "relation": "replace_one"}, "accountant"),

@@ -101,6 +101,41 @@ def test_whatever_is_predicted_the_noise_is_what_one_gets(prediction: Any, monke
     assert float(model.loss({}, (x, torch.zeros(20, 2)), {"t": t, "z": z}, {})) < 1e-10
 
 
+def test_lognormal_levels_are_edms() -> None:
+    """ln sigma is normal with mean -1.2 and deviation 1.2, on a schedule that has all of it; uniform levels are not."""
+    model = DDPM(schedule="cosine", timesteps=4000, shape=(1, 1, 1), levels="lognormal")
+    for levels, close in (("lognormal", True), ("uniform", False)):
+        t = replace(model, levels=levels).draws(20_000, generator(0))["t"]
+        log_sigma = 0.5 * (1 / model.abar[t] - 1).log()
+        moments = float(log_sigma.mean()), float(log_sigma.std())
+        assert (moments == pytest.approx((-1.2, 1.2), abs=0.03)) is close
+    few = DDPM(schedule="cosine", timesteps=3, shape=(1, 1, 1), levels="lognormal").draws(20_000, generator(0))["t"]
+    assert set(few.tolist()) == {1, 2, 3}
+
+
+@pytest.mark.parametrize("prediction", ["epsilon", "v", "x0", "edm"])
+@pytest.mark.parametrize("cap", [0.5, 1e9])
+def test_min_snr_weighs_the_error_in_x_0(prediction: Any, cap: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = replace(SMALL, prediction=prediction, snr_cap=cap)
+    x, out = (torch.randn(20, 1, 4, 4, generator=generator(i)) for i in (0, 1))
+    draws = {"t": torch.arange(1, 21), "z": torch.randn(20, 1, 4, 4, generator=generator(2))}
+    monkeypatch.setattr(DDPM, "_output", lambda self, *_: out)
+    abar = model.abar[1:].float().view(-1, 1, 1, 1)
+    x_t = abar.sqrt() * x + (1 - abar).sqrt() * draws["z"]
+    x_0 = (x_t - (1 - abar).sqrt() * model.predict({}, x_t, draws["t"], torch.zeros(20, 2))) / abar.sqrt()
+    expected = ((abar / (1 - abar)).clamp_max(cap) * (x - x_0).square()).mean()
+    assert float(model.loss({}, (x, torch.zeros(20, 2)), draws, {})) == pytest.approx(float(expected), rel=1e-3)
+
+
+def test_half_of_the_pictures_are_mirrored() -> None:
+    model, (x, labels) = replace(SMALL, flip=True), batch(SMALL, 6)
+    params, draws = model.init(generator(0)), model.draws(6, generator(1))
+    mirrored = torch.where(draws["flip"].view(-1, 1, 1, 1), x.flip(3), x)
+    assert 0 < draws["flip"].sum() < 6
+    plain = SMALL.loss(params, (mirrored, labels), draws, {})
+    assert torch.equal(model.loss(params, (x, labels), draws, {}), plain)
+
+
 def test_init_is_its_streams_alone() -> None:
     digests = []
     for seed in (1, 2):

@@ -113,7 +113,9 @@ def test_the_first_cohort_of_a_process_trains_together_and_has_the_bits_of_a_lat
     assert first[-1].metrics == again[-1].metrics
 
 
-@pytest.mark.parametrize("training", [ADAMW, MOMENTUM, dataclasses.replace(ADAMW, ema=0.5)])
+@pytest.mark.parametrize(
+    "training", [ADAMW, MOMENTUM, dataclasses.replace(ADAMW, ema=0.2), dataclasses.replace(MOMENTUM, max_grad_norm=0.2)]
+)
 def test_moments_and_losses_are_each_clients_own(training: Training) -> None:
     """A training that is continued in lock-step, as PFDM's parts are, on the optimiser's whole state."""
 

@@ -150,15 +150,49 @@ def test_each_pass_takes_every_record_once_and_a_continued_training_begins_a_new
     assert [len(b) for b in rest] == [5, 5, 2, 5, 5, 2, 5] and sorted(itertools.chain(*rest[:3])) == every
 
 
+GAMMA = 1.8262137798958396  # (GAMMA + 1) / ((GAMMA + 2)^2 (GAMMA + 3)) = 0.2^2
+
+
+def test_the_moving_average_is_as_wide_as_it_says() -> None:
+    assert pytest.approx(0.04, rel=1e-9) == (GAMMA + 1) / ((GAMMA + 2) ** 2 * (GAMMA + 3))
+    for width in (0.05, 0.2, 0.28):
+        training, n = Training(ema=width), 2000
+        weights = torch.zeros(n, dtype=torch.float64)
+        for i in range(n):
+            weights = training.kept(i + 1) * weights
+            weights[i] += 1 - training.kept(i + 1)
+        steps = torch.arange(1, n + 1) / n
+        spread = ((weights * steps.square()).sum() - (weights * steps).sum().square()).sqrt()
+        assert (float(weights.sum()), float(spread)) == pytest.approx((1, width), abs=5e-4)
+
+
+def test_the_rate_rises_before_it_falls() -> None:
+    cosine, rising = Training(steps=10, learning_rate=0.4), Training(steps=10, learning_rate=0.4, warmup=4)
+    ratios = [rising.rate(step) / cosine.rate(step) for step in range(10)]
+    assert ratios == pytest.approx([0.25, 0.5, 0.75] + [1] * 7)
+    assert Training(learning_rate=0.4, warmup=4, decay="constant").rate(0) == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("norm", [0.3, 1e6])
+def test_a_gradient_is_no_longer_than_it_may_be(norm: float) -> None:
+    """One step of SGD moves the weights by the rate times the gradient's norm, or by that times the limit."""
+    once = Training(steps=1, batch=4, optimizer="sgd", learning_rate=1e-2, decay="constant")
+    far = [
+        tree.norm(tree.sub(train(t)[0], MODEL.init(generator(0)))) / 1e-2
+        for t in (once, replace(once, max_grad_norm=norm))
+    ]
+    assert far[0] > 0.6 and far[1] == pytest.approx(min(far[0], norm), rel=1e-3)
+
+
 def test_a_training_ends_with_the_moving_average_of_its_weights() -> None:
     """By hand, from the weights after each step; in parts it is the same."""
-    training = Training(steps=9, batch=4, ema=0.6)
+    training = Training(steps=9, batch=4, ema=0.2)
     average, rng, state = MODEL.init(generator(0)), generator(1), (MODEL.init(generator(0)), {})
     for step in range(9):
         weights, moments, _ = train(
             replace(training, ema=0.0), rng=rng, params=state[0], steps=range(step, step + 1), moments=state[1]
         )
-        state, decay = (weights, moments), min(0.6, (1 + step) / (10 + step))
+        state, decay = (weights, moments), (1 - 1 / (step + 1)) ** (GAMMA + 1)
         average = {k: decay * v + (1 - decay) * weights[k] for k, v in average.items()}
     whole, _, _ = train(training)
     for k in whole:
@@ -172,7 +206,7 @@ def test_a_training_ends_with_the_moving_average_of_its_weights() -> None:
 
 def test_parts_of_epochs_are_one_training() -> None:
     images, labels = records()
-    for training in (SGD, replace(SGD, optimizer="adamw", momentum=0.0, ema=0.5)):
+    for training in (SGD, replace(SGD, optimizer="adamw", momentum=0.0, ema=0.2)):
         whole = fit_part(MODEL, {}, (images, labels), training=training, rng=generator(1), part=0, parts=1)
         rng, state = generator(1), dict[str, Tensor]()
         for part in range(3):  # of a pass each

@@ -33,18 +33,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import Deployed, LocalResult, Round, Sampler, Target
+from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Round, Sampler, Target
 from raydiff.lookup import check_least
-from raydiff.methods._averaging import Averaged, Averaging, deployed
+from raydiff.methods._averaging import MOMENTS, Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import CLIENT, table
-from raydiff.models.training import Training, fit_personal
+from raydiff.models.training import Completed, Training
 from raydiff.papers.k_means import k_means
 from raydiff.tree import Params
 
@@ -85,7 +86,7 @@ class SPIRE(Averaged):
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The backbone's first weights."""
-        return {k: v for k, v in self._with_one.init(rng).items() if k != CLIENT}
+        return self.with_moments({k: v for k, v in self._with_one.init(rng).items() if k != CLIENT})
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """A fresh embedding, (dim,)."""
@@ -94,7 +95,7 @@ class SPIRE(Averaged):
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
         """A fresh embedding, or several: all that a new client trains."""
         fresh = {CLIENT: self._fresh(rng)} if self.embeddings == 1 else {KINDS: self._fresh(rng, self.embeddings)}
-        return fresh, server
+        return fresh, tree.without(MOMENTS, server)
 
     def kinds(self, data: Records, rng: torch.Generator) -> tuple[Records, Params]:
         """The records with their cluster as a last label where there are several embeddings, and its fractions."""
@@ -107,19 +108,20 @@ class SPIRE(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""
-        trained, fixed = ({**server, **state}, {}) if self.train_embedding else (server, state)
-        model, records, steps = self._with_one, (data.images, data.labels), self.steps(rnd.number, len(data))
-        params, _, loss = fit_personal(model, trained, fixed, records, training=self.local, rng=rnd.rng, steps=steps)
-        update = tree.sub({k: params[k] for k in server}, server)
-        release = self.averaging.release(update, rnd, rounds=self.rounds)
-        return LocalResult({CLIENT: params.get(CLIENT, state[CLIENT])}, release, {"train/loss": loss})
+        weights, mine = tree.without(MOMENTS, server), {CLIENT: state[CLIENT]}
+        trained, fixed = ({**weights, **mine}, {}) if self.train_embedding else (weights, mine)
+        model = self._with_one
+        more: dict[str, Any] = {"model": model, "objective": Completed(model), "extras": fixed}
+        w, *rest = self.fit_round(server, state, data, rnd, start=trained, **more)
+        return self.send(server, {k: w[k] for k in weights}, *rest, {CLIENT: w.get(CLIENT, mine[CLIENT])}, rnd)
 
     def shared(self, server: Params) -> Params:
         """The backbone with embedding 0."""
-        return {**server, CLIENT: torch.zeros(self.model.network.embedding_width)}
+        return {**tree.without(MOMENTS, server), CLIENT: torch.zeros(self.model.network.embedding_width)}
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the backbone with the client's embedding, with one of several for each picture, or with 0."""
+        server, state = tree.without(MOMENTS, server), None if state is None else tree.without(SCRATCH, state)
         personal = None if state is None or SHARES in state else {**server, **state}
         result = deployed(self._with_one, self.sampling, shared=self.shared(server), personal=personal)
         if state is None:
