@@ -104,13 +104,13 @@ class DDPM:
     """Condition on the data's labels."""
     embedding: bool = False
     """Add a client's embedding, the parameter `networks.CLIENT`; SPIRE sets it."""
-    prediction: Prediction = "epsilon"
-    """The network's output: the noise z (epsilon), the picture x_0, sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans &
-    Ho 2022, arXiv 2202.00512), or F of EDM's preconditioning (edm: Karras et al. 2022, Table 1, with uniform t)."""
+    prediction: Prediction = "edm"
+    """The network's output: F of EDM's preconditioning (edm: Karras et al. 2022, Table 1), the noise z (epsilon), the
+    picture x_0, or sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans & Ho 2022, arXiv 2202.00512)."""
     sigma_data: float = 0.5
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
-    levels: Levels = "uniform"
-    """Timesteps in training: uniform over 1..T; lognormal: by EDM's distribution of the noise's standard deviation."""
+    levels: Levels = "lognormal"
+    """Timesteps in training: by EDM's distribution of the noise's standard deviation (lognormal), or uniform."""
     snr_cap: float | None = None
     """gamma of min-SNR weights of the loss (Hang et al. 2023, arXiv 2303.09556): a step's weight on its error in x_0 is
     its signal-to-noise ratio, but at most this. None: the error in the network's output counts as it is."""

@@ -67,14 +67,15 @@ class UNet:
     """Channels at each scale; each scale but the last halves the image."""
     layers: int = 1
     """Residual blocks per scale."""
-    attention: bool = True
-    """Self-attention at the coarsest scale."""
+    attention: tuple[int, ...] = (-1,)
+    """Scales with self-attention: 0 is the finest, -1 the coarsest; the middle has it where any scale does."""
 
     def __post_init__(self) -> None:
         if not self.widths or any(w < 4 or w % 4 for w in self.widths):
             raise ValueError(f"widths must be positive multiples of 4, got {self.widths}")
-        if self.attention and self.widths[-1] < 8:  # an attention head has 8 channels
-            raise ValueError(f"widths must end in at least 8 where attention is on, got {self.widths}")
+        scales = range(-len(self.widths), len(self.widths))
+        if any(i not in scales or self.widths[i] < 8 for i in self.attention):  # an attention head has 8 channels
+            raise ValueError(f"attention must name scales of widths with 8 channels or more, got {self.attention}")
         check_least(self, 1, "layers")
 
     def check(self, shape: Shape) -> None:
@@ -163,7 +164,8 @@ class _UNet(nn.Module):
         super().__init__()
         from diffusers import UNet2DModel  # seconds to import: only where it is used
 
-        plain, kind = len(config.widths) - 1, "Attn" if config.attention else ""
+        scales = range(len(config.widths))
+        kinds = ["Attn" if i in config.attention or i - len(scales) in config.attention else "" for i in scales]
         network: Any = UNet2DModel  # diffusers leaves it untyped
         self.unet = network(
             sample_size=shape[1:],
@@ -174,9 +176,9 @@ class _UNet(nn.Module):
             # Conditions are added per channel, and groups of a single channel would normalise them away.
             norm_num_groups=math.gcd(32, math.gcd(*config.widths) // 4),
             attention_head_dim=8,
-            down_block_types=("DownBlock2D",) * plain + (f"{kind}DownBlock2D",),
-            up_block_types=(f"{kind}UpBlock2D",) + ("UpBlock2D",) * plain,
-            add_attention=config.attention,
+            down_block_types=tuple(f"{kind}DownBlock2D" for kind in kinds),
+            up_block_types=tuple(f"{kind}UpBlock2D" for kind in reversed(kinds)),
+            add_attention=bool(config.attention),
             class_embed_type="identity",
         )
         self.timesteps = timesteps

@@ -11,10 +11,13 @@ from raydiff.data import datasets
 from raydiff.data.partition import Pooled
 from raydiff.experiment import overrides, trial
 from raydiff.experiment import presets as names
+from raydiff.experiment.study import Arm
 from raydiff.experiment.study import trials as trials_of
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
 from raydiff.methods.sketch import Sketch
+from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import UNet
 from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy import accountants
@@ -56,6 +59,26 @@ def test_the_trials_of_a_preset_differ(name):
     study = names.PRESETS[name]()
     trials = trials_of(study.experiment, study.grid, study.beside)
     assert len({e.digest for e in trials}) == len(trials) > 1
+
+
+DIFFER = {("frontier", "PFDM", "DPSGD"): {"method.accountant": ("exact", "pld")}}  # each the tightest that it has
+
+
+@pytest.mark.parametrize("name", names.PRESETS)
+def test_arms_differ_in_nothing_but_what_they_declare(name):
+    """And every denoiser of pictures has the one recipe, which a preset derived from another could lose."""
+    study = names.PRESETS[name]()
+    base = overrides.flat(study.experiment)
+    for arm in (Arm(), *study.beside):
+        experiment = arm.apply(study.experiment)
+        other = overrides.flat(experiment)
+        apart = {k: (base[k], other[k]) for k in base.keys() & other.keys() - {"method"} if base[k] != other[k]}
+        declared = tuple(f"{path}." for path in arm.changes if path != "method")
+        undeclared = {k: v for k, v in apart.items() if not f"{k}.".startswith(declared)}
+        assert undeclared == DIFFER.get((name, base["method"], other["method"]), {})
+        if isinstance(model := getattr(experiment.method, "model", None), DDPM):
+            assert (model.prediction, model.levels) == ("edm", "lognormal")
+            assert isinstance(model.network, UNet) or model.network.skip
 
 
 @pytest.mark.parametrize("name", [name for name in COMPARED if name not in SEARCHED])

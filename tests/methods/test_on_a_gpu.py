@@ -100,7 +100,7 @@ def test_private_gradients_of_a_large_model_are_not_taken_one_by_one(monkeypatch
         return result(loss, theta, batch, draws)
 
     monkeypatch.setattr(private_gradient, "per_record", counted)
-    network = UNet(widths=(4, 4), attention=False)
+    network = UNet(widths=(4, 4), attention=())
     dpsgd = DPSGD(
         model=DDPM(network=network, timesteps=8), rounds=1, local=Training(steps=1, batch=10), noise_multiplier=1.0
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,13 +12,12 @@ from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
 
+AS_IT_IS = DDPM(prediction="epsilon", levels="uniform", timesteps=20, shape=(1, 8, 8))  # the network's own output
 MODELS = {
-    "mlp": DDPM(network=MLP(width=16, depth=2), timesteps=20, shape=(1, 8, 8), labels=(3, 2, 4)),
-    "unet grey": DDPM(network=UNet(widths=(8, 16)), timesteps=20, shape=(1, 8, 8), labels=(3, 2, 4)),
-    "unet colour": DDPM(network=UNet(widths=(8, 8, 8)), timesteps=20, shape=(3, 32, 32), labels=(10,)),
-    "unet plain": DDPM(
-        network=UNet(widths=(4, 4), attention=False, layers=2), timesteps=20, shape=(1, 8, 8), labels=()
-    ),
+    "mlp": replace(AS_IT_IS, network=MLP(width=16, depth=2), labels=(3, 2, 4)),
+    "unet grey": replace(AS_IT_IS, network=UNet(widths=(8, 16)), labels=(3, 2, 4)),
+    "unet colour": replace(AS_IT_IS, network=UNet(widths=(8, 8, 8)), shape=(3, 32, 32), labels=(10,)),
+    "unet plain": replace(AS_IT_IS, network=UNet(widths=(4, 4), attention=(), layers=2), labels=()),
 }
 
 
@@ -57,6 +58,16 @@ def test_time_and_every_label_column_matter(model: DDPM) -> None:
         assert float(((out - plain).flatten(1).norm(dim=1) / plain.flatten(1).norm(dim=1)).min()) > 1e-3, name
 
 
+def test_attention_is_at_the_scales_that_are_named() -> None:
+    """SPIRE's UNet for MNIST: the second and third of three scales."""
+    network = UNet(widths=(8, 16, 16), attention=(1, -1)).build((1, 8, 8), (), 20).unet
+    assert [hasattr(block, "attentions") for block in network.down_blocks] == [False, True, True]
+    assert [hasattr(block, "attentions") for block in network.up_blocks] == [True, True, False]
+    for scales in ((2,), (0,)):
+        with pytest.raises(ValueError, match=r"^attention must name scales of widths with 8 channels or more, got "):
+            UNet(widths=(4, 8), attention=scales)
+
+
 @pytest.mark.parametrize("name", ["mlp", "unet grey"])
 def test_a_missing_label_column_is_refused(name: str) -> None:
     model = MODELS[name]
@@ -69,7 +80,7 @@ def test_with_a_skip_more_pixels_than_hidden_units_are_predicted() -> None:
     """Pure noise is its own prediction at T: a narrow network needs the skip for it."""
     losses = []
     for skip in (False, True):
-        model = DDPM(network=MLP(width=16, depth=1, skip=skip), timesteps=20, shape=(1, 8, 8), labels=(1,))
+        model = replace(AS_IT_IS, network=MLP(width=16, depth=1, skip=skip), labels=(1,))
         blank, labels = torch.zeros(64, 1, 8, 8), torch.zeros(64, 1, dtype=torch.int64)
         training = Training(steps=200, batch=64, learning_rate=1e-2)
         params, _, _ = fit(model, model.init(generator(0)), blank, labels, training=training, rng=generator(1))

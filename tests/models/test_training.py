@@ -69,8 +69,7 @@ def test_fit_is_adamw_on_the_models_loss_along_a_cosine() -> None:
     optimizer = torch.optim.AdamW(list(theta.values()), lr=1e-2, weight_decay=0.1, fused=True)
     for step in range(6):
         rows = torch.randint(12, (5,), generator=rng)
-        t, z = torch.randint(1, 21, (5,), generator=rng), torch.randn(5, 1, 4, 4, generator=rng)
-        loss = MODEL.loss(theta, (images[rows], labels[rows]), {"t": t, "z": z}, {})
+        loss = MODEL.loss(theta, (images[rows], labels[rows]), MODEL.draws(5, rng), {})
         optimizer.param_groups[0]["lr"] = 1e-2 * (1 + math.cos(math.pi * step / 6)) / 2
         optimizer.zero_grad()
         loss.backward()

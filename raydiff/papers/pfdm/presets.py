@@ -28,10 +28,10 @@ def digits() -> Study:
     """PFDM on scikit-learn's digits: 1,797 real 8x8 scans, minutes on 2 cores.
 
     Clips are the median norm of the public split, near which the paper sets C, unless a preset says otherwise. The
-    network has a skip and predicts v: every method is closer to the data with them (docs/results/collaboration.md).
+    network has a skip: fewer hidden units than pixels cannot predict white noise else.
     """
     training, chain = Training(steps=1000), Sampling(sampler="ddim", steps=50)
-    model = DDPM(network=MLP(skip=True), timesteps=100, prediction="v")
+    model = DDPM(network=MLP(skip=True), timesteps=100)
     method = PFDM(model=model, clip=6.8, local=training, server=training, sampling=chain, client_sampling=chain)
     experiment = Experiment(method=method, data=Data(name="digits"), clients=2, runtime=Runtime(workers=1))
     # Epsilon varies slowest: trials that share client models then run one after the other.

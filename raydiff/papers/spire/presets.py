@@ -15,8 +15,7 @@ from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.perfedavg import PerFedAvg
 from raydiff.methods.sharedrep import SharedRep
-from raydiff.models.ddpm import DDPM
-from raydiff.models.networks import MLP, UNet
+from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.pfdm.presets import digits, mnist
@@ -24,7 +23,18 @@ from raydiff.papers.spire.method import SPIRE
 
 PAPERS_MNIST = Data(name="mnist", train=24_000, public=2000, validation=0, calibration=0, test=4000)
 
+OPTIMISER = ("method.averaging.moments", "method.averaging.update", "method.averaging.rate", "method.averaging.tau")
+OPTIMISERS: Choices = {
+    OPTIMISER: (("reset", "mean", 1.0, 1e-3), ("averaged", "mean", 1.0, 1e-3), ("reset", "adam", 3e-3, 1e-4))
+}
+"""How the federation is optimised: AdamW begun anew in each round, its moments averaged too, or Adam at the server."""
+FEDERATIONS: dict[Any, Choices] = {
+    **dict.fromkeys((SPIRE, FedAvg, SharedRep, PerFedAvg), OPTIMISERS),
+    LocalOnly: {"method.local.learning_rate": (2e-3, 4e-3, 8e-3)},
+}
+"""Method -> ways to train before anybody joins."""
 LAST_RATES: dict[Any, Choices] = {
+    SPIRE: {"method.joining.learning_rate": (0.03, 0.1, 0.3, 1.0)},
     FedAvg: {"method.finetune.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
     SharedRep: {"method.joining.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
     PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03, 0.1)},
@@ -51,7 +61,7 @@ def _spire(
         Arm(method=LocalOnly),
     )
     assert isinstance(base.method, PFDM | SPIRE)
-    model = DDPM(conditional=False, timesteps=base.method.model.timesteps, network=base.method.model.network)
+    model = replace(base.method.model, conditional=False)
     method = SPIRE(model=model, rounds=rounds, local=local, joining=joining, sampling=base.method.sampling)
     experiment = replace(base, method=method, evaluation=Evaluation(distance="kernel", attack=False))
     return Study(experiment=experiment, grid={"seed": SEEDS}, beside=beside)
@@ -68,10 +78,10 @@ def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch
     return _spire(base, rounds=rounds, local=local, joining=joining, finetune=tenth, head=tenth)
 
 
-def _as_searched(base: Experiment) -> Study:
+def _as_searched(base: Experiment, spaces: dict[Any, Choices]) -> Study:
     """The rates, decay and rounds that validation records of digits chose; SPIRE also with three embeddings.
 
-    `raydiff tune PRESET --metric new/kd_cnn/all` chooses each arm's last rate.
+    `raydiff tune PRESET --metric new/kd_cnn/all` chooses from each method's space.
     """
     study = _spire(
         base,
@@ -82,37 +92,36 @@ def _as_searched(base: Experiment) -> Study:
         head=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
     )
     arms = (Arm(changes={"method.embeddings": 3}), *study.beside)
-    beside = (replace(arm, space=LAST_RATES.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
-    return replace(study, beside=tuple(beside), space={"method.joining.learning_rate": (0.03, 0.1, 0.3, 1.0)})
+    beside = (replace(arm, space=spaces.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
+    return replace(study, beside=tuple(beside), space=spaces[SPIRE])
 
 
 def spire_digits() -> Study:
     """Digits: 10 clients with one class each, 5 more that join with three; SPIRE also with three embeddings."""
     base = replace(
-        override(digits().experiment, {"method.model.network": MLP(width=128)}),
+        override(digits().experiment, {"method.model.network.width": 128}),
         data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
         clients=10,
         partition=ByClass(),
         newcomers=Newcomers(clients=5, classes=3, records=50),
     )
-    return _as_searched(base)
+    return _as_searched(base, FEDERATIONS)
 
 
 def spire_mnist14() -> Study:
     """The paper's clients and records of MNIST at 14x14, for 2 cores: an MLP, trained as in `spire_digits`."""
     changes = {
-        "method.model.network": MLP(width=128, skip=True),
         "data": replace(PAPERS_MNIST, size=14, validation=1000),
         "clients": 30,
         "newcomers": Newcomers(clients=30, classes=3, records=400),
     }
-    return _as_searched(override(spire_digits().experiment, changes))
+    return _as_searched(override(spire_digits().experiment, changes), LAST_RATES)
 
 
 def spire_mnist() -> Study:
     """MNIST as in the paper: 30 clients x 400 records of one class, 30 more x 400 of three, the paper's widths."""
     base = replace(
-        override(mnist().experiment, {"method.model.network": UNet(widths=(32, 64, 64), layers=2)}),
+        override(mnist().experiment, {"method.model.network": UNet(widths=(32, 64, 64), layers=2, attention=(1, 2))}),
         data=PAPERS_MNIST,
         clients=30,
         partition=ByClass(),
@@ -128,7 +137,7 @@ def spire_cifar10() -> Study:
         "data": Data(name="cifar10", public=2000, validation=0, calibration=0, test=4000),
         "clients": 18,
         "newcomers": Newcomers(clients=18, classes=2, records=275),
-        "method.model.network": UNet(widths=(64, 128, 128, 128), layers=2),
+        "method.model.network": UNet(widths=(64, 128, 128, 128), layers=2, attention=(1, 2)),
     }
     return _as_published(override(spire_mnist().experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
 
