@@ -27,6 +27,7 @@ from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, RawTable, read
 from raydiff.experiment import overrides
 from raydiff.experiment.overrides import short
+from raydiff.lookup import check_value
 from raydiff.models.d3pm_kernel import schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
@@ -67,6 +68,8 @@ class AuditOptions(StorageOptions):
     """Step at which the rows are taken."""
     remove: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
     """Fractions of the records to remove (none given: skip)."""
+    batch: float = 0.01
+    """Fraction of the records removed at a time; the rest is audited again before each batch. 1: one pass."""
     log: bool = False
     """Log a summary to MLflow, without rows and records; it depends on the records."""
     log_confidential: bool = False
@@ -97,6 +100,7 @@ def parsed(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
 
 def audited(options: AuditOptions, config: RawTable) -> AuditResults:
     """Read the table and bound every record, before and after removals."""
+    check_value("--batch", options.batch, 0 < options.batch <= 1, "a fraction in (0, 1]")
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
@@ -112,7 +116,7 @@ def audited(options: AuditOptions, config: RawTable) -> AuditResults:
         f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g}, for {_released(release, label)}",
         f"{options.schedule} schedule, rate {options.rate:g}, T = {options.steps}, rows of step {options.release_step}",
     )
-    after = removals(codes, release, result, options.remove, labels=labels)
+    after = removals(codes, release, options.remove, batch=options.batch, labels=labels)
     return AuditResults(encoded=encoded, labels=labels, release=release, setting=setting, audit=result, removals=after)
 
 

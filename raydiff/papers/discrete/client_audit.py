@@ -10,7 +10,8 @@ Every client is the curator of its own table and removes records by its own audi
 A model that is conditional on the label is audited label by label. None of it is a guarantee (`bound.CAVEATS`), and
 measurements after removal are conditional on the removed records.
 
-Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6.
+Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6: an unconditional model, and all records
+removed in one pass (`method.model.conditional false`, `audit.batch 1`).
 Deviation: as many rows are generated as there are records left, with their labels; the paper keeps the original counts.
 """
 
@@ -27,19 +28,25 @@ from raydiff.evaluation.row_audit import RowAudit
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.papers.discrete.bound import ReleasedRows, audit
-from raydiff.papers.discrete.kernel import Floats, Kernel
-from raydiff.papers.discrete.summary import most_exposed, summarize
+from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.summary import removal_order, summarize
 
 
 def bounds(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floats:
     """delta of each record, (N,). Raises ValueError for fewer than two."""
+    table, release, labels = _audited(config, records, model)
+    result = audit(table, release, labels=labels)
+    return result.of_records(result.delta)
+
+
+def _audited(config: RowAudit, records: Records, model: DiscreteDiffusion) -> tuple[Ints, ReleasedRows, Ints]:
+    """What `audit` takes: the table, its release, and the label of each row."""
     kernel = Kernel(alpha=model.schedule.alpha(model.steps).tolist(), categories=model.k)
     release = ReleasedRows(
         kernel=kernel, epsilon=config.epsilon, samples=config.samples, step=model.release, condition=config.condition
     )
     labels = label_rows(records.labels[:, : len(model.labels)], model.labels).numpy()
-    result = audit(codes_of(records.images).numpy(), release, labels=labels)
-    return result.of_records(result.delta)
+    return codes_of(records.images).numpy(), release, labels
 
 
 def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor:
@@ -49,8 +56,9 @@ def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor
         return torch.arange(len(records))
     if len(records) - out < 2:
         raise ValueError(f"audit.remove {config.remove:g} leaves {len(records) - out} of {len(records)} records")
-    order = most_exposed(bounds(config, records, model))
-    return torch.from_numpy(np.sort(order[out:]))
+    table, release, labels = _audited(config, records, model)
+    removed = removal_order(table, release, out, batch=config.batch, labels=labels)
+    return torch.from_numpy(np.delete(np.arange(len(records)), removed))
 
 
 def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> Metrics:

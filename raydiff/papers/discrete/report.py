@@ -30,6 +30,7 @@ EVAL = "final/eval/"
 ATTACK, LARGEST = f"{EVAL}blackbox/accuracy", "final/pdp/own/largest"
 STEPS, SCHEDULE, RATE = "method.model.steps", "method.model.schedule", "method.model.schedule.rate"
 ARM = ["data.name", "method", "clients"]
+CONDITIONAL, BATCH = "method.model.conditional", "audit.batch"
 READINGS = {
     "tv_pairs_floor": "tv_pairs_floor",
     "accuracy_real": "accuracy/real",
@@ -45,21 +46,27 @@ FIGURE_7 = {20: {0.1: 0.28, 1.0: 0.22}, 30: {0.1: 0.29, 1.0: 0.22}}
 
 
 def removal(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each fraction removed: bound, accuracy, and its paired difference from removing nothing."""
+    """A row for each way and fraction of removal: bound and accuracy, and their paired differences from removing
+    nothing; the bound's is empty where a bound is infinite."""
     if REMOVE not in runs or LARGEST not in runs:
         return pd.DataFrame()
     rows = []
-    for arm, trials in groups(finished(runs).dropna(subset=LARGEST), ARM):
+    for arm, trials in groups(finished(runs).dropna(subset=LARGEST), [*ARM, CONDITIONAL, BATCH]):
         if trials[REMOVE].nunique() < 2:
             continue
-        whole = trials[trials[REMOVE] == 0].set_index(SPLIT)[f"{EVAL}accuracy"]
+        readings = [f"{EVAL}accuracy", LARGEST]
+        whole = trials[trials[REMOVE] == 0].set_index(SPLIT)[readings]
         for fraction, part in trials.groupby(REMOVE):
-            accuracy = part.set_index(SPLIT)[f"{EVAL}accuracy"]
+            accuracy = part[f"{EVAL}accuracy"]
             row = {**arm, "removed": fraction, "n": len(part), "tv_pairs": column(part, f"{EVAL}tv_pairs").mean()}
+            row["infinite"] = int((part[LARGEST] == math.inf).sum())
             row |= {f"bound_{name}": part[f"final/pdp/own/{name}"].mean() for name in ("largest", "mean")}
             row |= {"vacuous": part["final/pdp/own/vacuous_share"].mean(), **_means(part)}
-            less = (accuracy - whole).dropna() if fraction else pd.Series(dtype=float)
-            rows.append(row | interval(accuracy, "accuracy", "accuracy_") | interval(less, "difference", "difference_"))
+            row |= interval(accuracy, "accuracy", "accuracy_")
+            less = (part.set_index(SPLIT)[readings] - whole).dropna() if fraction else whole.iloc[:0]
+            bounds = less[LARGEST] if math.inf not in set(less[LARGEST].abs()) else less[LARGEST].iloc[:0]
+            row |= interval(less[readings[0]], "difference", "difference_")
+            rows.append(row | interval(bounds, "bound_difference", "bound_difference_"))
     return pd.DataFrame(rows)
 
 
@@ -84,16 +91,20 @@ def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
     for name, part in removed.groupby("data.name") if len(removed) else ():
         lines, first = [], part.iloc[0]
         for row in part.to_dict("records"):
-            bounds = [f"{row['bound_largest']:.3g}", f"{row['bound_mean']:.3g}", f"{row['vacuous']:.0%}"]
-            less = _shown(row, "difference", "+.3f") if row["removed"] else ""
-            lines.append([f"{row['removed']:.0%}", *bounds, _shown(row, "accuracy"), less, f"{row['tv_pairs']:.3f}"])
+            way = "by label" if row[CONDITIONAL] else "one table"
+            way += ", one pass" if row[BATCH] == 1 else f", {100 * row[BATCH]:g} % at a time"
+            bounds = [f"{row['bound_mean']:.3g}", f"{row['vacuous']:.0%}"]
+            lower, less = (_shown(row, f"{name}difference", f) for name, f in (("bound_", "+.3g"), ("", "+.3f")))
+            cells = [way, f"{row['removed']:.0%}", f"{row['bound_largest']:.3g}", lower, *bounds]
+            lines.append([*cells, _shown(row, "accuracy"), less, f"{row['tv_pairs']:.3f}"])
         note = (
             "Bound: delta (pDP) of one row released. Accuracy: of a classifier trained on generated rows, on real test "
             f"rows; trained on real rows {first['accuracy_real']:.3f}, always the larger class "
             f"{first['accuracy_majority']:.3f}; the paper's: {TABLE_6.get(str(name), 'none')}. Pairs: total variation "
             f"of pairs of columns. n = {span(part['n'])}."
         )
-        header = ["removed", "bound, largest", "mean", "vacuous", "accuracy", "minus removing nothing", "pairs"]
+        less = "minus removing nothing"
+        header = ["audited", "removed", "bound, largest", less, "mean", "vacuous", "accuracy", less, "pairs"]
         yield Table(header, lines, f"Removing the most exposed records of {name} (Figure 6)", note)
     for name, part in attacked.groupby("data.name") if len(attacked) else ():
         lines = []
@@ -139,7 +150,10 @@ def write(runs: pd.DataFrame, out: Path, *, what: str) -> None:
 
 
 def draw_removal(table: pd.DataFrame, path: Path) -> None:
-    """Figure 6, two panels per data set: bound of the remaining records, and accuracy, over the fraction removed."""
+    """Figure 6, two panels per data set: bound of the remaining records, and accuracy, over the fraction removed; of
+    the way of removal that has the most fractions."""
+    ways = table.groupby(["data.name", CONDITIONAL, BATCH])["removed"].transform("size")
+    table = table[ways == ways.groupby(table["data.name"]).transform("max")]
     names = list(dict.fromkeys(table["data.name"]))
     figure, grid = plots.panels(2, len(names), size=(5.5 * len(names), 6), dpi=120)
     for (above, below), name in zip(grid.T, names, strict=True):

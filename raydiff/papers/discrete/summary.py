@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
+from raydiff.papers.discrete.bound import ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Floats, Ints
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -67,21 +67,38 @@ def most_exposed(delta: Floats) -> Ints:
     return np.asarray(np.argsort(-delta, kind="stable"))
 
 
+def removal_order(table: Ints, release: ReleasedRows, count: int, *, batch: float, labels: Ints | None = None) -> Ints:
+    """Numbers of the `count` records to remove, (count,), in the order of removal; `labels` as in `audit`.
+
+    The most exposed fraction `batch` (at least one record) goes first; then the rest is audited again, for a removal
+    can leave another record as the only one with a value, whose bound is infinite. `count` leaves two records or more.
+    """
+    rest, removed = np.arange(len(table)), np.empty(0, dtype=np.int64)
+    size = max(1, int(batch * len(table)))
+    while len(removed) < count:
+        left = audit(table[rest], release, labels=None if labels is None else labels[rest])
+        out = most_exposed(left.of_records(left.delta))[: min(size, count - len(removed))]
+        removed, rest = np.concatenate([removed, rest[out]]), np.delete(rest, out)
+    return removed
+
+
 def removals(
-    table: Ints, release: ReleasedRows, result: Audit, fractions: Sequence[float], *, labels: Ints | None = None
+    table: Ints, release: ReleasedRows, fractions: Sequence[float], *, batch: float, labels: Ints | None = None
 ) -> list[Removal]:
-    """Audit what is left after each fraction of the most exposed records is removed; `labels` as in `audit`.
+    """Audit what is left after each fraction of the records is removed in `removal_order`.
 
     Raises ValueError for a fraction that is not in (0, 1) or leaves fewer than two records.
     """
-    order = most_exposed(result.of_records(result.delta))
-    after = []
-    for fraction in fractions:
+    counts = [round(fraction * len(table)) for fraction in fractions]
+    for fraction, count in zip(fractions, counts, strict=True):
         if not 0 < fraction < 1:
             raise ValueError(f"a fraction to remove must be in (0, 1), got {fraction}")
-        rest = np.sort(order[round(fraction * len(order)) :])
-        if len(rest) < 2:
-            raise ValueError(f"removing the fraction {fraction} leaves {len(rest)} records, at least two are needed")
+        if (few := len(table) - count) < 2:
+            raise ValueError(f"removing the fraction {fraction} leaves {few} records, at least two are needed")
+    order = removal_order(table, release, max(counts, default=0), batch=batch, labels=labels)
+    after = []
+    for fraction, count in zip(fractions, counts, strict=True):
+        rest = np.delete(np.arange(len(table)), order[:count])
         left = audit(table[rest], release, labels=None if labels is None else labels[rest])
         after.append(Removal(share=fraction, left=summarize(left.of_records(left.delta))))
     return after

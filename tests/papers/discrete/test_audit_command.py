@@ -193,7 +193,9 @@ def test_without_a_flag_nothing_is_logged(file: Path, store: Path, monkeypatch: 
 def test_the_log_has_a_summary_and_no_record(file: Path, store: Path) -> None:
     """Everything that is logged is listed here, so nothing else is."""
     out = store.parent / "out"
-    printed = run(file, out, "--log", "--release", "7", "--remove", "0.1", "0.5", "--storage", str(store))
+    printed = run(
+        file, out, "--log", "--release", "7", "--remove", "0.1", "0.5", "--batch", "1", "--storage", str(store)
+    )
     assert "holds summary numbers, which depend on the records" in printed
     entry, files, metrics = logged(store)
     frame, text = pd.read_parquet(out / "records.parquet"), files["audit/report.txt"].read_text()
