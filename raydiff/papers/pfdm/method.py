@@ -28,7 +28,8 @@ Deviations and choices where the paper is silent:
 - The server's training is cut into `server_rounds` rounds of equal length, so that it can be resumed.
 - `epsilon=None` sends the images as they are and cuts one chain at t0, by default 1: CollaFuse (arXiv 2406.14429), the
   non-private limit.
-- `center` clips around the mean of the public records: a smaller clip norm, so a smaller depth for the same epsilon.
+- The paper's pixels are on [0, 1]: its clip C is 2 C around black (`center black`) on [-1, 1]. `center public` clips
+  around the mean of the public records: a smaller norm, so a smaller depth for the same epsilon.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.records import Records, public_mean
+from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.lookup import check_least, check_one_of, check_positive
@@ -71,8 +72,8 @@ class PFDM(Method):
     """The delta that goes with it."""
     clip: float = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
-    center: bool = False
-    """Clip around the mean of the public records instead of around 0."""
+    center: Center = "grey"
+    """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
     t0: int | None = None
     """Depth of the noise and of the hand-over. Default, and minimum: the smallest within the budget."""
     accountant: accountants.Accountant = "exact"
@@ -82,7 +83,8 @@ class PFDM(Method):
     server: Training = Training()
     """Training of the global denoiser."""
     start: controls.Start = "denoiser"
-    """What gives x_{t0}: denoiser, the global denoiser; gaussian, noise, shuffled: a control."""
+    """What gives x_{t0}: denoiser, the global denoiser; gaussian, noise, shuffled: a control; real: one that sends the
+    pictures as they are, with no guarantee."""
     local_parts: int = 1
     """Pieces into which a client's training is cut; each is kept, so that a crash loses one at most."""
     server_rounds: int = 4
@@ -100,9 +102,12 @@ class PFDM(Method):
         if self.t0 is not None and not 1 <= self.t0 <= self.model.timesteps:
             raise ValueError(f"t0 must be in 1..{self.model.timesteps} (the model's timesteps), got {self.t0}")
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+        check_one_of("center", self.center, get_args(Center))
         check_one_of("start", self.start, get_args(controls.Start))
         if self.start == "gaussian" and self.epsilon is None:
             raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
+        if self.start == "real" and self.epsilon is not None:
+            raise ValueError("start = real sends the pictures as they are: epsilon must be none, and t0 the depth")
         _ = self.depth
 
     @cached_property
@@ -140,11 +145,12 @@ class PFDM(Method):
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """w, and the center of the clipping where there is one."""
         model = tree.prefixed("model", self.model.init(rng)) if self._trains else {}
-        return {**model, "center": public_mean(public)} if self.center else model
+        center = clip_center(self.center, public)
+        return model if center is None else {**model, "center": center}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Stage 1, line 1: z_{theta_m} = T-DDPM(D_m, T, beta, theta_m)."""
-        center = public_mean(public) if self.center else None
+        center = clip_center(self.center, public)
         copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
         flagged, part = with_clipped_flag(self.model), {"part": rnd.number, "parts": self.local_parts}
         return fit_part(flagged, state, copies, training=self.local, rng=rnd.rng, **part)
@@ -192,7 +198,7 @@ class PFDM(Method):
 
         def x_t0(labels: Tensor, rng: torch.Generator) -> Tensor:
             if z_w is None:
-                return controls.x_t0(self.start, server, labels, model=model, noise_std=copies.std, rng=rng)
+                return controls.x_t0(self.start, server, labels, model=model, depth=t0, rng=rng)
             x, T = torch.randn(len(labels), *model.shape, generator=rng), model.timesteps
             return self.sampling.run(model, z_w, x, labels=labels, start=T, stop=stop, bound=copies.reach, rng=rng)
 
