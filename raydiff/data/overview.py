@@ -37,9 +37,9 @@ class Norms:
 def norms(public: Records, *, center: Center = "grey") -> Norms:
     """The norms of at least one public record."""
     origins = clip_center(center, public), public_mean(public)
-    return Norms(
-        *((public.images - (0 if c is None else c)).flatten(1).norm(dim=1).sort().values for c in origins), center
-    )
+    offsets = (public.images - (0 if origin is None else origin) for origin in origins)
+    around, centred = (x.flatten(1).norm(dim=1).sort().values for x in offsets)
+    return Norms(around, centred, center)
 
 
 def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:

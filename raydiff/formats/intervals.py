@@ -32,12 +32,10 @@ def ratio(over: pd.Series, under: pd.Series) -> tuple[float, float, float]:
     mean, low, high = student(under)
     if not decided(low, high):
         return (math.nan,) * 3
-    square = ((high - low) / 2 / float(under.std())) ** 2  # t^2 / n, since half = t std / sqrt(n)
-    a = mean**2 - square * float(under.var())
-    b = float(over.mean()) * mean - square * float(over.cov(under))
-    c = float(over.mean()) ** 2 - square * float(over.var())
-    root = math.sqrt(max(0.0, b * b - a * c))
-    return float(over.mean()) / mean, (b - root) / a, (b + root) / a
+    top, square = float(over.mean()), half_width(1.0, len(under)) ** 2
+    a, b = mean**2 - square * float(under.var()), top * mean - square * float(over.cov(under))
+    root = math.sqrt(max(0.0, b * b - a * (top**2 - square * float(over.var()))))
+    return top / mean, (b - root) / a, (b + root) / a
 
 
 def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str, float]:

@@ -28,8 +28,7 @@ With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) wher
 same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
 
 Choices: one second moment for all rows of labels (R of them would have R times the noise, each over fewer records);
-`moment` was chosen on validation records of digits. Else than around a public mean, most of the second
-moment is that of the mean.
+`moment` was chosen on validation records of digits. Only a public center takes the mean out of the second moment.
 `refine` is PFDM with the sketch in place of its global denoiser, at any depth, since samples carry no noise of uploads.
 """
 

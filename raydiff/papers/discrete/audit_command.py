@@ -27,7 +27,6 @@ from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, RawTable, read
 from raydiff.experiment import overrides
 from raydiff.experiment.overrides import short
-from raydiff.lookup import check_value
 from raydiff.models.d3pm_kernel import schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
@@ -37,6 +36,7 @@ from raydiff.runtime import sweep_folder
 from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
+BATCH = 0.01  # fraction of the records removed before the rest is audited again, as `audit.batch`
 CONFIDENTIALITY = {
     False: "holds summary numbers, which depend on the records",
     True: "holds the bound of every record, and its row of the file",
@@ -68,8 +68,6 @@ class AuditOptions(StorageOptions):
     """Step at which the rows are taken."""
     remove: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
     """Fractions of the records to remove (none given: skip)."""
-    batch: float = 0.01
-    """Fraction of the records removed at a time; the rest is audited again before each batch. 1: one pass."""
     log: bool = False
     """Log a summary to MLflow, without rows and records; it depends on the records."""
     log_confidential: bool = False
@@ -100,7 +98,6 @@ def parsed(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
 
 def audited(options: AuditOptions, config: RawTable) -> AuditResults:
     """Read the table and bound every record, before and after removals."""
-    check_value("--batch", options.batch, 0 < options.batch <= 1, "a fraction in (0, 1]")
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
@@ -116,7 +113,7 @@ def audited(options: AuditOptions, config: RawTable) -> AuditResults:
         f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g}, for {_released(release, label)}",
         f"{options.schedule} schedule, rate {options.rate:g}, T = {options.steps}, rows of step {options.release_step}",
     )
-    after = removals(codes, release, options.remove, batch=options.batch, labels=labels)
+    after = removals(codes, release, options.remove, batch=BATCH, labels=labels)
     return AuditResults(encoded=encoded, labels=labels, release=release, setting=setting, audit=result, removals=after)
 
 

@@ -34,31 +34,23 @@ from raydiff.papers.discrete.summary import removal_order, summarize
 
 def bounds(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floats:
     """delta of each record, (N,). Raises ValueError for fewer than two."""
-    table, release, labels = _audited(config, records, model)
-    result = audit(table, release, labels=labels)
-    return result.of_records(result.delta)
-
-
-def _audited(config: RowAudit, records: Records, model: DiscreteDiffusion) -> tuple[Ints, ReleasedRows, Ints]:
-    """What `audit` takes: the table, its release, and the label of each row."""
     kernel = Kernel(alpha=model.schedule.alpha(model.steps).tolist(), categories=model.k)
     release = ReleasedRows(
         kernel=kernel, epsilon=config.epsilon, samples=config.samples, step=model.release, condition=config.condition
     )
     labels = label_rows(records.labels[:, : len(model.labels)], model.labels).numpy()
-    return codes_of(records.images).numpy(), release, labels
+    result = audit(codes_of(records.images).numpy(), release, labels=labels)
+    return result.of_records(result.delta)
 
 
 def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor:
     """Positions of the records that are trained on, ascending. Raises ValueError where fewer than two are left."""
-    out = round(config.remove * len(records))
-    if out == 0:
-        return torch.arange(len(records))
-    if len(records) - out < 2:
-        raise ValueError(f"audit.remove {config.remove:g} leaves {len(records) - out} of {len(records)} records")
-    table, release, labels = _audited(config, records, model)
-    removed = removal_order(table, release, out, batch=config.batch, labels=labels)
-    return torch.from_numpy(np.delete(np.arange(len(records)), removed))
+
+    def of_part(rest: Ints) -> Floats:
+        return bounds(config, records.select(torch.from_numpy(rest)), model)
+
+    out = removal_order(of_part, len(records), round(config.remove * len(records)), batch=config.batch)
+    return torch.from_numpy(np.delete(np.arange(len(records)), out))
 
 
 def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> Metrics:

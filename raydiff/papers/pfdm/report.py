@@ -1,12 +1,11 @@
 """When does collaboration help? Paired differences between the arms of a sweep of a `collaboration` preset.
 
-    raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv and .md
+    raydiff collaboration SWEEP [--out DIR]     prints, and writes paired.csv and .md
 
 A cell is a minority's size, an epsilon and a sampler; differences are taken seed by seed: mean and 95 % Student
-interval, without a correction for the number of cells. Negative: the first arm's distance is smaller. A prediction of
-the oracle (`raydiff theory --out`) agrees where its sign is that of a difference whose interval excludes 0. Share:
-PFDM's gain over local training as a part of the perfect server's (`real`), with Fieller's 95 % interval; empty where
-that server's gain is not clear.
+interval, without a correction for the number of cells. Negative: the first arm's distance is smaller. Share: PFDM's
+gain over local training as a part of the perfect server's (`real`), with Fieller's 95 % interval; empty where that
+server's gain is not clear.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import interval, ratio, shown
 from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish
@@ -69,14 +67,14 @@ def distances(sweep: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", *CELL[:2], "seed", CELL[2], "distance"]).dropna(subset="distance")
 
 
-def _epsilons_of_depths(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[tuple[bool, float], list[float]]:
+def _epsilons_of_depths(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[Any, list[float]]:
     """(Around the public mean or not, depth t0) -> the epsilons that need it: what has no noise is compared at each."""
     depths = runs["digest"].map(rounds[rounds["metric"] == "t0"].set_index("digest")["value"])
     epsilons = column(runs, "method.epsilon").dropna()
     return {key: list(e.unique()) for key, e in epsilons.groupby([runs["method.center"].eq("public"), depths])}
 
 
-def _epsilons(run: Mapping[Any, Any], arm: str, of_depths: dict[tuple[bool, float], list[float]]) -> list[float]:
+def _epsilons(run: Mapping[Any, Any], arm: str, of_depths: dict[Any, list[float]]) -> list[float]:
     """The epsilons of a trial's cells: its own, its depth's, infinity without noise, NaN without a budget."""
     if arm in ("collafuse", *PERFECT.values()):
         return of_depths.get((run["method.center"] == "public", float(run["method.t0"])), [])
@@ -123,24 +121,6 @@ def differences(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
-    """The table with the oracle's difference of squared Wasserstein distances, and whether the directions agree.
-
-    `agrees` is empty where the interval includes 0 or the oracle has no prediction.
-    """
-    if missing := {*CELL, "arm", "w2_squared"} - {*oracle}:
-        raise ValueError(f"the oracle's file has no column {min(missing)}: make it with raydiff theory")
-    oracle = oracle.assign(epsilon=oracle["epsilon"].replace("none", "inf").astype(float))
-    w2 = oracle.set_index([*CELL, "arm"])["w2_squared"]
-    against = table["against"].replace({"centre-localonly": "localonly"})  # Its models do not depend on the clip.
-    cells = (pd.MultiIndex.from_frame(table[CELL].assign(arm=arm)) for arm in (table["arm"], against))
-    mine, theirs = (w2.reindex(cell).to_numpy() for cell in cells)
-    compared = table.assign(oracle=mine - theirs)
-    clear = (table["low"] > 0) | (table["high"] < 0)
-    agrees = (compared["oracle"] * compared["mean"] > 0).astype(object)
-    return compared.assign(agrees=agrees.where(clear & compared["oracle"].notna()))
-
-
 def shown_table(table: pd.DataFrame) -> Table:
     """A row per cell, a column per pair: the difference, its interval, the oracle's sign beside it."""
     compared = set(zip(table["arm"], table["against"], strict=True))
@@ -164,22 +144,14 @@ def _level(epsilon: Any) -> str:
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
-    """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the share of the perfect server's gain, and the
-    oracle's sign, where there are any."""
+    """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the share of the perfect server's gain."""
     difference = shown(row["mean"], row["low"], row["high"], "+.2f", bold=True)
-    if not math.isnan(row["share"]):
-        difference += f"; share {shown(*(row[name] for name in SHARE), '.0%')}"
-    oracle = row.get("oracle", math.nan)
-    return difference if math.isnan(oracle) else difference + f" ({'+' if oracle > 0 else '-'})"
+    share = shown(row["share"], row["share_low"], row["share_high"], ".0%")
+    return difference if math.isnan(row["share"]) else f"{difference}; share {share}"
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
-    oracle = {"metavar": "FILE.csv", "type": Path, "help": "predictions to put beside the differences"}
-    options = load.arguments(__doc__, argv, oracle=oracle)
-    table, note = differences(distances(options.sweep)), ""
-    if options.oracle:
-        table = with_oracle(table, read_csv(options.oracle, na_values="", keep_default_na=False))
-        compared = table["agrees"].dropna()
-        note = f"the oracle agrees in {int(compared.sum())} of {len(compared)} decided cells (column agrees)"
-    publish(options.out, "paired", str(shown_table(table)._replace(note=note)), {"paired": table})
+    options = load.arguments(__doc__, argv)
+    table = differences(distances(options.sweep))
+    publish(options.out, "paired", str(shown_table(table)), {"paired": table})

@@ -112,31 +112,11 @@ def test_two_epsilons_of_one_depth_are_two_cells() -> None:
     assert collaboration._epsilons(run(**{"method.t0": 61.0, "method.center": "public"}), "centre-real", budgets) == []
 
 
-def test_a_sweep_without_minorities_and_a_file_that_is_no_oracles_are_refused(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = collaboration.differences(collaboration.distances(sweep))
-    with pytest.raises(ValueError, match=r"^the oracle's file has no column arm: "):
-        collaboration.with_oracle(table, pd.DataFrame({"minority": [3]}))
+def test_a_sweep_without_minorities_is_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = collaboration.load.runs(sweep).assign(**{"partition.minority": None})
     monkeypatch.setattr(collaboration.load, "runs", lambda _: other)
     with pytest.raises(ValueError, match=r"no finished trials with feature distances and a partition\.minority$"):
         collaboration.distances(sweep)
-
-
-def test_the_oracle_agrees_by_sign_where_the_interval_decides(sweep: Path) -> None:
-    table = collaboration.differences(collaboration.distances(sweep))
-    table.loc[table["arm"] == "pfdm", ["low", "high"]] = [-2.0, -1.0]
-    table.loc[table["arm"] == "collafuse", ["low", "high"]] = [-2.0, 1.0]
-    w2 = {"localonly": 3.0, "pfdm": 2.0, "no-server": 1.0, "collafuse": 2.5}
-    rows = [{"minority": 3, "epsilon": 10.0, "sampler": "ddim", "arm": a, "w2_squared": v} for a, v in w2.items()]
-    compared = collaboration.with_oracle(table, pd.DataFrame(rows)).set_index(["arm", "against"])
-    assert compared.loc[("pfdm", "localonly"), ["oracle", "agrees"]].tolist() == [-1.0, True]
-    assert compared.loc[("pfdm", "no-server"), ["oracle", "agrees"]].tolist() == [1.0, False]
-    assert math.isnan(compared.loc[("pfdm", "shuffled"), "oracle"]) and pd.isna(
-        compared.loc[("pfdm", "shuffled"), "agrees"]
-    )
-    assert pd.isna(compared.loc[("collafuse", "localonly"), "agrees"])
 
 
 def test_the_command_prints_the_table_and_writes_the_files(
@@ -144,5 +124,5 @@ def test_the_command_prints_the_table_and_writes_the_files(
 ) -> None:
     monkeypatch.setattr(collaboration.load, "_sweep", lambda name, _: Path(name))  # There is no such folder.
     code, out, _ = command("collaboration", sweep, "--out", tmp_path)
-    assert code == 0 and "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85] |" in out
+    assert code == 0 and "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85]; share 73% [" in out
     assert {p.name for p in tmp_path.iterdir()} == {"paired.csv", "paired.md"}
