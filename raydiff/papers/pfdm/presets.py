@@ -145,6 +145,7 @@ def cifar10() -> Study:
 # --- when does collaboration help? ---
 
 SMALL_MNIST = Data(name="mnist", size=14, train=6400, public=1000, validation=0, calibration=10, test=1000)
+UNCLIPPED = {"method.clip": None, "method.center": "grey"}
 
 
 def mnist_cpu() -> Study:
@@ -159,9 +160,6 @@ def mnist_cpu() -> Study:
         "runtime": Runtime(workers=1),
     }
     return _varied(mnist(), changes, BASELINES)
-
-
-UNCLIPPED = {"method.clip": None, "method.center": "grey"}
 
 
 def collaboration() -> Study:
