@@ -106,10 +106,14 @@ def test_epsilon_is_the_one_asked_for_and_a_depths_only_for_collafuse(
 
 def test_two_epsilons_of_one_depth_are_two_cells() -> None:
     runs = [{**run(**{"method.epsilon": e}), "digest": str(e)} for e in (10.0, 11.0)]
-    budgets = collaboration._epsilons_of_depths(pd.DataFrame(runs), depths_of({"10.0": 61.0, "11.0": 61.0}))
+    runs.append({**run(**{"method.epsilon": 12.0, "method.center": "public"}), "digest": "12.0"})
+    depths = depths_of({"10.0": 61.0, "11.0": 61.0, "12.0": 54.0})
+    budgets = collaboration._epsilons_of_depths(pd.DataFrame(runs), depths)
     assert collaboration._epsilons(run(**{"method.t0": 61.0}), "collafuse", budgets) == [10.0, 11.0]
     assert collaboration._epsilons(run(**{"method.t0": 62.0}), "collafuse", budgets) == []
-    assert collaboration._epsilons(run(**{"method.t0": 61.0, "method.center": "public"}), "centre-real", budgets) == []
+    for depth, epsilons in ((61.0, []), (54.0, [12.0])):
+        centred = run(**{"method.t0": depth, "method.center": "public"})
+        assert collaboration._epsilons(centred, "centre-real", budgets) == epsilons
 
 
 def test_a_sweep_without_minorities_is_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
