@@ -16,7 +16,7 @@ import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pandas as pd
 from torch import Tensor
@@ -27,7 +27,7 @@ from raydiff.cli.options import parse_known
 from raydiff.data import datasets, overview, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.data.pictures import form
-from raydiff.data.records import Records
+from raydiff.data.records import Center, Records
 from raydiff.data.tables.encode import Mapping
 from raydiff.data.tables.read import is_table
 from raydiff.evaluation import figures
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         experiment = overrides.override(experiment, suggested.splits(experiment.data, changes))
     method, dataset = experiment.method, datasets.load(experiment.data)
     has_clip = hasattr(method, "center") and (is_preset or "method.clip" in changes)  # Else it is yet to be chosen.
-    clip, center = getattr(method, "clip", None) if has_clip else None, bool(getattr(method, "center", False))
+    clip, center = getattr(method, "clip", None) if has_clip else None, cast(Center, getattr(method, "center", "grey"))
     public, train = dataset.splits["public"], dataset.splits["train"]
     rng = seeding.generator(experiment.seed, "partition")
     parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
@@ -124,8 +124,9 @@ def _norms(norms: overview.Norms | None, clip: float | None) -> str:
     """Clips by the L2 norms of the flattened public pictures."""
     if norms is None:
         return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
-    centered = "" if norms.center else f"; {norms.centred.quantile(0.5):.2f} with --method.center true"
-    about = f"the median norm of the {len(norms.plain)} public pictures{centered}"
+    public = norms.center == "public"
+    centered = "" if public else f"; {norms.centred.quantile(0.5):.2f} with --method.center public"
+    about = f"the median norm of the {len(norms.around)} public pictures{centered}"
     text = f"suggested clip: {norms.suggested_clip:.2f}, {about}"
     return text + ("" if clip is None else f"\nclip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raydiff.data.records import Records
+from raydiff.data.records import Center, Records, clip_center, public_mean
 from raydiff.formats.plots import panels
 
 CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
@@ -20,24 +20,26 @@ CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
 class Norms:
     """L2 norms of flattened pictures on [-1, 1], ascending, (N,) each."""
 
-    plain: Tensor  # norms of the pictures
+    around: Tensor  # norms of the pictures less the center
     centred: Tensor  # norms of the pictures less their mean
-    center: bool = False  # whether clips are around that mean
+    center: Center  # what clips are around
 
     @property
     def suggested_clip(self) -> float:
         """The median: half of the public pictures are clipped."""
-        return float((self.centred if self.center else self.plain).quantile(0.5))
+        return float(self.around.quantile(0.5))
 
     def clipped(self, clip: float) -> float:
         """The fraction of pictures with a norm above `clip`."""
-        return float(((self.centred if self.center else self.plain) > clip).double().mean())
+        return float((self.around > clip).double().mean())
 
 
-def norms(public: Records, *, center: bool = False) -> Norms:
+def norms(public: Records, *, center: Center = "grey") -> Norms:
     """The norms of at least one public record."""
-    flat = public.images.flatten(1)
-    return Norms(flat.norm(dim=1).sort().values, (flat - flat.mean(0)).norm(dim=1).sort().values, center)
+    origins = clip_center(center, public), public_mean(public)
+    offsets = (public.images - (0 if origin is None else origin) for origin in origins)
+    around, centred = (x.flatten(1).norm(dim=1).sort().values for x in offsets)
+    return Norms(around, centred, center)
 
 
 def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -13,6 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from raydiff.tree import Params
+
+Center = Literal["grey", "black", "public"]
+"""What pictures are clipped around: see `clip_center`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,6 +68,11 @@ def public_mean(public: Records | None) -> Tensor:
     if public is None or len(public) == 0:
         raise ValueError("clipping around a center needs public records: data.public is 0")
     return public.images.mean(0)
+
+
+def clip_center(center: Center, public: Records | None) -> Tensor | None:
+    """What pictures on [-1, 1] are clipped around: None is grey (0), a scalar black (-1), (C, H, W) the public mean."""
+    return public_mean(public) if center == "public" else torch.tensor(-1.0) if center == "black" else None
 
 
 def label_rows(labels: Tensor, cardinalities: Sequence[int]) -> Tensor:

@@ -136,8 +136,7 @@ def _record(method: Summed, server: Params, e: Tensor) -> Tensor:
     cosine, origin = -1.0, torch.zeros(math.prod(method.model.shape))
     if isinstance(method, Sketch):
         cosine, norm = max(-1.0, -1 / (2 * method.moment**2)), STRETCH * method.clip  # the worst pair
-        if method.center:
-            origin = server["center"].flatten()
+        origin = server.get("center", origin).flatten()
     elif isinstance(method, DPMERF):
         norm = STRETCH * float(server["kernel/length"])  # their features have nothing in common
     else:

@@ -24,6 +24,8 @@ class RowAudit:
 
     remove: float = 0.0
     """Fraction of each client's records that is left out of training, those with the largest bound first."""
+    batch: float = 0.01
+    """Fraction of the records removed at a time; the rest is audited again before each batch. 1: one pass."""
     epsilon: float = 1.0
     """pDP's, at which delta is stated; not the ledger's."""
     samples: int = 1
@@ -33,6 +35,7 @@ class RowAudit:
 
     def __post_init__(self) -> None:
         check_value("remove", self.remove, 0 <= self.remove < 1, "a fraction in [0, 1)")
+        check_value("batch", self.batch, 0 < self.batch <= 1, "a fraction in (0, 1]")
         check_value("epsilon", self.epsilon, 0 < self.epsilon < float("inf"), "a positive number")
         check_value("samples", self.samples, self.samples >= 1, "at least 1")
         check_one_of("condition", self.condition, get_args(Condition))

@@ -32,8 +32,8 @@ class Arm:
     """Other differences: field path -> value, or the class of a field of several classes."""
     private: bool = False
     """Only with an epsilon."""
-    at_depths: bool = False
-    """In place of each epsilon, the depth t0 that it needs, without noise."""
+    at_depths: Settings | None = None
+    """These differences too, and in place of each epsilon the depth t0 that it needs, without noise."""
     space: Choices = field(default_factory=dict)
     """What `raydiff tune` chooses by this arm, for all arms of its method."""
     as_written: bool = False
@@ -111,12 +111,12 @@ def trials(base: Experiment, grid: Mapping[str, Sequence[Any]], beside: Sequence
     for arm in beside:
         start = arm.apply(base)
         axes = arm.axes(start, grid)
-        if (arm.private or arm.at_depths) and "method.epsilon" in axes:
+        if (arm.private or arm.at_depths is not None) and "method.epsilon" in axes:
             axes["method.epsilon"] = [epsilon for epsilon in axes["method.epsilon"] if epsilon is not None]
         of_arm = _combinations(start, axes)
-        if arm.at_depths:  # the same depths without noise
+        if arm.at_depths is not None:
             depths = (experiment.method.depth for experiment in of_arm)  # type: ignore[attr-defined]
-            changes = [{"method.epsilon": None, "method.t0": depth} for depth in depths]
+            changes = [{"method.epsilon": None, "method.t0": depth, **arm.at_depths} for depth in depths]
             of_arm = list(map(overrides.override, of_arm, changes))
         experiments += of_arm
     return experiments

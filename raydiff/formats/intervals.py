@@ -26,6 +26,18 @@ def half_width(deviation: Any, n: Any) -> Any:
     return stats.t.ppf(0.975, n - 1) * deviation / n**0.5
 
 
+def ratio(over: pd.Series, under: pd.Series) -> tuple[float, float, float]:
+    """Return mean(over) / mean(under) of pairs and its 95 % interval by Fieller (1954): the values r for which the
+    Student interval of mean(over - r under) holds 0. NaN where that of mean(under) does, for r has then no bounds."""
+    mean, low, high = student(under)
+    if not decided(low, high):
+        return (math.nan,) * 3
+    top, square = float(over.mean()), half_width(1.0, len(under)) ** 2
+    a, b = mean**2 - square * float(under.var()), top * mean - square * float(over.cov(under))
+    root = math.sqrt(max(0.0, b * b - a * (top**2 - square * float(over.var()))))
+    return top / mean, (b - root) / a, (b + root) / a
+
+
 def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str, float]:
     """Return `student` as columns of a table: `name`, and low and high with the prefix `ends`."""
     return dict(zip((name, f"{ends}low", f"{ends}high"), student(values), strict=True))

@@ -22,13 +22,13 @@ adds it to its label's row, and one of the same label in its place moves that ro
 
     ||phi(x) - phi(x')||^2 = 2 - (4 / D) sum_j cos <w_j, x - x'> <= 4
 
-so by 2 at most, where every cosine is -1. With `center` the public records' mean feature of the same label is taken off
-first and what is left is clipped to `radius` r, which bounds the move by 2 r; it is put back after the noise.
+so by 2 at most, where every cosine is -1. With `centered` the public records' mean feature of the same label is taken
+off first and what is left is clipped to `radius` r, which bounds the move by 2 r; it is put back after the noise.
 
 Deviations: counts of labels are public by declaration; the paper adds noise to them where classes are unbalanced. The
 squared mean feature of a batch is unbiased (U-statistic), so that small batches do not favour pictures that are all
 alike. The median distance is within labels. Layer normalisation in the generator, and a rate of 3e-3: at 1e-2 pictures
-of 28x28 on black may become all black. `center` is not in the paper.
+of 28x28 on black may become all black. `centered` is not in the paper.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class DPMERF(NoisedSums):
     """D: random features, half of them cosines. An even number."""
     length: float | None = None
     """Length scale of the kernel; None: the median distance of public records of one label. A public number."""
-    center: bool = False
+    centered: bool = False
     """Clip each record's features around the mean of those of the public records of its label."""
     radius: float = 1.0
     """Norm to which features are clipped, around the center where there is one; their own norm is 1."""
@@ -104,7 +104,7 @@ class DPMERF(NoisedSums):
         length = self.length or self._median_distance(public, rng)
         kernel = {"seed": torch.randint(2**62, (), generator=rng), "length": torch.tensor(length, dtype=torch.float64)}
         server = {**tree.prefixed("model", self.model.init(rng)), **tree.prefixed(KERNEL, kernel)}
-        if not self.center:
+        if not self.centered:
             return server
         if public is None or not len(public):
             raise ValueError("a center needs public records: data.public is 0")

@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 
-from raydiff.data.records import Records, public_mean
+from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.lookup import check_least, check_positive
+from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.methods._averaging import AnyModel, deployed
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM, Sampling
@@ -37,8 +37,8 @@ class LocalOnly(Method):
     """Its training."""
     clip: float | None = None
     """Train on PFDM's mixture with images clipped to this norm; None trains on the images alone."""
-    center: bool = False
-    """Clip around the mean of the public records instead of around 0."""
+    center: Center = "grey"
+    """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
     local_parts: int = 1
     """Parts of the training; each is stored, so that a crash loses at most one."""
     sampling: Sampling = Sampling()
@@ -48,7 +48,8 @@ class LocalOnly(Method):
 
     def __post_init__(self) -> None:
         check_positive(self, "clip")
-        if self.center and self.clip is None:
+        check_one_of("center", self.center, get_args(Center))
+        if self.center != "grey" and self.clip is None:
             raise ValueError("center needs a clip: without one nothing is clipped")
         if self.clip is not None and not isinstance(self.model, DDPM):
             what = "a classifier" if isinstance(self.model, Classifier) else "rows of a table"
@@ -69,7 +70,7 @@ class LocalOnly(Method):
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         model, records = self.model, (data.images, data.labels)
         if self.clip is not None:
-            center = public_mean(public) if self.center else None
+            center = clip_center(self.center, public)
             assert isinstance(model, DDPM)
             model = with_clipped_flag(model)
             records = with_clipped_copies(*records, clip=self.clip, center=center)

@@ -11,7 +11,7 @@ labels and numbers of records, which are public by declaration, so that a replac
 
 | symbol | here |
 |---|---|
-| u = CLIP(x - c, C) | `clip`, and the mean of the public records as c where `center` is true |
+| u = CLIP(x - c, C) | `clip`, and the mean of the public records as c where `center` is public |
 | S_k = sum of u over row k of labels | the upload's `sums` (R, d) |
 | w M = w sum of u u^T | the upload's `second`, with w = `moment` / C |
 | n_k | the upload's `counts` (R,), public |
@@ -28,7 +28,7 @@ With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) wher
 same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
 
 Choices: one second moment for all rows of labels (R of them would have R times the noise, each over fewer records);
-`moment` was chosen on validation records of digits. Without `center` most of the second moment is that of the mean.
+`moment` was chosen on validation records of digits. Only a public center takes the mean out of the second moment.
 `refine` is PFDM with the sketch in place of its global denoiser, at any depth, since samples carry no noise of uploads.
 """
 
@@ -38,15 +38,15 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.records import Records, public_mean
+from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
-from raydiff.lookup import check_positive
+from raydiff.lookup import check_one_of, check_positive
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
@@ -66,8 +66,8 @@ class Sketch(NoisedSums):
     """Shape of the pictures, and the rows of labels."""
     clip: float = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
-    center: bool = False
-    """Clip around the mean of the public records instead of around 0."""
+    center: Center = "grey"
+    """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
     moment: float = 1.5
     """w C: weight of the second moment beside the sums when the noise is divided."""
 
@@ -87,6 +87,7 @@ class Sketch(NoisedSums):
         if not 0 <= self.refine <= 1:
             raise ValueError(f"refine must be in [0, 1], got {self.refine}")
         check_positive(self, "clip", "moment")
+        check_one_of("center", self.center, get_args(Center))
         super().__post_init__()
 
     @property
@@ -109,13 +110,14 @@ class Sketch(NoisedSums):
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """The center of the clipping where there is one."""
-        return {"center": public_mean(public)} if self.center else {}
+        center = clip_center(self.center, public)
+        return {} if center is None else {"center": center}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """PFDM's personal denoiser, with `refine`."""
         if not self.refine:
             return {}
-        center = public_mean(public) if self.center else None
+        center = clip_center(self.center, public)
         copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
         flagged = with_clipped_flag(self._personal)
         return fit_part(flagged, {}, copies, training=self.local, rng=rnd.rng, part=0, parts=1)

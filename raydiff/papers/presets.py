@@ -27,7 +27,7 @@ from raydiff.papers.spire import presets as spire
 
 PAPERS = ("pfdm", "spire", "feddistr", "pdp")
 SCALES = ("cpu", "gpu", "smoke")
-CENTRAL = {"method": LocalOnly, "method.clip": None, "partition": Pooled, "clients": 1}
+CENTRAL = {"method": LocalOnly, **pfdm.UNCLIPPED, "partition": Pooled, "clients": 1}
 PRIVATE = {"method": DPSGD, "method.averaging.weights": "uniform"}
 
 

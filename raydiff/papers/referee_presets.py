@@ -60,6 +60,6 @@ def dpimagebench() -> Study:
         evaluation=replace(judge, per_class=500, ceiling=False),
         runtime=Runtime(pool="local"),
     )
-    sketch = {"method": Sketch, "method.clip": 14.0, "method.center": True}
+    sketch = {"method": Sketch, "method.clip": 14.0, "method.center": "public"}
     grid = {"method.epsilon": (1.0, 10.0), "seed": SEEDS[:3]}
     return Study(experiment=base, grid=grid, beside=(Arm(changes=sketch),))

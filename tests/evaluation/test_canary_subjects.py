@@ -226,12 +226,12 @@ def _averaged(
 def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: str, latent_model: LatentModel) -> None:
     """So the threshold between the two is 0, whatever the noise, for it is symmetric."""
     methods: dict[str, Callable[[], Method]] = {
-        "pfdm": lambda: PFDM(model=DDPM(timesteps=100), epsilon=10.0, clip=6.8, center=True),
+        "pfdm": lambda: PFDM(model=DDPM(timesteps=100), epsilon=10.0, clip=6.8, center="public"),
         "feddistr": lambda: FedDistr(model=latent_model, clusters=3, epsilon=5.0, clip=2.0),
         "local": lambda: _averaged("local"),
         "central": lambda: _averaged("central"),
-        "sketch": lambda: Sketch(clip=4.3, center=True),
-        "dpmerf": lambda: DPMERF(features=200, center=True, radius=0.8),
+        "sketch": lambda: Sketch(clip=4.3, center="public"),
+        "dpmerf": lambda: DPMERF(features=200, centered=True, radius=0.8),
         "evolution": lambda: Evolution(candidates=9),
         "marginals": lambda: MARGINALS,
     }

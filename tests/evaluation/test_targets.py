@@ -83,7 +83,7 @@ def test_a_target_is_there_where_the_method_has_it(method: Any, expected: set[st
 
 def test_what_is_attacked_as_uploaded_is_what_was_uploaded() -> None:
     """Bit for bit, the clip's center and the secret's noise included, and without noise its expectation."""
-    method, seen = PFDM(model=SMALL, clip=3.0, center=True, epsilon=50.0, **BRIEF), {}
+    method, seen = PFDM(model=SMALL, clip=3.0, center="public", epsilon=50.0, **BRIEF), {}
     client = Client(3, method, pictures(10, 0), keys=KEYS, public=pictures(20, 5))
     server = method.init_server(pictures(20, 5), generator(0))
     upload: Upload = client.run(server, 0)[0]

@@ -33,11 +33,18 @@ SEARCHED = ["spire-digits", "spire-mnist14"]  # The rates of their arms are not 
 COMPARED = [name for name, study in names.PRESETS.items() if study().experiment.newcomers]
 
 
-@pytest.mark.parametrize("name", sorted(CLIPPED - {"cifar10"}))  # cifar10 has the paper's clip
+@pytest.mark.parametrize("name", sorted(CLIPPED - {"cifar10", "colour-mnist"}))  # these have the paper's clip
 def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
     experiment = names.PRESETS[name]().experiment
-    public = public_images(experiment.data).flatten(1).norm(dim=1)
+    origin = {"grey": 0.0, "black": -1.0}[experiment.method.center]
+    public = (public_images(experiment.data) - origin).flatten(1).norm(dim=1)
     assert experiment.method.clip == pytest.approx(float(public.median()), abs=0.05)
+
+
+def test_coloured_pictures_are_clipped_around_black_to_the_papers_norm():
+    """Its C = 10 is for pixels on [0, 1]; on [-1, 1] differences are twice as large."""
+    large, small = (names.PRESETS[name]().experiment.method for name in ("colour-mnist", "collaboration-colour"))
+    assert (large.clip, large.center, small.center) == (2 * 10, "black", "black")
 
 
 def test_digits_needs_no_data_folder(monkeypatch):
@@ -49,7 +56,7 @@ def test_digits_needs_no_data_folder(monkeypatch):
 def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_root):
     study = names.PRESETS[name]()
     public = public_images(study.experiment.data)
-    clips = {arm.changes["method.clip"] for arm in study.beside if "method.center" in arm.changes}
+    clips = {arm.changes["method.clip"] for arm in study.beside if arm.changes.get("method.center") == "public"}
     assert len(clips) == 1
     assert clips.pop() == pytest.approx(float((public - public.mean(0)).flatten(1).norm(dim=1).median()), abs=0.05)
 
@@ -120,7 +127,7 @@ def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_
         event = method.upload_event(423, 0)
         if getattr(event, "unit", None) == "example" and event.relation == "replace_one":
             assert event.trust == "local" and method.delta == 1e-5
-            arm = f"{type(method).__name__}{' centred' if getattr(method, 'center', False) else ''}"
+            arm = f"{type(method).__name__}{' centred' if getattr(method, 'center', None) == 'public' else ''}"
             arm += " refined" if getattr(method, "refine", 0) else ""
             targets.setdefault(arm, []).append(method.epsilon)
             events = [method.upload_event(423, r) for r in range(method.rounds)]
@@ -134,7 +141,9 @@ def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_
 
 def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_sketch(frontier):
     refined = {m.init_key for m in frontier if isinstance(m, Sketch) and m.refine}
-    assert len(refined) == 1 and refined == {m.init_key for m in frontier if isinstance(m, PFDM) and m.center}
+    assert len(refined) == 1 and refined == {
+        m.init_key for m in frontier if isinstance(m, PFDM) and m.center == "public"
+    }
 
 
 @pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
@@ -156,8 +165,10 @@ def test_arms_keep_to_the_axes_that_were_asked_for():
     trials = trials_of(base, {"method.epsilon": (20.0, None)}, study.beside)
     methods = [e.method for e in trials if isinstance(e.method, PFDM)]
     assert {m.epsilon for m in methods} == {20.0, None}
-    (depth,) = {m.depth for m in methods if m.epsilon and not m.center}
-    assert [m.t0 for m in methods if m.epsilon is None] == [None, depth]
+    depths = {m.center: m.depth for m in methods if m.epsilon}
+    at = [(m.start, m.center, m.t0) for m in methods if m.epsilon is None]
+    real = [("real", center, depths[center]) for center in ("grey", "public")]
+    assert at == [("denoiser", "grey", None), ("denoiser", "grey", depths["grey"]), *real]
 
 
 def test_feddistr_is_compared_on_the_same_clients_and_classifier():

@@ -406,7 +406,7 @@ def test_clients_share_the_training_records_and_no_others(protocol: Experiment, 
         ({"data": Data(train=100, test=0), "evaluation": Evaluation(dim=4)}, "needs records in the split test"),
         ({"evaluation": Evaluation(dim=500)}, "dim must be at most n/5"),
         ({"data": Data(name="no such set", root="/")}, "unknown data set 'no such set'"),
-        ({"data": Data(train=100, public=0), "method": PFDM(center=True)}, "a center needs public records"),
+        ({"data": Data(train=100, public=0), "method": PFDM(center="public")}, "a center needs public records"),
     ],
 )
 def test_what_does_not_fit_together_is_refused_before_anything_is_written(

@@ -57,7 +57,7 @@ OTHER: dict[str, Any] = {
     "delta": 1e-6,
     "clip": 2.0,
     "t0": 20,
-    "center": True,
+    "center": "public",
     "start": "noise",
     "local_parts": 2,
     "skip": True,

@@ -64,7 +64,7 @@ def test_the_length_is_the_median_distance_of_public_records_of_a_label_and_the_
 @pytest.mark.parametrize("center", [False, True])
 def test_the_upload_by_hand(center: bool) -> None:
     """Record by record; with a center around the public records of its label, clipped, and put back by the server."""
-    method = small(epsilon=3.0, center=center, radius=1.05 if center else 1.0)
+    method = small(epsilon=3.0, centered=center, radius=1.05 if center else 1.0)
     server, data = method.init_server(PUBLIC, generator(0)), records(0)
     w = kernel(server, method).double()
 
@@ -93,7 +93,7 @@ def test_the_server_s_target_is_the_mean_of_all_records() -> None:
     parts = [records(i, 20 + i) for i in range(3)]
     x, y = torch.cat([p.images for p in parts]), torch.cat([p.labels[:, 0] for p in parts])
     for center in (False, True):
-        method = small(epsilon=None, center=center, radius=5.0, length=None)
+        method = small(epsilon=None, centered=center, radius=5.0, length=None)
         clients = [Client(i, method, own, keys=KEYS, public=PUBLIC) for i, own in enumerate(parts)]
         first = next(rounds(method, LocalExecutor(clients), keys=KEYS, public=PUBLIC))
         every = phi(x, kernel(first.server, method))

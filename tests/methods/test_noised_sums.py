@@ -175,7 +175,7 @@ def test_no_pair_is_further_apart_than_the_sketchs_sensitivity_and_one_attains_i
 def test_random_neighbours_of_dpmerf_are_no_further_apart_than_its_sensitivity() -> None:
     rng = generator(3)
     for radius, center in ((1.0, False), (0.4, True)):
-        method = replace(SUMMED["dpmerf"], epsilon=None, radius=radius, center=center)
+        method = replace(SUMMED["dpmerf"], epsilon=None, radius=radius, centered=center)
         assert isinstance(method, DPMERF)
         server = method.init_server(records(9, 40), generator(0))
         result = []

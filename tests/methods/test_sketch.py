@@ -10,7 +10,7 @@ import torch
 from toys import KEYS, records, run
 
 from raydiff import tree
-from raydiff.data.records import Records, label_rows
+from raydiff.data.records import Center, Records, label_rows
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round
@@ -29,31 +29,32 @@ NOISE = NoiseStream(b"0123456789abcdef", ("x",))
 PUBLIC = records(9, 30)
 
 
-@pytest.mark.parametrize("center", [False, True])
-def test_the_upload_by_hand(center: bool) -> None:
+@pytest.mark.parametrize("center", ["grey", "black", "public"])
+def test_the_upload_by_hand(center: Center) -> None:
     """Record by record, entry by entry; leaves are noised in the order of their names."""
-    method = Sketch(clip=4.6, center=center, moment=1.2, epsilon=3.0)
+    clip = 9.0 if center == "black" else 4.6
+    method = Sketch(clip=clip, center=center, moment=1.2, epsilon=3.0)
     data, server = records(0), method.init_server(PUBLIC, generator(0))
-    middle = PUBLIC.images.mean(0) if center else torch.zeros(1, 8, 8)
+    middle = {"grey": torch.tensor(0.0), "black": torch.tensor(-1.0), "public": PUBLIC.images.mean(0)}[center]
     result = method.local_update(server, {}, data, Round(0, generator(0), NOISE))
     sums, matrix, lengths = torch.zeros(10, 64).double(), torch.zeros(64, 64).double(), []
     for x, label in zip(data.images, data.labels[:, 0], strict=True):
         u = (x - middle).flatten().double()
         lengths.append(float(u.norm()))
-        u *= min(1.0, 4.6 / lengths[-1])
+        u *= min(1.0, clip / lengths[-1])
         sums[label] += u
         matrix += torch.outer(u, u)
-    assert any(n > 4.6 for n in lengths) and any(n < 4.6 for n in lengths)
+    assert any(n > clip for n in lengths) and any(n < clip for n in lengths)
     packed = [matrix[i, j] * (1.0 if i == j else math.sqrt(2)) for i in range(64) for j in range(i, 64)]
-    sigma = 4.6 * math.sqrt(2 + 2 * 1.44 + 1 / 2.88) / accountants.mu_for(3.0, 1e-5)
+    sigma = clip * math.sqrt(2 + 2 * 1.44 + 1 / 2.88) / accountants.mu_for(3.0, 1e-5)
     sent = result.release.value
     assert sorted(sent) == ["counts", "second", "sums"]
-    expected = {"second": 1.2 / 4.6 * torch.stack(packed), "sums": sums}
+    expected = {"second": 1.2 / clip * torch.stack(packed), "sums": sums}
     for i, (name, signal) in enumerate(expected.items()):
         noisy = signal + sigma * NOISE.normal([i], signal.shape)[0]
         torch.testing.assert_close(sent[name], noisy.float(), rtol=1e-4, atol=1e-3)
     assert sent["counts"].tolist() == data.labels[:, 0].bincount(minlength=10).tolist()
-    assert result.metrics["upload/clipped_fraction"] == pytest.approx(sum(n > 4.6 for n in lengths) / 12)
+    assert result.metrics["upload/clipped_fraction"] == pytest.approx(sum(n > clip for n in lengths) / 12)
 
 
 def test_labels_of_several_columns_have_a_row_for_each_combination() -> None:
@@ -93,10 +94,10 @@ def test_without_noise_samples_have_the_records_two_moments() -> None:
 
 def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(tiny: Experiment) -> None:
     """By hand; the client's model is the one that PFDM trains, bit for bit, so that a sweep trains it once."""
-    pfdm = replace(tiny.method, clip=5.0, center=True)
+    pfdm = replace(tiny.method, clip=5.0, center="public")
     assert isinstance(pfdm, PFDM)
     own = {"denoiser": pfdm.model, "local": pfdm.local, "client_sampling": Sampling(sampler="ddim", steps=5)}
-    method = Sketch(clip=5.0, center=True, refine=0.4, **own)
+    method = Sketch(clip=5.0, center="public", refine=0.4, **own)
     data = records(0)
     assert method.init_key == pfdm.init_key and replace(method, refine=0.0).init_key is None
     state, theirs = (m.init_client({}, data, PUBLIC, Round(0, generator(1))) for m in (method, pfdm))

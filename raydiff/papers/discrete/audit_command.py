@@ -36,6 +36,7 @@ from raydiff.runtime import sweep_folder
 from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
+BATCH = 0.01  # fraction of the records removed before the rest is audited again, as `audit.batch`
 CONFIDENTIALITY = {
     False: "holds summary numbers, which depend on the records",
     True: "holds the bound of every record, and its row of the file",
@@ -112,7 +113,7 @@ def audited(options: AuditOptions, config: RawTable) -> AuditResults:
         f"per-instance bound (pDP) on delta at pDP epsilon {release.epsilon:g}, for {_released(release, label)}",
         f"{options.schedule} schedule, rate {options.rate:g}, T = {options.steps}, rows of step {options.release_step}",
     )
-    after = removals(codes, release, result, options.remove, labels=labels)
+    after = removals(codes, release, options.remove, batch=BATCH, labels=labels)
     return AuditResults(encoded=encoded, labels=labels, release=release, setting=setting, audit=result, removals=after)
 
 

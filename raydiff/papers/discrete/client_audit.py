@@ -10,7 +10,8 @@ Every client is the curator of its own table and removes records by its own audi
 A model that is conditional on the label is audited label by label. None of it is a guarantee (`bound.CAVEATS`), and
 measurements after removal are conditional on the removed records.
 
-Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6.
+Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6: an unconditional model, and all records
+removed in one pass (`method.model.conditional false`, `audit.batch 1`).
 Deviation: as many rows are generated as there are records left, with their labels; the paper keeps the original counts.
 """
 
@@ -27,8 +28,8 @@ from raydiff.evaluation.row_audit import RowAudit
 from raydiff.federated.method import Metrics
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.papers.discrete.bound import ReleasedRows, audit
-from raydiff.papers.discrete.kernel import Floats, Kernel
-from raydiff.papers.discrete.summary import most_exposed, summarize
+from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
+from raydiff.papers.discrete.summary import removal_order, summarize
 
 
 def bounds(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floats:
@@ -44,13 +45,12 @@ def bounds(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Floa
 
 def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor:
     """Positions of the records that are trained on, ascending. Raises ValueError where fewer than two are left."""
-    out = round(config.remove * len(records))
-    if out == 0:
-        return torch.arange(len(records))
-    if len(records) - out < 2:
-        raise ValueError(f"audit.remove {config.remove:g} leaves {len(records) - out} of {len(records)} records")
-    order = most_exposed(bounds(config, records, model))
-    return torch.from_numpy(np.sort(order[out:]))
+
+    def of_part(rest: Ints) -> Floats:
+        return bounds(config, records.select(torch.from_numpy(rest)), model)
+
+    out = removal_order(of_part, len(records), round(config.remove * len(records)), batch=config.batch)
+    return torch.from_numpy(np.delete(np.arange(len(records)), out))
 
 
 def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> Metrics:

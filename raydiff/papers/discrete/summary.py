@@ -6,12 +6,12 @@ Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
+from raydiff.papers.discrete.bound import ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Floats, Ints
 
 QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
@@ -67,21 +67,38 @@ def most_exposed(delta: Floats) -> Ints:
     return np.asarray(np.argsort(-delta, kind="stable"))
 
 
+def removal_order(bounds: Callable[[Ints], Floats], records: int, count: int, *, batch: float) -> Ints:
+    """Numbers of the `count` records to remove, (count,), in the order of removal; `bounds` audits a part of them.
+
+    The most exposed fraction `batch` (at least one record) goes first; then the rest is audited again, for a removal
+    can leave another record as the only one with a value, whose bound is infinite. Raises ValueError where fewer than
+    two are left.
+    """
+    if count and records - count < 2:
+        raise ValueError(f"removing {count} of {records} records leaves fewer than two: remove a smaller fraction")
+    rest, removed = np.arange(records), np.empty(0, dtype=np.int64)
+    size = max(1, int(batch * records))
+    while len(removed) < count:
+        out = most_exposed(bounds(rest))[: min(size, count - len(removed))]
+        removed, rest = np.concatenate([removed, rest[out]]), np.delete(rest, out)
+    return removed
+
+
 def removals(
-    table: Ints, release: ReleasedRows, result: Audit, fractions: Sequence[float], *, labels: Ints | None = None
+    table: Ints, release: ReleasedRows, fractions: Sequence[float], *, batch: float, labels: Ints | None = None
 ) -> list[Removal]:
-    """Audit what is left after each fraction of the most exposed records is removed; `labels` as in `audit`.
+    """Audit what is left after each fraction of the records is removed in `removal_order`; `labels` as in `audit`.
 
     Raises ValueError for a fraction that is not in (0, 1) or leaves fewer than two records.
     """
-    order = most_exposed(result.of_records(result.delta))
-    after = []
-    for fraction in fractions:
-        if not 0 < fraction < 1:
-            raise ValueError(f"a fraction to remove must be in (0, 1), got {fraction}")
-        rest = np.sort(order[round(fraction * len(order)) :])
-        if len(rest) < 2:
-            raise ValueError(f"removing the fraction {fraction} leaves {len(rest)} records, at least two are needed")
-        left = audit(table[rest], release, labels=None if labels is None else labels[rest])
-        after.append(Removal(share=fraction, left=summarize(left.of_records(left.delta))))
-    return after
+    if bad := [fraction for fraction in fractions if not 0 < fraction < 1]:
+        raise ValueError(f"a fraction to remove must be in (0, 1), got {bad[0]}")
+
+    def bounds(rest: Ints) -> Floats:
+        result = audit(table[rest], release, labels=None if labels is None else labels[rest])
+        return result.of_records(result.delta)
+
+    counts, records = [round(fraction * len(table)) for fraction in fractions], np.arange(len(table))
+    order = removal_order(bounds, len(table), max(counts, default=0), batch=batch)
+    left = [summarize(bounds(np.delete(records, order[:count]))) for count in counts]
+    return [Removal(share=share, left=rest) for share, rest in zip(fractions, left, strict=True)]

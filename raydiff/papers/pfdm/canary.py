@@ -19,15 +19,14 @@ def subject(method: PFDM, public: Records | None) -> Subject | None:
     """The way of canaries through one upload; None where there is no noise."""
     if method.epsilon is None or method.start == "noise":
         return None
-    center = method.init_server(public, generator(0)).get("center")
-    shape, start = method.model.shape, {} if center is None else {"center": center}
-    origin = torch.zeros(shape) if center is None else center
+    server, shape = method.init_server(public, generator(0)), method.model.shape
+    origin = server.get("center", torch.zeros(shape))
     scale = math.sqrt(float(method.model.abar[method.depth]))
 
     def every(canaries: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
         n = len(canaries)
         data = Records(canaries.view(n, *shape) + origin, torch.zeros(n, 1, dtype=torch.int64), torch.arange(n))
-        release = method.local_update(start, {}, data, Round(0, generator(0), noise)).release
+        release = method.local_update(server, {}, data, Round(0, generator(0), noise)).release
         seen = release.value["x"] - scale * origin
         return seen.view(n, 1, -1), Ledger().with_upload(0, 0, release.event, release.nbytes)
 

@@ -31,18 +31,25 @@ def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Genera
 
     A label row never seen takes the first one of its class (column 0). Raises ValueError for a class never seen.
     """
-    rows, mean = classes["labels"], classes["mean"]
-    same = (labels[:, None] == rows[None]).all(2)
-    fitting = torch.where(same.any(1, keepdim=True), same, labels[:, :1] == rows[None, :, 0])
-    if not fitting.any(1).all():
-        raise ValueError(f"no upload has the labels {labels[~fitting.any(1)][0].tolist()}")
-    of = fitting.int().argmax(1)
+    mean, of = classes["mean"], fitting(labels, classes["labels"]).int().argmax(1)
     signal = torch.randn(len(labels), classes["factor"].shape[2], generator=rng)
     noise = torch.randn(len(labels), *mean.shape[1:], generator=rng)
     for u, factor in enumerate(classes["factor"]):  # A factor for every record at once would fill the memory.
         signal[of == u] = signal[of == u] @ factor.T
     out: Tensor = mean[of] + signal.view_as(noise) + noise_std * noise
     return out
+
+
+def fitting(labels: Tensor, rows: Tensor) -> Tensor:
+    """(N, U) bool: which of the label rows (U, K) go with labels (N, K): equal ones, or else those of the same class.
+
+    Raises ValueError for a class that no row has.
+    """
+    same = (labels[:, None] == rows[None]).all(2)
+    fits = torch.where(same.any(1, keepdim=True), same, labels[:, :1] == rows[None, :, 0])
+    if not fits.any(1).all():
+        raise ValueError(f"no upload has the labels {labels[~fits.any(1)][0].tolist()}")
+    return fits
 
 
 def _signal_factor(x: Tensor, noise_std: float) -> Tensor:

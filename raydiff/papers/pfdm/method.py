@@ -25,10 +25,10 @@ Deviations and choices where the paper is silent:
 - The published depths follow from Theorem 5.1 only when rounded down, which overspends; here the depth is the smallest
   whose epsilon under `accountant` stays within the budget.
 - sigma_t^2 = beta_t. The predicted x_0 is clamped to the range of the data (noisy images: plus 4 standard deviations).
-- The server's training is cut into `server_rounds` rounds of equal length, so that it can be resumed.
 - `epsilon=None` sends the images as they are and cuts one chain at t0, by default 1: CollaFuse (arXiv 2406.14429), the
   non-private limit.
-- `center` clips around the mean of the public records: a smaller clip norm, so a smaller depth for the same epsilon.
+- The paper's pixels are on [0, 1]: its clip C is 2 C around black (`center black`) on [-1, 1]. `center public` clips
+  around the mean of the public records: a smaller norm, so a smaller depth for the same epsilon.
 """
 
 from __future__ import annotations
@@ -42,12 +42,13 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.records import Records, public_mean
+from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.lookup import check_least, check_one_of, check_positive
+from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM, Sampling
-from raydiff.models.training import Training, fit, fit_part, with_clipped_copies, with_clipped_flag
+from raydiff.models.training import Training, fit, with_clipped_flag
 from raydiff.papers.pfdm import controls
 from raydiff.papers.pfdm.depth import depth_for
 from raydiff.papers.pfdm.noised_copies import NoisedCopies
@@ -71,8 +72,8 @@ class PFDM(Method):
     """The delta that goes with it."""
     clip: float = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
-    center: bool = False
-    """Clip around the mean of the public records instead of around 0."""
+    center: Center = "grey"
+    """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
     t0: int | None = None
     """Depth of the noise and of the hand-over. Default, and minimum: the smallest within the budget."""
     accountant: accountants.Accountant = "exact"
@@ -82,11 +83,11 @@ class PFDM(Method):
     server: Training = Training()
     """Training of the global denoiser."""
     start: controls.Start = "denoiser"
-    """What gives x_{t0}: denoiser, the global denoiser; gaussian, noise, shuffled: a control."""
+    """What gives x_{t0}: denoiser, the global denoiser; gaussian, noise, real, shuffled: a control."""
     local_parts: int = 1
     """Pieces into which a client's training is cut; each is kept, so that a crash loses one at most."""
     server_rounds: int = 4
-    """Rounds into which the server's training is cut."""
+    """Rounds of equal length into which the server's training is cut, so that it can be resumed."""
     sampling: Sampling = Sampling()
     """The server's chain, T to 0 (or to t0 when epsilon is None)."""
     client_sampling: Sampling = Sampling()
@@ -103,7 +104,9 @@ class PFDM(Method):
         check_one_of("start", self.start, get_args(controls.Start))
         if self.start == "gaussian" and self.epsilon is None:
             raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
-        _ = self.depth
+        if self.start == "real" and self.epsilon is not None:
+            raise ValueError("start = real sends the pictures as they are: epsilon must be none, and t0 the depth")
+        _ = self._alone, self.depth
 
     @cached_property
     def depth(self) -> int:
@@ -116,6 +119,11 @@ class PFDM(Method):
     @cached_property
     def _copies(self) -> NoisedCopies:
         return NoisedCopies(self.clip, None if self.epsilon is None else float(self.model.abar[self.depth]))
+
+    @cached_property
+    def _alone(self) -> LocalOnly:
+        fields = ("model", "local", "local_parts", "clip", "center")
+        return LocalOnly(**{name: getattr(self, name) for name in fields})
 
     @property
     def _trains(self) -> bool:
@@ -130,7 +138,7 @@ class PFDM(Method):
     @property
     def init_key(self) -> Hashable:
         """Client models depend on neither epsilon nor t0."""
-        return (self.model, self.local, self.local_parts, self.clip, self.center)
+        return self._alone.init_key
 
     @property
     def init_parts(self) -> int:
@@ -140,14 +148,12 @@ class PFDM(Method):
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """w, and the center of the clipping where there is one."""
         model = tree.prefixed("model", self.model.init(rng)) if self._trains else {}
-        return {**model, "center": public_mean(public)} if self.center else model
+        center = clip_center(self.center, public)
+        return model if center is None else {**model, "center": center}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Stage 1, line 1: z_{theta_m} = T-DDPM(D_m, T, beta, theta_m)."""
-        center = public_mean(public) if self.center else None
-        copies = with_clipped_copies(data.images, data.labels, clip=self.clip, center=center)
-        flagged, part = with_clipped_flag(self.model), {"part": rnd.number, "parts": self.local_parts}
-        return fit_part(flagged, state, copies, training=self.local, rng=rnd.rng, **part)
+        return self._alone.init_client(state, data, public, rnd)
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Stage 1, the rest: one clipped and noised copy of each record, with its labels."""
@@ -192,7 +198,7 @@ class PFDM(Method):
 
         def x_t0(labels: Tensor, rng: torch.Generator) -> Tensor:
             if z_w is None:
-                return controls.x_t0(self.start, server, labels, model=model, noise_std=copies.std, rng=rng)
+                return controls.x_t0(self.start, server, labels, model=model, depth=t0, rng=rng)
             x, T = torch.randn(len(labels), *model.shape, generator=rng), model.timesteps
             return self.sampling.run(model, z_w, x, labels=labels, start=T, stop=stop, bound=copies.reach, rng=rng)
 

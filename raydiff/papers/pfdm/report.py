@@ -1,10 +1,11 @@
 """When does collaboration help? Paired differences between the arms of a sweep of a `collaboration` preset.
 
-    raydiff collaboration SWEEP [--oracle FILE.csv] [--out DIR]     prints, and writes paired.csv and .md
+    raydiff collaboration SWEEP [--out DIR]     prints, and writes paired.csv and .md
 
 A cell is a minority's size, an epsilon and a sampler; differences are taken seed by seed: mean and 95 % Student
-interval, without a correction for the number of cells. Negative: the first arm's distance is smaller. A prediction of
-the oracle (`raydiff theory --out`) agrees where its sign is that of a difference whose interval excludes 0.
+interval, without a correction for the number of cells. Negative: the first arm's distance is smaller. Share: PFDM's
+gain over local training as a part of the perfect server's (`real`), with Fieller's 95 % interval; empty where that
+server's gain is not clear.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.formats.csv_files import read_csv
-from raydiff.formats.intervals import interval, shown
+from raydiff.formats.intervals import interval, ratio, shown
 from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish
 from raydiff.report import load
@@ -32,12 +32,17 @@ PAIRS = (
     ("collafuse", "localonly"),
     ("gaussian", "localonly"),
     ("pfdm", "gaussian"),
+    ("real", "localonly"),
     ("centre", "centre-localonly"),
+    ("centre-real", "centre-localonly"),
     ("centre-gaussian", "centre-localonly"),
     ("fedavg", "localonly"),
     ("centralised", "localonly"),
 )
 """(arm, what it is compared with)."""
+PERFECT = {("pfdm", "localonly"): "real", ("centre", "centre-localonly"): "centre-real"}
+"""Pair -> the perfect server at its depths."""
+SHARE = ("share", "share_low", "share_high")
 CELL = ["minority", "epsilon", "sampler"]
 NONE = -1.0  # epsilon of arms that have none, in the key of a group
 
@@ -62,17 +67,17 @@ def distances(sweep: Path) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["arm", *CELL[:2], "seed", CELL[2], "distance"]).dropna(subset="distance")
 
 
-def _epsilons_of_depths(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[float, list[float]]:
-    """Depth t0 -> the epsilons that need it, around no center: CollaFuse is compared at each of them."""
-    depths = rounds[rounds["metric"] == "t0"].set_index("digest")["value"]
-    epsilons = column(runs, "method.epsilon").mask(column(runs, "method.center") == 1).dropna()
-    return {depth: list(e.unique()) for depth, e in epsilons.groupby(runs["digest"].map(depths))}
+def _epsilons_of_depths(runs: pd.DataFrame, rounds: pd.DataFrame) -> dict[Any, list[float]]:
+    """(Around the public mean or not, depth t0) -> the epsilons that need it: what has no noise is compared at each."""
+    depths = runs["digest"].map(rounds[rounds["metric"] == "t0"].set_index("digest")["value"])
+    epsilons = column(runs, "method.epsilon").dropna()
+    return {key: list(e.unique()) for key, e in epsilons.groupby([runs["method.center"].eq("public"), depths])}
 
 
-def _epsilons(run: Mapping[Any, Any], arm: str, of_depths: dict[float, list[float]]) -> list[float]:
+def _epsilons(run: Mapping[Any, Any], arm: str, of_depths: dict[Any, list[float]]) -> list[float]:
     """The epsilons of a trial's cells: its own, its depth's, infinity without noise, NaN without a budget."""
-    if arm == "collafuse":
-        return of_depths.get(float(run["method.t0"]), [])
+    if arm in ("collafuse", *PERFECT.values()):
+        return of_depths.get((run["method.center"] == "public", float(run["method.t0"])), [])
     if not pd.isna(run.get("method.epsilon")):
         return [float(run["method.epsilon"])]
     return [math.inf if arm == "pfdm" else math.nan]
@@ -83,12 +88,12 @@ def _arm(run: Mapping[Any, Any]) -> str:
         return "fedavg"
     if run["partition"] == "Pooled":
         return "centralised"
-    centre = run["method.center"] is True
+    centre = run["method.center"] == "public"
     if run["method"] == "LocalOnly":
         return "centre-localonly" if centre else "localonly"
-    if pd.isna(run["method.epsilon"]) and not pd.isna(run["method.t0"]):
-        return "collafuse"
     if run["method.start"] == "denoiser":
+        if pd.isna(run["method.epsilon"]) and not pd.isna(run["method.t0"]):
+            return "collafuse"
         return "centre" if centre else "pfdm"
     name = {"noise": "no-server"}.get(run["method.start"], run["method.start"])
     return f"centre-{name}" if centre else str(name)
@@ -107,27 +112,13 @@ def differences(table: pd.DataFrame) -> pd.DataFrame:
         for row, pairs in load.groups(both, CELL):
             row |= {"arm": arm, "against": against, "n": len(pairs)}
             row |= {"arm_mean": pairs["distance"].mean(), "against_mean": pairs["distance_other"].mean()}
-            rows.append(row | interval(pairs["distance"] - pairs["distance_other"]))
-    names = [*CELL, "arm", "against", "arm_mean", "against_mean", "n", "mean", "low", "high"]
+            row |= interval(pairs["distance"] - pairs["distance_other"])
+            best = table[table["arm"] == PERFECT.get((arm, against))]
+            best = pairs.merge(best, on=[*CELL, "seed"], suffixes=("", "_best"))
+            gains = (best[name] - best["distance_other"] for name in ("distance", "distance_best"))
+            rows.append(row | dict(zip(SHARE, ratio(*gains), strict=True)))
+    names = [*CELL, "arm", "against", "arm_mean", "against_mean", "n", "mean", "low", "high", *SHARE]
     return pd.DataFrame(rows, columns=names)
-
-
-def with_oracle(table: pd.DataFrame, oracle: pd.DataFrame) -> pd.DataFrame:
-    """The table with the oracle's difference of squared Wasserstein distances, and whether the directions agree.
-
-    `agrees` is empty where the interval includes 0 or the oracle has no prediction.
-    """
-    if missing := {*CELL, "arm", "w2_squared"} - {*oracle}:
-        raise ValueError(f"the oracle's file has no column {min(missing)}: make it with raydiff theory")
-    oracle = oracle.assign(epsilon=oracle["epsilon"].replace("none", "inf").astype(float))
-    w2 = oracle.set_index([*CELL, "arm"])["w2_squared"]
-    against = table["against"].replace({"centre-localonly": "localonly"})  # Its models do not depend on the clip.
-    cells = (pd.MultiIndex.from_frame(table[CELL].assign(arm=arm)) for arm in (table["arm"], against))
-    mine, theirs = (w2.reindex(cell).to_numpy() for cell in cells)
-    compared = table.assign(oracle=mine - theirs)
-    clear = (table["low"] > 0) | (table["high"] < 0)
-    agrees = (compared["oracle"] * compared["mean"] > 0).astype(object)
-    return compared.assign(agrees=agrees.where(clear & compared["oracle"].notna()))
 
 
 def shown_table(table: pd.DataFrame) -> Table:
@@ -153,19 +144,14 @@ def _level(epsilon: Any) -> str:
 
 
 def _cell(row: Mapping[Any, Any]) -> str:
-    """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the oracle's sign, where there is one."""
+    """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the share of the perfect server's gain."""
     difference = shown(row["mean"], row["low"], row["high"], "+.2f", bold=True)
-    oracle = row.get("oracle", math.nan)
-    return difference if math.isnan(oracle) else difference + f" ({'+' if oracle > 0 else '-'})"
+    share = shown(row["share"], row["share_low"], row["share_high"], ".0%")
+    return difference if math.isnan(row["share"]) else f"{difference}; share {share}"
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
-    oracle = {"metavar": "FILE.csv", "type": Path, "help": "predictions to put beside the differences"}
-    options = load.arguments(__doc__, argv, oracle=oracle)
-    table, note = differences(distances(options.sweep)), ""
-    if options.oracle:
-        table = with_oracle(table, read_csv(options.oracle, na_values="", keep_default_na=False))
-        compared = table["agrees"].dropna()
-        note = f"the oracle agrees in {int(compared.sum())} of {len(compared)} decided cells (column agrees)"
-    publish(options.out, "paired", str(shown_table(table)._replace(note=note)), {"paired": table})
+    options = load.arguments(__doc__, argv)
+    table = differences(distances(options.sweep))
+    publish(options.out, "paired", str(shown_table(table)), {"paired": table})

@@ -45,6 +45,20 @@ def told(records: Records, release: ReleasedRows = RELEASE) -> list[float]:
     return [float(d) for d in deltas(records.images.flatten(1).long().numpy(), release)]
 
 
+def left_by_hand(records: Records, count: int, size: int, release: ReleasedRows = RELEASE) -> list[int]:
+    """Positions that are left after `count` removals, `size` at a time: each batch audits the rest from the start."""
+    rest = list(range(len(records)))
+    while count:
+        part = records.select(torch.tensor(rest))
+        bounds = np.empty(len(rest))
+        for label in part.labels.unique():
+            mine = torch.nonzero(part.labels[:, 0] == label)[:, 0]
+            bounds[mine.numpy()] = told(part.select(mine), release)
+        out = set(np.argsort(-bounds, kind="stable")[: min(size, count)].tolist())
+        rest, count = [r for i, r in enumerate(rest) if i not in out], count - len(out)
+    return rest
+
+
 @pytest.fixture
 def own() -> Records:
     return skewed(40, 0)
@@ -70,14 +84,26 @@ def test_a_conditional_model_is_audited_within_each_label() -> None:
     assert bounds(RowAudit(), of_three, MODEL) == pytest.approx(told(records), rel=1e-9)
 
 
-def test_the_most_exposed_are_left_out(own: Records) -> None:
-    kept = RowAudit(remove=0.25).kept(own, MODEL)
-    assert len(kept) == 30
-    assert kept.tolist() == sorted(kept.tolist())
-    bounds = np.array(told(own))
-    out = np.setdiff1d(np.arange(40), kept)
-    assert bounds[out].min() >= bounds[kept].max()
-    assert RowAudit().kept(own, MODEL).tolist() == list(range(40))
+@pytest.mark.parametrize(("batch", "size"), [(0.01, 1), (0.1, 4), (1.0, 40)])
+def test_the_most_exposed_are_left_out_and_the_rest_audited_again(batch: float, size: int) -> None:
+    """10 of 40 records: one at a time (at least), in batches of which the last is cut short, and in one pass."""
+    records = skewed(40, 109)
+    ways = {s: left_by_hand(records, 10, s) for s in (1, 4, 40)}
+    assert RowAudit(remove=0.25, batch=batch).kept(records, MODEL).tolist() == ways[size]
+    assert RowAudit(batch=batch).kept(records, MODEL).tolist() == list(range(40))
+    assert ways[1] != ways[4] != ways[40] != ways[1]
+
+
+def test_one_pass_leaves_a_record_alone_with_its_value_and_removal_by_batches_does_not() -> None:
+    """Three records have a 2 in the second column, and two of them are removed: not by batches of one."""
+    codes = torch.tensor([[0, 0, 0], [0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 2, 0], [0, 2, 0], [1, 2, 0]])
+    table = Records(images_of(codes), torch.zeros(8, 1).long(), torch.arange(8))
+    assert bounds(RowAudit(), table, MODEL).max() < np.inf
+    largest = {}
+    for batch in (0.125, 1.0):
+        kept = RowAudit(remove=0.25, batch=batch).kept(table, MODEL)
+        largest[batch] = bounds(RowAudit(), table.select(kept), MODEL).max()
+    assert largest[0.125] < np.inf == largest[1.0]
 
 
 def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
@@ -92,7 +118,15 @@ def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
     assert one["pdp/union/vacuous_share"] == np.mean(np.array(told(both)) >= 1)
 
 
-BAD = [("remove", 1.0), ("remove", -0.1), ("epsilon", 0.0), ("samples", 0), ("condition", "both")]
+BAD = [
+    ("remove", 1.0),
+    ("remove", -0.1),
+    ("epsilon", 0.0),
+    ("samples", 0),
+    ("batch", 0.0),
+    ("batch", 1.5),
+    ("condition", "both"),
+]
 
 
 @pytest.mark.parametrize(("field", "value"), BAD)
@@ -132,13 +166,9 @@ def test_clients_train_on_what_their_own_audit_leaves(experiment: Experiment, tm
     model = opened[0].experiment.method.model
     for whole, part in zip(*(trial.make_clients(o, (0, 1)) for o in opened), strict=True):
         release = replace(RELEASE, kernel=Kernel(alpha=RELEASE.kernel.alpha, categories=model.k))
-        bounds = np.empty(100)
-        for label in (0, 1):
-            mine = torch.nonzero(whole.data.labels[:, 0] == label)[:, 0]
-            bounds[mine.numpy()] = told(whole.data.select(mine), release)
+        left = left_by_hand(whole.data, 10, 1, release)
         assert (len(whole.data), len(part.data)) == (100, 90)
-        exposed = {int(whole.data.numbers[i]) for i in np.argsort(-bounds, kind="stable")[:10]}
-        assert set(part.data.numbers.tolist()) == set(whole.data.numbers.tolist()) - exposed
+        assert part.data.numbers.tolist() == whole.data.numbers[left].tolist()
 
 
 def test_a_trial_says_whose_rows_were_audited(experiment: Experiment, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,8 @@ TRIAL: dict[str, Any] = {
     "data.name": "german",
     "method": "LocalOnly",
     "clients": 1,
+    "method.model.conditional": True,
+    "audit.batch": 0.01,
     "seed": 0,
     "data.split_seed": 0,
     "method.model.steps": 10,
@@ -64,9 +67,19 @@ def test_removal_is_compared_split_by_split(removed: pd.DataFrame) -> None:
     half = 4.302653 * 0.02 / 3**0.5  # Student's quantile for three
     assert (tenth["difference_low"], tenth["difference_high"]) == pytest.approx((-0.04 - half, -0.04 + half))
     assert tenth["accuracy_high"] - tenth["accuracy"] > half
+    assert (tenth["bound_difference"], tenth["bound_difference_low"]) == (-20, -20)
 
 
-def test_the_attack_has_a_row_for_each_rate_and_the_papers_number_where_it_has_one(tmp_path: Path) -> None:
+def test_ways_of_removal_are_apart_and_infinite_bounds_have_no_difference(removed: pd.DataFrame) -> None:
+    """In one pass a split's bound is infinite where a tenth is removed."""
+    one_pass = removed.assign(**{"method.model.conditional": False, "audit.batch": 1.0})
+    one_pass.loc[one_pass["audit.remove"].gt(0) & one_pass["data.split_seed"].eq(1), "final/pdp/own/largest"] = math.inf
+    table = removal(pd.concat([removed, one_pass])).set_index(["audit.batch", "removed"])
+    assert table["infinite"].to_dict() == {(1, 0): 0, (1, 0.1): 1, (0.01, 0): 0, (0.01, 0.1): 0}
+    assert table.loc[(0.01, 0.1), "bound_difference"] == -20 and math.isnan(table.loc[(1, 0.1), "bound_difference"])
+
+
+def test_the_attack_has_a_row_for_each_rate(tmp_path: Path) -> None:
     axes = {"method.model.steps": [20], "method.model.schedule.rate": [0.1, 0.5], "seed": [0, 1]}
     frame = trials(axes, **{"data.name": "adult", "final/eval/blackbox/random": 0.2})
     frame["final/eval/blackbox/n_members"] = 100.0
@@ -81,11 +94,7 @@ def test_the_attack_has_a_row_for_each_rate_and_the_papers_number_where_it_has_o
     ]
     says = said(frame, tmp_path)
     cells = [[c.strip() for c in line.split("|")[1:-1]] for line in says.splitlines() if line.startswith("| LocalOnly")]
-    assert [(row[3], row[4], row[7]) for row in cells] == [
-        ("Cosine", "", ""),
-        ("Linear", "0.1", "about 0.28"),
-        ("Linear", "0.5", ""),
-    ]
+    assert [(row[3], row[4]) for row in cells] == [("Cosine", ""), ("Linear", "0.1"), ("Linear", "0.5")]
     assert pdp.CAVEAT in says
     assert {path.name for path in tmp_path.iterdir()} == {"pdp.md", "pdp-attack.csv"}
 

@@ -18,12 +18,14 @@ from raydiff.federated.method import Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.models import ddpm
 from raydiff.models.ddpm import DDPM, Sampling, denoise
+from raydiff.papers.pfdm import controls
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.release import Gaussian, NonPrivate
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
 NOISE = NoiseStream(b"0123456789abcdef", ("x",))
+REAL: dict[str, Any] = {"start": "real", "epsilon": None, "t0": 12}
 States = tuple[Params, Params]
 
 
@@ -187,17 +189,42 @@ def test_shuffled_labels_are_the_same_uploads_under_other_names(method: PFDM, pr
     assert progress[-1].ledger == shuffled[-1].ledger and len(progress) == len(shuffled)
 
 
+def test_a_real_start_is_a_noised_picture_of_the_class_of_any_client_and_has_no_guarantee(method: PFDM) -> None:
+    """By hand: x_{t0} without its noise is a picture that a client has sent; each of the class is drawn."""
+    method = replace(method, **REAL, client_sampling=Sampling(sampler="ddim"))
+    progress = run(method)
+    assert len(progress) == 1 and {type(e.event) for e in progress[0].ledger.entries} == {NonPrivate}
+    assert progress[0].ledger.epsilon(method.delta, method.accountant) == math.inf
+    pictures, classes = (torch.cat([getattr(records(m), k) for m in (0, 1)]) for k in ("images", "labels"))
+    labels, server, abar = classes.unique().repeat(60)[:, None], progress[0].sent, float(method.model.abar[12])
+    rng, noise = generator(1), torch.randn(len(labels), 1, 8, 8, generator=generator(1))
+    x, seen = controls.x_t0("real", server, labels, model=method.model, depth=12, rng=rng), set()
+    for row, clean in zip(labels[:, 0], (x - math.sqrt(1 - abar) * noise) / math.sqrt(abar), strict=True):
+        distances = (pictures - clean).flatten(1).norm(dim=1)
+        assert distances.min() < 1e-3 and classes[distances.argmin()] == row
+        seen.add(int(distances.argmin()))
+    assert seen == set(range(len(pictures)))
+    deployed, chain = method.deploy(server, method.init_client({}, records(0), None, Round(0, generator(5)))), "ddim"
+    (denoiser,) = deployed.targets["client"].denoisers
+    x = method.client_sampling.run(method.model, denoiser, x, labels=labels, start=12, bound=1.0, rng=rng)
+    assert set(deployed.targets) == {"client"} and torch.equal(deployed.samplers[chain](labels, generator(1)), x)
+    with pytest.raises(ValueError, match="has no model of its own: start is real"):
+        method.deploy(server)
+    with pytest.raises(ValueError, match="start = real sends the pictures as they are: epsilon must be none"):
+        replace(method, epsilon=10.0)
+
+
 @pytest.mark.usefixtures("fine_grid")
 def test_a_center_moves_what_is_clipped_and_not_what_is_guaranteed(method: PFDM) -> None:
     """Images near the public mean pass unclipped, however small the clip; the event is the same."""
     public, data = records(9), records(0)
     near = replace(data, images=public.images.mean(0) + 0.01 * data.images)
-    method = replace(method, clip=0.2, epsilon=1e6, center=True)
+    method = replace(method, clip=0.2, epsilon=1e6, center="public")
     server = method.init_server(public, generator(0))
     assert torch.equal(server["center"], public.images.mean(0))
     rnd = Round(0, generator(0), NOISE)
     centred = method.local_update(server, {}, near, rnd)
-    plain = replace(method, center=False).local_update({}, {}, near, rnd)
+    plain = replace(method, center="grey").local_update({}, {}, near, rnd)
     assert centred.release.event == plain.release.event
     assert (centred.metrics["upload/clipped_fraction"], plain.metrics["upload/clipped_fraction"]) == (0.0, 1.0)
     abar = float(method.model.abar[method.depth])
@@ -209,7 +236,7 @@ def test_a_center_moves_what_is_clipped_and_not_what_is_guaranteed(method: PFDM)
     assert float(moved.max()) <= 0.2 + 1e-4 and float(moved.min()) > 0.19
 
 
-@pytest.mark.parametrize("changes", [{"center": True}, {"start": "gaussian"}])
+@pytest.mark.parametrize("changes", [{"center": "public"}, {"center": "black"}, {"start": "gaussian"}, REAL])
 def test_each_start_gives_images_by_both_samplers(method: PFDM, changes: dict[str, Any]) -> None:
     method, public = replace(method, **changes), records(9)
     pool = LocalExecutor([Client(i, method, records(i, 40), keys=KEYS, public=public) for i in range(2)])

@@ -14,7 +14,7 @@ from raydiff.papers.pfdm import report as collaboration
 
 def run(method: str = "PFDM", **changes: Any) -> dict[str, Any]:
     """A row as `load.runs` gives it."""
-    fields: dict[str, Any] = {"epsilon": 10.0, "t0": math.nan, "start": "denoiser", "center": False}
+    fields: dict[str, Any] = {"epsilon": 10.0, "t0": math.nan, "start": "denoiser", "center": "grey"}
     row = {"method": method, "partition": "MajorityMinority", "partition.minority": 3.0, "seed": 0}
     row |= {f"method.{k}": v for k, v in fields.items()} | changes
     return row | {"outcome": "finished", "evaluation.features": "cnn"}
@@ -26,10 +26,11 @@ ARMS = {
     "no-server": {"method.start": "noise"},
     "gaussian": {"method.start": "gaussian"},
     "collafuse": {"method.epsilon": math.nan, "method.t0": 61.0},
-    "centre": {"method.center": True},
-    "centre-gaussian": {"method.center": True, "method.start": "gaussian"},
+    "real": {"method.epsilon": math.nan, "method.t0": 61.0, "method.start": "real"},
+    "centre": {"method.center": "public"},
+    "centre-gaussian": {"method.center": "public", "method.start": "gaussian"},
     "localonly": {"method": "LocalOnly", "method.epsilon": math.nan},
-    "centre-localonly": {"method": "LocalOnly", "method.center": True, "method.epsilon": math.nan},
+    "centre-localonly": {"method": "LocalOnly", "method.center": "public", "method.epsilon": math.nan},
     "fedavg": {"method": "FedAvg", "method.center": math.nan},
     "centralised": {"method": "LocalOnly", "partition": "Pooled", "partition.minority": math.nan},
 }
@@ -60,6 +61,7 @@ def sweep(monkeypatch: pytest.MonkeyPatch) -> Path:
         "shuffled": (8.0, 8.0),
         "pfdm": (4.0, 5.0),
         "collafuse": (4.5, 6.0),
+        "real": (3.0, 4.9),
         "fedavg": (1.0, 2.0),
         "centralised": (0.5, 1.5),
     }
@@ -85,6 +87,8 @@ def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
     half = 12.706205 * 0.5**0.5 / 2**0.5  # t(0.975, 1) s / sqrt(n) of the differences -1 and -2
     assert (pfdm["low"], pfdm["high"]) == (pytest.approx(-1.5 - half), pytest.approx(-1.5 + half))
     assert table.loc[("pfdm", "no-server"), "mean"] == -4.5
+    assert table.loc[("real", "localonly"), ["epsilon", "mean"]].tolist() == [10.0, -2.05]  # of 2 and 2.1
+    assert pfdm["share"] == pytest.approx(1.5 / 2.05) and math.isnan(table.loc[("real", "localonly"), "share"])
     assert table.loc[("collafuse", "localonly"), ["epsilon", "mean"]].tolist() == [10.0, -0.75]  # by its depth
     assert table.loc[("centralised", "localonly"), ["minority", "mean"]].tolist() == [3.0, -4.5]  # mean of its clusters
     assert table.loc[("fedavg", "localonly"), "mean"] == -4.5
@@ -102,36 +106,21 @@ def test_epsilon_is_the_one_asked_for_and_a_depths_only_for_collafuse(
 
 def test_two_epsilons_of_one_depth_are_two_cells() -> None:
     runs = [{**run(**{"method.epsilon": e}), "digest": str(e)} for e in (10.0, 11.0)]
-    budgets = collaboration._epsilons_of_depths(pd.DataFrame(runs), depths_of({"10.0": 61.0, "11.0": 61.0}))
-    assert collaboration._epsilons({"method.t0": 61.0}, "collafuse", budgets) == [10.0, 11.0]
-    assert collaboration._epsilons({"method.t0": 62.0}, "collafuse", budgets) == []
+    runs.append({**run(**{"method.epsilon": 12.0, "method.center": "public"}), "digest": "12.0"})
+    depths = depths_of({"10.0": 61.0, "11.0": 61.0, "12.0": 54.0})
+    budgets = collaboration._epsilons_of_depths(pd.DataFrame(runs), depths)
+    assert collaboration._epsilons(run(**{"method.t0": 61.0}), "collafuse", budgets) == [10.0, 11.0]
+    assert collaboration._epsilons(run(**{"method.t0": 62.0}), "collafuse", budgets) == []
+    for depth, epsilons in ((61.0, []), (54.0, [12.0])):
+        centred = run(**{"method.t0": depth, "method.center": "public"})
+        assert collaboration._epsilons(centred, "centre-real", budgets) == epsilons
 
 
-def test_a_sweep_without_minorities_and_a_file_that_is_no_oracles_are_refused(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    table = collaboration.differences(collaboration.distances(sweep))
-    with pytest.raises(ValueError, match=r"^the oracle's file has no column arm: "):
-        collaboration.with_oracle(table, pd.DataFrame({"minority": [3]}))
+def test_a_sweep_without_minorities_is_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = collaboration.load.runs(sweep).assign(**{"partition.minority": None})
     monkeypatch.setattr(collaboration.load, "runs", lambda _: other)
     with pytest.raises(ValueError, match=r"no finished trials with feature distances and a partition\.minority$"):
         collaboration.distances(sweep)
-
-
-def test_the_oracle_agrees_by_sign_where_the_interval_decides(sweep: Path) -> None:
-    table = collaboration.differences(collaboration.distances(sweep))
-    table.loc[table["arm"] == "pfdm", ["low", "high"]] = [-2.0, -1.0]
-    table.loc[table["arm"] == "collafuse", ["low", "high"]] = [-2.0, 1.0]
-    w2 = {"localonly": 3.0, "pfdm": 2.0, "no-server": 1.0, "collafuse": 2.5}
-    rows = [{"minority": 3, "epsilon": 10.0, "sampler": "ddim", "arm": a, "w2_squared": v} for a, v in w2.items()]
-    compared = collaboration.with_oracle(table, pd.DataFrame(rows)).set_index(["arm", "against"])
-    assert compared.loc[("pfdm", "localonly"), ["oracle", "agrees"]].tolist() == [-1.0, True]
-    assert compared.loc[("pfdm", "no-server"), ["oracle", "agrees"]].tolist() == [1.0, False]
-    assert math.isnan(compared.loc[("pfdm", "shuffled"), "oracle"]) and pd.isna(
-        compared.loc[("pfdm", "shuffled"), "agrees"]
-    )
-    assert pd.isna(compared.loc[("collafuse", "localonly"), "agrees"])
 
 
 def test_the_command_prints_the_table_and_writes_the_files(
@@ -139,5 +128,5 @@ def test_the_command_prints_the_table_and_writes_the_files(
 ) -> None:
     monkeypatch.setattr(collaboration.load, "_sweep", lambda name, _: Path(name))  # There is no such folder.
     code, out, _ = command("collaboration", sweep, "--out", tmp_path)
-    assert code == 0 and "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85] |" in out
+    assert code == 0 and "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85]; share 73% [" in out
     assert {p.name for p in tmp_path.iterdir()} == {"paired.csv", "paired.md"}
