@@ -93,12 +93,13 @@ def pfdm_gpu() -> Study:
 
 
 def _is_compared(changes: Settings) -> bool:
-    """Averaging methods after 50 rounds and FedAvg after one, noise at one budget; no upper bounds."""
+    """Averaging after 50 rounds, FedAvg after one, public records alone, noise at one budget; no upper bounds."""
     budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
     if budget is not None:
         return bool(budget == 1000)
     rounds = changes.get("method.rounds")
-    return bool(rounds == 50) or (rounds == 1 and changes["method"] is FedAvg)
+    once = rounds == 1 and changes["method"] is FedAvg
+    return bool(rounds == 50 or once or changes.get("method.public_only"))
 
 
 def pdp_cpu() -> Study:
