@@ -253,7 +253,7 @@ class FineTuned(Averaged):
     finetune: Training | None = None
     """Training of the final model on the client's records before it samples; None: sample the shared model."""
     pretrain: Training | None = None
-    """Training of the first model on the public records (Nguyen et al. 2022, arXiv 2206.15387); None: random weights."""
+    """Training of the first model on the public records (Nguyen et al. 2022, arXiv 2206.15387); None: random."""
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """Random weights, or those of `pretrain`."""
