@@ -162,7 +162,10 @@ def test_averaging_from_public_records_has_feddistrs_public_records_and_the_tune
 
 
 def test_feddistrs_clients_are_as_many_and_as_large_with_public_records_from_elsewhere(data_root):
-    here, elsewhere = (names.PRESETS[f"feddistr-{name}"]().experiment for name in ("digits", "elsewhere"))
-    splits = [datasets.load(e.data).splits for e in (here, elsewhere)]
+    here, elsewhere = (names.PRESETS[f"feddistr-{name}"]() for name in ("digits", "elsewhere"))
+    splits = [datasets.load(study.experiment.data).splits for study in (here, elsewhere)]
     assert len({tuple(len(s[k]) for k in ("train", "validation", "calibration", "test")) for s in splits}) == 1
-    assert replace(elsewhere, data=here.data, method=here.method) == here
+    assert splits[1]["public"].images.shape[1:] == splits[0]["train"].images.shape[1:]
+    same = {"data": here.experiment.data, "method.model.path": here.experiment.method.model.path}
+    assert overrides.override(elsewhere.experiment, same) == here.experiment  # the tuned settings, too
+    assert {*(repr(arm) for arm in elsewhere.beside)} < {*(repr(arm) for arm in here.beside)}

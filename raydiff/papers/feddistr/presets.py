@@ -9,9 +9,10 @@ from typing import Any
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Entangled, Pooled
 from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import tuning
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
-from raydiff.experiment.study import SEEDS, Arm, Choices, Study
+from raydiff.experiment.study import SEEDS, Arm, Choices, Settings, Study
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
@@ -111,16 +112,27 @@ def feddistr_digits() -> Study:
     return _feddistr(base, clip=2.1, steps=20, batch=32, bounds=bounds)
 
 
+def is_compared(changes: Settings) -> bool:
+    """Averaging after 50 rounds, FedAvg after one, public records alone, pooled ones, noise at one budget."""
+    budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
+    if budget is not None:
+        return bool(budget == 1000)
+    rounds = changes.get("method.rounds")
+    return rounds == 50 or changes.get("method") is LocalOnly or (rounds == 1 and changes["method"] is FedAvg)
+
+
 def feddistr_elsewhere() -> Study:
-    """The same clients with public records of another source, MNIST at 8x8, which do not suffice alone; first run
+    """As many clients with public records of another source, MNIST at 8x8, which do not suffice alone; first run
 
     raydiff pretrain --data.public-from mnist --data.size 8 --data.public 2000 --data.validation 200 \
         --data.calibration 10 --data.test 400 --out ~/raydiff/latent-mnist8
+
+    The settings are those that were chosen for feddistr-digits.
     """
-    study = feddistr_digits()
+    study = tuning.with_tuned("feddistr-digits", feddistr_digits)
     data = replace(study.experiment.data, public_from="mnist", size=8, public=2000, train=687)  # clients as large
     changes = {"data": data, "method.model.path": "~/raydiff/latent-mnist8"}
-    beside = tuple(arm for arm in study.beside if arm.changes.get("method.rounds", ROUNDS[-1]) == ROUNDS[-1])
+    beside = tuple(arm for arm in study.beside if is_compared(arm.changes))
     return replace(study, experiment=override(study.experiment, changes), beside=beside)
 
 
