@@ -33,6 +33,7 @@ PRESETS = _Presets(
         "collaboration-colour": "raydiff.papers.pfdm.presets:collaboration_colour",
         "clients": "raydiff.papers.pfdm.presets:clients",
         "feddistr-digits": "raydiff.papers.feddistr.presets:feddistr_digits",
+        "feddistr-elsewhere": "raydiff.papers.feddistr.presets:feddistr_elsewhere",
         "feddistr-mnist": "raydiff.papers.feddistr.presets:feddistr_mnist",
         "feddistr-cifar100": "raydiff.papers.feddistr.presets:feddistr_cifar100",
         "niid-bench": "raydiff.papers.referee_presets:niid_bench",

@@ -299,6 +299,17 @@ class FineTuned(Averaged):
 
     finetune: Training | None = None
     """Training of the final model on the client's records before it samples; None: sample the shared model."""
+    pretrain: Training | None = None
+    """Training of the first model on the public records (Nguyen et al. 2022, arXiv 2206.15387); None: random."""
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        """Random weights, or those of `pretrain`."""
+        start = super().init_server(public, rng)
+        if self.pretrain is None:
+            return start
+        if public is None or not len(public):
+            raise ValueError("pretrain must be none where there are no public records: data.public is 0")
+        return fit(self.model, start, public.images, public.labels, training=self.pretrain, rng=rng)[0]
 
 
 def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, personal: Params | None) -> Deployed:

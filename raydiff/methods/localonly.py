@@ -35,6 +35,8 @@ class LocalOnly(Method):
     """What each client trains: a denoiser, or a classifier of label column 0."""
     local: Training = Training()
     """Its training."""
+    public_only: bool = False
+    """Train on the public records in place of the client's: the control for methods that have public records."""
     clip: float | None = None
     """Train on PFDM's mixture with images clipped to this norm; None trains on the images alone."""
     center: Center = "grey"
@@ -62,12 +64,16 @@ class LocalOnly(Method):
 
     @property
     def init_key(self) -> Hashable:
-        return (self.model, self.local, self.local_parts, self.clip, self.center)
+        return (self.model, self.local, self.local_parts, self.clip, self.center, self.public_only)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         return {}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
+        if self.public_only:
+            if public is None or not len(public):
+                raise ValueError("public_only must be false where there are no public records: data.public is 0")
+            data = public
         model, records = self.model, (data.images, data.labels)
         if self.clip is not None:
             center = clip_center(self.center, public)

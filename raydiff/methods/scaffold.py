@@ -58,7 +58,7 @@ class Scaffold(FineTuned):
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """x, and c = 0."""
-        model = self.model.init(rng)
+        model = super().init_server(public, rng)
         return {**tree.prefixed(MODEL, model), **tree.prefixed(CONTROL, tree.scale(model, 0.0))}
 
     def shared(self, server: Params) -> Params:

@@ -92,15 +92,6 @@ def pfdm_gpu() -> Study:
     return replace(parts[0], also=tuple(parts[1:]))
 
 
-def _is_compared(changes: Settings) -> bool:
-    """Averaging methods after 50 rounds and FedAvg after one, noise at one budget; no upper bounds."""
-    budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
-    if budget is not None:
-        return bool(budget == 1000)
-    rounds = changes.get("method.rounds")
-    return bool(rounds == 50) or (rounds == 1 and changes["method"] is FedAvg)
-
-
 def pdp_cpu() -> Study:
     """Figures 6 and 7 on German Credit; the attack's training rows are a fifth, as the paper's of Adult."""
     removed, attacked = tables.removal_german(), tables.tabular_german()
@@ -125,7 +116,7 @@ STUDIES: dict[tuple[str, str], Callable[[], Study]] = {
     ("spire", "gpu"): lambda: replace(_three_seeds(spire.spire_mnist()), also=(_three_seeds(spire.spire_cifar10()),)),
     # Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise, on digits.
     ("feddistr", "cpu"): lambda: _three_seeds(
-        tuning.with_tuned("feddistr-digits", feddistr.feddistr_digits), _is_compared
+        tuning.with_tuned("feddistr-digits", feddistr.feddistr_digits), feddistr.is_compared
     ),
     # CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`).
     ("feddistr", "gpu"): lambda: _three_seeds(feddistr.feddistr_cifar100()),

@@ -15,6 +15,7 @@ from raydiff.experiment.study import Arm
 from raydiff.experiment.study import trials as trials_of
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
+from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
@@ -176,8 +177,29 @@ def test_feddistr_is_compared_on_the_same_clients_and_classifier():
     axes = {"seed": (0,), "partition.xi": (0.0, 0.385), "clients": (5, 10)}
     trials = trials_of(study.experiment, axes, study.beside)
     pooled = [e for e in trials if isinstance(e.partition, Pooled)]
-    assert [(type(e.method).__name__, e.clients) for e in pooled] == [("LocalOnly", 1), ("FedDistr", 1)]
+    assert [(type(e.method).__name__, e.clients) for e in pooled] == [("LocalOnly", 1)] * 2
+    control, central = (e.method for e in pooled)
+    assert control == replace(central, public_only=True) and not central.public_only
     shared = {e.method.classifier if isinstance(e.method, FedDistr) else e.method.model for e in trials}
     assert shared == {study.experiment.method.classifier}
     cells = {(e.clients, e.partition.xi) for e in trials if e not in pooled}
     assert cells == {(clients, xi) for clients in (5, 10) for xi in (0.0, 0.385)}
+
+
+def test_averaging_from_public_records_has_feddistrs_public_records_and_the_tuned_rate():
+    study = names.PRESETS["feddistr-digits"]()
+    methods = [e.method for e in trials_of(study.experiment, {"seed": (0,)}, study.beside)]
+    started = [m for m in methods if getattr(m, "pretrain", None)]
+    plain = [m for m in methods if type(m) is FedAvg and m.averaging.privacy is None and not m.pretrain]
+    assert [replace(m, pretrain=None) for m in started] == plain and len(plain) == 3
+    assert {m.pretrain for m in started} == {study.experiment.method.training}
+
+
+def test_feddistrs_clients_are_as_many_and_as_large_with_public_records_from_elsewhere(data_root):
+    here, elsewhere = (names.PRESETS[f"feddistr-{name}"]() for name in ("digits", "elsewhere"))
+    splits = [datasets.load(study.experiment.data).splits for study in (here, elsewhere)]
+    assert len({tuple(len(s[k]) for k in ("train", "validation", "calibration", "test")) for s in splits}) == 1
+    assert splits[1]["public"].images.shape[1:] == splits[0]["train"].images.shape[1:]
+    same = {"data": here.experiment.data, "method.model.path": here.experiment.method.model.path}
+    assert overrides.override(elsewhere.experiment, same) == here.experiment  # the tuned settings, too
+    assert {*(repr(arm) for arm in elsewhere.beside)} < {*(repr(arm) for arm in here.beside)}

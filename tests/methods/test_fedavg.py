@@ -11,7 +11,7 @@ from toys import KEYS, PASSES, records, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
-from raydiff.methods._averaging import MOMENTS, Averaged, Averaging
+from raydiff.methods._averaging import MOMENTS, Averaged, Averaging, FineTuned
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.moon import Moon
@@ -70,6 +70,21 @@ def test_it_trains_a_classifier() -> None:
     assert not deployed.samplers and not deployed.targets
     with pytest.raises(ValueError, match=r"^a classifier makes no pictures$"):
         _ = deployed.sample
+
+
+@pytest.mark.parametrize("cls", [FedAvg, Scaffold])
+def test_the_first_model_may_be_trained_on_the_public_records(cls: type[FineTuned]) -> None:
+    learning = cls(model=Classifier(network=CNN(widths=(4,), hidden=8)), pretrain=Training(steps=40, batch=4))
+    plain, public = replace(learning, pretrain=None), records(7)
+    rng = generator(0)
+    start = plain.shared(plain.init_server(public, rng))
+    by_hand, _, _ = fit(learning.model, start, public.images, public.labels, training=learning.pretrain, rng=rng)
+    server = learning.init_server(public, generator(0))
+    assert tree.digest(learning.shared(server)) == tree.digest(by_hand) != tree.digest(start)
+    assert tree.norm({k: v for k, v in server.items() if k.startswith("control/")}) == 0
+    for none in (None, public.select(torch.arange(0))):
+        with pytest.raises(ValueError, match=r"^pretrain must be none where .*: data\.public is 0$"):
+            learning.init_server(none, generator(0))
 
 
 def deployed(method: FedAvg, server: Params, client: int) -> Any:

@@ -12,10 +12,12 @@ from raydiff.formats import plots
 CELL = ["xi", "clients"]
 FEDDISTR = "FedDistr"
 LATENTS = "FedDistr, decoded latents"
-POOLED = {"LocalOnly": "centralised", FEDDISTR: "one pooled client", LATENTS: "one pooled client, decoded latents"}
-"""Name of a method on pooled data."""
-LEVELS = {**dict.fromkeys(POOLED.values(), "--"), LATENTS: "-.", "LocalOnly": ":"}
-"""Arms drawn as horizontal lines: bounds that no federation can pass, and local training."""
+CENTRAL = "centralised"
+"""LocalOnly on pooled data."""
+PUBLIC = "public records alone"
+"""The control, to which no client sends anything."""
+LEVELS = {PUBLIC: "-", CENTRAL: "--", LATENTS: "-.", "LocalOnly": ":"}
+"""Arms drawn as horizontal lines: the control, bounds that no federation can pass, and local training."""
 
 
 def draw(rows: pd.DataFrame, out: Path) -> list[Path]:

@@ -9,9 +9,10 @@ from typing import Any
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Entangled, Pooled
 from raydiff.evaluation.suite import Evaluation
+from raydiff.experiment import tuning
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
-from raydiff.experiment.study import SEEDS, Arm, Choices, Study
+from raydiff.experiment.study import SEEDS, Arm, Choices, Settings, Study
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
@@ -52,7 +53,8 @@ PROMPTS: Choices = {
 
 def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training) -> Study:
     """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps,
-    against its upper bounds, and under noise. Settings are tuned without noise, so arms with noise are as written here.
+    against FedAvg from a classifier of the public records, against that classifier alone, against its upper bounds, and
+    under noise. Settings are tuned without noise, so arms with noise are as written here.
     """
 
     def local(**fields: Any) -> dict[str, Any]:
@@ -64,16 +66,18 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
         arm = {"method": method, **weights, "method.rounds": rounds, **local(steps=rounds * steps)}
         sgd = local(optimizer="sgd", learning_rate=0.03) if method is Scaffold else {}
         space = SPACES[method] if rounds == ROUNDS[-1] and not more else {}
-        return Arm(changes={**arm, **sgd, **more}, space=space, as_written=bool(more))
+        return Arm(changes={**arm, **sgd, **more}, space=space, as_written="method.averaging.privacy" in more)
 
     alone = {"method": LocalOnly, **weights, "partition": Pooled, "clients": 1}
     central = local(steps=bounds.steps, batch=bounds.batch, decay=bounds.decay)
     private = {"method.averaging.privacy": ClientPrivacy}
+    fields = {f"method.pretrain.{name}": getattr(bounds, name) for name in ("steps", "batch", "learning_rate")}
     beside = (
         *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
+        *(averaged(FedAvg, r, **{"method.pretrain": Training}, **fields) for r in ROUNDS),
+        Arm(changes={**alone, **central, "method.public_only": True}),
         Arm(changes={**alone, **central}),
         Arm(changes={"method.upload": "latents"}),
-        Arm(changes={"partition": Pooled, "clients": 1}),
         *(Arm(changes={"method.epsilon": e, "method.clip": clip}, as_written=True) for e in BUDGETS),
         *(averaged(FedAvg, 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
     )
@@ -106,6 +110,30 @@ def feddistr_digits() -> Study:
         runtime=Runtime(workers=1),
     )
     return _feddistr(base, clip=2.1, steps=20, batch=32, bounds=bounds)
+
+
+def is_compared(changes: Settings) -> bool:
+    """Averaging after 50 rounds, FedAvg after one, public records alone, pooled ones, noise at one budget."""
+    budget = changes.get("method.epsilon", changes.get("method.averaging.privacy.epsilon"))
+    if budget is not None:
+        return bool(budget == 1000)
+    rounds = changes.get("method.rounds")
+    return rounds == 50 or changes.get("method") is LocalOnly or (rounds == 1 and changes["method"] is FedAvg)
+
+
+def feddistr_elsewhere() -> Study:
+    """As many clients with public records of another source, MNIST at 8x8, which do not suffice alone; first run
+
+    raydiff pretrain --data.public-from mnist --data.size 8 --data.public 2000 --data.validation 200 \
+        --data.calibration 10 --data.test 400 --out ~/raydiff/latent-mnist8
+
+    The settings are those that were chosen for feddistr-digits.
+    """
+    study = tuning.with_tuned("feddistr-digits", feddistr_digits)
+    data = replace(study.experiment.data, public_from="mnist", size=8, public=2000, train=687)  # clients as large
+    changes = {"data": data, "method.model.path": "~/raydiff/latent-mnist8"}
+    beside = tuple(arm for arm in study.beside if is_compared(arm.changes))
+    return replace(study, experiment=override(study.experiment, changes), beside=beside)
 
 
 def feddistr_mnist() -> Study:

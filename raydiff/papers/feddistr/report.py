@@ -18,7 +18,7 @@ import pandas as pd
 from raydiff.formats import rounding
 from raydiff.formats.intervals import decided, interval, shown
 from raydiff.formats.tables import Table, publish, span
-from raydiff.papers.feddistr.loss_plots import CELL, FEDDISTR, LATENTS, LEVELS, POOLED, draw
+from raydiff.papers.feddistr.loss_plots import CELL, CENTRAL, FEDDISTR, LATENTS, LEVELS, PUBLIC, draw
 from raydiff.report import load
 from raydiff.report.frontier.rows import settings
 from raydiff.report.guarantees import StatedGuarantee
@@ -73,9 +73,12 @@ def readings(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 def _base_name(run: Row) -> str:
+    if run.get("method.public_only") is True:
+        return PUBLIC
     name = LATENTS if run.get("method.upload") == "latents" else str(run["method"])
+    name += ", public start" if isinstance(run.get("method.pretrain"), str) else ""
     if run["partition"] == "Pooled":
-        return POOLED.get(name, f"{name}, pooled")
+        return CENTRAL if name == "LocalOnly" else f"{name}, pooled"
     if run.get(f"{PRIVACY}.trust") == "central":  # Its epsilon against the server is infinite.
         return f"{name}, central trust, target {run[f'{PRIVACY}.epsilon']:g}"
     return name
@@ -142,7 +145,7 @@ def convergence(table: pd.DataFrame) -> pd.DataFrame:
     these rounds), per_message (of one client and round), paper_rounds, paper_parameters.
     """
     rows = []
-    federated = table[table["target"].isna() & ~table["base"].isin(POOLED.values())]
+    federated = table[table["target"].isna() & ~table["base"].isin([PUBLIC, CENTRAL])]
     for row, trials in groups(federated, ["base", "name", *CELL]):
         means = trials.groupby("rounds")[["loss", "bytes", "per_client"]].mean()
         at = int(means.index[means["loss"] <= means["loss"].iloc[-1] + TOLERANCE + 1e-9][0])

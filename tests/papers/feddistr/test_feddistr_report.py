@@ -64,11 +64,14 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
         trial(out, "FedDistr", 1 - loss, seed=seed, sent=2 * PROMPTS, upload="prompts", epsilon=math.inf)
         trial(out, "FedDistr", 0.7, seed=seed, sent=20 * PROMPTS, upload="latents")
         trial(out, "LocalOnly", 0.8, seed=seed, xi=None, clients=1, epsilon=0.0)
+        trial(out, "LocalOnly", 0.65, seed=seed, xi=None, clients=1, epsilon=0.0, public_only=True)
         trial(out, "FedProx", 1 - loss + (-0.1, 0.1, 0.0)[seed], seed=seed, rounds=1, sent=2 * MODEL, **PLAIN)
     for seed, loss in enumerate((0.5, 0.6)):
         for rounds, worse in ((1, 0.3), (5, 0.009), (10, 0.0)):
             accuracy = 1 - loss - worse
-            trial(out, "FedAvg", accuracy, seed=seed, rounds=rounds, sent=2 * rounds * MODEL, **PLAIN)
+            trial(out, "FedAvg", accuracy, seed=seed, rounds=rounds, sent=2 * rounds * MODEL, pretrain=None, **PLAIN)
+        start = {"pretrain": {"kind": "Training", "steps": 9}}
+        trial(out, "FedAvg", 0.75, seed=seed, rounds=10, sent=20 * MODEL, **start, **PLAIN)
     trial(out, "FedAvg", 0.2, rounds=10, epsilon=7.5, sent=20 * MODEL, **noisy(8.0))
     trial(out, "FedAvg", 0.3, rounds=10, sent=20 * MODEL, **noisy(8.0, "central"))
     for seed in range(2):
@@ -130,6 +133,16 @@ def test_differences_are_taken_over_the_seeds_that_both_have(found: pd.DataFrame
     moved = found.assign(loss=found["loss"].mask((found["name"] == "FedAvg") & (found["seed"] == 1), 0.5))
     row = one(feddistr.differences(moved), "FedAvg", rounds=10, epsilon=math.inf)
     assert (row["mean"], row["low"]) == pytest.approx((-0.15, -0.15 - half))
+
+
+def test_public_records_alone_are_a_control_in_every_cell_and_a_start_for_averaging(found: pd.DataFrame) -> None:
+    pairs = feddistr.differences(found)
+    assert one(pairs, "public records alone", xi=0.0)["mean"] == pytest.approx(0.4 - 0.35)
+    assert one(pairs, "public records alone", xi=0.057)["mean"] == pytest.approx(0.5 - 0.35)
+    assert one(pairs, "FedAvg, public start", rounds=10)["mean"] == pytest.approx(0.35 - 0.25)
+    assert set(feddistr.convergence(found)["name"]) == {
+        *("FedDistr", "FedDistr, decoded latents", "FedAvg", "FedAvg, public start", "FedProx")
+    }
 
 
 def test_ties_wins_and_single_seeds_are_told_apart(found: pd.DataFrame, rows: pd.DataFrame) -> None:
