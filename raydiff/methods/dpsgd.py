@@ -14,6 +14,7 @@ a training diverged, which ends the trial.
 | K, noise multiplicity | `multiplicity` |
 | B, expected batch | `local.batch`: each record is drawn with probability B / n; elsewhere B are, with replacement |
 | EMA | `ema` |
+| DP-FETA's first stage, in a round before DP-SGD's | `central` (`methods.central_images`) |
 
 Deviations: each client adds noise, so the mean update of M clients is noisier than DPDM's training on all records. The
 moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those of the other
@@ -23,14 +24,18 @@ methods; the client's optimiser restarts in each round. DDPM in place of EDM; no
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, cast, get_args
+
+import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, Metrics, Round
+from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, MeanSpec, Metrics, Round
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
+from raydiff.methods.central_images import CentralImages
+from raydiff.methods.sketch import Sketch
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, device
 from raydiff.models.networks import MLP
@@ -51,6 +56,8 @@ from raydiff.tree import Params
 DECLARED = ("examples",)
 EMA = "ema"
 """The moving average, in the server's state below this prefix."""
+UNTRAINED = "untrained"
+"""Leaf of the server's state before the central images have arrived."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +84,8 @@ class DPSGD(Averaged):
     """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
     ema: float = 0.0
     """Decay per step of the average of the rounds' models that is sampled; 0: the last round's model."""
+    central: CentralImages | None = None
+    """DP-FETA: round 0 sends noised class means, on which the server trains before DP-SGD starts; None: DPDM."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +102,8 @@ class DPSGD(Averaged):
             raise ValueError("averaging.privacy must be none: what clients send is private already")
         if self.averaging.max_update_norm is not None:
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
+        if self.central and (self.rounds < 2 or not isinstance(self.model, DDPM)):
+            raise ValueError("central needs rounds of at least 2, the first for its images, and a DDPM as the model")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):
             raise ValueError("model must not be bfloat16 or compiled: torch.func has no gradients then")
 
@@ -102,13 +113,37 @@ class DPSGD(Averaged):
 
     def mechanism(self, records: int) -> Mechanism:
         """What a client with this many records does. Raises ValueError as `check_records`."""
-        budget = StepBudget(epsilon=self.epsilon, delta=self.delta, relation=self.relation, accountant=self.accountant)
+        before = (self.first.upload_event(records, 0),) if self.central else ()
+        options = {"relation": self.relation, "accountant": self.accountant, "before": before}
+        budget = StepBudget(epsilon=self.epsilon, delta=self.delta, **options)
         batch, steps = self.local.batch, max(1, self.local.steps)
         sigma = noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
         return self._mechanism(sigma)
 
+    @property
+    def first(self) -> Sketch:
+        """The method of round 0, with `central`."""
+        assert self.central is not None
+        options = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
+        return self.central.sketch(cast(DDPM, self.model), **options)
+
+    def sends_sums(self, number: int) -> bool:
+        """Whether this is the round of the central images."""
+        return self.central is not None and number == 0
+
+    def steps(self, number: int, records: int) -> range:
+        if self.central is None:
+            return super().steps(number, records)
+        return self.local.part(number - 1, self.rounds - 1) if number else range(0)
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        pending = {UNTRAINED: torch.zeros(())} if self.central else {}
+        return {**super().init_server(public, rng), **pending}
+
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
+        if self.sends_sums(rnd.number):
+            return self.first.local_update(self.first.init_server(None, rnd.rng), state, data, rnd)
         assert rnd.noise is not None  # A client's round always has a noise stream.
         if not (steps := self.steps(rnd.number, 0)):
             return LocalResult(state, nothing())
@@ -131,18 +166,31 @@ class DPSGD(Averaged):
         return LocalResult(state, sent, metrics)
 
     def upload_event(self, records: int, number: int) -> Event:
-        """The round's steps, each on a Poisson sample of the client's records."""
+        """The round's steps, each on a Poisson sample of the client's records; in round 0 the central images' sums."""
+        if self.sends_sums(number):
+            return self.first.upload_event(records, number)
         if not (steps := len(self.steps(number, 0))):
             return Nothing()
         sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
+    def mean_spec(self, server: Params) -> MeanSpec:
+        return self.first.mean_spec(server) if UNTRAINED in server else super().mean_spec(server)
+
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+        if self.sends_sums(number):
+            return self.first.upload_spec(server, examples, number)
         sends = bool(self.steps(number, 0))
         return super().upload_spec(tree.without(EMA, server), examples, number) if sends else UploadSpec()
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
+        """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model. Of central
+        images: the model, trained on them."""
+        if self.central and rnd.number == 0:
+            sums, _, events = self.first.aggregate(self.first.init_server(None, rnd.rng), uploads, rnd)
+            weights = {k: v for k, v in server.items() if k != UNTRAINED}
+            weights, loss = self.central.pretrained(cast(DDPM, self.model), weights, sums, rnd.rng)
+            return weights, {"server/loss": loss}, events
         after, metrics, events = super().aggregate(server, uploads, rnd)
         if self.ema and (steps := self.steps(rnd.number, 0)):
             weight = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)

@@ -5,13 +5,13 @@ sum of their outer products, once. The server fits a Gaussian for each row of la
 (`models.moments`). It is the Gaussian mechanism on sufficient statistics (for second moments Dwork et al. 2014,
 "Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
 
-Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
+Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (`relation`, local trust).
 Covered: the upload and every sample, except samples that a client's personal denoiser refines (`refine`). Not covered:
 labels and numbers of records, which are public by declaration, so that a replaced record keeps its label.
 
 | symbol | here |
 |---|---|
-| u = CLIP(x - c, C) | `clip`, and the mean of the public records as c where `center` is true |
+| u = CLIP(x - c, C) | `clip`; c is `origin` in every pixel, or with `center` the mean of the public records |
 | S_k = sum of u over row k of labels | the upload's `sums` (R, d) |
 | w M = w sum of u u^T | the upload's `second`, with w = `moment` / C |
 | n_k | the upload's `counts` (R,), public |
@@ -25,7 +25,8 @@ labels and numbers of records, which are public by declaration, so that a replac
 rises with |u| and |v| at a given s, so that both are C; then it is concave in s, with its peak at s = -1 / (2 w^2).
 With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) where m^2 >= 1/2, for u and v at the cosine
 -1 / (2 m^2), and else that of antipodes, 4 C^2: up to m^2 = 1/2 the second moment costs nothing, for u and -u have the
-same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
+same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record. Under
+zero-out nothing takes u's place: the move is |u|^2 + w^2 |u|^4 <= C^2 (1 + m^2). With m = 0 only sums are sent.
 
 Choices: one second moment for all rows of labels (R of them would have R times the noise, each over fewer records);
 `moment` was chosen on validation records of digits. Without `center` most of the second moment is that of the mean.
@@ -38,7 +39,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import ClassVar, get_args
 
 import torch
 from torch import Tensor
@@ -46,12 +47,13 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
-from raydiff.lookup import check_positive
+from raydiff.lookup import check_one_of, check_positive, check_value
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
 from raydiff.models.moments import Gaussians
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
+from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import ROUNDING, Event
 from raydiff.tree import Params
 
@@ -67,9 +69,14 @@ class Sketch(NoisedSums):
     clip: float = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
     center: bool = False
-    """Clip around the mean of the public records instead of around 0."""
+    """Clip around the mean of the public records instead of around `origin`."""
+    origin: float = 0.0
+    """Value of every pixel around which pictures are clipped, a public number: 0 is grey, -1 black."""
     moment: float = 1.5
-    """w C: weight of the second moment beside the sums when the noise is divided."""
+    """w C: weight of the second moment beside the sums when the noise is divided; 0: only the sums are sent, and every
+    sample is the mean of its row of labels."""
+    relation: Neighbours = "replace_one"
+    """What the epsilon speaks of: a record in another's place, or one that counts or not (zero_out)."""
 
     refine: float = 0.0
     """Depth, as a fraction of T, from which the client's personal denoiser refines a drawn picture; 0: none."""
@@ -86,12 +93,18 @@ class Sketch(NoisedSums):
     def __post_init__(self) -> None:
         if not 0 <= self.refine <= 1:
             raise ValueError(f"refine must be in [0, 1], got {self.refine}")
-        check_positive(self, "clip", "moment")
+        check_positive(self, "clip")
+        check_value("moment", self.moment, 0 <= self.moment < math.inf, "a number >= 0")
+        check_one_of("relation", self.relation, get_args(Neighbours))
+        taken = self.origin and (self.center or self.refine)
+        check_value("origin", self.origin, not taken, "0 with center or refine, which clip around another point")
         super().__post_init__()
 
     @property
     def sensitivity(self) -> float:
         square = self.moment**2
+        if self.relation == "zero_out":
+            return self.clip * math.sqrt(1 + square)
         return self.clip * math.sqrt(4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square))
 
     @property
@@ -108,8 +121,8 @@ class Sketch(NoisedSums):
         return self.denoiser.for_data(self.model.shape, self.model.labels)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The center of the clipping where there is one."""
-        return {"center": public_mean(public)} if self.center else {}
+        """The center of the clipping."""
+        return {"center": public_mean(public) if self.center else torch.full(self.model.shape, self.origin)}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """PFDM's personal denoiser, with `refine`."""
@@ -123,23 +136,28 @@ class Sketch(NoisedSums):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d = self.model.pixels
-        return {SUMS: (self.model.rows, d), SECOND: (d * (d + 1) // 2,)}
+        return {SUMS: (self.model.rows, d), **({SECOND: (d * (d + 1) // 2,)} if self.moment else {})}
 
     def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
         """Sums (R, d) and the weighted second moment, packed."""
-        offsets = data.images - server.get("center", torch.zeros(self.model.shape))
+        offsets = data.images - server["center"]
         clipped = float((tree.norms(offsets) > self.clip).double().mean())
         u = tree.clip_records(offsets, self.clip * (1 - ROUNDING)).flatten(1)
-        sums = by_row(u, self.rows_of(data), self.model.rows)
-        return {SUMS: sums, SECOND: self.moment / self.clip * moments.packed(u)}, {"upload/clipped_fraction": clipped}
+        sums = {SUMS: by_row(u, self.rows_of(data), self.model.rows)}
+        if self.moment:
+            sums[SECOND] = self.moment / self.clip * moments.packed(u)
+        return sums, {"upload/clipped_fraction": clipped}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Gaussians from the sums over all clients, which have M clients' noise."""
         total, counts, std = self.total(uploads)
         weight, d = self.moment / self.clip, self.model.pixels
-        second = moments.unpacked(total[SECOND] / weight, d)
-        means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
-        mean = means.float().view(-1, *self.model.shape) + server.get("center", 0.0)
+        if weight:
+            second = moments.unpacked(total[SECOND] / weight, d)
+            means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
+        else:
+            means, vectors, scales = total[SUMS] / counts[:, None].clamp_min(1), torch.eye(d), torch.zeros(d)
+        mean = means.float().view(-1, *self.model.shape) + server["center"]
         fitted = {"mean": mean, "vectors": vectors.float(), "scales": scales.float()}
         return {**server, **tree.prefixed("gaussians", fitted)}, {}, []
 

@@ -239,20 +239,27 @@ def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, pub
 
 
 def gaussian_sum(
-    value: Tensors, *, sensitivity: float, std: float, noise: NoiseStream, public: Params, declared: tuple[str, ...]
+    value: Tensors,
+    *,
+    sensitivity: float,
+    std: float,
+    noise: NoiseStream,
+    public: Params,
+    declared: tuple[str, ...],
+    relation: Relation = "replace_one",
 ) -> Release:
     """Release `value + std * z` in float32, for a sum over a client's records (the sketch's and DP-MERF's uploads).
 
-    The caller vouches that replacing one record moves all leaves together by `sensitivity` at most (L2). One record's
-    event is that of the whole message. `public` leaves are sent as they are, and `declared` says what they follow from.
-    Raises ValueError for a non-finite sum, a bad sensitivity or std.
+    The caller vouches that between neighbours of `relation` all leaves together differ by `sensitivity` at most (L2).
+    One record's event is that of the whole message. `public` leaves are sent as they are, and `declared` says what they
+    follow from. Raises ValueError for a non-finite sum, a bad sensitivity or std.
     """
     _check_noise(std, sensitivity=sensitivity)
     _check_names(public, value.keys())
     if not tree.is_finite(value):
         raise ValueError("the sum must be finite: no sensitivity bounds an infinite or undefined record")
     noisy = {k: v.float() for k, v in noised(value, std=std, noise=noise).items()}
-    event = Gaussian(std / sensitivity, "example", "replace_one", "local", declared=declared)
+    event = Gaussian(std / sensitivity, "example", relation, "local", declared=declared)
     return Release({**noisy, **_copied(public)}, event, _KEY)
 
 

@@ -14,12 +14,14 @@ import numpy as np
 import pytest
 import torch
 
+from raydiff import tree
 from raydiff.cli import canary
 from raydiff.data.records import Records
 from raydiff.evaluation import canary_subjects
 from raydiff.federated.method import LocalResult, Method, Round
 from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaging
+from raydiff.methods.central_images import CentralImages
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.evolution import PICTURES, Evolution
@@ -231,7 +233,7 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
         "local": lambda: _averaged("local"),
         "central": lambda: _averaged("central"),
         "sketch": lambda: Sketch(clip=4.3, center=True),
-        "dpmerf": lambda: DPMERF(features=200, center=True, radius=0.8),
+        "dpmerf": lambda: DPMERF(features=200, length=3.0),
         "evolution": lambda: Evolution(candidates=9),
         "marginals": lambda: MARGINALS,
     }
@@ -240,6 +242,20 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
     x = torch.randn(6, *subject.shape, generator=generator(1))
     seen, opposite = (subject.send(sign * 10 * x, SILENT) for sign in (1, -1))
     assert seen.norm() > 0.1 and torch.allclose(seen, -opposite, atol=1e-5 * float(seen.abs().max()))
+
+
+@pytest.mark.parametrize("fault", ["nothing", "half the noise", "no noise", "no clip"])
+def test_a_broken_sum_of_central_images_is_flagged(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a record that counts, or not: with moment 1 the sums and the second moment together."""
+    method = DPSGD(rounds=2, epsilon=8.0, central=CentralImages(share=0.5, clip=2.0, moment=1.0))
+    subject = canary_subjects.subject(method, None)
+    assert accountants.renyi_mu(_events(subject)) == pytest.approx(
+        math.sqrt(0.5) * accountants.mu_for(8.0, 1e-5), rel=1e-6
+    )
+    if fault == "no clip":
+        monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
+    factor = {"half the noise": 0.5, "no noise": 0.0}.get(fault, 1.0)
+    assert _flags(subject, 400, factor) == (fault != "nothing")
 
 
 def test_dpsgd_trains_on_the_canaries() -> None:

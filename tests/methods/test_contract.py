@@ -25,6 +25,7 @@ from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.federated.sums import UploadValidator
 from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaged
+from raydiff.methods.central_images import CentralImages
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.evolution import Evolution
@@ -113,6 +114,7 @@ NOISED = [name for name in METHODS if name not in AVERAGED and hasattr(METHODS[n
 SUMMED = ["sketch", "dpmerf", "evolution", "marginals"]
 SENDERS = ["fedavg", "dpsgd", *NOISED]
 """One method for each mechanism: the other averaging methods release their updates as fedavg does."""
+CENTRAL = "dpsgd, central images"
 FIRST_STATES = ["pfdm", "localonly", "feddistr"]
 """Methods whose first states a sweep shares by `init_key`."""
 
@@ -121,10 +123,15 @@ def only(names: list[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("experiment", names, indirect=True)
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=[*METHODS, CENTRAL])
 def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: LatentModel) -> Experiment:
     """The tiny experiment with each method in turn, which takes over the fields that PFDM has too."""
-    switched: Experiment = overrides.override(tiny, {"method": overrides.convert(tiny, "method", request.param)})
+    switched: Experiment = overrides.override(
+        tiny, {"method": overrides.convert(tiny, "method", request.param.partition(",")[0])}
+    )
+    if request.param == CENTRAL:
+        central = CentralImages(training=Training(steps=3, batch=5))
+        switched = overrides.override(switched, {"method.rounds": 4, "method.central": central})
     for path in ("method.local.steps", "method.server.steps"):  # what DPSGD does in four rounds: one in each
         if overrides.has_path(switched, path):
             switched = overrides.override(switched, {path: 4})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import kstest
+from torch import Tensor
 from toys import KEYS, aggregated, records, run
 
 from raydiff import tree
@@ -16,6 +17,8 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round, Upload
+from raydiff.methods import central_images
+from raydiff.methods.central_images import CentralImages
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
@@ -154,6 +157,78 @@ def test_the_average_weighs_rounds_by_their_steps(method: DPSGD) -> None:
     assert float(server["ema/w"]) == pytest.approx(expected, rel=1e-6)
     assert float(server["w"]) == 8.0  # what training goes on from
     assert set(moved_by(method, {"w": torch.tensor([1.0])}, 0, 1.0)) == {"w"}
+
+
+# --- central images ----------------------------------------------------------------------------------------
+
+
+def central(method: DPSGD, **changes: Any) -> DPSGD:
+    return replace(method, rounds=4, central=CentralImages(training=Training(steps=3, batch=5), **changes))
+
+
+@pytest.mark.parametrize(("epsilon", "share", "moment"), [(1.0, 0.3, 0.0), pytest.param(4.0, 0.2, 1.0, marks=pytest.mark.slow)])
+def test_sums_and_steps_together_keep_to_the_budget(
+    epsilon: float, share: float, moment: float, tiny: Experiment
+) -> None:
+    """By Opacus's PRV accountant too (Gopi et al. 2021), an independent convolution. Without the sums' share the steps
+    would overspend, by both."""
+    opacus = pytest.importorskip("opacus.accountants")
+    local = replace(tiny.method.local, steps=9, batch=4)
+    method = replace(central(DPSGD(model=tiny.method.model, local=local), share=share, moment=moment), epsilon=epsilon)
+
+    def by_prv(events: list[Gaussian]) -> float:
+        accountant = opacus.PRVAccountant()
+        accountant.history = [(e.std_over_sensitivity, e.sampling_rate, e.steps) for e in events]
+        return float(accountant.get_epsilon(1e-5, eps_error=0.02, delta_error=1e-9))
+
+    last = run(method, [records(0, 40), records(1, 50)])[-1]
+    for client in (1, 0):
+        events: list[Any] = [e.event for e in last.ledger.entries if e.client == client]
+        assert [(e.sampling_rate, e.steps) for e in events] == [(1.0, 1)] + 3 * [(4 / (40 + 10 * client), 3)]
+        assert events == [method.upload_event(40 + 10 * client, r) for r in range(4)]
+        assert 0.999 * epsilon < accountants.pld(events, 1e-5) <= epsilon
+    assert by_prv(events) == pytest.approx(epsilon, abs=0.022)  # an upper bound, 0.02 above the truth at most
+    sums, steps = events[0], replace(method, central=None).upload_event(40, 1)
+    forgotten = [sums, replace(steps, steps=9)]  # type: ignore[type-var]
+    assert accountants.pld(forgotten, 1e-5) > 1.03 * epsilon and by_prv(forgotten) > 1.03 * epsilon
+    (guarantee,) = last.ledger.guarantees(method.delta, method.accountant)
+    assert (guarantee.relation, guarantee.trust, guarantee.declared) == ("zero_out", "local", ("labels", "examples"))
+
+
+def test_the_server_trains_on_the_clients_class_means_and_dpsgd_goes_on_from_there(
+    method: DPSGD, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def fit(
+        model: DDPM, params: Params, images: Tensor, labels: Tensor, **options: Any
+    ) -> tuple[Params, Params, float]:
+        seen.update(images=images, labels=labels, training=options["training"])
+        return tree.scale(params, 2.0), {}, 0.5
+
+    monkeypatch.setattr(central_images, "fit", fit)
+    bare = replace(central(method, clip=100.0), **UNPROTECTED)
+    parts = [records(0, 30), records(1, 20)]
+    progress = run(bare, parts)
+    x, y = torch.cat([p.images for p in parts]), torch.cat([p.labels[:, 0] for p in parts])
+    means = torch.stack([x[y == k].mean(0) for k in range(10)])
+    torch.testing.assert_close(seen["images"], means.clamp(-1, 1))
+    assert seen["labels"][:, 0].tolist() == list(range(10)) and seen["training"].steps == 3
+    start = tree.scale(method.init_server(None, generator(KEYS.seed, "server", "init")), 2.0)
+    assert tree.digest(progress[0].server) == tree.digest(start) and progress[0].metrics["server/loss"] == 0.5
+    assert (
+        tree.digest(progress[1].server) != tree.digest(start) and progress[-1].ledger.epsilon(1e-5, "pld") == math.inf
+    )
+    run(replace(bare, central=replace(bare.central, moment=1.0)), parts)  # type: ignore[type-var]
+    assert len(seen["images"]) == 10_000 and len(seen["images"].unique(dim=0)) > 9000
+
+
+@pytest.mark.parametrize(("field", "value"), [("share", 0.6), ("share", 0.0), ("moment", -1.0), ("clip", 0.0)])
+def test_bad_central_images_are_refused(field: str, value: float, method: DPSGD) -> None:
+    with pytest.raises(ValueError, match=f"{field} must be"):
+        CentralImages(**{field: value})
+    with pytest.raises(ValueError, match="central needs rounds of at least 2"):
+        replace(method, rounds=1, central=CentralImages())
 
 
 # --- fields ------------------------------------------------------------------------------------------------
