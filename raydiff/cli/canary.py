@@ -84,15 +84,14 @@ def main(argv: Sequence[str]) -> int:
     if options.bits:
         return _last_bits(experiment, options)
     for finding in (_one_run if isinstance(experiment.method, DPSGD) else _releases)(experiment, options):
-        seed = len(findings) % options.seeds
-        print(f"seed {seed}: {finding.text}{'  FLAGGED' if finding.flagged else ''}", flush=True)
+        print(f"seed {len(findings)}: {finding.text}{'  FLAGGED' if finding.flagged else ''}", flush=True)
         findings.append(finding)
     print(f"median epsilon >= {down(statistics.median(f.epsilon for f in findings), 3)}; most: {findings[-1].most}")
     if not findings[-1].can_flag:
         print("so few canaries cannot flag this release, whatever is wrong with it: raise --canaries")
     flagged = sum(f.flagged for f in findings)
-    print(f"flagged: {flagged} of {len(findings)} seeds ({time.perf_counter() - began:.0f} s)")
-    return 1 if not options.halve and flagged > FLAGGED_BY_CHANCE * len(findings) else 0
+    print(f"flagged: {flagged} of {options.seeds} seeds ({time.perf_counter() - began:.0f} s)")
+    return 1 if not options.halve and flagged > FLAGGED_BY_CHANCE * options.seeds else 0
 
 
 def _experiment(options: CanaryOptions, fields: Sequence[str]) -> Experiment:
@@ -132,8 +131,6 @@ def _releases(experiment: Experiment, options: CanaryOptions) -> Iterator[Findin
 def _one_run(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding]:
     """DP-SGD: a run for each seed, of a client whose records are canaries."""
     method, m = cast(DPSGD, experiment.method), options.canaries or CANARIES_OF_ONE_RUN
-    if method.central:  # a release of its own, before the steps
-        yield from _releases(experiment, replace(options, canaries=None))
     for seed in range(options.seeds):
         rng = generator(seed, "canaries")
         coins = one_run.coins(m, rng)

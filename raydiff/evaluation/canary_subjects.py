@@ -82,8 +82,6 @@ def subject(method: Method, public: Records | None) -> Subject:
     """Return the audit of a method by its own code. Raises ValueError where it adds no noise, or has no audit."""
     if (name := type(method).__name__) in OF_PAPERS and (of_paper := OF_PAPERS[name](method, public)) is not None:
         return of_paper
-    if isinstance(method, DPSGD) and method.central:
-        method = method.first
     if isinstance(method, Summed) and method.epsilon not in (None, math.inf):
         return _summed(method, public)
     averaging = getattr(method, "averaging", None)
@@ -216,9 +214,9 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     """Return (scores of the canaries (m,), the client's ledger) of all rounds of one client of canaries.
 
     A step draws a tenth of the canaries at least, since canaries that are rarely drawn show little. With plain SGD the
-    final model is the sum of the noised gradients; other optimisers post-process them. Central images are audited by
-    `subject`: here all of the budget is for the steps. Raises ValueError where the method adds no noise, and where its
-    batch is larger than the number of canaries.
+    final model is the sum of the noised gradients; other optimisers post-process them. `subject(method.first)` audits
+    central images. Raises ValueError where the method adds no noise, and where its batch is larger than the number of
+    canaries.
     """
     if not (method.noise_multiplier or (method.epsilon is not None and method.epsilon < math.inf)):
         raise ValueError(NO_NOISE.format(type(method).__name__))

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -87,8 +87,8 @@ class NoisedSums(Method):
         elif rnd.noise is None:
             raise ValueError("a noised sum needs the round's noise stream")
         else:
-            scale: dict[str, Any] = {"sensitivity": self.sensitivity, "std": self.std, "relation": self.relation}
-            sent = gaussian_sum(sums, **scale, noise=rnd.noise, public=public, declared=("labels",))
+            event = cast(Gaussian, self.upload_event(len(data), rnd.number))
+            sent = gaussian_sum(sums, sensitivity=self.sensitivity, event=event, noise=rnd.noise, public=public)
         return LocalResult(state, sent, metrics)
 
     def upload_event(self, records: int, number: int) -> Event:

@@ -14,17 +14,21 @@ a training diverged, which ends the trial.
 | K, noise multiplicity | `multiplicity` |
 | B, expected batch | `local.batch`: each record is drawn with probability B / n; elsewhere B are, with replacement |
 | EMA | `ema` |
-| DP-FETA's first stage, in a round before DP-SGD's | `central` (`methods.central_images`) |
+
+DP-FETA (Li et al., IEEE S&P 2025, arXiv 2504.01395): `central` is what round 0 sends, `pretraining` the server's
+training on pictures drawn from it, from which DP-SGD goes on. The steps have the smallest noise at which both releases,
+which are of the same records, together keep to the budget.
 
 Deviations: each client adds noise, so the mean update of M clients is noisier than DPDM's training on all records. The
 moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those of the other
-methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout.
+methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout. Central images are means
+over all records, at full resolution; DP-FETA's are means of Poisson samples, at half of it, sharpened and distorted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, cast, get_args
+from typing import Any, Literal, get_args
 
 import torch
 
@@ -34,12 +38,11 @@ from raydiff.federated.method import SERVER_ONLY, LocalResult, Mean, MeanSpec, M
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
-from raydiff.methods.central_images import CentralImages
 from raydiff.methods.sketch import Sketch
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, device
 from raydiff.models.networks import MLP
-from raydiff.models.training import Training, optimize
+from raydiff.models.training import Training, fit, optimize
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import (
     Mechanism,
@@ -56,8 +59,8 @@ from raydiff.tree import Params
 DECLARED = ("examples",)
 EMA = "ema"
 """The moving average, in the server's state below this prefix."""
-UNTRAINED = "untrained"
-"""Leaf of the server's state before the central images have arrived."""
+PENDING = "pending"  # leaf of the server's state until the central images have arrived
+EACH = 1000  # pictures of each row of labels that the server trains on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +87,10 @@ class DPSGD(Averaged):
     """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
     ema: float = 0.0
     """Decay per step of the average of the rounds' models that is sampled; 0: the last round's model."""
-    central: CentralImages | None = None
-    """DP-FETA: round 0 sends noised class means, on which the server trains before DP-SGD starts; None: DPDM."""
+    central: Sketch | None = None
+    """DP-FETA: what round 0 sends, with `moment` 0 class means alone. Its epsilon is a part of this one. None: DPDM."""
+    pretraining: Training = Training(steps=2000, batch=50)
+    """The server's, on pictures drawn from `central`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -102,8 +107,10 @@ class DPSGD(Averaged):
             raise ValueError("averaging.privacy must be none: what clients send is private already")
         if self.averaging.max_update_norm is not None:
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
+        if (c := self.central) and (c.center or c.refine or (c.delta, c.relation) != (self.delta, self.relation)):
+            raise ValueError("central must have the method's delta and relation, center false and refine 0")
         if self.central and (self.rounds < 2 or not isinstance(self.model, DDPM)):
-            raise ValueError("central needs rounds of at least 2, the first for its images, and a DDPM as the model")
+            raise ValueError("rounds must be at least 2 with central, and model a DDPM")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):
             raise ValueError("model must not be bfloat16 or compiled: torch.func has no gradients then")
 
@@ -114,7 +121,7 @@ class DPSGD(Averaged):
     def mechanism(self, records: int) -> Mechanism:
         """What a client with this many records does. Raises ValueError as `check_records`."""
         before = (self.first.upload_event(records, 0),) if self.central else ()
-        options = {"relation": self.relation, "accountant": self.accountant, "before": before}
+        options: dict[str, Any] = {"relation": self.relation, "accountant": self.accountant, "before": before}
         budget = StepBudget(epsilon=self.epsilon, delta=self.delta, **options)
         batch, steps = self.local.batch, max(1, self.local.steps)
         sigma = noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
@@ -122,14 +129,9 @@ class DPSGD(Averaged):
 
     @property
     def first(self) -> Sketch:
-        """The method of round 0, with `central`."""
-        assert self.central is not None
-        options = {"epsilon": self.epsilon, "delta": self.delta, "relation": self.relation}
-        return self.central.sketch(cast(DDPM, self.model), **options)
-
-    def sends_sums(self, number: int) -> bool:
-        """Whether this is the round of the central images."""
-        return self.central is not None and number == 0
+        """The method of round 0, with `central`, for this model's pictures."""
+        assert self.central is not None and isinstance(self.model, DDPM)
+        return replace(self.central, model=self.central.model.for_data(self.model.shape, self.model.labels))
 
     def steps(self, number: int, records: int) -> range:
         if self.central is None:
@@ -137,12 +139,11 @@ class DPSGD(Averaged):
         return self.local.part(number - 1, self.rounds - 1) if number else range(0)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        pending = {UNTRAINED: torch.zeros(())} if self.central else {}
-        return {**super().init_server(public, rng), **pending}
+        return {**super().init_server(public, rng), **({PENDING: torch.zeros(())} if self.central else {})}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
-        if self.sends_sums(rnd.number):
+        if self.central and rnd.number == 0:
             return self.first.local_update(self.first.init_server(None, rnd.rng), state, data, rnd)
         assert rnd.noise is not None  # A client's round always has a noise stream.
         if not (steps := self.steps(rnd.number, 0)):
@@ -167,7 +168,7 @@ class DPSGD(Averaged):
 
     def upload_event(self, records: int, number: int) -> Event:
         """The round's steps, each on a Poisson sample of the client's records; in round 0 the central images' sums."""
-        if self.sends_sums(number):
+        if self.central and number == 0:
             return self.first.upload_event(records, number)
         if not (steps := len(self.steps(number, 0))):
             return Nothing()
@@ -175,22 +176,18 @@ class DPSGD(Averaged):
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
     def mean_spec(self, server: Params) -> MeanSpec:
-        return self.first.mean_spec(server) if UNTRAINED in server else super().mean_spec(server)
+        return self.first.mean_spec(server) if PENDING in server else super().mean_spec(server)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
-        if self.sends_sums(number):
+        if self.central and number == 0:
             return self.first.upload_spec(server, examples, number)
         sends = bool(self.steps(number, 0))
         return super().upload_spec(tree.without(EMA, server), examples, number) if sends else UploadSpec()
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model. Of central
-        images: the model, trained on them."""
+        """FedAvg's, and the moving average: bias-corrected, so that it starts as the first round's model."""
         if self.central and rnd.number == 0:
-            sums, _, events = self.first.aggregate(self.first.init_server(None, rnd.rng), uploads, rnd)
-            weights = {k: v for k, v in server.items() if k != UNTRAINED}
-            weights, loss = self.central.pretrained(cast(DDPM, self.model), weights, sums, rnd.rng)
-            return weights, {"server/loss": loss}, events
+            return self._pretrained(server, uploads, rnd), {}, []
         after, metrics, events = super().aggregate(server, uploads, rnd)
         if self.ema and (steps := self.steps(rnd.number, 0)):
             weight = (1 - self.ema ** len(steps)) / (1 - self.ema**steps.stop)
@@ -198,6 +195,14 @@ class DPSGD(Averaged):
             moved = {k: v + weight * (now[k] - v) for k, v in (tree.under(EMA, after) or now).items()}
             after = {**after, **tree.prefixed(EMA, moved)}
         return after, metrics, events
+
+    def _pretrained(self, server: Params, uploads: Mean, rnd: Round) -> Params:
+        """The model, trained on pictures drawn from the central images' sums."""
+        sums, _, _ = self.first.aggregate(self.first.init_server(None, rnd.rng), uploads, rnd)
+        every = torch.cartesian_prod(*map(torch.arange, self.first.model.labels)).view(self.first.model.rows, -1)
+        labels, weights = every.repeat(EACH, 1), {k: v for k, v in server.items() if k != PENDING}
+        pictures = self.first.deploy(sums).sample(labels, rnd.rng)
+        return fit(self.model, weights, pictures, labels, training=self.pretraining, rng=rnd.rng)[0]
 
     def shared(self, server: Params) -> Params:
         return tree.under(EMA, server) or server

@@ -47,7 +47,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records, public_mean
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
-from raydiff.lookup import check_one_of, check_positive, check_value
+from raydiff.lookup import check_least, check_one_of, check_positive, check_value
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
@@ -91,13 +91,12 @@ class Sketch(NoisedSums):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.refine <= 1:
-            raise ValueError(f"refine must be in [0, 1], got {self.refine}")
+        check_value("refine", self.refine, 0 <= self.refine <= 1, "in [0, 1]")
         check_positive(self, "clip")
-        check_value("moment", self.moment, 0 <= self.moment < math.inf, "a number >= 0")
+        check_least(self, 0, "moment")
         check_one_of("relation", self.relation, get_args(Neighbours))
-        taken = self.origin and (self.center or self.refine)
-        check_value("origin", self.origin, not taken, "0 with center or refine, which clip around another point")
+        if self.center or self.refine:
+            check_value("origin", self.origin, not self.origin, "0 with center and with refine")
         super().__post_init__()
 
     @property
@@ -152,11 +151,10 @@ class Sketch(NoisedSums):
         """Gaussians from the sums over all clients, which have M clients' noise."""
         total, counts, std = self.total(uploads)
         weight, d = self.moment / self.clip, self.model.pixels
+        means, vectors, scales = total[SUMS] / counts[:, None].clamp_min(1), torch.eye(d), torch.zeros(d)
         if weight:
             second = moments.unpacked(total[SECOND] / weight, d)
             means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
-        else:
-            means, vectors, scales = total[SUMS] / counts[:, None].clamp_min(1), torch.eye(d), torch.zeros(d)
         mean = means.float().view(-1, *self.model.shape) + server["center"]
         fitted = {"mean": mean, "vectors": vectors.float(), "scales": scales.float()}
         return {**server, **tree.prefixed("gaussians", fitted)}, {}, []

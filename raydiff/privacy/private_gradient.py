@@ -228,6 +228,8 @@ def noise_multiplier_for(budget: StepBudget, *, sampling_rate: float, steps: int
     accountants.check_budget(epsilon, budget.delta)
     if epsilon == math.inf:
         return 0.0
+    if (before := accountants.epsilon_of(budget.before, budget.delta, budget.accountant)) >= epsilon:
+        raise ValueError(f"what comes before the steps spends epsilon {before:.3g} of {epsilon:g}: give it less")
 
     def excess(log_sigma: float) -> float:
         return budget.spent(math.exp(log_sigma), rate=sampling_rate, steps=steps) - epsilon

@@ -25,7 +25,6 @@ from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.federated.sums import UploadValidator
 from raydiff.methods import METHODS
 from raydiff.methods._averaging import Averaged
-from raydiff.methods.central_images import CentralImages
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.evolution import Evolution
@@ -130,8 +129,9 @@ def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: L
         tiny, {"method": overrides.convert(tiny, "method", request.param.partition(",")[0])}
     )
     if request.param == CENTRAL:
-        central = CentralImages(training=Training(steps=3, batch=5))
-        switched = overrides.override(switched, {"method.rounds": 4, "method.central": central})
+        sums = Sketch(epsilon=5.0, relation="zero_out", moment=0.0)
+        more = {"rounds": 4, "central": sums, "pretraining": Training(steps=3, batch=5)}
+        switched = overrides.override(switched, {f"method.{k}": v for k, v in more.items()})
     for path in ("method.local.steps", "method.server.steps"):  # what DPSGD does in four rounds: one in each
         if overrides.has_path(switched, path):
             switched = overrides.override(switched, {path: 4})

@@ -227,11 +227,12 @@ def _covariance(server: Params) -> Tensor:
 
 
 def test_a_bad_release_is_refused() -> None:
-    good: dict[str, Any] = {"sensitivity": 1.0, "std": 1.0, "noise": stream(), "public": {}, "declared": ()}
+    event = Gaussian(1.0, "example", "replace_one", "local")
+    good: dict[str, Any] = {"sensitivity": 1.0, "event": event, "noise": stream(), "public": {}}
     for change, says in (
         ({"sensitivity": 0.0}, "sensitivity must be > 0"),
         ({"sensitivity": math.inf}, "both finite"),
-        ({"std": -1.0}, "std >= 0"),
+        ({"event": replace(event, std_over_sensitivity=math.inf)}, "std >= 0"),
         ({"public": {"a": torch.ones(1)}}, "public must not have a field 'a'"),
     ):
         with pytest.raises(ValueError, match=says):
