@@ -102,9 +102,8 @@ class Sketch(NoisedSums):
     @property
     def sensitivity(self) -> float:
         square = self.moment**2
-        if self.relation == "zero_out":
-            return self.clip * math.sqrt(1 + square)
-        return self.clip * math.sqrt(4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square))
+        replaced = 4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square)
+        return self.clip * math.sqrt(1 + square if self.relation == "zero_out" else replaced)
 
     @property
     def largest(self) -> float:

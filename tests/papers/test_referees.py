@@ -96,7 +96,7 @@ def test_samples_are_judged_by_a_classifier_at_each_epsilon(tmp_path: Path) -> N
 
 def test_the_arms_of_dp_sgd_stand_beside_dpdm_dp_feta_and_feta_pro(tmp_path: Path) -> None:
     study = dpimagebench_dpsgd()
-    arms = trials(study.experiment, study.grid)
+    arms = trials(study.experiment, study.grid, study.beside)
     for number in range(9):  # no, then central images, then the whole sketch; each at 0.2, 1 and 10
         write(tmp_path, number, 0, number / 10, of=arms)
     cells = referees.beside(load.runs(tmp_path)).set_index(["method", "data"])["ours"]
