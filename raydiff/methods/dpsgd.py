@@ -89,7 +89,7 @@ class DPSGD(Averaged):
     """Decay per step of the average of the rounds' models that is sampled; 0: the last round's model."""
     central: Sketch | None = None
     """DP-FETA: what round 0 sends, with `moment` 0 class means alone. Its epsilon is a part of this one. None: DPDM."""
-    pretraining: Training = Training(steps=2000, batch=50)
+    pretraining: Training = Training(steps=1000, batch=50)
     """The server's, on pictures drawn from `central`."""
 
     def __post_init__(self) -> None:
