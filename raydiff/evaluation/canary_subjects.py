@@ -93,9 +93,9 @@ def subject(method: Method, public: Records | None) -> Subject:
 
 
 def _summed(method: Summed, public: Records | None) -> Subject:
-    """The client's one record is u, made from direction e, or v, from -e, far apart in the method's sum. The adversary
-    projects each round's upload on the line between the two expected ones, from their middle, and adds these up.
-    Between rounds the server aggregates the upload as it would a federation's."""
+    """The client's one record is u, made from direction e, or v, from -e, far apart in the method's sum; under zero-out
+    one of the two is no record. The adversary projects each round's upload on the line between the two expected ones,
+    from their middle, and adds these up. Between rounds the server aggregates the upload as it would a federation's."""
     if isinstance(method, Marginals):  # one row of labels: other rows would be noise alone
         method = replace(method, model=method.model.for_table(method.model.counts, ()))
         shape: tuple[int, ...] = (1, 1, len(method.model.counts))
@@ -108,6 +108,8 @@ def _summed(method: Summed, public: Records | None) -> Subject:
     def sent(by: Summed, server: Params, state: Params, e: Tensor, rnd: Round) -> LocalResult:
         entries = _record(method, first, e)
         record = Records(entries.view(1, *shape), torch.zeros(1, 0, dtype=torch.int64), torch.arange(1))
+        if method.relation == "zero_out" and e[0] < 0:  # half of the directions stand for no record
+            record = record.select(torch.arange(0))
         return by.local_update(server, state, record, rnd)
 
     def one(canary: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
@@ -135,8 +137,8 @@ def _record(method: Summed, server: Params, e: Tensor) -> Tensor:
         return images_of((((e.abs() * 2**20).long() + (e < 0)) % counts)[None])
     cosine, origin = -1.0, torch.zeros(math.prod(method.model.shape))
     if isinstance(method, Sketch):
-        cosine, norm = max(-1.0, -1 / (2 * method.moment**2)), STRETCH * method.clip  # the worst pair
-        origin = server.get("center", origin).flatten()
+        cosine = -1 / max(1.0, 2 * method.moment**2)  # the worst pair
+        norm, origin = STRETCH * method.clip, server.get("center", origin).flatten()
     elif isinstance(method, DPMERF):
         norm = STRETCH * float(server["kernel/length"])  # their features have nothing in common
     else:
@@ -212,8 +214,9 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     """Return (scores of the canaries (m,), the client's ledger) of all rounds of one client of canaries.
 
     A step draws a tenth of the canaries at least, since canaries that are rarely drawn show little. With plain SGD the
-    final model is the sum of the noised gradients; other optimisers post-process them. Raises ValueError where the
-    method adds no noise, and where its batch is larger than the number of canaries.
+    final model is the sum of the noised gradients; other optimisers post-process them. `subject(method.first)` audits
+    central images. Raises ValueError where the method adds no noise, and where its batch is larger than the number of
+    canaries.
     """
     if not (method.noise_multiplier or (method.epsilon is not None and method.epsilon < math.inf)):
         raise ValueError(NO_NOISE.format(type(method).__name__))
@@ -222,7 +225,7 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     sgd = replace(plain, batch=max(local.batch, m // 10), steps=min(local.steps, STEPS))
     pulls = _Canaries(m, network=method.model.network) if isinstance(method.model, DDPM) else cast(Any, Pulls(m))
     budget = None if method.noise_multiplier else method.epsilon  # A given sigma was checked against its own steps.
-    audited = replace(method, model=pulls, local=sgd, epsilon=budget)
+    audited = replace(method, model=pulls, local=sgd, epsilon=budget, central=None)
     images, labels = pulls.records(included, clip=method.max_grad_norm, opposite=method.relation == "replace_one")
     data = Records(images, labels, torch.arange(m))
     server: Params = pulls.init(rng)

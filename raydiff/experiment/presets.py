@@ -38,6 +38,8 @@ PRESETS = _Presets(
         "feddistr-cifar100": "raydiff.papers.feddistr.presets:feddistr_cifar100",
         "niid-bench": "raydiff.papers.referee_presets:niid_bench",
         "dpimagebench": "raydiff.papers.referee_presets:dpimagebench",
+        "dpimagebench-dpsgd": "raydiff.papers.referee_presets:dpimagebench_dpsgd",
+        "dpimagebench-gpu": "raydiff.papers.referee_presets:dpimagebench_gpu",
         "frontier-adult": "raydiff.papers.discrete.presets:frontier_adult",
         "removal-adult": "raydiff.papers.discrete.presets:removal_adult",
         "removal-german": "raydiff.papers.discrete.presets:removal_german",

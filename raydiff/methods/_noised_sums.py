@@ -1,9 +1,9 @@
 """A noised sum over a client's records: one Gaussian event of each record, all leaves together.
 
-Replacing one record by another with the same label moves the sum by at most `sensitivity` (L2, over all leaves), which
-the method derives. Labels are public by declaration, and so are the counts (R,) of the R rows of labels, which travel
-in clear beside the sum. The noise does not depend on the number of records: the sum over M clients has sqrt(M) times
-the noise of one and the signal of all records.
+Neighbours under `relation` differ in one record and in no label: their sums are at most `sensitivity` apart (L2, over
+all leaves), which the method derives. Labels are public by declaration, and so are the counts (R,) of the R rows of
+labels, which travel in clear beside the sum. The noise does not depend on the number of records: the sum over M
+clients has sqrt(M) times the noise of one and the signal of all records.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from raydiff.federated.method import Deployed, LocalResult, Mean, MeanSpec, Meth
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.methods._averaging import DEVIATIONS
 from raydiff.privacy import accountants
+from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, disclose, gaussian_sum
 from raydiff.tree import Params
 
@@ -45,6 +46,11 @@ class NoisedSums(Method):
 
     def __post_init__(self) -> None:
         accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
+
+    @property
+    def relation(self) -> Neighbours:
+        """Neighbouring relation of the epsilon."""
+        return "replace_one"
 
     @property
     def sensitivity(self) -> float:
@@ -81,8 +87,8 @@ class NoisedSums(Method):
         elif rnd.noise is None:
             raise ValueError("a noised sum needs the round's noise stream")
         else:
-            scale = {"sensitivity": self.sensitivity, "std": self.std}
-            sent = gaussian_sum(sums, **scale, noise=rnd.noise, public=public, declared=("labels",))
+            event = cast(Gaussian, self.upload_event(len(data), rnd.number))
+            sent = gaussian_sum(sums, sensitivity=self.sensitivity, event=event, noise=rnd.noise, public=public)
         return LocalResult(state, sent, metrics)
 
     def upload_event(self, records: int, number: int) -> Event:
@@ -90,7 +96,7 @@ class NoisedSums(Method):
             return Nothing()
         if self.epsilon is None:
             return NonPrivate(self.what)
-        return Gaussian(self.std / self.sensitivity, "example", "replace_one", "local", declared=("labels",))
+        return Gaussian(self.std / self.sensitivity, "example", self.relation, "local", declared=("labels",))
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         leaves = {name: TensorSpec(shape, torch.float32) for name, shape in self.shapes.items()}

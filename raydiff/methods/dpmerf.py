@@ -22,13 +22,12 @@ adds it to its label's row, and one of the same label in its place moves that ro
 
     ||phi(x) - phi(x')||^2 = 2 - (4 / D) sum_j cos <w_j, x - x'> <= 4
 
-so by 2 at most, where every cosine is -1. With `centered` the public records' mean feature of the same label is taken
-off first and what is left is clipped to `radius` r, which bounds the move by 2 r; it is put back after the noise.
+so by 2 at most, where every cosine is -1. Rounding is kept below that by a clip to norm 1.
 
 Deviations: counts of labels are public by declaration; the paper adds noise to them where classes are unbalanced. The
 squared mean feature of a batch is unbiased (U-statistic), so that small batches do not favour pictures that are all
 alike. The median distance is within labels. Layer normalisation in the generator, and a rate of 3e-3: at 1e-2 pictures
-of 28x28 on black may become all black. `centered` is not in the paper.
+of 28x28 on black may become all black.
 """
 
 from __future__ import annotations
@@ -67,10 +66,6 @@ class DPMERF(NoisedSums):
     """D: random features, half of them cosines. An even number."""
     length: float | None = None
     """Length scale of the kernel; None: the median distance of public records of one label. A public number."""
-    centered: bool = False
-    """Clip each record's features around the mean of those of the public records of its label."""
-    radius: float = 1.0
-    """Norm to which features are clipped, around the center where there is one; their own norm is 1."""
     training: Training = Training(steps=2000, batch=100, learning_rate=3e-3)
     """Training of the generator; `batch` is of generated pictures."""
     server_rounds: int = 4
@@ -83,7 +78,7 @@ class DPMERF(NoisedSums):
         super().__post_init__()
         if self.features < 2 or self.features % 2:
             raise ValueError(f"features must be an even number of at least 2, got {self.features}")
-        check_positive(self, "length", "radius")
+        check_positive(self, "length")
         check_least(self, 1, "server_rounds")
         self.training.refuse_epochs("training", "the generator is trained on no records")
 
@@ -93,26 +88,13 @@ class DPMERF(NoisedSums):
 
     @property
     def sensitivity(self) -> float:
-        return 2 * self.radius
-
-    @property
-    def largest(self) -> float:
-        return self.radius
+        return 2.0
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """A fresh generator, the kernel, and the centers where there are some."""
+        """A fresh generator and the kernel."""
         length = self.length or self._median_distance(public, rng)
         kernel = {"seed": torch.randint(2**62, (), generator=rng), "length": torch.tensor(length, dtype=torch.float64)}
-        server = {**tree.prefixed("model", self.model.init(rng)), **tree.prefixed(KERNEL, kernel)}
-        if not self.centered:
-            return server
-        if public is None or not len(public):
-            raise ValueError("a center needs public records: data.public is 0")
-        sums = self._embedding(server, public, math.inf)
-        counts = self.rows_of(public).bincount(minlength=self.model.rows)
-        mean = sums / counts[:, None].clamp_min(1)
-        mean[counts == 0] = sums.sum(0) / len(public)
-        return {**server, "center": mean.float()}
+        return {**tree.prefixed("model", self.model.init(rng)), **tree.prefixed(KERNEL, kernel)}
 
     def _frequencies(self, server: Params) -> Tensor:
         seed, length = (server[f"{KERNEL}/{name}"].item() for name in ("seed", "length"))
@@ -135,22 +117,18 @@ class DPMERF(NoisedSums):
         return {EMBEDDING: (self.model.rows, self.features)}
 
     def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
-        return {EMBEDDING: self._embedding(server, data, self.radius * (1 - ROUNDING))}, {}
-
-    def _embedding(self, server: Params, data: Records, radius: float) -> Tensor:
-        """(R, D) float64: the sum of each row's features around the center, clipped to `radius`."""
+        """The sum of each row's features, (R, D) float64."""
         rows, count, w = self.rows_of(data), self.model.rows, self._frequencies(server)
         sums = torch.zeros(count, self.features, dtype=torch.float64)
         for x, row in zip(data.images.split(CHUNK), rows.split(CHUNK), strict=True):
-            offsets = phi(x, w) - (server["center"][row] if "center" in server else 0.0)
-            sums += by_row(tree.clip_records(offsets, radius), row, count)
-        return sums
+            sums += by_row(tree.clip_records(phi(x, w), 1 - ROUNDING), row, count)
+        return {EMBEDDING: sums}, {}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Round 0: the mean features of each row of labels. Later: the generator is trained to have the same."""
         if rnd.number == 0:
             total, counts, _ = self.total(uploads)
-            mean = total[EMBEDDING] / counts[:, None].clamp_min(1) + server.get("center", 0.0)
+            mean = total[EMBEDDING] / counts[:, None].clamp_min(1)
             target = {"mean": mean.float(), "counts": counts}
             return {**server, **tree.prefixed(TARGET, target)}, {}, []
         if not (steps := self.training.part(rnd.number - 1, self.server_rounds)):

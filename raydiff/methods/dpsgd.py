@@ -15,26 +15,34 @@ a training diverged, which ends the trial.
 | B, expected batch | `local.batch`: each record is drawn with probability B / n; elsewhere B are, with replacement |
 | EMA | `local.ema` |
 
+DP-FETA (Li et al., IEEE S&P 2025, arXiv 2504.01395): `central` is what round 0 sends, `pretraining` the server's
+training on pictures drawn from it, from which DP-SGD goes on. The steps have the smallest noise at which both releases,
+which are of the same records, together keep to the budget.
+
 Deviations: each client adds noise, so the mean update of M clients is noisier than DPDM's training on all records. The
 moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those of the other
-methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout.
+methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout. Central images are means
+over all records, at full resolution; DP-FETA's are means of Poisson samples, at half of it, sharpened and distorted.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
+
+import torch
 
 from raydiff import tree
 from raydiff.data.records import Records
-from raydiff.federated.method import LocalResult, Round
+from raydiff.federated.method import LocalResult, Mean, MeanSpec, Metrics, Round
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
+from raydiff.methods.sketch import Sketch
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM, device
 from raydiff.models.networks import MLP
-from raydiff.models.training import Training, optimize
+from raydiff.models.training import Training, fit, optimize
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import (
     Mechanism,
@@ -49,6 +57,8 @@ from raydiff.privacy.release import Event, Nothing, already_private, nothing
 from raydiff.tree import Params
 
 DECLARED = ("examples",)
+PENDING = "pending"  # leaf of the server's state until the central images have arrived
+EACH = 1000  # pictures of each row of labels that the server trains on
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +83,10 @@ class DPSGD(Averaged):
     """C: L2 norm to which each record's gradient is clipped. A public number: never take it from private data."""
     multiplicity: int = 1
     """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
+    central: Sketch | None = None
+    """DP-FETA: what round 0 sends, with `moment` 0 class means alone. Its epsilon is a part of this one. None: DPDM."""
+    pretraining: Training = Training(steps=1000, batch=50)
+    """The server's, on pictures drawn from `central`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -89,6 +103,10 @@ class DPSGD(Averaged):
             raise ValueError("averaging.privacy must be none: what clients send is private already")
         if self.averaging.max_update_norm is not None:
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
+        if (c := self.central) and (c.center or c.refine or (c.delta, c.relation) != (self.delta, self.relation)):
+            raise ValueError("central must have the method's delta and relation, center false and refine 0")
+        if self.central and (self.rounds < 2 or not isinstance(self.model, DDPM)):
+            raise ValueError("rounds must be at least 2 with central, and model a DDPM")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):
             raise ValueError("model must not be bfloat16 or compiled: torch.func has no gradients then")
 
@@ -98,13 +116,31 @@ class DPSGD(Averaged):
 
     def mechanism(self, records: int) -> Mechanism:
         """What a client with this many records does. Raises ValueError as `check_records`."""
-        budget = StepBudget(epsilon=self.epsilon, delta=self.delta, relation=self.relation, accountant=self.accountant)
+        before = (self.first.upload_event(records, 0),) if self.central else ()
+        options: dict[str, Any] = {"relation": self.relation, "accountant": self.accountant, "before": before}
+        budget = StepBudget(epsilon=self.epsilon, delta=self.delta, **options)
         batch, steps = self.local.batch, max(1, self.local.steps)
         sigma = noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
         return self._mechanism(sigma)
 
+    @property
+    def first(self) -> Sketch:
+        """The method of round 0, with `central`, for this model's pictures."""
+        assert self.central is not None and isinstance(self.model, DDPM)
+        return replace(self.central, model=self.central.model.for_data(self.model.shape, self.model.labels))
+
+    def steps(self, number: int, records: int) -> range:
+        if self.central is None:
+            return super().steps(number, records)
+        return self.local.part(number - 1, self.rounds - 1) if number else range(0)
+
+    def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
+        return {**super().init_server(public, rng), **({PENDING: torch.zeros(())} if self.central else {})}
+
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train privately from the server's weights on the client's records; send the difference."""
+        if self.central and rnd.number == 0:
+            return self.first.local_update(self.first.init_server(None, rnd.rng), state, data, rnd)
         assert rnd.noise is not None  # A client's round always has a noise stream.
         if not (steps := self.steps(rnd.number, 0)):
             return LocalResult(state, nothing())
@@ -127,15 +163,36 @@ class DPSGD(Averaged):
         return LocalResult(state, sent, metrics)
 
     def upload_event(self, records: int, number: int) -> Event:
-        """The round's steps, each on a Poisson sample of the client's records."""
+        """The round's steps, each on a Poisson sample of the client's records; in round 0 the central images' sums."""
+        if self.central and number == 0:
+            return self.first.upload_event(records, number)
         if not (steps := len(self.steps(number, 0))):
             return Nothing()
         sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
+    def mean_spec(self, server: Params) -> MeanSpec:
+        return self.first.mean_spec(server) if PENDING in server else super().mean_spec(server)
+
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
+        if self.central and number == 0:
+            return self.first.upload_spec(server, examples, number)
         sends = bool(self.steps(number, 0))
         return super().upload_spec(server, examples, number) if sends else UploadSpec()
+
+    def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
+        """FedAvg's, or in round 0 the training on central images."""
+        if self.central and rnd.number == 0:
+            return self._pretrained(server, uploads, rnd), {}, []
+        return super().aggregate(server, uploads, rnd)
+
+    def _pretrained(self, server: Params, uploads: Mean, rnd: Round) -> Params:
+        """The model, trained on pictures drawn from the central images' sums."""
+        sums, _, _ = self.first.aggregate(self.first.init_server(None, rnd.rng), uploads, rnd)
+        every = torch.cartesian_prod(*map(torch.arange, self.first.model.labels)).view(self.first.model.rows, -1)
+        labels, weights = every.repeat(EACH, 1), {k: v for k, v in server.items() if k != PENDING}
+        pictures = self.first.deploy(sums).sample(labels, rnd.rng)
+        return fit(self.model, weights, pictures, labels, training=self.pretraining, rng=rnd.rng)[0]
 
     def _mechanism(self, sigma: float) -> Mechanism:
         return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)

@@ -5,7 +5,7 @@ sum of their outer products, once. The server fits a Gaussian for each row of la
 (`models.moments`). It is the Gaussian mechanism on sufficient statistics (for second moments Dwork et al. 2014,
 "Analyze Gauss"; for both Biswas et al. 2020, arXiv 2006.06618).
 
-Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (replace-one, local trust).
+Adversary: an honest-but-curious server that sees every upload. Unit of privacy: one record (`relation`, local trust).
 Covered: the upload and every sample, except samples that a client's personal denoiser refines (`refine`). Not covered:
 labels and numbers of records, which are public by declaration, so that a replaced record keeps its label.
 
@@ -25,7 +25,8 @@ labels and numbers of records, which are public by declaration, so that a replac
 rises with |u| and |v| at a given s, so that both are C; then it is concave in s, with its peak at s = -1 / (2 w^2).
 With m = w C (`moment`) the greatest value is C^2 (2 + 2 m^2 + 1 / (2 m^2)) where m^2 >= 1/2, for u and v at the cosine
 -1 / (2 m^2), and else that of antipodes, 4 C^2: up to m^2 = 1/2 the second moment costs nothing, for u and -u have the
-same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record.
+same. Its square root is the sensitivity; noise of one sigma on every entry is a Gaussian event of each record. Under
+zero-out nothing takes u's place: the move is |u|^2 + w^2 |u|^4 <= C^2 (1 + m^2). With m = 0 only sums are sent.
 
 Choices: one second moment for all rows of labels (R of them would have R times the noise, each over fewer records);
 `moment` was chosen on validation records of digits. Only a public center takes the mean out of the second moment.
@@ -46,12 +47,13 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
-from raydiff.lookup import check_one_of, check_positive
+from raydiff.lookup import check_least, check_one_of, check_positive, check_value
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.ddpm import DDPM, Sampling, noised
 from raydiff.models.moments import Gaussians
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
+from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import ROUNDING, Event
 from raydiff.tree import Params
 
@@ -69,7 +71,10 @@ class Sketch(NoisedSums):
     center: Center = "grey"
     """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
     moment: float = 1.5
-    """w C: weight of the second moment beside the sums when the noise is divided."""
+    """w C: weight of the second moment beside the sums when the noise is divided; 0: only the sums are sent, and every
+    sample is the mean of its row of labels."""
+    relation: Neighbours = "replace_one"
+    """What the epsilon speaks of: a record in another's place, or one that counts or not (zero_out)."""
 
     refine: float = 0.0
     """Depth, as a fraction of T, from which the client's personal denoiser refines a drawn picture; 0: none."""
@@ -84,16 +89,18 @@ class Sketch(NoisedSums):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.refine <= 1:
-            raise ValueError(f"refine must be in [0, 1], got {self.refine}")
-        check_positive(self, "clip", "moment")
+        check_value("refine", self.refine, 0 <= self.refine <= 1, "in [0, 1]")
+        check_positive(self, "clip")
+        check_least(self, 0, "moment")
         check_one_of("center", self.center, get_args(Center))
+        check_one_of("relation", self.relation, get_args(Neighbours))
         super().__post_init__()
 
     @property
     def sensitivity(self) -> float:
         square = self.moment**2
-        return self.clip * math.sqrt(4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square))
+        replaced = 4.0 if square <= 0.5 else 2 + 2 * square + 1 / (2 * square)
+        return self.clip * math.sqrt(1 + square if self.relation == "zero_out" else replaced)
 
     @property
     def largest(self) -> float:
@@ -125,23 +132,27 @@ class Sketch(NoisedSums):
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         d = self.model.pixels
-        return {SUMS: (self.model.rows, d), SECOND: (d * (d + 1) // 2,)}
+        return {SUMS: (self.model.rows, d), **({SECOND: (d * (d + 1) // 2,)} if self.moment else {})}
 
     def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
         """Sums (R, d) and the weighted second moment, packed."""
-        offsets = data.images - server.get("center", torch.zeros(self.model.shape))
+        offsets = data.images - server["center"]
         clipped = float((tree.norms(offsets) > self.clip).double().mean())
         u = tree.clip_records(offsets, self.clip * (1 - ROUNDING)).flatten(1)
-        sums = by_row(u, self.rows_of(data), self.model.rows)
-        return {SUMS: sums, SECOND: self.moment / self.clip * moments.packed(u)}, {"upload/clipped_fraction": clipped}
+        sums = {SUMS: by_row(u, self.rows_of(data), self.model.rows)}
+        if self.moment:
+            sums[SECOND] = self.moment / self.clip * moments.packed(u)
+        return sums, {"upload/clipped_fraction": clipped}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Gaussians from the sums over all clients, which have M clients' noise."""
         total, counts, std = self.total(uploads)
         weight, d = self.moment / self.clip, self.model.pixels
-        second = moments.unpacked(total[SECOND] / weight, d)
-        means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
-        mean = means.float().view(-1, *self.model.shape) + server.get("center", 0.0)
+        means, vectors, scales = total[SUMS] / counts[:, None].clamp_min(1), torch.eye(d), torch.zeros(d)
+        if weight:
+            second = moments.unpacked(total[SECOND] / weight, d)
+            means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
+        mean = means.float().view(-1, *self.model.shape) + server["center"]
         fitted = {"mean": mean, "vectors": vectors.float(), "scales": scales.float()}
         return {**server, **tree.prefixed("gaussians", fitted)}, {}, []
 

@@ -35,7 +35,7 @@ from raydiff.formats import rounding
 from raydiff.lookup import check_value
 from raydiff.privacy import accountants, ghost_clipping, grid
 from raydiff.privacy.ghost_clipping import Outer, PerRecord
-from raydiff.privacy.release import ROUNDING, Gaussian
+from raydiff.privacy.release import ROUNDING, Event, Gaussian
 from raydiff.seeding import NoiseStream
 from raydiff.tree import Params
 
@@ -193,11 +193,12 @@ class StepBudget:
     delta: float
     relation: Neighbours = "zero_out"
     accountant: str = "pld"
+    before: tuple[Event, ...] = ()  # of what the same records have released before the first step
 
     def spent(self, sigma: float, *, rate: float, steps: int) -> float:
-        """Return the epsilon of so many steps."""
+        """Return the epsilon of so many steps and of what came before."""
         event = event_of(sigma, self.relation, rate=rate, steps=steps)
-        return accountants.epsilon_of([event], self.delta, self.accountant)
+        return accountants.epsilon_of([*self.before, event], self.delta, self.accountant)
 
 
 def noise_multiplier(sigma: float | None, budget: StepBudget, *, batch: int, records: int, steps: int) -> float:
@@ -227,6 +228,8 @@ def noise_multiplier_for(budget: StepBudget, *, sampling_rate: float, steps: int
     accountants.check_budget(epsilon, budget.delta)
     if epsilon == math.inf:
         return 0.0
+    if (before := accountants.epsilon_of(budget.before, budget.delta, budget.accountant)) >= epsilon:
+        raise ValueError(f"what comes before the steps spends epsilon {before:.3g} of {epsilon:g}: give it less")
 
     def excess(log_sigma: float) -> float:
         return budget.spent(math.exp(log_sigma), rate=sampling_rate, steps=steps) - epsilon

@@ -238,21 +238,19 @@ def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, pub
     return Release({"x": noisy, **_copied(public)}, event, _KEY)
 
 
-def gaussian_sum(
-    value: Tensors, *, sensitivity: float, std: float, noise: NoiseStream, public: Params, declared: tuple[str, ...]
-) -> Release:
-    """Release `value + std * z` in float32, for a sum over a client's records (the sketch's and DP-MERF's uploads).
+def gaussian_sum(value: Tensors, *, sensitivity: float, event: Gaussian, noise: NoiseStream, public: Params) -> Release:
+    """Release a sum over a client's records (the sketch's and DP-MERF's uploads), with the noise that `event` states.
 
-    The caller vouches that replacing one record moves all leaves together by `sensitivity` at most (L2). One record's
-    event is that of the whole message. `public` leaves are sent as they are, and `declared` says what they follow from.
-    Raises ValueError for a non-finite sum, a bad sensitivity or std.
+    The caller vouches that between neighbours of the event's relation all leaves together differ by `sensitivity` at
+    most (L2). One record's event is that of the whole message. `public` leaves are sent as they are, and follow from
+    what the event declares. Raises ValueError for a non-finite sum and a bad sensitivity or noise.
     """
+    std = event.std_over_sensitivity * sensitivity
     _check_noise(std, sensitivity=sensitivity)
     _check_names(public, value.keys())
     if not tree.is_finite(value):
         raise ValueError("the sum must be finite: no sensitivity bounds an infinite or undefined record")
     noisy = {k: v.float() for k, v in noised(value, std=std, noise=noise).items()}
-    event = Gaussian(std / sensitivity, "example", "replace_one", "local", declared=declared)
     return Release({**noisy, **_copied(public)}, event, _KEY)
 
 

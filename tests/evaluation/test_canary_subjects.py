@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 
+from raydiff import tree
 from raydiff.cli import canary
 from raydiff.data.records import Records
 from raydiff.evaluation import canary_subjects
@@ -231,7 +232,7 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
         "local": lambda: _averaged("local"),
         "central": lambda: _averaged("central"),
         "sketch": lambda: Sketch(clip=4.3, center="public"),
-        "dpmerf": lambda: DPMERF(features=200, centered=True, radius=0.8),
+        "dpmerf": lambda: DPMERF(features=200, length=3.0),
         "evolution": lambda: Evolution(candidates=9),
         "marginals": lambda: MARGINALS,
     }
@@ -240,6 +241,18 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
     x = torch.randn(6, *subject.shape, generator=generator(1))
     seen, opposite = (subject.send(sign * 10 * x, SILENT) for sign in (1, -1))
     assert seen.norm() > 0.1 and torch.allclose(seen, -opposite, atol=1e-5 * float(seen.abs().max()))
+
+
+@pytest.mark.parametrize("fault", ["nothing", "half the noise", "no noise", "no clip"])
+def test_a_broken_sum_of_central_images_is_flagged(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a record that counts, or not: with moment 1 the sums and the second moment together."""
+    sums = Sketch(clip=2.0, moment=1.0, relation="zero_out", epsilon=5.0)
+    subject = canary_subjects.subject(DPSGD(rounds=2, epsilon=8.0, central=sums).first, None)
+    assert accountants.renyi_mu(_events(subject)) == pytest.approx(accountants.mu_for(5.0, 1e-5), rel=1e-6)
+    if fault == "no clip":
+        monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
+    factor = {"half the noise": 0.5, "no noise": 0.0}.get(fault, 1.0)
+    assert _flags(subject, 400, factor) == (fault != "nothing")
 
 
 def test_dpsgd_trains_on_the_canaries() -> None:

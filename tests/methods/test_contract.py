@@ -118,6 +118,7 @@ NOISED = [name for name in METHODS if name not in AVERAGED and hasattr(METHODS[n
 SUMMED = ["sketch", "dpmerf", "evolution", "marginals"]
 SENDERS = ["fedavg", "dpsgd", *NOISED]
 """One method for each mechanism: the other averaging methods release their updates as fedavg does."""
+CENTRAL = "dpsgd, central images"
 FIRST_STATES = ["pfdm", "localonly", "feddistr"]
 """Methods whose first states a sweep shares by `init_key`."""
 
@@ -126,10 +127,16 @@ def only(names: list[str]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("experiment", names, indirect=True)
 
 
-@pytest.fixture(params=METHODS)
+@pytest.fixture(params=[*METHODS, CENTRAL])
 def experiment(request: pytest.FixtureRequest, tiny: Experiment, latent_model: LatentModel) -> Experiment:
     """The tiny experiment with each method in turn, which takes over the fields that PFDM has too."""
-    switched: Experiment = overrides.override(tiny, {"method": overrides.convert(tiny, "method", request.param)})
+    switched: Experiment = overrides.override(
+        tiny, {"method": overrides.convert(tiny, "method", request.param.partition(",")[0])}
+    )
+    if request.param == CENTRAL:
+        sums = Sketch(epsilon=5.0, relation="zero_out", moment=0.0)
+        more = {"rounds": 4, "central": sums, "pretraining": Training(steps=3, batch=5)}
+        switched = overrides.override(switched, {f"method.{k}": v for k, v in more.items()})
     for path in ("method.local.steps", "method.server.steps"):  # what DPSGD does in four rounds: one in each
         if overrides.has_path(switched, path):
             switched = overrides.override(switched, {path: 4})

@@ -9,20 +9,24 @@ from typing import Any
 import pytest
 import torch
 from scipy.stats import kstest
+from torch import Tensor
 from toys import KEYS, records, run
 
 from raydiff import tree
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Failed
+from raydiff.methods import dpsgd
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import StepBudget, noise_multiplier_for
 from raydiff.privacy.release import Gaussian, Nothing
 from raydiff.seeding import generator
+from raydiff.tree import Params
 
 BUDGET = StepBudget(epsilon=10.0, delta=1e-5)
 UNPROTECTED: dict[str, Any] = {"epsilon": None, "max_grad_norm": 1e6}
@@ -132,6 +136,82 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(tiny: Experiment, 
     assert trial.resolve(replace(tiny, method=fits)).method.local.batch == 10
     with pytest.raises(ValueError, match=r"^batch must be in 1\.\.\d+ \(the client's number of records\), got 61$"):
         trial.resolve(replace(tiny, method=too_many))
+
+
+# --- central images ----------------------------------------------------------------------------------------
+
+
+def central(method: DPSGD, **changes: Any) -> DPSGD:
+    sums = Sketch(**{"moment": 0.0, "relation": "zero_out", "epsilon": 0.5, **changes})
+    return replace(method, rounds=4, central=sums, pretraining=Training(steps=3, batch=5))
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "part", "moment"), [(1.0, 0.4, 0.0), pytest.param(4.0, 1.5, 1.0, marks=pytest.mark.slow)]
+)
+def test_sums_and_steps_together_keep_to_the_budget(
+    epsilon: float, part: float, moment: float, tiny: Experiment
+) -> None:
+    """By Opacus's PRV accountant too (Gopi et al. 2021), an independent convolution. Steps whose noise forgets the sums
+    overspend, by both."""
+    opacus = pytest.importorskip("opacus.accountants")
+    local = replace(tiny.method.local, steps=9, batch=4)
+    method = central(DPSGD(model=tiny.method.model, local=local, epsilon=epsilon), epsilon=part, moment=moment)
+
+    def by_prv(events: list[Any]) -> float:
+        accountant = opacus.PRVAccountant()
+        accountant.history = [(e.std_over_sensitivity, e.sampling_rate, e.steps) for e in events]
+        return float(accountant.get_epsilon(1e-5, eps_error=0.02, delta_error=1e-9))
+
+    last = run(method, [records(0, 40), records(1, 50)])[-1]
+    for client in (1, 0):
+        events: list[Any] = [e.event for e in last.ledger.entries if e.client == client]
+        assert [(e.sampling_rate, e.steps) for e in events] == [(1.0, 1)] + 3 * [(4 / (40 + 10 * client), 3)]
+        assert events == [method.upload_event(40 + 10 * client, r) for r in range(4)]
+        assert 0.999 * epsilon < accountants.pld(events, 1e-5) <= epsilon
+        assert 0.999 * part < accountants.exact(events[:1], 1e-5) <= part
+    assert by_prv(events) == pytest.approx(epsilon, abs=0.022)  # an upper bound, 0.02 above the truth at most
+    forgotten = [events[0], replace(replace(method, central=None).upload_event(40, 1), steps=9)]  # type: ignore[type-var]
+    assert accountants.pld(forgotten, 1e-5) > 1.03 * epsilon and by_prv(forgotten) > 1.03 * epsilon
+    (guarantee,) = last.ledger.guarantees(method.delta, method.accountant)
+    assert (guarantee.relation, guarantee.trust, guarantee.declared) == ("zero_out", "local", ("labels", "examples"))
+
+
+def test_the_server_trains_on_the_clients_class_means_and_dpsgd_goes_on_from_there(
+    method: DPSGD, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[str, Any] = {}
+
+    def fit(
+        model: DDPM, params: Params, images: Tensor, labels: Tensor, **options: Any
+    ) -> tuple[Params, Params, float]:
+        seen.update(images=images, labels=labels, training=options["training"])
+        return tree.scale(params, 2.0), {}, 0.5
+
+    monkeypatch.setattr(dpsgd, "fit", fit)
+    bare = replace(central(method, clip=100.0, epsilon=None), **UNPROTECTED)
+    parts = [records(0, 30), records(1, 20)]
+    progress = run(bare, parts)
+    x, y = torch.cat([p.images for p in parts]), torch.cat([p.labels[:, 0] for p in parts])
+    means = torch.stack([x[y == k].mean(0) for k in range(10)]).clamp(-1, 1)
+    torch.testing.assert_close(seen["images"], means[seen["labels"][:, 0]])
+    assert seen["labels"][:, 0].bincount().tolist() == [1000] * 10 and seen["training"].steps == 3
+    start = tree.scale(method.init_server(None, generator(KEYS.seed, "server", "init")), 2.0)
+    assert tree.digest(progress[0].server) == tree.digest(start) != tree.digest(progress[1].server)
+    assert progress[-1].ledger.epsilon(1e-5, "pld") == math.inf
+    run(replace(bare, central=replace(bare.central, moment=1.0)), parts)  # type: ignore[type-var]
+    assert len(seen["images"].unique(dim=0)) > 9000
+
+
+def test_bad_central_images_are_refused(method: DPSGD) -> None:
+    for change in ({"relation": "replace_one"}, {"delta": 1e-6}, {"center": True}, {"refine": 0.5}):
+        with pytest.raises(ValueError, match="central must have the method's delta and relation, center false"):
+            central(method, **change)
+    with pytest.raises(ValueError, match="rounds must be at least 2 with central"):
+        replace(central(method), rounds=1)
+    for part in (10.1, None):
+        with pytest.raises(ValueError, match=r"before the steps spends epsilon (10\.1|inf) of 10: give it less"):
+            central(method, epsilon=part).check_records(records(0, 12))
 
 
 # --- fields ------------------------------------------------------------------------------------------------

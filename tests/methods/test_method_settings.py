@@ -87,7 +87,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DPSGD, {"model": DDPM(precision="bfloat16")}, "bfloat16"),
     (DPMERF, {"features": 5}, "features"),
     (DPMERF, {"length": -1.0}, "length"),
-    (DPMERF, {"radius": 0.0}, "radius"),
     (DPMERF, {"training": Training(epochs=2)}, "training.epochs"),
     (Evolution, {"candidates": 1}, "candidates"),
     (Evolution, {"variation": 1.5}, "variation"),

@@ -43,10 +43,13 @@ ONE_WAVE = DPMERF(model=Generator(shape=FLAT, labels=(2,)), features=2, length=1
 SUMMED: dict[str, Summed] = {
     "sketch": Sketch(clip=1.5),
     "sketch, weight for nothing": Sketch(clip=1.5, moment=0.5),
+    "sketch, sums about black": Sketch(clip=1.5, moment=0.0, center="black"),
+    "sketch, zero-out": Sketch(clip=1.5, relation="zero_out"),
     "dpmerf": DPMERF(features=100, length=2.0, training=Training(steps=2, batch=20)),
     "evolution": Evolution(rounds=3),
 }
 CLIPPED = [name for name in SUMMED if name != "evolution"]  # A record's one vote is one, whatever the record is.
+SKETCHES = [name for name in SUMMED if name.startswith("sketch")]
 
 
 def stream(client: int = 0) -> NoiseStream:
@@ -82,9 +85,14 @@ def worst(method: Summed) -> tuple[Records, Records]:
     """Neighbours whose uploads are as far apart as can be: they differ in the last of three records."""
     others = ((0.3, 0.2), (-1.0, 0.1))
     if isinstance(method, Sketch):
-        half = math.acos(max(-1.0, -1 / (2 * method.moment**2))) / 2
-        long = 7 * method.clip
-        u, v = ((long * math.cos(half), sign * long * math.sin(half)) for sign in (1, -1))
+        half, long, o = (
+            math.acos(-1 / max(1.0, 2 * method.moment**2)) / 2,
+            7 * method.clip,
+            -1.0 * (method.center == "black"),
+        )
+        u, v = ((o + long * math.cos(half), o + sign * long * math.sin(half)) for sign in (1, -1))
+        if method.relation == "zero_out":
+            return flat(*others, u, label=1), flat(*others, label=1)
     elif isinstance(method, Evolution):
         u, v = (tuple(x.flatten().tolist()) for x in method.init_server(None, generator(0))["model/pictures"][1, :2])
     else:
@@ -129,7 +137,7 @@ def test_half_and_twice_the_noise_are_found(name: str, factor: float) -> None:
     assert faults(with_noise_times(factor), SUMMED[name]) == ["noise scale"]
 
 
-@pytest.mark.parametrize("name", ["sketch", "sketch, weight for nothing"])
+@pytest.mark.parametrize("name", SKETCHES)
 def test_a_forgotten_clip_is_found(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
     assert faults(mechanism, SUMMED[name]) == ["sensitivity"]
@@ -156,7 +164,7 @@ def test_a_round_that_is_noised_as_if_it_were_the_only_one_is_found() -> None:
     assert faults(broken, replace(SUMMED["evolution"], rounds=9)) == ["noise scale", "event"]
 
 
-@pytest.mark.parametrize("moment", [0.3, math.sqrt(0.5), 1.0, 1.5, 4.0])
+@pytest.mark.parametrize("moment", [0.0, 0.3, math.sqrt(0.5), 1.0, 1.5, 4.0])
 def test_no_pair_is_further_apart_than_the_sketchs_sensitivity_and_one_attains_it(moment: float) -> None:
     """By brute force over norms and angles, of what a picture adds by hand; beyond the plane of two pictures there is
     nothing else."""
@@ -170,30 +178,22 @@ def test_no_pair_is_further_apart_than_the_sketchs_sensitivity_and_one_attains_i
     apart = [(adds(a, angles) - adds(b, angles[:1])).norm(dim=1).max() for a in norms for b in norms]
     sensitivity = Sketch(clip=clip, moment=moment).sensitivity
     assert sensitivity * (1 - 1e-6) < max(map(float, apart)) <= sensitivity * (1 + 1e-12)
+    counted_or_not = max(float(adds(a, angles).norm(dim=1).max()) for a in norms)
+    assert Sketch(clip=clip, moment=moment, relation="zero_out").sensitivity == pytest.approx(counted_or_not, rel=1e-12)
 
 
 def test_random_neighbours_of_dpmerf_are_no_further_apart_than_its_sensitivity() -> None:
     rng = generator(3)
-    for radius, center in ((1.0, False), (0.4, True)):
-        method = replace(SUMMED["dpmerf"], epsilon=None, radius=radius, centered=center)
-        assert isinstance(method, DPMERF)
-        server = method.init_server(records(9, 40), generator(0))
-        result = []
-        for scale in (0.1, 1.0, 30.0):
-            for _ in range(20):
-                x = scale * torch.randn(2, 1, 8, 8, generator=rng)
-                a, b = (Records(own[None], torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for own in x)
-                both = [method.local_update(server, {}, own, Round(0, generator(1))).release.value for own in (a, b)]
-                result.append(float((leaves(both[0]) - leaves(both[1])).norm()))
-        assert 0.5 * radius < max(result) <= 2 * radius * (1 + 1e-6)
-
-
-def test_another_forgotten_clip_of_features_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Features have norm 1 by themselves: with a radius below that the clip is what bounds them."""
-    method = replace(ONE_WAVE, radius=0.3)
-    assert moved(mechanism, method, *worst(method)) <= 2 * 0.3 * (1 + 1e-6)
-    monkeypatch.setattr(tree, "clip_records", lambda x, clip: x)
-    assert moved(mechanism, method, *worst(method)) > 1.9
+    method = replace(SUMMED["dpmerf"], epsilon=None)
+    server = method.init_server(None, generator(0))
+    result = []
+    for scale in (0.1, 1.0, 30.0):
+        for _ in range(20):
+            x = scale * torch.randn(2, 1, 8, 8, generator=rng)
+            a, b = (Records(own[None], torch.zeros(1, 1, dtype=torch.int64), torch.arange(1)) for own in x)
+            both = [method.local_update(server, {}, own, Round(0, generator(1))).release.value for own in (a, b)]
+            result.append(float((leaves(both[0]) - leaves(both[1])).norm()))
+    assert 0.5 < max(result) <= 2 * (1 + 1e-6)
 
 
 def test_a_sum_without_noise_is_an_error() -> None:
@@ -231,11 +231,12 @@ def _covariance(server: Params) -> Tensor:
 
 
 def test_a_bad_release_is_refused() -> None:
-    good: dict[str, Any] = {"sensitivity": 1.0, "std": 1.0, "noise": stream(), "public": {}, "declared": ()}
+    event = Gaussian(1.0, "example", "replace_one", "local")
+    good: dict[str, Any] = {"sensitivity": 1.0, "event": event, "noise": stream(), "public": {}}
     for change, says in (
         ({"sensitivity": 0.0}, "sensitivity must be > 0"),
         ({"sensitivity": math.inf}, "both finite"),
-        ({"std": -1.0}, "std >= 0"),
+        ({"event": replace(event, std_over_sensitivity=math.inf)}, "std >= 0"),
         ({"public": {"a": torch.ones(1)}}, "public must not have a field 'a'"),
     ):
         with pytest.raises(ValueError, match=says):

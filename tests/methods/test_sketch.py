@@ -62,7 +62,8 @@ def test_labels_of_several_columns_have_a_row_for_each_combination() -> None:
     assert label_rows(labels, (4, 3)).tolist() == [0, 5, 10]
     data = replace(records(0, 3), labels=labels)
     method = Sketch(model=Gaussians(labels=(4, 3)), epsilon=None)
-    sent = method.local_update({}, {}, data, Round(0, generator(0))).release.value
+    server = method.init_server(None, generator(0))
+    sent = method.local_update(server, {}, data, Round(0, generator(0))).release.value
     assert sent["counts"].nonzero()[:, 0].tolist() == [0, 5, 10] and sent["sums"].shape == (12, 64)
     torch.testing.assert_close(sent["sums"][5], data.images[1].flatten())
 
@@ -90,6 +91,18 @@ def test_without_noise_samples_have_the_records_two_moments() -> None:
     torch.testing.assert_close(drawn[wanted[:, 0] == 2].mean(0), means[2], rtol=0, atol=0.01)
     drawn -= means[wanted[:, 0]]
     torch.testing.assert_close(drawn.T @ drawn / len(drawn), within.T @ within / 500, rtol=0.03, atol=1e-3)
+
+
+def test_without_a_moment_the_sums_alone_are_sent_and_a_sample_is_the_mean_of_its_class() -> None:
+    method, parts = Sketch(moment=0.0, center="black", epsilon=None, clip=100.0), [records(0, 30), records(1, 20)]
+    last = run(method, parts)[-1]
+    x, y = torch.cat([p.images for p in parts]), torch.cat([p.labels[:, 0] for p in parts])
+    drawn = method.deploy(last.server).sample(torch.arange(10)[:, None], generator(0))
+    torch.testing.assert_close(drawn, torch.stack([x[y == k].mean(0) for k in range(10)]).clamp(-1, 1))
+    assert sorted(method.shapes) == ["sums"]
+    for bad in ({"moment": -1.0}, {"center": "white"}, {"relation": "x"}):
+        with pytest.raises(ValueError, match=f"{next(iter(bad))} must be"):
+            Sketch(**bad)  # type: ignore[arg-type]
 
 
 def test_refined_pictures_are_drawn_noised_and_taken_back_by_pfdms_own_denoiser(tiny: Experiment) -> None:

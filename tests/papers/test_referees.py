@@ -14,7 +14,7 @@ from raydiff.experiment.overrides import override, to_dict
 from raydiff.experiment.study import trials
 from raydiff.papers import referees
 from raydiff.papers.claims import rows_of, values, where
-from raydiff.papers.referee_presets import dpimagebench, niid_bench
+from raydiff.papers.referee_presets import dpimagebench, dpimagebench_dpsgd, niid_bench
 from raydiff.report import load
 
 NIID, DPIMAGEBENCH = (
@@ -81,12 +81,29 @@ def test_every_published_cell_is_one_of_the_preset_s(tmp_path: Path) -> None:
 def test_samples_are_judged_by_a_classifier_at_each_epsilon(tmp_path: Path) -> None:
     """Two benchmarks on one page: what has no rounds says none."""
     methods = [(type(e.method).__name__, e.method.epsilon) for e in DPIMAGEBENCH]  # type: ignore[attr-defined]
-    assert methods == [(name, epsilon) for name in ("DPMERF", "Sketch") for epsilon in (1.0, 10.0)]
-    for number, accuracy in enumerate((0.81, 0.82, 0.85, 0.86)):
+    assert methods == [(name, epsilon) for name in ("DPMERF", "Sketch") for epsilon in (0.2, 1.0, 10.0)]
+    for number, accuracy in enumerate((0.5, 0.81, 0.82, 0.5, 0.85, 0.86)):
         write(tmp_path, number, 0, accuracy, of=DPIMAGEBENCH)
-    write(tmp_path / "other", 0, 0, 0.9, of=DPIMAGEBENCH, **{"data.public": 100})  # not the same records
-    cells = referees.beside(pd.concat([load.runs(tmp_path), load.runs(tmp_path / "other")]))
-    assert cells["ours"].tolist() == [pytest.approx(81), pytest.approx(82)] and cells["rounds"].isna().all()
-    assert cells["difference"].tolist() == [pytest.approx(0.7), pytest.approx(0.7)]
+    write(tmp_path / "other", 1, 0, 0.9, of=DPIMAGEBENCH, **{"data.public": 100})  # not the same records
+    write(tmp_path / "shared", 1, 0, 0.9, of=DPIMAGEBENCH, clients=10)
+    runs = [load.runs(folder) for folder in (tmp_path, tmp_path / "other", tmp_path / "shared")]
+    cells = referees.beside(pd.concat(runs))
+    assert cells["ours"].tolist() == [pytest.approx(x) for x in (81, 82, 85, 86)] and cells["rounds"].isna().all()
+    assert cells["difference"].tolist() == [pytest.approx(x) for x in (0.7, 0.7, -9.0, -7.6)]
     text = str(referees.shown_table(cells))
     assert "| MNIST, epsilon 1 | DP-MERF | DPImageBench | 80.3 | - | 81.00 | +0.70 |" in text
+
+
+def test_the_arms_of_dp_sgd_stand_beside_dpdm_dp_feta_and_feta_pro(tmp_path: Path) -> None:
+    study = dpimagebench_dpsgd()
+    arms = trials(study.experiment, study.grid, study.beside)
+    for number in range(9):  # no, then central images, then the whole sketch; each at 0.2, 1 and 10
+        write(tmp_path, number, 0, number / 10, of=arms)
+    cells = referees.beside(load.runs(tmp_path)).set_index(["method", "data"])["ours"]
+    names = ("DPDM", "DP-FETA", "FETA-Pro (ours: DP-SGD after the sketch)")
+    wanted = {
+        (name, f"MNIST, epsilon {e}"): 10.0 * (3 * i + e_at)
+        for i, name in enumerate(names)
+        for e_at, e in ((1, 1), (2, 10))
+    }
+    assert cells.to_dict() == pytest.approx(wanted)

@@ -98,8 +98,8 @@ def silent(noise: NoiseStream) -> bool:
 
 
 def the_sum(v: Tensor, _: int, noise: NoiseStream) -> Tensor:
-    options: dict[str, Any] = {"sensitivity": 2.0, "std": 2 / MU, "noise": noise, "public": {}, "declared": ()}
-    return release.gaussian_sum({"v": v.double()}, **options).value["v"]
+    event = release.Gaussian(1 / MU, "example", "replace_one", "local")
+    return release.gaussian_sum({"v": v.double()}, sensitivity=2.0, event=event, noise=noise, public={}).value["v"]
 
 
 def the_update(v: Tensor, _: int, noise: NoiseStream) -> Tensor:

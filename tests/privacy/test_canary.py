@@ -17,7 +17,7 @@ from raydiff import tree
 from raydiff.privacy import accountants, canaries, gaussian
 from raydiff.privacy.canaries import Send, one_by_one
 from raydiff.privacy.client_level import ClientPrivacy
-from raydiff.privacy.release import Event, gaussian_records, gaussian_rows, gaussian_sum, gaussian_update
+from raydiff.privacy.release import Event, Gaussian, gaussian_records, gaussian_rows, gaussian_sum, gaussian_update
 from raydiff.seeding import NoiseStream, generator
 
 pytestmark = pytest.mark.usefixtures("fine_grid")
@@ -72,7 +72,8 @@ def rows(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
 @each
 def summed(x: Tensor, noise: NoiseStream) -> tuple[Tensor, Event]:
     value = {"a": tree.clip_records(x, CLIP)[0]}
-    sent = gaussian_sum(value, sensitivity=2 * CLIP, std=2 * CLIP / MU, noise=noise, public={}, declared=())
+    event = Gaussian(1 / MU, "example", "replace_one", "local")
+    sent = gaussian_sum(value, sensitivity=2 * CLIP, event=event, noise=noise, public={})
     return sent.value["a"][None], sent.event
 
 
