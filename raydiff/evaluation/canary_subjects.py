@@ -138,7 +138,7 @@ def _record(method: Summed, server: Params, e: Tensor) -> Tensor:
     cosine, origin = -1.0, torch.zeros(math.prod(method.model.shape))
     if isinstance(method, Sketch):
         cosine = -1 / max(1.0, 2 * method.moment**2)  # the worst pair
-        norm, origin = STRETCH * method.clip, server.get("center", origin).flatten()
+        norm, origin = STRETCH * method.clip, server["center"].flatten()
     elif isinstance(method, DPMERF):
         norm = STRETCH * float(server["kernel/length"])  # their features have nothing in common
     else:

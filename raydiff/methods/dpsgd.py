@@ -103,8 +103,9 @@ class DPSGD(Averaged):
             raise ValueError("averaging.privacy must be none: what clients send is private already")
         if self.averaging.max_update_norm is not None:
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
-        if (c := self.central) and (c.center or c.refine or (c.delta, c.relation) != (self.delta, self.relation)):
-            raise ValueError("central must have the method's delta and relation, center false and refine 0")
+        same = {(c.delta, c.relation) for c in (self, self.central) if c is not None}
+        if (c := self.central) and (c.center == "public" or c.refine or len(same) > 1):
+            raise ValueError("central must have the method's delta and relation, center grey or black, and refine 0")
         if self.central and (self.rounds < 2 or not isinstance(self.model, DDPM)):
             raise ValueError("rounds must be at least 2 with central, and model a DDPM")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):

@@ -109,16 +109,16 @@ class Sketch(NoisedSums):
 
     @property
     def init_key(self) -> Hashable:
-        return (self._personal, self.local, 1, self.clip, self.center) if self.refine else None
+        return (self._personal, self.local, 1, self.clip, self.center, False) if self.refine else None  # LocalOnly's
 
     @property
     def _personal(self) -> DDPM:
         return self.denoiser.for_data(self.model.shape, self.model.labels)
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
-        """The center of the clipping where there is one."""
+        """The center of the clipping."""
         center = clip_center(self.center, public)
-        return {} if center is None else {"center": center}
+        return {"center": torch.zeros(self.model.shape) + (0.0 if center is None else center)}
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """PFDM's personal denoiser, with `refine`."""

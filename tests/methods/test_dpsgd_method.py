@@ -204,8 +204,8 @@ def test_the_server_trains_on_the_clients_class_means_and_dpsgd_goes_on_from_the
 
 
 def test_bad_central_images_are_refused(method: DPSGD) -> None:
-    for change in ({"relation": "replace_one"}, {"delta": 1e-6}, {"center": True}, {"refine": 0.5}):
-        with pytest.raises(ValueError, match="central must have the method's delta and relation, center false"):
+    for change in ({"relation": "replace_one"}, {"delta": 1e-6}, {"center": "public"}, {"refine": 0.5}):
+        with pytest.raises(ValueError, match="central must have the method's delta and relation, center grey or black"):
             central(method, **change)
     with pytest.raises(ValueError, match="rounds must be at least 2 with central"):
         replace(central(method), rounds=1)

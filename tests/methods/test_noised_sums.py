@@ -85,11 +85,8 @@ def worst(method: Summed) -> tuple[Records, Records]:
     """Neighbours whose uploads are as far apart as can be: they differ in the last of three records."""
     others = ((0.3, 0.2), (-1.0, 0.1))
     if isinstance(method, Sketch):
-        half, long, o = (
-            math.acos(-1 / max(1.0, 2 * method.moment**2)) / 2,
-            7 * method.clip,
-            -1.0 * (method.center == "black"),
-        )
+        half, long = math.acos(-1 / max(1.0, 2 * method.moment**2)) / 2, 7 * method.clip
+        o = -1.0 if method.center == "black" else 0.0
         u, v = ((o + long * math.cos(half), o + sign * long * math.sin(half)) for sign in (1, -1))
         if method.relation == "zero_out":
             return flat(*others, u, label=1), flat(*others, label=1)
