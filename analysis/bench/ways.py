@@ -47,7 +47,7 @@ class Work:
 
     def trial(self, rounds: int, sweep: Path) -> Trial:
         """The trial; its noise secret is given, for no noise is drawn."""
-        model = DDPM(network=self.network, timesteps=100)
+        model = DDPM(network=self.network, timesteps=100, prediction="epsilon", levels="uniform")
         experiment = Experiment(
             method=FedAvg(model=model, rounds=rounds, local=Training(steps=self.steps * rounds)),
             data=self.data,

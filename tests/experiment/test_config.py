@@ -117,7 +117,7 @@ def other(tree: Any, path: str) -> Any:
         if typing.get_origin(kind) is typing.Literal:
             return next(v for v in typing.get_args(kind) if v != value)
         if kind in (bool, int, float):
-            return {bool: not value, int: (value or 0) + 1, float: (value or 1.0) / 2}[kind]
+            return {bool: not value, int: (value or 0) + 1, float: (value or 0.4) / 2}[kind]
     return "/elsewhere"
 
 

@@ -20,7 +20,7 @@ from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
-ATTENTION = DDPM(network=UNet(widths=(8, 16)), timesteps=20)
+ATTENTION = DDPM(network=UNet(widths=(8, 16)), timesteps=20, prediction="epsilon", levels="uniform")
 
 
 @pytest.fixture(scope="module")
