@@ -4,7 +4,8 @@
 
 A row is a method: the kernel distance of its samples to real held-out records, mean over clients and seeds, for the
 clients of the federation and for those that joined; the first method's distance minus its own (paired, with 95 %
-Student interval, bold where it excludes 0); and how many parameters a new client trains. Samples are in the report.
+Student interval, bold where it excludes 0); the fraction of samples that are copies of training records; and how many
+parameters a new client trains. Samples are in the report.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ GROUPS = {"eval": "clients", "new": "newcomers"}
 
 
 def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
-    """One row per finished trial: digest, method, seed, clients and newcomers, each with its noise floor, then
-    parameters, share (the fraction of all parameters) and seconds.
+    """One row per finished trial: digest, method, seed, clients and newcomers, each with its noise floor and the fraction
+    of samples that are copies of training records, then parameters, share (the fraction of all) and seconds.
 
     `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
@@ -38,6 +39,7 @@ def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
     out = runs[["digest", "method", "seed"]].assign(method=[_name(r) for r in runs.to_dict("records")])
     for split, group in GROUPS.items():
         out[group], out[f"{group}_floor"] = runs[f"final/{split}/{name}"], runs[f"final/{split}/kd_cnn/all_floor"]
+        out[f"{group}_copies"] = column(runs, f"final/{split}/memorized_fraction")
     out["parameters"], out["share"] = (column(runs, f"final/new/parameters{end}") for end in ("", "_share"))
     return out.assign(seconds=runs["final/time/seconds"])
 
@@ -59,7 +61,8 @@ def table(readings: pd.DataFrame, first: str) -> pd.DataFrame:
     rows = []
     for method, theirs in readings.groupby("method", sort=False):
         row: dict[str, Any] = {"method": method, "n": len(theirs)}
-        row |= {c: theirs[c].mean() for c in (*GROUPS.values(), "parameters", "share", "seconds")}
+        copies = [f"{group}_copies" for group in GROUPS.values()]
+        row |= {c: theirs[c].mean() for c in (*GROUPS.values(), *copies, "parameters", "share", "seconds")}
         both = mine.merge(theirs, on="seed", suffixes=("_first", ""))
         for group in GROUPS.values():
             row |= interval(both[f"{group}_first"] - both[group], f"{group}_gap", f"{group}_")
@@ -75,11 +78,12 @@ def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
         cells = []
         for group in GROUPS.values():
             gap = shown(row[f"{group}_gap"], row[f"{group}_low"], row[f"{group}_high"], "+.3f", bold=True)
-            cells += [f"{row[group]:.3f}", "" if row["method"] == first else gap]
+            cells += [f"{row[group]:.3f}", "" if row["method"] == first else gap, f"{row[f'{group}_copies']:.2%}"]
         trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
         lines.append([row["method"], *cells, trains, f"{row['seconds']:.0f}"])
     floors = "; ".join(f"{group} {readings[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
-    header = ["method", "clients", f"{first} - method", "newcomers", f"{first} - method", "newcomer trains", "seconds"]
+    columns = [c for group in GROUPS.values() for c in (group, f"{first} - method", "copies")]
+    header = ["method", *columns, "newcomer trains", "seconds"]
     return Table(header, lines, note=f"n = {span(rows['n'])} seeds; noise floors (real against real): {floors}")
 
 

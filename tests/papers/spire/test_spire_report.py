@@ -28,7 +28,7 @@ def trial(
     for prefix, value in (("eval", 2.0 + seed), ("new", new)):
         if value is not None:
             final |= {f"{prefix}/kd_cnn/all": value, f"{prefix}/kd_cnn/all_floor": 0.01}
-            final |= {f"{prefix}/ancestral/kd_cnn/all": value + 1}
+            final |= {f"{prefix}/ancestral/kd_cnn/all": value + 1, f"{prefix}/memorized_fraction": 0.01 * (1 + seed)}
     if method != "LocalOnly" and new is not None:
         final |= {"new/parameters": 10.0, "new/parameters_share": 0.25}
     (folder / "artifacts").mkdir(parents=True)
@@ -81,6 +81,6 @@ def test_a_sweep_that_is_not_over_is_shown_as_far_as_it_goes(sweep: Path, capsys
     trial(sweep, "PerFedAvg", 5, new=0.5)
     newcomers.main([str(sweep), "--out", str(sweep / "out")])
     lines = {line.split(" | ")[0].strip("| "): line for line in capsys.readouterr().out.splitlines()}
-    assert "**-0.400 [-0.648, -0.152]** | 10 (25.000%)" in lines["FedAvg + fine-tuning"]
-    assert " | 0.500 | - | " in lines["PerFedAvg"] and " | 0.300 | +0.200 | all | " in lines["LocalOnly"]
+    assert "**-0.400 [-0.648, -0.152]** | 2.00% | 10 (25.000%)" in lines["FedAvg + fine-tuning"]
+    assert " | 0.500 | - | " in lines["PerFedAvg"] and " | 0.300 | +0.200 | 1.00% | all | " in lines["LocalOnly"]
     assert "n = 1 to 3 seeds; noise floors (real against real): clients 0.010; newcomers 0.010" in lines
