@@ -55,8 +55,8 @@ class Moon(FineTuned):
         shared = self.shared(server)
         previous = tree.under(PREVIOUS, state) or shared
         extras = {**tree.prefixed("global", shared), **tree.prefixed("previous", previous)}
-        w, *rest = self.fit_round(server, state, data, rnd, objective=self._contrastive, extras=extras)
-        return self.send(server, w, *rest, tree.prefixed(PREVIOUS, w), rnd)
+        w, moments, loss = self.fit_round(server, state, data, rnd, objective=self._contrastive, extras=extras)
+        return self.send(server, w, moments, loss, tree.prefixed(PREVIOUS, w), rnd)
 
     def _contrastive(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """l_sup + mu l_con; `extras` are the global and the previous model."""

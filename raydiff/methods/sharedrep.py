@@ -61,9 +61,9 @@ class SharedRep(Averaged):
         """Train all; send the shared part's difference."""
         shared, before = tree.without(START, server), tree.without(SCRATCH, state) or tree.under(START, server)
         start = {**self.shared(shared), **before}
-        w, *rest = self.fit_round(shared, state, data, rnd, start=start)
+        w, moments, loss = self.fit_round(shared, state, data, rnd, start=start)
         private, after = self._split(w)
-        return self.send(shared, after, *rest, private, rnd)
+        return self.send(shared, after, moments, loss, private, rnd)
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         return super().upload_spec(tree.without(START, server), examples, number)

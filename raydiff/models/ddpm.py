@@ -161,10 +161,10 @@ class DDPM:
         if self.flip:
             x = torch.where(draws["flip"].view(-1, 1, 1, 1), x.flip(-1), x)
         error = (self._target(x, z, t) - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square()
-        return error.mean() if self.snr_cap is None else (self._min_snr(x, t) * error).mean()
+        return error.mean() if self.snr_cap is None else (self._min_snr(x, t, self.snr_cap) * error).mean()
 
-    def _min_snr(self, x: Tensor, t: Tensor) -> Tensor:
-        """min(SNR_t, snr_cap) over the weight on the error in x_0 that the squared error of the output has already."""
+    def _min_snr(self, x: Tensor, t: Tensor, cap: float) -> Tensor:
+        """min(SNR_t, cap) over the weight on the error in x_0 that the squared error of the output has already."""
         signal, noise = _signal_and_noise(x, self.abar, t)
         snr = (signal / noise).square()
         by_itself = {
@@ -173,7 +173,7 @@ class DDPM:
             "x0": torch.ones_like(snr),
             "edm": (self._std(signal, noise) / (self.sigma_data * noise)).square(),
         }
-        return snr.clamp_max(self.snr_cap) / by_itself[self.prediction]
+        return snr.clamp_max(cap) / by_itself[self.prediction]
 
     def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """z_theta(x_t, t | labels), (B, C, H, W); differentiable in params and x_t."""

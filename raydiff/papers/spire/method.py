@@ -112,8 +112,9 @@ class SPIRE(Averaged):
         trained, fixed = ({**weights, **mine}, {}) if self.train_embedding else (weights, mine)
         model = self._with_one
         more: dict[str, Any] = {"model": model, "objective": Completed(model), "extras": fixed}
-        w, *rest = self.fit_round(server, state, data, rnd, start=trained, **more)
-        return self.send(server, {k: w[k] for k in weights}, *rest, {CLIENT: w.get(CLIENT, mine[CLIENT])}, rnd)
+        w, moments, loss = self.fit_round(server, state, data, rnd, start=trained, **more)
+        state = {CLIENT: w.get(CLIENT, mine[CLIENT])}
+        return self.send(server, {k: w[k] for k in weights}, moments, loss, state, rnd)
 
     def shared(self, server: Params) -> Params:
         """The backbone with embedding 0."""
