@@ -27,8 +27,8 @@ GROUPS = {"eval": "clients", "new": "newcomers"}
 
 
 def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
-    """One row per finished trial: digest, method, seed, clients and newcomers, each with its noise floor and the fraction
-    of samples that are copies of training records, then parameters, share (the fraction of all) and seconds.
+    """One row per finished trial: digest, method, seed, clients and newcomers, each with its noise floor and its copies
+    (the fraction of samples that are near training records), then parameters, share (the fraction of all), seconds.
 
     `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
