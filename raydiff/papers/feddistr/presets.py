@@ -73,10 +73,10 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
     private = {"method.averaging.privacy": ClientPrivacy}
     fields = {f"method.pretrain.{name}": getattr(bounds, name) for name in ("steps", "batch", "learning_rate")}
     beside = (
-        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
-        *(averaged(FedAvg, r, **{"method.pretrain": Training}, **fields) for r in ROUNDS),
         Arm(changes={**alone, **central, "method.public_only": True}),
         Arm(changes={**alone, **central}),
+        *(averaged(FedAvg, r, **{"method.pretrain": Training}, **fields) for r in ROUNDS),
+        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
         Arm(changes={"method.upload": "latents"}),
         *(Arm(changes={"method.epsilon": e, "method.clip": clip}, as_written=True) for e in BUDGETS),
         *(averaged(FedAvg, 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
@@ -122,12 +122,10 @@ def is_compared(changes: Settings) -> bool:
 
 
 def feddistr_elsewhere() -> Study:
-    """As many clients with public records of another source, MNIST at 8x8, which do not suffice alone; first run
+    """As feddistr-digits, with its chosen settings, but with public records of another source, MNIST at 8x8; first run
 
     raydiff pretrain --data.public-from mnist --data.size 8 --data.public 2000 --data.validation 200 \
         --data.calibration 10 --data.test 400 --out ~/raydiff/latent-mnist8
-
-    The settings are those that were chosen for feddistr-digits.
     """
     study = tuning.with_tuned("feddistr-digits", feddistr_digits)
     data = replace(study.experiment.data, public_from="mnist", size=8, public=2000, train=687)  # clients as large
