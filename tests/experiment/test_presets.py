@@ -159,7 +159,7 @@ def test_averaging_from_public_records_differs_from_fedavg_in_its_start_and_its_
     plain = [m for m in methods if type(m) is FedAvg and m.averaging.privacy is None and not m.pretrain]
     assert len(plain) == 3
     for one, other in zip(started, plain, strict=True):
-        local = replace(one.local, learning_rate=other.local.learning_rate)
+        local = replace(one.local, optimizer=other.local.optimizer, learning_rate=other.local.learning_rate)
         assert replace(one, pretrain=None, local=local) == other
     assert {m.pretrain for m in started} == {study.experiment.method.training}
 

@@ -71,7 +71,7 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
     central = local(steps=bounds.steps, batch=bounds.batch, decay=bounds.decay)
     private = {"method.averaging.privacy": ClientPrivacy}
     start = {f"method.pretrain.{name}": getattr(bounds, name) for name in ("steps", "batch", "learning_rate")}
-    public = {"method.pretrain": Training, **start, **local(optimizer="sgd", learning_rate=0.1)}  # of FedAvg's six
+    public = {"method.pretrain": Training, **start, **local(optimizer="adamw", learning_rate=3e-4)}  # of FedAvg's six
     beside = (
         Arm(changes={**alone, **central, "method.public_only": True}),
         Arm(changes={**alone, **central}),
