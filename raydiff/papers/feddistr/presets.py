@@ -52,9 +52,8 @@ PROMPTS: Choices = {
 
 
 def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training) -> Study:
-    """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps,
-    against FedAvg from a classifier of the public records, against that classifier alone, against its upper bounds, and
-    under noise. Settings are tuned without noise, so arms with noise are as written here.
+    """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps, a
+    classifier of the public records, FedAvg from it, and upper bounds; under noise, with settings as written here.
     """
 
     def local(**fields: Any) -> dict[str, Any]:
@@ -66,17 +65,18 @@ def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: 
         arm = {"method": method, **weights, "method.rounds": rounds, **local(steps=rounds * steps)}
         sgd = local(optimizer="sgd", learning_rate=0.03) if method is Scaffold else {}
         space = SPACES[method] if rounds == ROUNDS[-1] and not more else {}
-        return Arm(changes={**arm, **sgd, **more}, space=space, as_written="method.averaging.privacy" in more)
+        return Arm(changes={**arm, **sgd, **more}, space=space, as_written=bool(more))
 
     alone = {"method": LocalOnly, **weights, "partition": Pooled, "clients": 1}
     central = local(steps=bounds.steps, batch=bounds.batch, decay=bounds.decay)
     private = {"method.averaging.privacy": ClientPrivacy}
-    fields = {f"method.pretrain.{name}": getattr(bounds, name) for name in ("steps", "batch", "learning_rate")}
+    start = {f"method.pretrain.{name}": getattr(bounds, name) for name in ("steps", "batch", "learning_rate")}
+    public = {"method.pretrain": Training, **start, **local(optimizer="adamw", learning_rate=3e-4)}  # of FedAvg's six
     beside = (
-        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
-        *(averaged(FedAvg, r, **{"method.pretrain": Training}, **fields) for r in ROUNDS),
         Arm(changes={**alone, **central, "method.public_only": True}),
         Arm(changes={**alone, **central}),
+        *(averaged(FedAvg, r, **public) for r in ROUNDS),
+        *(averaged(m, r) for m in (FedAvg, FedProx, Scaffold, Moon) for r in ROUNDS),
         Arm(changes={"method.upload": "latents"}),
         *(Arm(changes={"method.epsilon": e, "method.clip": clip}, as_written=True) for e in BUDGETS),
         *(averaged(FedAvg, 50, **private, **{"method.averaging.privacy.epsilon": e}) for e in BUDGETS),
@@ -122,12 +122,10 @@ def is_compared(changes: Settings) -> bool:
 
 
 def feddistr_elsewhere() -> Study:
-    """As many clients with public records of another source, MNIST at 8x8, which do not suffice alone; first run
+    """As feddistr-digits, with its chosen settings, but with public records of another source, MNIST at 8x8; first run
 
     raydiff pretrain --data.public-from mnist --data.size 8 --data.public 2000 --data.validation 200 \
         --data.calibration 10 --data.test 400 --out ~/raydiff/latent-mnist8
-
-    The settings are those that were chosen for feddistr-digits.
     """
     study = tuning.with_tuned("feddistr-digits", feddistr_digits)
     data = replace(study.experiment.data, public_from="mnist", size=8, public=2000, train=687)  # clients as large
