@@ -47,7 +47,9 @@ def _smoke(study: Study) -> Study:
 
     start = override(study.experiment, fewer(flat(study.experiment)))
     grid = {path: values[:1] if path.endswith("seed") else values for path, values in study.grid.items()}
-    beside = tuple(replace(arm, changes={**arm.changes, **fewer(arm.changes)}) for arm in study.beside)
+    beside = tuple(
+        replace(arm, changes={**arm.changes, **fewer(flat(arm.apply(study.experiment)))}) for arm in study.beside
+    )
     return Study(experiment=start, grid=grid, beside=beside, also=tuple(map(_smoke, study.also)))
 
 

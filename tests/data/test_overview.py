@@ -21,10 +21,12 @@ def records(values: list[float], classes: list[int], *, channels: int = 1) -> Re
 
 def test_norms_are_of_flattened_pictures() -> None:
     result = overview.norms(records([-1.0, 0.0, 0.5, 0.5], [0, 1, 0, 1]))
-    assert result.plain.tolist() == [0.0, 1.0, 1.0, 2.0]  # the norm of 4 pixels of value v is 2 |v|
+    assert result.around.tolist() == [0.0, 1.0, 1.0, 2.0]  # the norm of 4 pixels of value v is 2 |v|
     assert result.centred.tolist() == [0.0, 1.0, 1.0, 2.0]  # the mean is 0
     assert result.suggested_clip == 1.0
     assert [result.clipped(c) for c in (0.5, 1.0, 1.5, 2.0)] == [0.75, 0.25, 0.25, 0.0]
+    black = overview.norms(records([-1.0, 0.0, 0.5, 0.5], [0, 1, 0, 1]), center="black")
+    assert black.around.tolist() == [0.0, 2.0, 3.0, 3.0]
 
 
 @pytest.mark.parametrize(("channels", "names"), [(1, ["ant", "bee", "cat"]), (3, ["a", "b", "c", "d", "e", "f"])])
