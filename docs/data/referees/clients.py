@@ -2,7 +2,8 @@
 
     python docs/data/referees/clients.py SWEEP [SWEEP ...]      # prints the table, and writes clients.csv
 
-One row for each setting, with the mean and the number of seeds. Every client noises its own sum, so that M clients have
+One row for each setting, with the mean and the number of seeds; `real` is the accuracy of the same classifier when it
+is trained on the client's real records, where evaluation.ceiling is on. Every client noises its own sum, so that M clients have
 M times the noise's variance. Under central trust the noise is added once to the same sum, which is the row of 1 client.
 """
 
@@ -16,15 +17,17 @@ import pandas as pd
 from raydiff.report import load
 
 TABLE = Path(__file__).with_name("clients.csv")
-BY = ["method", "method.central.moment", "method.epsilon", "clients"]
+BY = ["method", "method.central.moment", "method.delta", "method.epsilon", "data.train", "clients"]
+LENET = "final/eval/downstream/lenet"
 
 
 def main(sweeps: list[str]) -> None:
     """Average over seeds."""
     runs = pd.concat([load.finished(load.runs(Path(sweep))) for sweep in sweeps])
-    runs = runs.assign(accuracy=100 * load.column(runs, "final/eval/downstream/lenet/all"))
-    by = [name for name in BY if name in runs]
-    table = runs.groupby(by, dropna=False)["accuracy"].agg(["mean", "count"]).round(2).reset_index()
+    read = {name: 100 * load.column(runs, f"{LENET}/{of}") for name, of in (("accuracy", "all"), ("real", "real"))}
+    cells = runs.assign(**read).groupby([name for name in BY if name in runs], dropna=False)
+    table = cells.agg(accuracy=("accuracy", "mean"), n=("accuracy", "count"), real=("real", "mean")).reset_index()
+    table[["accuracy", "real"]] = table[["accuracy", "real"]].round(2)
     table.to_csv(TABLE, index=False, lineterminator="\n")
     print(table.to_string(index=False))
 
