@@ -2,9 +2,9 @@
 
     python docs/data/referees/clients.py SWEEP [SWEEP ...]      # prints the table, and writes clients.csv
 
-One row for each setting, with the mean and the number of seeds; `real` is the accuracy of the same classifier when it
-is trained on the client's real records, where evaluation.ceiling is on. Every client noises its own sum, so that M clients have
-M times the noise's variance. Under central trust the noise is added once to the same sum, which is the row of 1 client.
+One row for each setting, with the mean and the number of seeds; `real` is the accuracy of the same classifier trained
+on the client's real records, where evaluation.ceiling is on. Every client noises its own sum, so that M clients have M
+times the noise's variance. Under central trust the noise is added once to the same sum, which is the row of 1 client.
 """
 
 from __future__ import annotations
