@@ -103,11 +103,6 @@ class DPSGD(Averaged):
             raise ValueError("averaging.privacy must be none: what clients send is private already")
         if self.averaging.max_update_norm is not None:
             raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
-        same = {(c.delta, c.relation) for c in (self, self.central) if c is not None}
-        if (c := self.central) and (c.center == "public" or c.refine or len(same) > 1):
-            raise ValueError("central must have the method's delta and relation, center grey or black, and refine 0")
-        if self.central and (self.rounds < 2 or not isinstance(self.model, DDPM)):
-            raise ValueError("rounds must be at least 2 with central, and model a DDPM")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):
             raise ValueError("model must not be bfloat16 or compiled: torch.func has no gradients then")
 
@@ -126,9 +121,13 @@ class DPSGD(Averaged):
 
     @property
     def first(self) -> Sketch:
-        """The method of round 0, with `central`, for this model's pictures."""
-        assert self.central is not None and isinstance(self.model, DDPM)
-        return replace(self.central, model=self.central.model.for_data(self.model.shape, self.model.labels))
+        """The method of round 0, with `central`, for this model's pictures. Raises ValueError where it does not fit."""
+        c = self.central
+        if not c or c.center == "public" or c.refine or (c.delta, c.relation) != (self.delta, self.relation):
+            raise ValueError("central must have the method's delta and relation, center grey or black, and refine 0")
+        if self.rounds < 2 or not isinstance(self.model, DDPM):
+            raise ValueError("rounds must be at least 2 with central, and model a DDPM")
+        return replace(c, model=c.model.for_data(self.model.shape, self.model.labels))
 
     def steps(self, number: int, records: int) -> range:
         if self.central is None:

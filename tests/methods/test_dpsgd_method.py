@@ -13,7 +13,7 @@ from torch import Tensor
 from toys import KEYS, records, run
 
 from raydiff import tree
-from raydiff.experiment import trial
+from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Failed
 from raydiff.methods import dpsgd
@@ -203,12 +203,19 @@ def test_the_server_trains_on_the_clients_class_means_and_dpsgd_goes_on_from_the
     assert len(seen["images"].unique(dim=0)) > 9000
 
 
+def test_central_images_can_be_set_field_by_field(tiny: Experiment, method: DPSGD) -> None:
+    settings = ["--method.central", "sketch", "--method.central.relation", "zero_out", "--method.central.epsilon", "1"]
+    start = replace(tiny, method=method)
+    changed = overrides.override(start, overrides.parse_overrides(start, settings)).method
+    assert changed.central == Sketch(relation="zero_out", epsilon=1.0) and changed.mechanism(50).noise_multiplier > 0
+
+
 def test_bad_central_images_are_refused(method: DPSGD) -> None:
     for change in ({"relation": "replace_one"}, {"delta": 1e-6}, {"center": "public"}, {"refine": 0.5}):
         with pytest.raises(ValueError, match="central must have the method's delta and relation, center grey or black"):
-            central(method, **change)
+            central(method, **change).check_records(records(0, 12))
     with pytest.raises(ValueError, match="rounds must be at least 2 with central"):
-        replace(central(method), rounds=1)
+        replace(central(method), rounds=1).check_records(records(0, 12))
     for part in (10.1, None):
         with pytest.raises(ValueError, match=r"before the steps spends epsilon (10\.1|inf) of 10: give it less"):
             central(method, epsilon=part).check_records(records(0, 12))
