@@ -278,7 +278,7 @@ def test_the_notebook_is_the_tutorial() -> None:
     assert code == [block.strip() for block in blocks(NOTEBOOK.PAGE)] and len(code) > 6
     assert "/tmp" not in printed(kept) and "image/png" in str(kept)
     page = NOTEBOOK.PAGE.read_text()
-    for line in ("epsilon 9.58 (per example", "0         LocalOnly           None   0.0000      4.785338"):
+    for line in ("epsilon 9.58 (per example", "0         LocalOnly           None   0.0000      2.942018"):
         assert line in page and line in printed(kept)
 
 
