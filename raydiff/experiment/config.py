@@ -187,7 +187,7 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     method: Method = overrides.override(experiment.method, {"model": model})
     if experiment.audit is not None:
         _check_audit(experiment.audit, method, dataset)
-    if getattr(method, "center", None) == "public" or getattr(method, "centered", False):
+    if getattr(method, "center", None) == "public":
         public_mean(dataset.splits["public"])  # It raises where there is no public record: now, not when it is used.
     data, evaluation = datasets.anywhere(experiment.data), experiment.evaluation
     if evaluation is not None and evaluation.weights is not None:

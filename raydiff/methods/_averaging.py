@@ -307,9 +307,11 @@ class FineTuned(Averaged):
         start = super().init_server(public, rng)
         if self.pretrain is None:
             return start
+        weights = tree.without(MOMENTS, start)
         if public is None or not len(public):
             raise ValueError("pretrain must be none where there are no public records: data.public is 0")
-        return fit(self.model, start, public.images, public.labels, training=self.pretrain, rng=rng)[0]
+        fitted, _, _ = fit(self.model, weights, public.images, public.labels, training=self.pretrain, rng=rng)
+        return {**start, **fitted}
 
 
 def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, personal: Params | None) -> Deployed:

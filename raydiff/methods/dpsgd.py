@@ -20,9 +20,10 @@ training on pictures drawn from it, from which DP-SGD goes on. The steps have th
 which are of the same records, together keep to the budget.
 
 Deviations: each client adds noise, so the mean update of M clients is noisier than DPDM's training on all records. The
-moving average is the server's, over rounds, weighted by their steps. Optimiser and learning rate are those of the other
-methods; the client's optimiser restarts in each round. DDPM in place of EDM; no label dropout. Central images are means
-over all records, at full resolution; DP-FETA's are means of Poisson samples, at half of it, sharpened and distorted.
+moving average is the server's, over rounds. Optimiser and learning rate are those of the other methods; the client's
+optimiser restarts in each round. EDM's levels on the timesteps of a schedule; no label dropout. Central images are
+means over all records, at full resolution; DP-FETA's are means of Poisson samples, at half of it, sharpened and
+distorted.
 """
 
 from __future__ import annotations

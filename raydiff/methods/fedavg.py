@@ -12,7 +12,8 @@ Adversary: none without `averaging.privacy`: weights are sent as they are, so ep
 | n_k / n | `averaging.weights`: by number of records, or uniform |
 | fine-tuning | `finetune`: in `personalize`, on the client's records; of an unseen client, too |
 
-Deviations: the client's optimiser starts anew in each round; the learning rate decays over all rounds together.
+Deviations: the client's optimiser starts anew in each round unless `averaging.moments` says otherwise; the learning
+rate decays over all rounds together.
 """
 
 from __future__ import annotations

@@ -82,6 +82,10 @@ def test_the_first_model_may_be_trained_on_the_public_records(cls: type[FineTune
     server = learning.init_server(public, generator(0))
     assert tree.digest(learning.shared(server)) == tree.digest(by_hand) != tree.digest(start)
     assert tree.norm({k: v for k, v in server.items() if k.startswith("control/")}) == 0
+    if cls is not Scaffold:  # Moments beside the weights are not trained.
+        averaged = replace(learning, averaging=Averaging(moments="averaged"))
+        both = averaged.init_server(public, generator(0))
+        assert tree.digest(averaged.shared(both)) == tree.digest(by_hand) and tree.norm(tree.under(MOMENTS, both)) == 0
     for none in (None, public.select(torch.arange(0))):
         with pytest.raises(ValueError, match=r"^pretrain must be none where .*: data\.public is 0$"):
             learning.init_server(none, generator(0))

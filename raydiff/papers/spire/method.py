@@ -20,7 +20,7 @@ Deviations and choices where the paper is silent:
 - The paper feeds the embedding through the class-label interface; here it is added to the time embedding beside those
   of the labels, which is the same, and leaves room for labels (`model.conditional`; the paper has none).
 - Both updates are written without a step size; here `local`, Adam by default, with the learning rate decayed over all
-  rounds. The optimiser starts anew in each round.
+  rounds. The optimiser starts anew in each round (`averaging.moments`).
 - A fresh embedding is drawn from N(0, embedding_std^2); torch's embeddings have standard deviation 1.
 - A client that joins may have several `embeddings`: K-means clusters its pictures without their labels, each record
   trains its cluster's embedding, and a picture is sampled with one drawn by the clusters' sizes. One embedding is one
