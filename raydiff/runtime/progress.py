@@ -115,7 +115,7 @@ class SweepProgress(tune.Callback):
         this = self._begin(trial)
         del self.running[trial.trial_id]
         why = self._lost(this, trial)
-        self._print(f"  {this.name}: its processes were lost{why}; it goes on after round {this.round + 1}")
+        self._print(f"  {this.name}: its processes were lost; it goes on after round {this.round + 1}{why}")
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """Tune gives the trial up. With a round committed since this fit began, the next fit runs it."""

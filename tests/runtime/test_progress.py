@@ -117,7 +117,7 @@ def test_what_ray_said_last_is_the_reason_where_the_processes_left_none(progress
     died = tune_trial(0)
     died.error_file = str(error)
     progress.on_trial_recover(0, [], died)
-    assert "its processes were lost (Worker exit detail: SIGILL); it goes on" in capsys.readouterr().out
+    assert "lost; it goes on after round 0 (Worker exit detail: SIGILL)" in capsys.readouterr().out
     assert module.device_faults.reasons(folder) == ["Worker exit detail: SIGILL"]
     progress.on_trial_start(0, [], died)
     module.device_faults.record(folder, "the coordinator: the GPU fell off")
