@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from raydiff.models.ddpm import placed
+from raydiff.models.schedules import placed
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 aten, functorch = torch.ops.aten, torch._C._functorch

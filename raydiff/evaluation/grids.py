@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from raydiff.models.ddpm import finite
+from raydiff.models.compute import finite
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -39,7 +39,7 @@ from raydiff.federated.method import Metrics, WithRequirements, WithTables
 from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, rounds
 from raydiff.formats import rounding
 from raydiff.formats.json_files import Jsonl, read_outcome, sealed
-from raydiff.models.ddpm import Precision, compute_with
+from raydiff.models.compute import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy import ceilings
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer

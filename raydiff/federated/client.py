@@ -16,7 +16,7 @@ from raydiff import lookup, process, seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
-from raydiff.models.ddpm import NotFinite, device_lost, out_of_memory
+from raydiff.models.compute import NotFinite, device_lost, out_of_memory
 from raydiff.models.lockstep import run_in_lockstep
 from raydiff.models.training import fit_personal
 from raydiff.privacy.filters import covers

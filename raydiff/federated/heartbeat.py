@@ -17,7 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from raydiff.models.ddpm import ON_PROGRESS
+from raydiff.models.compute import ON_PROGRESS
 from raydiff.models.training import ON_STEP
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.local import LocalFolder

@@ -25,9 +25,10 @@ from raydiff.federated.method import (
 )
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of
 from raydiff.lookup import check_least, check_one_of, check_positive
+from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training, fit
 from raydiff.privacy.aggregate import BITS
 from raydiff.privacy.client_level import ClientPrivacy

@@ -44,7 +44,7 @@ from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
 from raydiff.lookup import check_least, check_positive
 from raydiff.methods._noised_sums import NoisedSums, by_row
-from raydiff.models.ddpm import device
+from raydiff.models.compute import device
 from raydiff.models.generator import Generator
 from raydiff.models.training import Gradient, Training, optimize
 from raydiff.privacy.release import ROUNDING, Event

@@ -40,8 +40,9 @@ from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
 from raydiff.methods.sketch import Sketch
+from raydiff.models.compute import device
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.ddpm import DDPM, device
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit, optimize
 from raydiff.privacy import accountants

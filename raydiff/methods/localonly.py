@@ -20,8 +20,9 @@ from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Rou
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.methods._averaging import AnyModel, deployed
+from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy.release import Event, Nothing, nothing
 from raydiff.tree import Params

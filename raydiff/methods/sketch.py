@@ -50,8 +50,10 @@ from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
 from raydiff.lookup import check_least, check_one_of, check_positive, check_value
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
-from raydiff.models.ddpm import DDPM, Sampling, noised
+from raydiff.models.chains import Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.moments import Gaussians
+from raydiff.models.schedules import noised
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import ROUNDING, Event

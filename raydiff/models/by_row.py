@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import label_rows
-from raydiff.models.ddpm import Denoiser, alphas_bar
+from raydiff.models.chains import Denoiser
+from raydiff.models.schedules import alphas_bar
 from raydiff.tree import Params
 
 

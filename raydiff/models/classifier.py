@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raydiff.models.ddpm import frozen
+from raydiff.models.compute import frozen
 from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 

@@ -28,8 +28,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydiff import lookup
+from raydiff.models.compute import frozen
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid, abar
-from raydiff.models.ddpm import frozen
 from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from raydiff import seeding
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
-from raydiff.models.ddpm import Denoiser, frozen
+from raydiff.models.chains import Denoiser
+from raydiff.models.compute import frozen
 from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 

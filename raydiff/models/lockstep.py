@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raydiff.models.ddpm import device, device_lost, out_of_memory
+from raydiff.models.compute import device, device_lost, out_of_memory
 from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Fitted, Task, optimize
 from raydiff.tree import Params
 

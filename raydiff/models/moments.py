@@ -23,7 +23,7 @@ from torch import Tensor
 
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
-from raydiff.models.ddpm import Denoiser
+from raydiff.models.chains import Denoiser
 from raydiff.tree import Params
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from raydiff import tree
 from raydiff.lookup import check_least, check_one_of, check_positive, check_value
-from raydiff.models.ddpm import DDPM, NotFinite, device
+from raydiff.models.compute import NotFinite, device
+from raydiff.models.ddpm import DDPM
 from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.tree import Params
 

@@ -17,8 +17,9 @@ from raydiff.methods.fedprox import FedProx
 from raydiff.methods.moon import Moon
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sketch import Sketch
+from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier, LeNet
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
 

@@ -30,8 +30,8 @@ from raydiff.experiment import overrides
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import read_json, trial_folders
 from raydiff.lookup import check_one_of
+from raydiff.models.compute import device
 from raydiff.models.d3pm import codes_of
-from raydiff.models.ddpm import device
 from raydiff.results.finished import DRAWN, Draw, Finished, SampleSource, words
 from raydiff.results.spent import composed_guarantee
 from raydiff.storage.atomic_files import appearing, write_text

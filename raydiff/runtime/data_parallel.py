@@ -26,7 +26,7 @@ from raydiff import process
 from raydiff.experiment.config import Numerics, Runtime
 from raydiff.experiment.trial import Trial, local_executor, precision_of
 from raydiff.federated.rounds import ClientExecutor
-from raydiff.models.ddpm import Precision, compute_with, device
+from raydiff.models.compute import Precision, compute_with, device
 from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.cluster import cluster, storage_is_shared

@@ -17,7 +17,7 @@ from pathlib import Path
 import ray
 import torch
 
-from raydiff.models.ddpm import device_lost, out_of_memory
+from raydiff.models.compute import device_lost, out_of_memory
 from raydiff.storage.checkpoint import INITIAL
 
 FILE = "lost.txt"

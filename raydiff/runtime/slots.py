@@ -144,7 +144,7 @@ def cap_memory(fraction: float) -> None:
     """Limit this process to a fraction of the GPU's memory. With 0 it is kept off the GPU: Ray does not hide GPUs from
     actors that ask for none. Raises ValueError if there is no CUDA device, or the fraction holds no tensor."""
     if fraction == 0:
-        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `models.ddpm.device` obeys it, also after torch has looked.
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `models.compute.device` obeys it, also after torch has looked.
         return
     if os.environ.get("CUDA_VISIBLE_DEVICES") == "" and torch.cuda.is_available():
         del os.environ["CUDA_VISIBLE_DEVICES"]  # An earlier trial of this process had no GPU.

@@ -11,7 +11,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from ray.util import ActorPool
 
 from raydiff import process
-from raydiff.models.ddpm import device
+from raydiff.models.compute import device
 from raydiff.process import WAIT_S, saying
 from raydiff.results import generation, shadows
 from raydiff.results.finished import open_finished

@@ -100,7 +100,8 @@ def test_processes_fill_their_caps_side_by_side(count: int, card: int, figure: C
 TRAINING = """
     import json, sys, torch
     from figures import GPU, preset, task
-    from raydiff.models.ddpm import Sampling, compute_with
+    from raydiff.models.chains import Sampling
+    from raydiff.models.compute import compute_with
     from raydiff.models.lockstep import train_all
     from raydiff.runtime.slots import cap_memory
     name, share, cohort = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
@@ -141,7 +142,7 @@ def test_a_preset_fits_its_share(
 
 FAULT = """
     import json, sys, torch
-    from raydiff.models.ddpm import device_lost
+    from raydiff.models.compute import device_lost
     kind, held, error, bad = sys.argv[1], [], None, None
     def fill(smallest):
         size = 2**32

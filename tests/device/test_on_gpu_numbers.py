@@ -25,7 +25,8 @@ from raydiff.federated.method import SERVER_ONLY, Method
 from raydiff.federated.rounds import rounds
 from raydiff.methods.marginals import Marginals
 from raydiff.models import training
-from raydiff.models.ddpm import DDPM, compute_with, device
+from raydiff.models.compute import compute_with, device
+from raydiff.models.ddpm import DDPM
 from raydiff.models.lockstep import train_all
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Diverged, Fitted, Task, Training, optimize

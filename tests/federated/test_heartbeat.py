@@ -17,7 +17,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated import heartbeat
 from raydiff.federated.heartbeat import Heartbeat
-from raydiff.models.ddpm import with_progress
+from raydiff.models.compute import with_progress
 from raydiff.runtime import one_process
 from raydiff.runtime.estimate import Running
 from raydiff.storage import staging

@@ -34,8 +34,8 @@ from raydiff.methods.marginals import Marginals
 from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.sketch import Sketch
+from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
-from raydiff.models.ddpm import Sampling
 from raydiff.models.forest import Forest
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training

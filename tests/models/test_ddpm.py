@@ -17,11 +17,13 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.evaluation.grids import to_bytes
 from raydiff.federated.method import Deployed
-from raydiff.models import ddpm
+from raydiff.models import chains, compute, ddpm, schedules
+from raydiff.models.chains import Sampling, chain, denoise
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.ddpm import DDPM, Sampling, alphas_bar, chain, denoise
+from raydiff.models.ddpm import DDPM
 from raydiff.models.generator import Generator
 from raydiff.models.networks import MLP
+from raydiff.models.schedules import alphas_bar
 from raydiff.seeding import generator
 
 SMALL = DDPM(network=MLP(width=16, depth=1), timesteps=20, shape=(1, 4, 4), labels=(3, 2))
@@ -149,7 +151,7 @@ def test_init_is_its_streams_alone() -> None:
 def test_the_denoiser_is_predict_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     (x, labels), t = batch(SMALL, 8), torch.arange(1, 9)
     params = {k: v.requires_grad_() for k, v in SMALL.init(generator(0)).items()}
-    monkeypatch.setattr(ddpm, "CHUNK", 3)
+    monkeypatch.setattr(compute, "CHUNK", 3)
     out = SMALL.denoiser(params)(x, t, labels)
     assert not out.requires_grad
     torch.testing.assert_close(out, SMALL.predict(params, x, t, labels).detach())
@@ -307,7 +309,7 @@ def test_a_compiled_network_computes_the_same() -> None:
     assert torch.allclose(small(compile=True)[1], small()[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", get_args(ddpm.ScheduleName))
+@pytest.mark.parametrize("schedule", get_args(schedules.ScheduleName))
 def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_steps(
     schedule: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -317,7 +319,7 @@ def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_
     labels = torch.zeros(3, 1, dtype=torch.long)
     for timesteps, prediction in itertools.product((1, 2, 5, 7, 9, 10, 16, 20, 100), get_args(ddpm.Prediction)):
         model = DDPM(schedule=schedule, timesteps=timesteps, prediction=prediction, shape=(1, 1, 2), labels=(2,))
-        for sampler, steps in itertools.product(get_args(ddpm.Sampler), {1, 2, min(timesteps, 5)}):
+        for sampler, steps in itertools.product(get_args(chains.Sampler), {1, 2, min(timesteps, 5)}):
             samples = Sampling(sampler=sampler, steps=steps).samplers(model, model.denoiser({}))[sampler]
             largest = float(samples(labels, generator(0)).abs().max())
             assert largest < 1.1, (timesteps, prediction, sampler, steps, largest)
@@ -325,14 +327,14 @@ def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_
 
 def test_a_step_that_keeps_little_signal_has_the_same_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chain of a preset has such a step, since they have 100 or 1000 timesteps: bits are as before."""
-    ends = [alphas_bar(schedule, T)[-1] for schedule in get_args(ddpm.ScheduleName) for T in (100, 1000)]
-    assert min(ends) > ddpm.LEAST_KEPT
+    ends = [alphas_bar(schedule, T)[-1] for schedule in get_args(schedules.ScheduleName) for T in (100, 1000)]
+    assert min(ends) > chains.LEAST_KEPT
     abar, x = torch.tensor([1.0, 0.9, 0.3], dtype=torch.float64), torch.randn(4, 1, 2, 2, generator=generator(0))
     for stop in (0, 1):
         arguments: Any = {"labels": torch.zeros(4, 1), "abar": abar, "start": 2, "stop": stop, "steps": 1}
         run = functools.partial(denoise, lambda x_t, *_: 0.3 * x_t, x, **arguments, sampler="ancestral", bound=1.0)
         plain = run(rng=generator(1))
-        monkeypatch.setattr(ddpm, "LEAST_KEPT", 1.0)
+        monkeypatch.setattr(chains, "LEAST_KEPT", 1.0)
         torch.testing.assert_close(run(rng=generator(1)), plain)
         monkeypatch.undo()
 
@@ -345,7 +347,9 @@ def test_outputs_that_are_not_finite_are_no_samples(bad: float) -> None:
         params = model.init(generator(0))
         params |= {list(params)[-1]: torch.full_like(list(params.values())[-1], bad)}
         labels = torch.zeros(2, len(model.labels), dtype=torch.long)
-        with pytest.raises(ddpm.NotFinite, match=r"^the model's (weights|outputs) are not finite: training diverged"):
+        with pytest.raises(
+            compute.NotFinite, match=r"^the model's (weights|outputs) are not finite: training diverged"
+        ):
             if isinstance(model, DDPM):
                 Sampling(steps=1).samplers(model, model.denoiser(params))["ancestral"](labels, generator(0))
             elif isinstance(model, Generator):
@@ -353,7 +357,7 @@ def test_outputs_that_are_not_finite_are_no_samples(bad: float) -> None:
             else:
                 model.sampler(params)(labels, generator(0))
     for images in (torch.full((2, 1, 4, 4), bad), torch.tensor([0.0, bad]).view(2, 1, 1, 1)):
-        with pytest.raises(ddpm.NotFinite, match=r"^the samples are not finite"):
+        with pytest.raises(compute.NotFinite, match=r"^the samples are not finite"):
             Deployed(samplers={"a": lambda labels, rng, images=images: images}).sample(labels, generator(0))
-        with pytest.raises(ddpm.NotFinite, match=r"^pictures are not finite"):
+        with pytest.raises(compute.NotFinite, match=r"^pictures are not finite"):
             to_bytes(images)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from raydiff.models.ddpm import device, device_lost, out_of_memory
+from raydiff.models.compute import device, device_lost, out_of_memory
 
 
 @pytest.mark.parametrize(

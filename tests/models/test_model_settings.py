@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
+from raydiff.models.chains import Sampling
 from raydiff.models.classifier import CNN, Classifier, LeNet, Perceptron, ResNet18
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.generator import Generator
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training

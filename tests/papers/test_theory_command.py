@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from raydiff.models.ddpm import MEASURED
+from raydiff.models.chains import MEASURED
 from raydiff.papers import theory_command as theory
 from raydiff.papers.discrete.theory import random_tables
 from raydiff.papers.feddistr import theory as feddistr

@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from raydiff.formats import rounding as bounds
-from raydiff.models.ddpm import alphas_bar
+from raydiff.models.schedules import alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
 from raydiff.privacy import accountants, gaussian, renyi
 from raydiff.privacy import tradeoff as losses

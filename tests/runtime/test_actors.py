@@ -27,7 +27,8 @@ from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.scaffold import Scaffold
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.chains import Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM

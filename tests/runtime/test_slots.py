@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from raydiff.experiment.config import Runtime
-from raydiff.models.ddpm import device
+from raydiff.models.compute import device
 from raydiff.runtime.slots import Slot, cap_memory, fair_slots, fitting, slot, unplaced
 
 LAPTOP = {"CPU": 2.0}

@@ -15,7 +15,8 @@ import torch
 
 from raydiff import tree
 from raydiff.formats.json_files import unsealed
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.chains import Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing, Release, already_private, disclose, nothing

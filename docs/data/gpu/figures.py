@@ -20,7 +20,9 @@ from typing import Any
 
 import torch
 
-from raydiff.models.ddpm import DDPM, Sampling, compute_with, device
+from raydiff.models.chains import Sampling
+from raydiff.models.compute import compute_with, device
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import ON_STEP, Task, Training
 from raydiff.seeding import generator

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff.data.datasets import Records
-from raydiff.models.ddpm import with_progress
+from raydiff.models.compute import with_progress
 from raydiff.models.optimizers import ADAM
 from raydiff.seeding import generator
 from raydiff.tree import Params

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from raydiff.evaluation.grids import to_bytes
-from raydiff.models.ddpm import device, with_progress
+from raydiff.models.compute import device, with_progress
 
 FILE = "inception-2015-12-05.pt"
 USUAL = Path("/tmp")  # clean-fid's folder

@@ -16,7 +16,7 @@ from torch import Tensor
 from raydiff.cli.options import parse
 from raydiff.formats import rounding
 from raydiff.formats.tables import aligned
-from raydiff.models.ddpm import alphas_bar
+from raydiff.models.schedules import alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
 from raydiff.privacy.accountants import check_budget, epsilon_of
 

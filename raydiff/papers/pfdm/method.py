@@ -47,7 +47,8 @@ from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method,
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
 from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.methods.localonly import LocalOnly
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.chains import Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training, fit, with_clipped_flag
 from raydiff.papers.pfdm import controls
 from raydiff.papers.pfdm.depth import depth_for

@@ -17,7 +17,8 @@ from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.sketch import Sketch
-from raydiff.models.ddpm import DDPM, Sampling
+from raydiff.models.chains import Sampling
+from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.models.training import Training
 from raydiff.papers.pfdm.method import PFDM

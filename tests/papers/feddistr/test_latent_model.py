@@ -22,7 +22,7 @@ from raydiff import tree
 from raydiff.data.datasets import Data
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.models.ddpm import alphas_bar
+from raydiff.models.schedules import alphas_bar
 from raydiff.papers.feddistr.latent import folder as latent_folder
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, load

@@ -7,7 +7,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.models.chains import MEASURED, Sampler
 from raydiff.papers.pfdm.theory.closed_forms import (
     ABAR,
     Gauss,

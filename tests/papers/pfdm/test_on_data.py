@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from raydiff.data.datasets import Data, Dataset, Records, load
-from raydiff.models.ddpm import MEASURED
+from raydiff.models.chains import MEASURED
 from raydiff.papers.pfdm.theory.closed_forms import Gauss
 from raydiff.papers.pfdm.theory.on_data import Truth, predictions, truth
 from raydiff.seeding import generator

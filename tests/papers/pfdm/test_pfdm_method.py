@@ -16,8 +16,9 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.client import Client
 from raydiff.federated.method import Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
-from raydiff.models import ddpm
-from raydiff.models.ddpm import DDPM, Sampling, denoise
+from raydiff.models import chains
+from raydiff.models.chains import Sampling, denoise
+from raydiff.models.ddpm import DDPM
 from raydiff.papers.pfdm import controls
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.release import Gaussian, NonPrivate
@@ -138,7 +139,7 @@ def test_samples_come_through_both_chains(
         asked.append((int(t[0]), labels[:, 0].tolist(), flags))
         return predict(model, params, x, t, labels)
 
-    monkeypatch.setattr(ddpm.DDPM, "predict", spy)
+    monkeypatch.setattr(DDPM, "predict", spy)
     method.deploy(*states).sample(torch.tensor([[3], [8]]), generator(0))
     last = 1 if t0 is None else t0 + 1
     by_server: list[Any] = [(t, [3, 8], []) for t in range(20, last - 1, -1)]
@@ -254,13 +255,13 @@ def test_each_start_gives_images_by_both_samplers(method: PFDM, changes: dict[st
 def test_the_servers_own_samples_are_what_the_clients_chain_begins_with(
     method: PFDM, states: States, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    labels, starts, denoised = torch.arange(4)[:, None], list[Tensor](), ddpm.denoise
+    labels, starts, denoised = torch.arange(4)[:, None], list[Tensor](), chains.denoise
 
     def spy(z_theta: Any, x: Tensor, **options: Any) -> Tensor:
         starts.append(x)
         return denoised(z_theta, x, **options)
 
-    monkeypatch.setattr(ddpm, "denoise", spy)
+    monkeypatch.setattr(chains, "denoise", spy)
     method.deploy(*states).sample(labels, generator(2))
     shared = method.deploy(states[0])
     images = shared.sample(labels, generator(2))

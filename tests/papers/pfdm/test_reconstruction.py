@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.models.ddpm import alphas_bar, denoise
+from raydiff.models.chains import denoise
+from raydiff.models.schedules import alphas_bar
 from raydiff.papers.pfdm.reconstruction import compare, reconstruct
 from raydiff.seeding import generator
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.models.chains import MEASURED, Sampler
 from raydiff.papers.pfdm.theory.theorems import break_even, eq9, first_order_gain, trials
 from raydiff.seeding import generator
 

@@ -36,8 +36,8 @@ import torch
 from torch import Tensor
 
 from raydiff.formats.tables import aligned
+from raydiff.models.compute import device
 from raydiff.models.d3pm import DiscreteDiffusion, images_of
-from raydiff.models.ddpm import device
 from raydiff.models.training import Training, optimize
 from raydiff.papers.discrete.bound import ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel

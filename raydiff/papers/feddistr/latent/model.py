@@ -20,8 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import tree
-from raydiff.models.ddpm import denoise, device, finite, noised, with_progress
+from raydiff.models.chains import denoise
+from raydiff.models.compute import device, finite, with_progress
 from raydiff.models.networks import Shape
+from raydiff.models.schedules import noised
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.tree import Params
 

@@ -22,8 +22,9 @@ from torch import Tensor, nn
 
 from raydiff import seeding, tree
 from raydiff.lookup import check_least, check_positive
-from raydiff.models.ddpm import alphas_bar, device, noised
+from raydiff.models.compute import device
 from raydiff.models.networks import Shape
+from raydiff.models.schedules import alphas_bar, noised
 from raydiff.models.training import Training, optimize
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.papers.feddistr.latent.inversion import Clusters, cluster

@@ -26,7 +26,7 @@ from torch import Tensor
 from raydiff.formats.intervals import student
 from raydiff.formats.plots import panels, save
 from raydiff.formats.tables import aligned
-from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.models.chains import MEASURED, Sampler
 from raydiff.papers.pfdm.theory.closed_forms import ABAR, reverse
 from raydiff.papers.theory_tables import Rows
 from raydiff.seeding import generator

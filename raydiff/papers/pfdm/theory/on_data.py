@@ -39,7 +39,7 @@ from raydiff.data.partition import TEN_CLASSES
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import interval
 from raydiff.formats.tables import aligned
-from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.models.chains import MEASURED, Sampler
 from raydiff.papers.pfdm.theory import closed_forms as forms
 from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
 from raydiff.papers.theory_tables import Rows

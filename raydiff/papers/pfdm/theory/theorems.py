@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from raydiff.formats.tables import aligned
-from raydiff.models.ddpm import MEASURED, Sampler
+from raydiff.models.chains import MEASURED, Sampler
 from raydiff.papers.pfdm.theory import closed_forms as forms
 from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
 from raydiff.papers.theory_tables import Rows, over_seeds

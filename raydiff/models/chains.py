@@ -1,0 +1,129 @@
+"""Reverse chains of Gaussian diffusion: ancestral, DDIM and DPM-Solver++ sampling.
+
+Shapes: x (B, C, H, W) on the data's scale; labels (B, K), one column per condition; abar (T + 1,).
+References: Ho et al. 2020 (arXiv 2006.11239); Song et al. 2021 (DDIM, arXiv 2010.02502); Lu et al. 2022 (DPM-Solver++,
+arXiv 2211.01095); PFDM, Algorithm 4.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from raydiff import lookup
+from raydiff.models.compute import with_progress
+
+if TYPE_CHECKING:
+    from raydiff.models.ddpm import DDPM
+
+Sampler = Literal["ancestral", "ddim", "dpmsolver"]
+MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
+"""Samplers that every model is evaluated with, beside the configured one."""
+Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""z_theta(x_t, t, labels): the predicted noise, (B, C, H, W)."""
+
+LEAST_KEPT = 1e-10  # of the signal's variance in a step: with less, Algorithm 4 magnifies float32's rounding by 1e5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How a reverse chain is run."""
+
+    sampler: Sampler = "ancestral"
+    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), for few steps."""
+    steps: int | None = None
+    """Steps of a whole chain from T to 0 (default: T); part of a chain takes its fraction."""
+
+    def __post_init__(self) -> None:
+        lookup.check_one_of("sampler", self.sampler, get_args(Sampler))
+        lookup.check_least(self, 1, "steps")
+
+    def variants(self) -> dict[str, Sampling]:
+        """This chain with each evaluated sampler, by name; its own first."""
+        return {name: replace(self, sampler=name) for name in dict.fromkeys((self.sampler, *MEASURED))}
+
+    def samplers(self, model: DDPM, z_theta: Denoiser) -> dict[str, Callable[[Tensor, torch.Generator], Tensor]]:
+        """The whole chain from noise to x_0 as functions of (labels, rng), by sampler; its own first."""
+
+        def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:
+            x = torch.randn(len(labels), *model.shape, generator=rng)
+            return chain.run(model, z_theta, x, labels=labels, start=model.timesteps, bound=1.0, rng=rng)
+
+        return {name: functools.partial(sample, chain) for name, chain in self.variants().items()}
+
+    def run(
+        self,
+        model: DDPM,
+        z_theta: Denoiser,
+        x: Tensor,
+        *,
+        labels: Tensor,
+        start: int,
+        stop: int = 0,
+        bound: float,
+        rng: torch.Generator,
+    ) -> Tensor:
+        """`denoise` from x = x_start to x_stop with this sampler and this part's fraction of the steps."""
+        steps = None if self.steps is None else max(1, math.ceil(self.steps * (start - stop) / model.timesteps))
+        part: dict[str, Any] = {"start": start, "stop": stop, "sampler": self.sampler, "steps": steps, "bound": bound}
+        return denoise(z_theta, x, labels=labels, abar=model.abar, rng=rng, **part)
+
+
+def chain(start: int, stop: int, steps: int | None) -> list[int]:
+    """The timesteps start = t_0 > ... > t_n = stop of a reverse chain, evenly spaced; steps None: all."""
+    n = start - stop if steps is None else min(steps, start - stop)
+    return [start - round(i * (start - stop) / n) for i in range(n + 1)] if n > 0 else [start]
+
+
+def denoise(
+    z_theta: Denoiser,
+    x: Tensor,
+    *,
+    labels: Tensor,
+    abar: Tensor,
+    start: int,
+    stop: int = 0,
+    sampler: Sampler,
+    steps: int | None = None,
+    bound: float | None = None,
+    rng: torch.Generator,
+) -> Tensor:
+    """Run the reverse chain from x = x_start to x_stop, in `steps` evenly spaced steps (default: all).
+
+    `ancestral` is Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by
+    beta = 1 - abar_t / abar_s; no noise in the step that reaches 0. `ddim` is Song et al., Eq. 12 with eta = 0.
+    `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order. `bound` clamps the
+    predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 the chain diverges without it.
+    """
+    times = chain(start, stop, steps)
+    last: tuple[Tensor, float] | None = None  # the previous step's predicted x_0 and length
+    for t, s in with_progress(itertools.pairwise(times)):
+        z = z_theta(x, torch.full((len(x),), t), labels)
+        a_t, a_s = float(abar[t]), float(abar[s])
+        x0 = (x - math.sqrt(1 - a_t) * z) / math.sqrt(a_t)
+        if bound is not None:
+            x0 = x0.clamp(-bound, bound)
+            z = (x - math.sqrt(a_t) * x0) / math.sqrt(1 - a_t)
+        if sampler == "dpmsolver" and s > 0:
+            length = 0.5 * math.log(a_s / (1 - a_s)) - 0.5 * math.log(a_t / (1 - a_t))
+            ahead = x0 if last is None else x0 + (x0 - last[0]) * (length / (2 * last[1]))
+            x = math.sqrt((1 - a_s) / (1 - a_t)) * x - math.sqrt(a_s) * math.expm1(-length) * ahead
+            last = x0, length
+        elif sampler != "ancestral":
+            x = math.sqrt(a_s) * x0 + math.sqrt(1 - a_s) * z
+        else:
+            beta = 1 - a_t / a_s
+            if 1 - beta > LEAST_KEPT:
+                x = (x - beta / math.sqrt(1 - a_t) * z) / math.sqrt(1 - beta)
+            else:  # Ho et al., Eq. 7: the same mean
+                x = (math.sqrt(a_s) * beta * x0 + math.sqrt(1 - beta) * (1 - a_s) * x) / (1 - a_t)
+            if s > 0:
+                x = x + math.sqrt(beta) * torch.randn(x.shape, generator=rng)
+    return x
