@@ -28,19 +28,11 @@ OPTIMISERS: Choices = {
     OPTIMISER: (("reset", "mean", 1.0, 1e-3), ("averaged", "mean", 1.0, 1e-3), ("reset", "adam", 3e-3, 1e-4))
 }
 """How the federation is optimised: AdamW begun anew in each round, its moments averaged too, or Adam at the server."""
-FEDERATIONS: dict[Any, Choices] = {
+SPACES: dict[Any, Choices] = {
     **dict.fromkeys((SPIRE, FedAvg, SharedRep, PerFedAvg), OPTIMISERS),
     LocalOnly: {"method.local.learning_rate": (2e-3, 4e-3, 8e-3)},
 }
-"""Method -> ways to train before anybody joins."""
-LAST_RATES: dict[Any, Choices] = {
-    SPIRE: {"method.joining.learning_rate": (0.03, 0.1, 0.3, 1.0)},
-    FedAvg: {"method.finetune.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
-    SharedRep: {"method.joining.learning_rate": (3e-4, 1e-3, 3e-3, 1e-2)},
-    PerFedAvg: {"method.inner_rate": (0.003, 0.01, 0.03, 0.1)},
-    LocalOnly: {"method.local.learning_rate": (1e-3, 2e-3, 4e-3, 8e-3)},
-}
-"""Method -> rates of what a client that joins trains."""
+"""Method -> ways to train before anybody joins, from which `raydiff tune` chooses."""
 
 
 def _trained(path: str, training: Training) -> dict[str, Any]:
@@ -78,22 +70,25 @@ def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch
     return _spire(base, rounds=rounds, local=local, joining=joining, finetune=tenth, head=tenth)
 
 
-def _as_searched(base: Experiment, spaces: dict[Any, Choices]) -> Study:
-    """The rates, decay and rounds that validation records of digits chose; SPIRE also with three embeddings.
+def _as_searched(base: Experiment, *, joining: float, finetune: float, head: float, inner: float) -> Study:
+    """Decay and rounds, and rates of whoever joins, that validation records chose; SPIRE also with three embeddings.
 
-    `raydiff tune PRESET --metric new/kd_cnn/all` chooses from each method's space.
+    `raydiff tune PRESET --metric new/kd_cnn/all` chooses how the federation is trained.
     """
     study = _spire(
         base,
         rounds=400,
         local=Training(steps=2000, batch=20, learning_rate=2e-3, decay="cosine"),
-        joining=Training(steps=1000, batch=20, learning_rate=0.1, decay="cosine"),
-        finetune=Training(steps=1000, learning_rate=1e-3, decay="cosine"),
-        head=Training(steps=1000, learning_rate=3e-4, decay="cosine"),
+        joining=Training(steps=1000, batch=20, learning_rate=joining, decay="cosine"),
+        finetune=Training(steps=1000, learning_rate=finetune, decay="cosine"),
+        head=Training(steps=1000, learning_rate=head, decay="cosine"),
     )
-    arms = (Arm(changes={"method.embeddings": 3}), *study.beside)
-    beside = (replace(arm, space=spaces.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
-    return replace(study, beside=tuple(beside), space=spaces[SPIRE])
+    beside = []
+    for arm in (Arm(changes={"method.embeddings": 3}), *study.beside):
+        changes = {"method.inner_rate": inner} if arm.changes.get("method") is PerFedAvg else {}
+        space = SPACES.get(arm.method or arm.changes.get("method"), {})
+        beside.append(replace(arm, changes={**arm.changes, **changes}, space=space))
+    return replace(study, beside=tuple(beside), space=SPACES[SPIRE])
 
 
 def spire_digits() -> Study:
@@ -105,7 +100,7 @@ def spire_digits() -> Study:
         partition=ByClass(),
         newcomers=Newcomers(clients=5, classes=3, records=50),
     )
-    return _as_searched(base, FEDERATIONS)
+    return _as_searched(base, joining=0.1, finetune=1e-3, head=3e-4, inner=0.01)
 
 
 def spire_mnist14() -> Study:
@@ -115,7 +110,8 @@ def spire_mnist14() -> Study:
         "clients": 30,
         "newcomers": Newcomers(clients=30, classes=3, records=400),
     }
-    return _as_searched(override(spire_digits().experiment, changes), LAST_RATES)
+    base = override(spire_digits().experiment, changes)
+    return _as_searched(base, joining=0.3, finetune=3e-3, head=3e-3, inner=0.03)
 
 
 def spire_mnist() -> Study:
