@@ -118,7 +118,7 @@ STUDIES: dict[tuple[str, str], Callable[[], Study]] = {
     ),
     # Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds.
     ("spire", "gpu"): lambda: replace(_three_seeds(spire.spire_mnist()), also=(_three_seeds(spire.spire_cifar10()),)),
-    # Figures 4, 5 and 7: one round against fifty, disentangled and not, with and without noise; public records of MNIST.
+    # Figures 4, 5 and 7: one round against fifty, disentangled or not, with noise or without; public records of MNIST.
     ("feddistr", "cpu"): lambda: _three_seeds(feddistr.feddistr_elsewhere()),
     # CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`).
     ("feddistr", "gpu"): lambda: _three_seeds(feddistr.feddistr_cifar100()),
