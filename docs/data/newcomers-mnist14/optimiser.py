@@ -2,7 +2,7 @@
 
     RAYDIFF_DATA=path/to/data python optimiser.py FOLDER WAY METHOD SEED [--split validation]
 
-`spire-mnist14` with its tuned last rates, trained in one of these ways, all of 2,000 local steps a client:
+`spire-mnist14`, trained in one of these ways, all of 2,000 local steps a client:
 
 - every5: AdamW at the clients, begun anew in each round; the mean of 5 steps in each of 400 rounds (the preset's);
 - every1: the same after every step, in 2,000 rounds;
@@ -56,6 +56,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 METRICS = ("kd_cnn/all", "own_classes", "ancestral/kd_cnn/all")
 DISTANCE = "kd_cnn/all"
+RECIPE = {"method.model.prediction": "epsilon", "method.model.levels": "uniform"}  # with which optimiser.csv was made
 
 
 def experiment(way: str, method: str, seed: int) -> Experiment:
@@ -63,7 +64,7 @@ def experiment(way: str, method: str, seed: int) -> Experiment:
     study = rd.preset("spire-mnist14")
     arms = (study.experiment, *(arm.apply(study.experiment) for arm in study.beside))
     base = next(e for e in arms if type(e.method).__name__.lower() == method)
-    return overrides.override(base, {**WAYS[way], "seed": seed, "numerics.vectorize": True})
+    return overrides.override(base, {**RECIPE, **WAYS[way], "seed": seed, "numerics.vectorize": True})
 
 
 def centrally(e: Experiment, own: Sequence[Client]) -> Any:

@@ -41,15 +41,22 @@ def _trained(path: str, training: Training) -> dict[str, Any]:
 
 
 def _spire(
-    base: Experiment, *, rounds: int, local: Training, joining: Training, finetune: Training, head: Training
+    base: Experiment,
+    *,
+    rounds: int,
+    local: Training,
+    joining: Training,
+    finetune: Training,
+    head: Training,
+    inner: float = PerFedAvg.inner_rate,
 ) -> Study:
     """The paper's five methods, for the clients of the federation and for those that join later: SPIRE's `joining` its
-    embedding, `finetune` FedAvg's, `head` joining a shared representation."""
+    embedding, `finetune` FedAvg's, `head` joining a shared representation, `inner` the rate of Per-FedAvg's steps."""
     tuned = {"method.finetune": Training, "method.finetune.batch": local.batch}
     beside = (
         Arm(changes={"method": FedAvg, **tuned, **_trained("method.finetune", finetune)}),
         Arm(changes={"method": SharedRep, **_trained("method.joining", head)}),
-        Arm(changes={"method": PerFedAvg, "method.adapt_steps": 100}),
+        Arm(changes={"method": PerFedAvg, "method.adapt_steps": 100, "method.inner_rate": inner}),
         Arm(method=LocalOnly),
     )
     assert isinstance(base.method, PFDM | SPIRE)
@@ -82,12 +89,10 @@ def _as_searched(base: Experiment, *, joining: float, finetune: float, head: flo
         joining=Training(steps=1000, batch=20, learning_rate=joining, decay="cosine"),
         finetune=Training(steps=1000, learning_rate=finetune, decay="cosine"),
         head=Training(steps=1000, learning_rate=head, decay="cosine"),
+        inner=inner,
     )
-    beside = []
-    for arm in (Arm(changes={"method.embeddings": 3}), *study.beside):
-        changes = {"method.inner_rate": inner} if arm.changes.get("method") is PerFedAvg else {}
-        space = SPACES.get(arm.method or arm.changes.get("method"), {})
-        beside.append(replace(arm, changes={**arm.changes, **changes}, space=space))
+    arms = (Arm(changes={"method.embeddings": 3}), *study.beside)
+    beside = (replace(arm, space=SPACES.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
     return replace(study, beside=tuple(beside), space=SPACES[SPIRE])
 
 
