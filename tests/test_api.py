@@ -268,3 +268,12 @@ def test_help_shows_what_each_field_means(command: Command) -> None:
     assert "--method.clip 6.8\n      C: L2 norm to which each flattened image is clipped." in out
     pairs = itertools.pairwise(out.splitlines())
     assert [a for a, below in pairs if a.startswith("  --method.") and not below.startswith("      ")] == []
+
+
+def test_a_folder_named_raydiff_is_not_taken_for_the_package(tmp_path: Path) -> None:
+    """At home, with the sweeps in ~/raydiff: workers search the directory in which a command was started first."""
+    (tmp_path / "raydiff").mkdir()
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    code = "import raydiff; print(raydiff.__version__)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout == f"{rd.__version__}\n", done.stderr
