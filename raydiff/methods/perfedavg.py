@@ -32,7 +32,8 @@ from raydiff.federated.method import LocalResult, Round
 from raydiff.lookup import check_least, check_one_of
 from raydiff.methods._averaging import Averaged
 from raydiff.models.ddpm import DDPM
-from raydiff.models.training import Training
+from raydiff.models.functional import module_of
+from raydiff.models.training import Pair, Training
 from raydiff.tree import Params
 
 Order = Literal["first", "second"]
@@ -72,17 +73,23 @@ class PerFedAvg(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train the loss after adaptation from the server's weights; send the difference."""
+        module_of(self.model)  # `torch.func.grad` cannot build it.
         return self.send(server, *self.fit_round(server, state, data, rnd, objective=self._adapted), state, rnd)
 
     def _adapted(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"
         inner, outer = slice(half), slice(half, None)
+        before: tuple[Pair, Params, Params] = ((images[inner], labels[inner]), _rows(draws, inner), {})
         # Fused attention's backward pass cannot itself be differentiated.
         with sdpa_kernel(SDPBackend.MATH) if second else nullcontext():
-            before = self.model.loss(params, (images[inner], labels[inner]), _rows(draws, inner), {})
-            gradients = torch.autograd.grad(
-                before, list(params.values()), create_graph=second, allow_unused=True, materialize_grads=True
-            )
+            if second:  # Within vmap this fails, where the second derivatives of `torch.func.grad` would be wrong.
+                loss = self.model.loss(params, *before)
+                gradients = torch.autograd.grad(
+                    loss, [*params.values()], create_graph=True, allow_unused=True, materialize_grads=True
+                )
+            else:
+                start = {k: v.detach() for k, v in params.items()}
+                gradients = (*torch.func.grad(self.model.loss)(start, *before).values(),)
             adapted = {k: v - self.inner_rate * g for (k, v), g in zip(params.items(), gradients, strict=True)}
             return self.model.loss(adapted, (images[outer], labels[outer]), _rows(draws, outer), {})
 

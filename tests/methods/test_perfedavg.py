@@ -15,6 +15,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.federated.method import Round
 from raydiff.methods.perfedavg import Order, PerFedAvg
 from raydiff.models.ddpm import DDPM
+from raydiff.models.functional import module_of
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training, fit
 from raydiff.seeding import generator
@@ -59,6 +60,7 @@ def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
 def in_float64(order: Order) -> tuple[Any, Params]:
     """(the objective on one batch of 4 as a function of the parameters, parameters) of the UNet with attention."""
     method = PerFedAvg(model=ATTENTION, order=order, inner_rate=0.05)
+    module_of(ATTENTION)
     data, draws = records(0, 4), ATTENTION.draws(4, generator(1))
     draws["z"] = draws["z"].double()
     params = {k: v.double().requires_grad_() for k, v in ATTENTION.init(generator(0)).items()}

@@ -42,6 +42,7 @@ METHODS = {
     "pfdm": PFDM(model=MODEL, clip=6.8, local=ADAMW, server=ADAMW, server_rounds=1, local_parts=2),
     "moon": Moon(model=MODEL, rounds=2, local=ADAMW),
     "scaffold": Scaffold(model=MODEL, rounds=2, local=MOMENTUM),
+    "perfedavg": PerFedAvg(model=MODEL, rounds=2, local=ADAMW),
     "epochs": FedAvg(model=MODEL, rounds=2, local=dataclasses.replace(MOMENTUM, epochs=2)),  # 20 .. 23 records: 3 steps
 }
 KEYS = Keys(0, b"secret" * 4, "digest")
