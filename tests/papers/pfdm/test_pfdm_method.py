@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from raydiff.federated.method import Round, Upload
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.models import chains
 from raydiff.models.chains import Sampling, denoise
-from raydiff.models.ddpm import DDPM
+from raydiff.models.ddpm import DDPM, Levels
 from raydiff.papers.pfdm import controls
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.release import Gaussian, NonPrivate
@@ -57,6 +57,16 @@ def test_a_given_depth_must_keep_to_the_budget(method: PFDM) -> None:
     assert replace(method, t0=needed + 1).depth == needed + 1
     with pytest.raises(ValueError, match=rf"^t0 = {needed - 1} spends more than epsilon = 10 .* at least {needed}$"):
         replace(method, t0=needed - 1)
+
+
+def test_noisy_images_train_the_global_denoiser_at_uniform_timesteps(method: PFDM) -> None:
+    """Whatever the levels of the clients' are; clean ones (CollaFuse) at these."""
+    same = []
+    for epsilon in (method.epsilon, None):
+        by_levels = [replace(method, epsilon=epsilon, model=replace(method.model, levels=n)) for n in get_args(Levels)]
+        sent = [tree.under("model", run(m)[-1].sent) for m in by_levels]
+        same.append(tree.digest(sent[0]) == tree.digest(sent[1]))
+    assert same == [True, False]
 
 
 @pytest.mark.usefixtures("fine_grid")
