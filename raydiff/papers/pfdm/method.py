@@ -25,8 +25,8 @@ Deviations and choices where the paper is silent:
 - The published depths follow from Theorem 5.1 only when rounded down, which overspends; here the depth is the smallest
   whose epsilon under `accountant` stays within the budget.
 - sigma_t^2 = beta_t. The predicted x_0 is clamped to the range of the data (noisy images: plus 4 standard deviations).
-- On noisy images the global denoiser trains at uniform timesteps, whatever `model.levels` is: log-normal levels are for
-  clean pictures, whose structure is at low noise.
+- On noisy images the global denoiser trains at uniform timesteps, whatever `model.levels` is: so chosen on validation
+  records (docs/results/recipe.md).
 - `epsilon=None` sends the images as they are and cuts one chain at t0, by default 1: CollaFuse (arXiv 2406.14429), the
   non-private limit.
 - The paper's pixels are on [0, 1]: its clip C is 2 C around black (`center black`) on [-1, 1]. `center public` clips
@@ -134,6 +134,11 @@ class PFDM(Method):
         return self.start in ("denoiser", "shuffled")
 
     @property
+    def global_model(self) -> DDPM:
+        """What the server trains: at uniform timesteps where its images are noisy."""
+        return self.model if self.epsilon is None else replace(self.model, levels="uniform")
+
+    @property
     def rounds(self) -> int:
         """One upload, then the server's training."""
         return 1 + self.server_rounds * self._trains
@@ -190,8 +195,9 @@ class PFDM(Method):
             return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
         w, moments, pool = (tree.under(name, server) for name in ("model", MOMENTS, controls.POOL))
         x, y, steps = pool["x"], pool["labels"], self.server.of(len(pool["x"])).part(rnd.number - 1, self.server_rounds)
-        model = self.model if self.epsilon is None else replace(self.model, levels="uniform")
-        w, moments, loss = fit(model, w, x, y, training=self.server, rng=rnd.rng, steps=steps, moments=moments)
+        w, moments, loss = fit(
+            self.global_model, w, x, y, training=self.server, rng=rnd.rng, steps=steps, moments=moments
+        )
         return {**server, **tree.prefixed("model", w), **tree.prefixed(MOMENTS, moments)}, {"server/loss": loss}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
