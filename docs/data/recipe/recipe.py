@@ -14,11 +14,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from same_levels import SameLevels
 
 import raydiff as rd
 from raydiff.experiment.overrides import override
@@ -43,15 +43,6 @@ DATA = {
     "mnist14": ("mnist-cpu", {"data.test": 100}, {"data.validation": 0, "method.local.steps": 1000}),
 }
 """Name -> (preset, changes of a search, changes of a comparison)."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SameLevels(PFDM):
-    """PFDM whose global denoiser trains at the clients' levels."""
-
-    @property
-    def global_model(self) -> rd.DDPM:
-        return self.model
 
 
 def servers() -> Iterator[tuple[dict[str, Any], rd.Experiment]]:
