@@ -7,6 +7,7 @@ References: Ho et al. 2020 (arXiv 2006.11239); Karras et al. 2022 (EDM, arXiv 22
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -55,6 +56,8 @@ class DDPM:
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
     levels: Levels = "lognormal"
     """Timesteps in training: by EDM's distribution of the noise's standard deviation (lognormal), or uniform."""
+    lognormal_mean: float = -1.2
+    """Mean of ln(sigma) of log-normal levels (EDM's P_mean)."""
     snr_cap: float | None = None
     """gamma of min-SNR weights of the loss (Hang et al. 2023, arXiv 2303.09556): a step's weight on its error in x_0 is
     its signal-to-noise ratio, but at most this. None: the error in the network's output counts as it is."""
@@ -74,6 +77,7 @@ class DDPM:
         lookup.check_one_of("prediction", self.prediction, get_args(Prediction))
         lookup.check_one_of("levels", self.levels, get_args(Levels))
         lookup.check_positive(self, "sigma_data", "snr_cap")
+        lookup.check_value("lognormal_mean", self.lognormal_mean, math.isfinite(self.lognormal_mean), "finite")
         lookup.check_one_of("precision", self.precision, get_args(Precision))
         self.network.check(self.shape)
 
@@ -94,7 +98,7 @@ class DDPM:
             t = torch.randint(1, self.timesteps + 1, (count,), generator=rng)
         else:
             u = torch.rand(count, dtype=torch.float64, generator=rng)
-            t = 1 + torch.searchsorted(lognormal_levels(self.schedule, self.timesteps), u)
+            t = 1 + torch.searchsorted(lognormal_levels(self.schedule, self.timesteps, self.lognormal_mean), u)
         drawn = {"t": t, "z": torch.randn(count, *self.shape, generator=rng)}
         return {**drawn, "flip": torch.rand(count, generator=rng) < 0.5} if self.flip else drawn
 

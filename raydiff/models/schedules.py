@@ -16,7 +16,7 @@ from torch import Tensor
 from raydiff import lookup
 
 ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
-LOG_SIGMA_MEAN, LOG_SIGMA_STD = -1.2, 1.2  # of ln(sigma) in training (Karras et al. 2022, Table 1)
+LOG_SIGMA_STD = 1.2  # of ln(sigma) in training (Karras et al. 2022, Table 1)
 
 
 @functools.lru_cache
@@ -45,11 +45,12 @@ def alphas_bar(schedule: str, timesteps: int) -> Tensor:
 
 
 @functools.lru_cache
-def lognormal_levels(schedule: str, timesteps: int) -> Tensor:
-    """P(t <= 1 .. T), (T,) float64, where ln(sigma_t) of sigma_t^2 = 1 / abar_t - 1 is rounded from a normal number."""
+def lognormal_levels(schedule: str, timesteps: int, mean: float) -> Tensor:
+    """P(t <= 1 .. T), (T,) float64, where ln(sigma_t) of sigma_t^2 = 1 / abar_t - 1 is rounded from a normal number
+    of this mean."""
     log_sigma = 0.5 * (1 / alphas_bar(schedule, timesteps)[1:] - 1).log()
     upper = (log_sigma[1:] + log_sigma[:-1]) / 2
-    below = torch.special.ndtr((upper - LOG_SIGMA_MEAN) / LOG_SIGMA_STD)
+    below = torch.special.ndtr((upper - mean) / LOG_SIGMA_STD)
     return torch.cat([below, torch.ones(1, dtype=torch.float64)])
 
 

@@ -67,6 +67,7 @@ OTHER: dict[str, Any] = {
     "snr_cap": 5.0,
     "flip": True,
     "sigma_data": 1.0,
+    "lognormal_mean": 0.0,
     "precision": "bfloat16",
     "compile": True,
     "accountant": "rdp",

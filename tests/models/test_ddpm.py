@@ -104,13 +104,15 @@ def test_whatever_is_predicted_the_noise_is_what_one_gets(prediction: Any, monke
 
 
 def test_lognormal_levels_are_edms() -> None:
-    """ln sigma is normal with mean -1.2 and deviation 1.2, on a schedule that has all of it; uniform levels are not."""
+    """ln sigma is normal with mean -1.2, or another one, and deviation 1.2, on a schedule that has all of it; uniform
+    levels are not."""
     model = DDPM(schedule="cosine", timesteps=4000, shape=(1, 1, 1), levels="lognormal")
-    for levels, close in (("lognormal", True), ("uniform", False)):
-        t = replace(model, levels=levels).draws(20_000, generator(0))["t"]
+    higher = replace(model, lognormal_mean=0.9)
+    for of, mean, close in ((model, -1.2, True), (higher, 0.9, True), (replace(model, levels="uniform"), -1.2, False)):
+        t = of.draws(20_000, generator(0))["t"]
         log_sigma = 0.5 * (1 / model.abar[t] - 1).log()
         moments = float(log_sigma.mean()), float(log_sigma.std())
-        assert (moments == pytest.approx((-1.2, 1.2), abs=0.03)) is close
+        assert (moments == pytest.approx((mean, 1.2), abs=0.03)) is close
     few = DDPM(schedule="cosine", timesteps=3, shape=(1, 1, 1), levels="lognormal").draws(20_000, generator(0))["t"]
     assert set(few.tolist()) == {1, 2, 3}
 

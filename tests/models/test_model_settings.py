@@ -30,6 +30,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DDPM, {"schedule": "quadratic"}, "schedule"),
     (DDPM, {"timesteps": 0}, "timesteps"),
     (DDPM, {"sigma_data": math.nan}, "sigma_data"),
+    (DDPM, {"lognormal_mean": math.inf}, "lognormal_mean"),
     (DDPM, {"precision": "half"}, "precision"),
     (DDPM, {"prediction": "score"}, "prediction"),
     (DDPM, {"network": UNet(widths=(8, 8, 8)), "shape": (1, 14, 14)}, "network.widths"),

@@ -2,7 +2,6 @@
 
     python recipe.py search OUT.csv     # digits, training alone, two seeds, validation records
     python recipe.py compare OUT.csv    # before and now: digits and MNIST at 14x14, alone and FedAvg, five seeds, test
-    python recipe.py server OUT.csv     # PFDM's global denoiser by either levels, three seeds, validation records
 
 The second writes OUT-paired.csv too: now minus before, with 95 % Student intervals over seeds. Every trial takes the
 same steps; `cpu_s` is the process's CPU time, sampling and measuring included.
@@ -18,12 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from same_levels import SameLevels
 
 import raydiff as rd
 from raydiff.experiment.overrides import override
 from raydiff.formats.intervals import interval
-from raydiff.papers.pfdm.method import PFDM
 
 BEFORE = {"method.model.prediction": "v", "method.model.levels": "uniform"}
 EDM = {"method.model.prediction": "edm", "method.model.levels": "uniform"}
@@ -45,23 +42,8 @@ DATA = {
 """Name -> (preset, changes of a search, changes of a comparison)."""
 
 
-def servers() -> Iterator[tuple[dict[str, Any], rd.Experiment]]:
-    """The same of PFDM with either server, beside training alone."""
-    few = {"data.test": 100, "partition.minority": 3, "method.epsilon": 200.0}
-    cells = {"digits": ("collaboration", few), "colour-mnist": ("collaboration-colour", {"partition.minority": 100})}
-    for data, (preset, changes) in cells.items():
-        start = override(rd.preset(preset).experiment, {**changes, "data.validation": 400})
-        for method in (rd.LocalOnly, PFDM, SameLevels):
-            for seed in (10, 11, 12):
-                row = {"data": data, "method": method.__name__, "recipe": "now", "seed": seed}
-                yield row, override(start, {"method": method, "seed": seed})
-
-
 def experiments(what: str) -> Iterator[tuple[dict[str, Any], rd.Experiment]]:
     """(its row's first columns, the experiment)."""
-    if what == "server":
-        yield from servers()
-        return
     for data in ("digits",) if what == "search" else DATA:
         preset, *both = DATA[data]
         recipes = RECIPES if what == "search" else {"before": BEFORE, "now": {}}
@@ -93,7 +75,7 @@ def main(what: str, out: str) -> None:
     rows = pd.read_csv(out).to_dict("records") if Path(out).exists() else []
     for row, experiment in experiments(what):
         if not any(all(done[k] == v for k, v in row.items()) for done in rows):
-            split = "test" if what == "compare" else "validation"
+            split = "validation" if what == "search" else "test"
             rows.append({**row, **measured(experiment, split=split)})
             pd.DataFrame(rows).round(4).to_csv(out, index=False)
     if what == "compare":

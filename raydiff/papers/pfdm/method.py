@@ -25,8 +25,8 @@ Deviations and choices where the paper is silent:
 - The published depths follow from Theorem 5.1 only when rounded down, which overspends; here the depth is the smallest
   whose epsilon under `accountant` stays within the budget.
 - sigma_t^2 = beta_t. The predicted x_0 is clamped to the range of the data (noisy images: plus 4 standard deviations).
-- On noisy images the global denoiser trains at uniform timesteps, whatever `model.levels` is: so chosen on validation
-  records (docs/results/recipe.md).
+- On noisy images log-normal levels of the global denoiser have another mean, chosen on validation records
+  (docs/results/recipe.md): those of clean pictures are at noise that these images have already.
 - `epsilon=None` sends the images as they are and cuts one chain at t0, by default 1: CollaFuse (arXiv 2406.14429), the
   non-private limit.
 - The paper's pixels are on [0, 1]: its clip C is 2 C around black (`center black`) on [-1, 1]. `center public` clips
@@ -61,6 +61,7 @@ from raydiff.tree import Params
 
 MOMENTS = f"{SERVER_ONLY}/moments"
 """The optimiser's, in the server's state below this prefix."""
+NOISY_MEAN = 0.9  # of ln(sigma) in training on noisy images
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,8 +136,8 @@ class PFDM(Method):
 
     @property
     def global_model(self) -> DDPM:
-        """What the server trains: at uniform timesteps where its images are noisy."""
-        return self.model if self.epsilon is None else replace(self.model, levels="uniform")
+        """What the server trains: at higher noise where its images are noisy."""
+        return self.model if self.epsilon is None else replace(self.model, lognormal_mean=NOISY_MEAN)
 
     @property
     def rounds(self) -> int:
