@@ -27,7 +27,8 @@ def adamw_step(theta: Params, gradients: Params, state: Params, *, rate: float, 
             state |= {f"{moment}/{name}": torch.zeros_like(theta[name]) for moment in ("exp_avg", "exp_avg_sq")}
     means, squares, taken = ([state[f"{k}/{name}"] for name in gradients] for k in ("exp_avg", "exp_avg_sq", "step"))
     leaves = [theta[name] for name in gradients]
-    _ADAMW(leaves, list(gradients.values()), means, squares, [], taken, lr=rate, weight_decay=decay)
+    # torch's fused optimisers on the CPU take gradients for contiguous.
+    _ADAMW(leaves, [g.contiguous() for g in gradients.values()], means, squares, [], taken, lr=rate, weight_decay=decay)
 
 
 @torch.no_grad()
@@ -35,5 +36,5 @@ def sgd_step(theta: Params, gradients: Params, state: Params, *, rate: float, de
     """A step of SGD, in place, of the leaves with a gradient; with momentum `state` gets `momentum_buffer/NAME`."""
     buffers: list[Tensor | None] = [state.get(f"momentum_buffer/{name}") for name in gradients]
     leaves = [theta[name] for name in gradients]
-    _SGD(leaves, list(gradients.values()), buffers, lr=rate, weight_decay=decay, momentum=momentum)
+    _SGD(leaves, [g.contiguous() for g in gradients.values()], buffers, lr=rate, weight_decay=decay, momentum=momentum)
     state |= {f"momentum_buffer/{name}": b for name, b in zip(gradients, buffers, strict=True) if b is not None}
