@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from raydiff import lookup
-from raydiff.models.compute import with_progress
+from raydiff.models.compute import device, with_progress
 
 if TYPE_CHECKING:
     from raydiff.models.ddpm import DDPM
@@ -70,10 +70,11 @@ class Sampling:
         bound: float,
         rng: torch.Generator,
     ) -> Tensor:
-        """`denoise` from x = x_start to x_stop with this sampler and this part's fraction of the steps."""
+        """`denoise` from x = x_start to x_stop with this sampler and this part's fraction of the steps: on the
+        accelerator if there is one, result on the CPU."""
         steps = None if self.steps is None else max(1, math.ceil(self.steps * (start - stop) / model.timesteps))
         part: dict[str, Any] = {"start": start, "stop": stop, "sampler": self.sampler, "steps": steps, "bound": bound}
-        return denoise(z_theta, x, labels=labels, abar=model.abar, rng=rng, **part)
+        return denoise(z_theta, x.to(device()), labels=labels.to(device()), abar=model.abar, rng=rng, **part).cpu()
 
 
 def chain(start: int, stop: int, steps: int | None) -> list[int]:
@@ -105,7 +106,7 @@ def denoise(
     times = chain(start, stop, steps)
     last: tuple[Tensor, float] | None = None  # the previous step's predicted x_0 and length
     for t, s in with_progress(itertools.pairwise(times)):
-        z = z_theta(x, torch.full((len(x),), t), labels)
+        z = z_theta(x, torch.full((len(x),), t, device=x.device), labels)
         a_t, a_s = float(abar[t]), float(abar[s])
         x0 = (x - math.sqrt(1 - a_t) * z) / math.sqrt(a_t)
         if bound is not None:
@@ -125,5 +126,5 @@ def denoise(
             else:  # Ho et al., Eq. 7: the same mean
                 x = (math.sqrt(a_s) * beta * x0 + math.sqrt(1 - beta) * (1 - a_s) * x) / (1 - a_t)
             if s > 0:
-                x = x + math.sqrt(beta) * torch.randn(x.shape, generator=rng)
+                x = x + math.sqrt(beta) * torch.randn(x.shape, generator=rng).to(x.device)
     return x

@@ -56,14 +56,15 @@ def device_lost(error: BaseException) -> bool:
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
     """`call(params, *inputs)` as a function of inputs (N, ...), `CHUNK` rows at a time: without gradients, on the
-    accelerator if there is one, results on the CPU. Raises NotFinite."""
+    accelerator if there is one, results where the inputs are. Raises NotFinite."""
     where = device()
     bound = {k: finite(v, "the model's weights").to(where) for k, v in params.items()}
 
     @torch.no_grad()
     def chunked(*inputs: Tensor) -> Tensor:
+        home = inputs[0].device
         parts = zip(*(x.split(CHUNK if where.type == "cpu" else GPU_CHUNK) for x in inputs), strict=True)
-        outputs = torch.cat([call(bound, *(p.to(where) for p in part)).cpu() for part in with_progress(parts)])
+        outputs = torch.cat([call(bound, *(p.to(where) for p in part)).to(home) for part in with_progress(parts)])
         return finite(outputs, "the model's outputs")
 
     return chunked

@@ -160,8 +160,8 @@ class DDPM:
         predict = frozen(self.predict, params)
 
         def with_fixed(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            extra = torch.tensor(fixed, dtype=torch.long).expand(len(labels), -1)
-            return predict(x_t, t, torch.cat([labels, extra], dim=1))
+            more = [torch.full((len(labels), 1), value, device=labels.device) for value in fixed]
+            return predict(x_t, t, torch.cat([labels, *more], dim=1))
 
         return with_fixed
 

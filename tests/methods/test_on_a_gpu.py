@@ -18,6 +18,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.models import training
+from raydiff.models.chains import Sampling
 from raydiff.models.compute import device
 from raydiff.models.ddpm import DDPM
 from raydiff.models.lockstep import train_all
@@ -135,3 +136,19 @@ def test_little_travels_in_a_step(network: Any, together: int, monkeypatch: pyte
 
     monkeypatch.setattr(training, "AHEAD", 16)
     assert 0 < copies(32) - copies(16) <= 16 * together / 5
+
+
+@pytest.mark.parametrize(("sampler", "travels"), [("ddim", 0), ("dpmsolver", 0), ("ancestral", 1)])
+def test_a_chain_stays_on_the_device(sampler: Any, travels: int) -> None:
+    """Pictures travel there and back once, whatever the steps; only `ancestral` sends noise, drawn on the CPU."""
+    model, labels = DDPM(network=MLP(width=16, depth=1), timesteps=20), torch.zeros(4, 1, dtype=torch.long)
+    params = model.init(generator(0))
+
+    def copies(steps: int) -> tuple[int, int]:
+        with attached() as gpu:
+            chain = Sampling(sampler=sampler, steps=steps).samplers(model, model.denoiser(params, fixed=()))[sampler]
+            chain(labels, generator(0))
+        return gpu.counts["up"], gpu.counts["down"]
+
+    few, many = copies(5), copies(15)
+    assert (many[0] - few[0], many[1] - few[1]) == (10 * travels, 0)

@@ -106,7 +106,7 @@ class LatentDiffusion:
         v = v.to(where)
         words = v.unsqueeze(1) if v.dim() == 2 else v
         condition = torch.cat([self.prefix.to(where).expand(len(v), -1, -1), words], dim=1)
-        return self._noise(z_t.to(where), t.to(where), condition).cpu()
+        return self._noise(z_t.to(where), t.to(where), condition).to(z_t.device)
 
     def draws(self, count: int, shape: Shape, rng: torch.Generator) -> Params:
         """The random part of one step on latents of this shape (c, h, w): t ~ Uniform{1..T} (B,), z ~ N(0, I)."""
@@ -119,7 +119,7 @@ class LatentDiffusion:
         where = device()
         eps = draws["z"].to(where)
         z_t = noised(latents.to(where), eps, self.abar, draws["t"].to(where))
-        return (eps.cpu() - self.predict(z_t, draws["t"], v)).square().mean(dim=(1, 2, 3))
+        return (eps - self.predict(z_t, draws["t"], v)).square().mean(dim=(1, 2, 3)).to(latents.device)
 
     def sample(self, v: Tensor, rng: torch.Generator, *, shape: Shape, steps: int, guidance: float) -> Tensor:
         """One picture of shape (C, H, W) per word: DDIM (eta = 0) in this many steps, then decoded.
@@ -133,15 +133,13 @@ class LatentDiffusion:
             conditional = self.predict(z_t, t, words)
             if guidance == 1:
                 return conditional
-            where = device()
-            empty = self.empty.to(where).expand(len(z_t), -1, -1)
-            without = self._noise(z_t.to(where), t.to(where), empty).cpu()
+            without = self._noise(z_t, t, self.empty.to(z_t.device).expand(len(z_t), -1, -1))
             return without + guidance * (conditional - without)
 
         z = torch.randn(len(v), *latent, generator=rng)  # It is drawn for all, so that chunks change no draw.
         at_once = max(1, PIXELS // (shape[1] * shape[2]))
         chain: dict[str, Any] = {"abar": self.abar, "start": self.timesteps, "sampler": "ddim", "steps": steps}
-        parts = zip(z.split(at_once), v.detach().split(at_once), strict=True)
+        parts = zip(z.to(device()).split(at_once), v.detach().to(device()).split(at_once), strict=True)
         sampled = torch.cat([denoise(z_theta, part, labels=words, rng=rng, **chain) for part, words in parts])
         return self.decode(finite(sampled, "the latents"))
 
