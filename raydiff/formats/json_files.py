@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import time
 from collections.abc import Iterator, Mapping
@@ -61,6 +62,19 @@ def unsealed(text: str, of: str) -> Any:
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the readable lines of a JSONL file: a crash cuts one short. Raises ValueError for one of another file."""
     return [line for _, line in _numbered(path) if line is not None]
+
+
+def read_lines_from(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
+    """Return the readable whole lines from byte `start` on, and where they end: the next call's start. A shorter file
+    is read from its beginning. Raises ValueError as `read_lines`."""
+    if not path.exists():
+        return [], 0
+    with path.open("rb") as file:
+        start = start if start <= file.seek(0, os.SEEK_END) else 0
+        file.seek(start)
+        data = file.read()
+    data = data[: data.rfind(b"\n") + 1]
+    return [line for _, line in _numbered(path, data) if line is not None], start + len(data)
 
 
 def cut_short(path: Path) -> list[int]:
@@ -170,10 +184,10 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"{path} cannot be read: {e.strerror}") from None
 
 
-def _numbered(path: Path) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(number, from 1, what the line holds) of each line."""
-    texts = _read(path).decode(errors="replace").split("\n") if path.exists() else []
-    for number, text in enumerate(texts, 1):
+def _numbered(path: Path, data: bytes | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(number, from 1, what the line holds) of each line, or of those in `data`, a part of the file."""
+    data = (_read(path) if path.exists() else b"") if data is None else data
+    for number, text in enumerate(data.decode(errors="replace").split("\n"), 1):
         if text:
             try:
                 line = unsealed(text, identity(path))

@@ -177,14 +177,20 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
         client.log_batch(run, params=batch[i : i + PARAMS])
 
 
-def log_values(client: Any, run: str, values: Iterable[tuple[str, int, object]], *, at: float | None = None) -> None:
-    """Log those of (name, step, value) that are finite numbers, at Unix time `at` (default: now). MLflow stores an
-    infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead."""
+def log_values(
+    client: Any,
+    run: str,
+    values: Iterable[tuple[str, int, object]],
+    *,
+    at: Mapping[int, float] = types.MappingProxyType({}),
+) -> None:
+    """Log those of (name, step, value) that are finite numbers, at the Unix time `at` of their step (default: now).
+    MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead."""
     from mlflow.entities import Metric
 
-    ms = int((time.time() if at is None else at) * 1000)
+    now = time.time()
     usable = [(k, step, v) for k, step, v in values if isinstance(v, (int, float)) and math.isfinite(v)]
-    metrics = [Metric(mlflow_name(k), float(v), ms, step) for k, step, v in usable]
+    metrics = [Metric(mlflow_name(k), float(v), int(at.get(step, now) * 1000), step) for k, step, v in usable]
     for i in range(0, len(metrics), BATCH):
         client.log_batch(run, metrics=metrics[i : i + BATCH])
 

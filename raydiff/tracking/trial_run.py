@@ -12,7 +12,7 @@ from typing import Any
 
 from raydiff.experiment.study import Varying, trial_name
 from raydiff.formats import metric_names, rounding
-from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
+from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines_from
 from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_params, log_values, storable
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
@@ -49,6 +49,7 @@ class TrialRun:
     folder: Path
     run: str = ""
     step: int = -1  # last round that MLflow has
+    read: int = 0  # bytes of metrics.jsonl that were read
     earlier_outcome: str = ""  # recorded by an earlier writer
     ended_ns: int | None = None  # modification time of the outcome.json that MLflow has
     client: RunClient = field(init=False)
@@ -106,15 +107,15 @@ class TrialRun:
             self.ended_ns = written
 
     def _log_rounds(self) -> None:
-        lines = [line for line in read_lines(self.folder / "metrics.jsonl") if line["step"] > self.step]
-        for line in sorted(lines, key=lambda line: line["step"]):
-            step = line["step"]
-            rows = [
-                *((name, step, value) for name, value in metric_names.of_round(line).items()),
-                ("round", step, step),
-            ]
-            log_values(self.client, self.run, rows, at=line["time"])
-            self.step = step
+        lines, read = read_lines_from(self.folder / "metrics.jsonl", self.read)
+        new = {line["step"]: line for line in lines if line["step"] > self.step}
+        rows = (
+            (k, step, v)
+            for step in sorted(new)
+            for k, v in (*metric_names.of_round(new[step]).items(), ("round", step))
+        )
+        log_values(self.client, self.run, rows, at={step: line["time"] for step, line in new.items()})
+        self.step, self.read = max(new, default=self.step), read
 
     def _finish(self, outcome: dict[str, Any]) -> None:
         from mlflow.entities import RunTag
@@ -123,7 +124,7 @@ class TrialRun:
         final = outcome.get("final", {})
         # At step 0 a metric has a bar for each run in MLflow's charts, at a later one a curve.
         values = ((name, 0, value) for name, value in metric_names.plain(final).items())
-        log_values(client, run, values, at=self.folder.stat().st_mtime)
+        log_values(client, run, values, at={0: self.folder.stat().st_mtime})
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
         released = outcome.get("released", "")
         tags = {"raydiff.privacy": outcome["text"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}

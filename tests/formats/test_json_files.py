@@ -35,6 +35,18 @@ def test_a_damaged_line_is_left_out_and_named(tmp_path: Path) -> None:
     assert files.cut_short(path) == [2]
 
 
+def test_lines_are_read_from_where_the_last_ones_ended(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    lines = [files.sealed({"step": step}, path) + "\n" for step in range(3)]
+    assert files.read_lines_from(path, 0) == ([], 0)
+    path.write_text(lines[0] + lines[1][:20])
+    assert files.read_lines_from(path, 0) == ([{"step": 0}], len(lines[0]))
+    path.write_text(lines[0] + lines[1] + lines[2])
+    assert files.read_lines_from(path, len(lines[0])) == ([{"step": 1}, {"step": 2}], len("".join(lines)))
+    path.write_text(lines[2])  # another file in its place
+    assert files.read_lines_from(path, len("".join(lines))) == ([{"step": 2}], len(lines[2]))
+
+
 @pytest.mark.parametrize("place", ["/a/trials/{}/outcome.json", "s3://b/x/sweeps/s/trials/{}/artifacts/ledger.json"])
 @pytest.mark.parametrize("other", ["/a/trials/{}1/outcome.json", "/a/trials/{}0/config.json", "outcome.json"])
 def test_a_file_of_another_trial_or_name_is_refused_wherever_the_storage_is(place: str, other: str) -> None:
