@@ -73,6 +73,11 @@ def test_images_are_official_or_built_here_and_carry_a_version() -> None:
     assert [i for i in images if not (official.fullmatch(i) or official_mlflow.fullmatch(i))] == []
 
 
+@pytest.mark.parametrize("name", ["Dockerfile", *LAUNCHERS])
+def test_nodes_can_store_in_a_bucket(name: str) -> None:
+    assert re.findall(r"pip install .*constraints\.txt '[~/.\w]+\[bucket\]'", (CLUSTER / name).read_text())
+
+
 def test_the_images_python_is_one_that_the_project_allows() -> None:
     (digits,) = {p for path in text_files() for p in re.findall(r"ray:[\d.]+-py(\d+)", path.read_text())}
     assert SpecifierSet(PROJECT["requires-python"]).contains(f"{digits[0]}.{digits[1:]}")
@@ -183,6 +188,7 @@ def check_ray_cluster(spec: dict[str, Any]) -> None:
         assert 0 <= group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
         check_pod(group["template"])
         assert group["template"]["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] >= 1
+        assert group["template"]["spec"]["tolerations"][0]["key"] == "nvidia.com/gpu"
 
 
 def test_the_development_cluster() -> None:
@@ -200,7 +206,7 @@ def test_the_sweep_as_a_job() -> None:
     check_ray_cluster(spec["rayClusterSpec"])
     shared = yaml.safe_load(spec["runtimeEnvYAML"])["env_vars"]
     assert set(documents("runtime_env.yaml")[0]["env_vars"].items()) <= set(shared.items())
-    assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000"
+    assert shared["MLFLOW_TRACKING_URI"] == "http://mlflow:5000" and spec["activeDeadlineSeconds"] >= 86_400
 
 
 def strict(schema: Any) -> Any:
@@ -287,16 +293,23 @@ def test_the_login_is_where_the_server_reads_it_and_drivers_have_it() -> None:
     (server,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
     ((name, text),) = by_kind["ConfigMap"]["data"].items()
     (mount,) = server["volumeMounts"]
-    assert {e["name"]: e["value"] for e in server["env"]}["MLFLOW_AUTH_CONFIG_PATH"] == f"{mount['mountPath']}/{name}"
+    assert {e["name"]: e.get("value") for e in server["env"]}["MLFLOW_AUTH_CONFIG_PATH"] == f"{mount['mountPath']}/{name}"
     login = configparser.ConfigParser()
     login.read_string(text)
     assert login["mlflow"]["default_permission"] == "NO_PERMISSIONS" and "admin_password" not in login["mlflow"]
+    assert login["mlflow"]["database_uri"].startswith("postgresql")  # a pod's own files go with it
+    (options,) = [e for e in server["env"] if e["name"] == "PGPASSWORD"]
+    assert options["valueFrom"]["secretKeyRef"] == {"name": "raydiff-mlflow", "key": "POSTGRES_PASSWORD"}
     for manifest in ("ray-cluster.dev.yaml", "ray-job.sweep.yaml"):
-        (head,) = [v for k, v in walk(documents(manifest)[0]) if k == "headGroupSpec"]
-        options = {e["name"]: e for e in head["template"]["spec"]["containers"][0]["env"]}
-        assert options["MLFLOW_TRACKING_USERNAME"]["value"] == login["mlflow"]["admin_username"]
-        secret = options["MLFLOW_TRACKING_PASSWORD"]["valueFrom"]["secretKeyRef"]
-        assert secret == {"name": "raydiff-mlflow", "key": "MLFLOW_AUTH_ADMIN_PASSWORD", "optional": True}
+        (tree,) = documents(manifest)
+        (head,), (workers,) = ([v for k, v in walk(tree) if k == of] for of in ("headGroupSpec", "workerGroupSpecs"))
+        of_head, of_worker = (
+            [source["secretRef"] for source in group["template"]["spec"]["containers"][0]["envFrom"]]
+            for group in (head, workers[0])
+        )
+        assert of_worker == [{"name": "raydiff-bucket", "optional": True}]
+        assert of_head == [{"name": "raydiff-driver", "optional": True}, *of_worker]
+        assert "raydiff-mlflow" not in (CLUSTER / manifest).read_text()  # the admin's password is the server's alone
 
 
 def test_the_volumes_that_are_claimed_are_made() -> None:
