@@ -52,7 +52,7 @@ COMMANDS = {
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""
-READ_SWEEPS = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs"}
+READ_SWEEPS = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs", "rm"}
 """Commands whose arguments may name sweeps in a bucket."""
 RUN_TRIALS = {"sweep", "run", "tune"}
 """Commands that go on where nobody reads what they print: their record is in files."""

@@ -3,7 +3,8 @@
     raydiff rm NAME                     prints what would be lost; --yes removes it
     raydiff rm NAME --cache             only what can be recomputed: feature networks, shadow models
 
-A sweep that is running is refused; runs in MLflow stay. Removal takes back nothing that was sent.
+Of a sweep in a bucket (--storage s3://...) its objects and this machine's copies go. A running sweep is refused;
+runs in MLflow stay. Removal takes back nothing that was sent.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from raydiff.formats.tables import size
 from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import sweep_folder
 from raydiff.storage.lease import hold_lease
+from raydiff.storage.storage import storage_at
 
 RECOMPUTED = ("cnn-*", "shadow*")  # cached files that any command trains again; not clients' models, which are sampled
 
@@ -47,6 +49,8 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"{folder}: {ls.state(folder)}, {ls.disk_use(folder)}\n{composed_guarantee(folder)}")
     if options.yes and not options.cache:
-        shutil.rmtree(folder)
+        (storage := storage_at(folder)).remove_all()
+        for copy in (folder, folder.parents[2] / "sweeps" / folder.name) if storage.remote else ():
+            shutil.rmtree(copy, ignore_errors=True)
     print("removed; runs in MLflow stay" if options.yes else "nothing was removed: --yes does")
     return 0

@@ -127,5 +127,7 @@ def _dry_run(plan: Planned) -> int:
         bare = {"evaluation": None, "newcomers": None, "runtime.workers": slot.workers}
         remaining.add(experiment, estimate.seconds(overrides.override(experiment, bare)))
     total_s = remaining.seconds(trials, [], slots=slots)
-    print(f"about {duration(total_s or 0.0)} for all rounds; evaluation and the start of processes come on top")
+    hours = sum(remaining.of(e) for e in trials) * slot.total.get("GPU", 0.0) / 3600
+    spent = f" ({hours:.2g} GPU-hours)" if hours else ""
+    print(f"about {duration(total_s or 0.0)}{spent} for all rounds; evaluation and the start of processes come on top")
     return 0

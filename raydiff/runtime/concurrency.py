@@ -15,7 +15,7 @@ from ray import tune
 from ray.tune.search import Searcher
 
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import cluster
+from raydiff.runtime import cluster, gauges
 from raydiff.runtime.cluster import HEAD
 from raydiff.runtime.plan import Planned, written
 from raydiff.runtime.progress import SweepProgress
@@ -58,6 +58,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
     def _check(self) -> None:
         self._checked_at = time.monotonic()
+        gauges.export_sweep(self.plan.folder.name, self.progress.counts)
         nodes, grows = cluster.present(without=self.progress.left_out), cluster.grows()
         others, resources = cluster.groups_of_others(), list(nodes.values())
         fitting, fair = (fair_slots(self.shape, resources, of) for of in ([], others.placed + others.waiting))

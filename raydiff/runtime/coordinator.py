@@ -1,24 +1,21 @@
-"""`Coordinator`, Tune's trainable: the coordinator of one trial after the other, in the same processes; its gauges."""
+"""`Coordinator`, Tune's trainable: the coordinator of one trial after the other, in the same processes."""
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import math
 import signal
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import ray
 from ray import tune
-from ray.util.metrics import Gauge
 
 from raydiff import process
 from raydiff.experiment import trial as trials
 from raydiff.experiment.trial import Trial
-from raydiff.runtime import device_faults
+from raydiff.runtime import device_faults, gauges
 from raydiff.runtime.actors import RayExecutor, WorkersLost, start_workers
 from raydiff.runtime.plan import experiment_of
 from raydiff.runtime.slots import Slot, cap_memory
@@ -28,16 +25,6 @@ from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.staging import StorageCredentials
 
 GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
-TAGS = ("sweep", "trial", "method")
-GAUGES = {
-    "raydiff_rounds": "Committed rounds.",
-    "raydiff_epsilon": "Epsilon against the server; absent if it is infinite.",
-    "raydiff_unprotected": "1 if that epsilon is infinite, else 0.",
-    "raydiff_bytes_sent": "Bytes of all uploads so far.",
-    "raydiff_rejected": "Clients whose upload was rejected in the last round.",
-    "raydiff_processes_lost": "Processes of the trial that died, hung, or lost their accelerator.",
-}
-"""Name -> description. Ray adds the prefix `ray_`."""
 
 
 class Coordinator(tune.Trainable):
@@ -78,7 +65,7 @@ class Coordinator(tune.Trainable):
             result = _failure(self._trial, e)
         self._round = result.get("round", self._round)
         if self._trial is not None:
-            export(self._trial, result)
+            gauges.export_trial(self._trial, result)
         return {"done": result["finished"], **result}
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
@@ -111,26 +98,3 @@ def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
 
 def _cause(error: Exception) -> BaseException:
     return error.cause if isinstance(error, ray.exceptions.RayTaskError) else error
-
-
-def export(trial: Trial, result: Mapping[str, Any]) -> None:
-    """Set the gauges to a round's result; the trial's last result is skipped."""
-    if result.get("finished") or (epsilon := result.get("privacy/epsilon_server")) is None:
-        return
-    values = {
-        "raydiff_rounds": result["round"] + 1,
-        "raydiff_unprotected": epsilon == math.inf,
-        "raydiff_bytes_sent": result["comm/bytes_up"],
-        "raydiff_rejected": result.get("clients/rejected", 0),
-        "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
-    }
-    if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
-        values["raydiff_epsilon"] = epsilon
-    described = trial.sweep.name, trial.experiment.digest, type(trial.experiment.method).__name__
-    for name, value in values.items():
-        _gauge(name).set(float(value), dict(zip(TAGS, described, strict=True)))
-
-
-@functools.cache
-def _gauge(name: str) -> Gauge:
-    return Gauge(name, GAUGES[name], tag_keys=TAGS)

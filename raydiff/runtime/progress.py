@@ -51,6 +51,12 @@ class SweepProgress(tune.Callback):
         stopped = self.plan.asked.stop_on_error and self.failed > 0
         return stopped or self.interrupted > 0 or time.monotonic() >= self.deadline
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The numbers of trials by state, as `gauges` has them."""
+        begun = {"running": len(self.running), "done": self.done, "failed": self.failed}
+        return {"waiting": self.total - sum(begun.values()), **begun}
+
     def skip(self, suggestion: Experiment | str) -> None:
         """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
         if isinstance(suggestion, str):

@@ -17,10 +17,10 @@ from raydiff import seeding
 from raydiff.formats.json_files import TRIAL, identity, parse_json, read_json, sealed
 from raydiff.storage import file_names, staging
 from raydiff.storage.atomic_files import write_bytes
-from raydiff.storage.object_store import ObjectStore, is_bucket
+from raydiff.storage.object_store import LISTING, ObjectStore, is_bucket
 from raydiff.storage.storage import Storage, storage_at
 
-NAMES = "files.json"
+NAMES = LISTING
 AT_ONCE = 8  # trials that are copied at once
 FILES = {  # what is copied of a folder in it, in this order; `files.json` may list nothing else
     "sweeps": ("sweep.json", "composed.json", "report/**/*"),

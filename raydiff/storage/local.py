@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,9 @@ class LocalFolder:
         for name in names:
             with contextlib.suppress(OSError):
                 (self.folder / name).unlink()
+
+    def remove_all(self) -> None:
+        shutil.rmtree(self.folder)
 
     def modified(self, name: str) -> float | None:
         with contextlib.suppress(FileNotFoundError):

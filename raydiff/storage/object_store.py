@@ -22,6 +22,7 @@ from raydiff import seeding
 
 SCHEMES = ("s3", "gs", "file")
 MARK = "bucket.json"
+LISTING = "files.json"  # a folder without it is not found (`artifact_sync`)
 CHUNK_BYTES = 64 * 2**20  # encrypted in one piece: AES-GCM takes less than 2 GiB at once
 OVERHEAD_BYTES = 28  # that encryption adds to a piece: a nonce and a tag
 RETRIES, RETRY_S = 10, 180.0  # of one request that fails or is not answered
@@ -136,6 +137,17 @@ class ObjectStore:
         for name in names:
             with contextlib.suppress(OSError), self._request(name) as store:
                 store.delete(self.key(name))
+
+    def remove_all(self) -> None:
+        with self._request("") as store:
+            for key in self.keys():
+                store.delete(key)
+
+    def keys(self) -> list[str]:
+        """The keys of everything below the prefix; by `LISTING` a sweep is found, and its own is the last."""
+        with self._request("") as store:
+            keys = [entry["path"] for batch in store.list(self.key("")) for entry in batch]
+        return sorted(keys, key=lambda key: (key.endswith(LISTING), -key.count("/")))
 
     def modified(self, name: str) -> float | None:
         with contextlib.suppress(FileNotFoundError), self._request(name) as store:

@@ -36,6 +36,9 @@ class Storage(Protocol):
     def delete(self, names: Iterable[str]) -> None:
         """Remove names. Failures are ignored: what stays is never read again."""
 
+    def remove_all(self) -> None:
+        """Remove everything below it; after an error, what is left can still be found and removed."""
+
     def modified(self, name: str) -> float | None:
         """When the name was last put or touched, in seconds of the storage's clock; None if it does not exist."""
 

@@ -43,6 +43,19 @@ def test_a_probe_leaves_nothing(tiny: Experiment, tmp_path: Path, monkeypatch: p
     assert list(tmp_path.iterdir()) == []
 
 
+def test_gpu_hours_are_those_of_all_slots(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """8 trials of half an hour, each with two workers on half a GPU."""
+    monkeypatch.setattr("raydiff.runtime.slots.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr(estimate, "seconds", lambda _: 1800.0)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    gpu = ["--runtime.gpu-per-worker", "0.5", "--runtime.workers", "2", "--runtime.storage", str(tmp_path / "s")]
+    assert sweep.main(["digits", "--dry-run", *gpu, "--grid", "seed=0,1,2,3,4,5,6,7", "--no-baselines"]) == 0
+    assert "about 240:00 min (4 GPU-hours) for all rounds" in capsys.readouterr().out
+
+
 def test_without_its_gpu_no_time_is_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,9 +6,12 @@ import shutil
 from pathlib import Path
 
 import pytest
+from buckets import objects
 
 import raydiff as rd
+from raydiff.__main__ import _fetched
 from raydiff.cli import ls, rm
+from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.storage.lease import hold_lease
 
@@ -69,6 +72,28 @@ def test_what_would_be_lost_is_printed_and_goes_only_on_request(
     assert (storage / "sweeps" / "one" / "secret").exists()
     assert rm.main(["one", "--yes", "--storage", str(storage)]) == 0
     assert "epsilon 9.71" in capsys.readouterr().out and not list((storage / "sweeps").iterdir())
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_sweep_in_a_bucket_goes_with_this_machines_copies(
+    given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tiny: Experiment
+) -> None:
+    """With its secret in the environment, and without."""
+    monkeypatch.setenv("RAYDIFF_CACHE", str(tmp_path / "copies"))
+    if given:
+        monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 32)
+    uri = f"file://{tmp_path / 'bucket'}"
+    changes = {"evaluation": None, "runtime.pool": "local", "runtime.storage": uri}
+    for name in ("one", "one-more"):
+        rd.run(override(tiny, changes), name=name, track=False)
+    assert rm.main(_fetched(["one", "--storage", uri])) == 0
+    kept = {path for path in objects(tmp_path) if "/one-more/" in str(path)}
+    assert {path for path in objects(tmp_path) if "/one/" in str(path)} and kept
+    assert rm.main(_fetched(["one", "--yes", "--storage", uri])) == 0
+    assert {path for path in objects(tmp_path) if path.name not in (".gitignore", ".rayignore")} == kept
+    assert not [path for path in (tmp_path / "copies").rglob("one/*") if path.is_file()]
+    with pytest.raises(ValueError, match="there is no run or sweep one"):
+        rm.main(_fetched(["one", "--yes", "--storage", uri]))
 
 
 @pytest.mark.parametrize("name", ["two", "..", "../sweeps/one", "one/trials"])

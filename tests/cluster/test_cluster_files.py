@@ -293,7 +293,9 @@ def test_the_login_is_where_the_server_reads_it_and_drivers_have_it() -> None:
     (server,) = by_kind["Deployment"]["spec"]["template"]["spec"]["containers"]
     ((name, text),) = by_kind["ConfigMap"]["data"].items()
     (mount,) = server["volumeMounts"]
-    assert {e["name"]: e.get("value") for e in server["env"]}["MLFLOW_AUTH_CONFIG_PATH"] == f"{mount['mountPath']}/{name}"
+    assert {e["name"]: e.get("value") for e in server["env"]}[
+        "MLFLOW_AUTH_CONFIG_PATH"
+    ] == f"{mount['mountPath']}/{name}"
     login = configparser.ConfigParser()
     login.read_string(text)
     assert login["mlflow"]["default_permission"] == "NO_PERMISSIONS" and "admin_password" not in login["mlflow"]

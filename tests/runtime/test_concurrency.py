@@ -37,6 +37,8 @@ def state(tmp_path, monkeypatch):
     monkeypatch.setattr(module.cluster, "grows", lambda: state.grows)
     monkeypatch.setattr(module.time, "monotonic", lambda: state.clock)
     monkeypatch.setattr(module.cluster, "storage_is_shared", shared)
+    state.exported = []
+    monkeypatch.setattr(module.gauges, "export_sweep", lambda sweep, counts: state.exported.append((sweep, counts)))
     return state
 
 
@@ -58,6 +60,12 @@ def limit_after(controller, state, seconds: float, status: str) -> int:
     state.clock += seconds
     controller.on_step_begin(0, [SimpleNamespace(status=status)])
     return controller.limit
+
+
+def test_a_sweep_that_waits_for_a_slot_exports_its_trials(make, state):
+    """Prometheus sees it wait: Tune has started nothing yet."""
+    make()
+    assert state.exported == [("s", {"waiting": 10, "running": 0, "done": 0, "failed": 0})]
 
 
 def test_a_fit_ends_where_no_node_can_hold_a_trial_and_none_is_added(make, state, capsys):

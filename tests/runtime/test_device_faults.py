@@ -95,7 +95,9 @@ def test_gpus_of_the_driver_that_torch_does_not_find_are_lost(gpu, monkeypatch, 
     device_faults.check_gpu(0.5)  # The driver has none.
     device_faults.check_gpu.cache_clear()
     (tmp_path / "0000:0b:00.0").mkdir()
-    with pytest.raises(device_faults.GpuLost, match="torch finds none"):
+    with pytest.raises(
+        device_faults.GpuLost, match=r"torch for CUDA \S+ finds none .* an older driver than it needs\?"
+    ):
         device_faults.check_gpu(0.5)
 
 

@@ -50,6 +50,8 @@ def test_finished_failed_and_stopped_trials_are_counted(progress, capsys):
     for number in range(3):
         progress.on_trial_complete(0, [], tune_trial(number, round=2))
     assert (progress.done, progress.failed, progress.running) == (2, 1, {})
+    progress.on_trial_start(0, [], tune_trial(3))
+    assert progress.counts == {"waiting": 5, "running": 1, "done": 2, "failed": 1}
     assert progress.stopped == {seeded(2).digest} and progress.ended == {seeded(n).digest for n in range(3)}
     out = capsys.readouterr().out
     assert (

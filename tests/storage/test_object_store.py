@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,19 @@ def test_every_storage_keeps_what_is_put(storage: Storage) -> None:
     assert before is not None and (storage.modified("a/small") or 0) >= before and storage.get("a/small") == b"small"
     storage.delete(["a/small", "a/none"])
     assert storage.list_names("a") == ["large"] and storage.describe("a/large").endswith("/a/large")
+
+
+def test_a_removal_takes_everything_below_and_the_listing_last(storage: Storage) -> None:
+    """What a removal that fails has left is found by the sweep's `files.json`."""
+    beside = replace(storage, prefix=f"{storage.prefix}-more") if isinstance(storage, ObjectStore) else None
+    for name in ("files.json", "sweep.json", "trials/a/files.json", "trials/a/commit-00000.json"):
+        storage.put(name, b"1")
+        if beside:
+            beside.put(name, b"1")
+    if isinstance(storage, ObjectStore):
+        assert storage.keys()[-1] == storage.key("files.json")
+    storage.remove_all()
+    assert storage.list_names() == [] and (beside is None or len(beside.keys()) == 4)
 
 
 def test_of_two_who_put_if_absent_one_does(storage: Storage) -> None:
