@@ -82,8 +82,8 @@ def check_gpu(fraction: float) -> None:
 def _gpu_error() -> str:
     """Return why nothing can be computed on the GPU; "" if it can, or if the machine has none."""
     if not torch.cuda.is_available():
-        why = f"torch for CUDA {torch.version.cuda} finds none of those that the driver has: an older driver than it needs?"
-        return why if any(DRIVER.glob("*")) else ""
+        why = f"torch for CUDA {torch.version.cuda} finds none of those that the driver has"
+        return f"{why}: an older driver than it needs?" if any(DRIVER.glob("*")) else ""
     try:
         torch.ones(2, device="cuda").sum().item()
     except Exception as e:
