@@ -140,7 +140,7 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
         images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
         try:
             with sdpa_kernel(SDPBackend.MATH):  # vmap would loop over lanes in fused attention.
-                loss = each(theta, (images, labels), _stacked(draws), extras)
+                loss = each(_transposed(theta), (images, labels), _stacked(draws), extras)
             loss.sum().backward()  # No lane's parameters are in another's loss.
         except RuntimeError as e:
             if losses or out_of_memory(e) or "allocate memory" in str(e) or device_lost(e):
@@ -151,11 +151,12 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
 
     moments = None
     if one.moments is not None:
-        moments = _stacked([task.moments or {} for task in tasks])
+        moments = _transposed(_stacked([task.moments or {} for task in tasks]))
         moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # equal in all lanes
-    first = _stacked([task.params for task in tasks])
+    first = _transposed(_stacked([task.params for task in tasks]))
     params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments, lanes=True)
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
+    params, kept = _transposed(params), _transposed(kept)
     return [(_lane(params, i), _lane(kept, i), mean) for i, mean in enumerate(means)]
 
 
@@ -193,5 +194,12 @@ def _stacked(trees: Sequence[Params]) -> Params:
     return {k: torch.stack([tree[k] for tree in trees]) for k in trees[0]}
 
 
+def _transposed(stacked: Params) -> Params:
+    """Matrices (M, a, b) as (M, b, a). The gradient of a linear layer's weights is computed in that order in memory, and
+    autograd would copy it into another; a copy takes as long as the layer."""
+    return {k: v.mT if v.dim() == 3 else v for k, v in stacked.items()}
+
+
 def _lane(stacked: Params, i: int) -> Params:
-    return {k: v.clone() if k.startswith(COUNT) else v[i].clone() for k, v in stacked.items()}
+    rows = {k: v if k.startswith(COUNT) else v[i] for k, v in stacked.items()}
+    return {k: v.clone(memory_format=torch.contiguous_format) for k, v in rows.items()}

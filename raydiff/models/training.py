@@ -261,7 +261,8 @@ def optimize(
     start = tree.Flat.of(params)
     buffer = start.buffer.to(where, copy=True)  # `theta` holds views of it.
     theta = {k: v.requires_grad_() for k, v in start.layout.leaves(buffer).items()}
-    state = {k: v.to(where, copy=True) for k, v in (moments or {}).items()}
+    in_order = torch.contiguous_format  # as the leaves are: fused optimisers read tensors by their memory
+    state = {k: v.to(where, copy=True, memory_format=in_order) for k, v in (moments or {}).items()}
     if training.ema:
         state = tree.prefixed(AVERAGE, {k: v.detach().clone() for k, v in theta.items()}) | state
     average = tree.under(AVERAGE, state)  # shares the state's tensors
