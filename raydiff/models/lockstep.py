@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from raydiff import tree
 from raydiff.models.compute import device, device_lost, out_of_memory
 from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Fitted, Task, optimize
 from raydiff.tree import Params
@@ -151,9 +152,9 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
 
     moments = None
     if one.moments is not None:
-        moments = _transposed(_stacked([task.moments or {} for task in tasks]))
-        moments |= {k: v for k, v in one.moments.items() if k.startswith(COUNT)}  # equal in all lanes
-    first = _transposed(_stacked([task.params for task in tasks]))
+        moments = _stacked([task.moments or {} for task in tasks], transposed=True)
+        moments |= {k: v.clone() for k, v in one.moments.items() if k.startswith(COUNT)}  # equal in all lanes
+    first = _stacked([task.params for task in tasks], transposed=True)
     params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments, lanes=True)
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
     params, kept = _transposed(params), _transposed(kept)
@@ -190,16 +191,18 @@ def _signature(task: Task) -> Any:
     return (task.model, task.objective, task.training, task.steps, shapes, counts, records, task.moments is None)
 
 
-def _stacked(trees: Sequence[Params]) -> Params:
-    return {k: torch.stack([tree[k] for tree in trees]) for k in trees[0]}
+def _stacked(trees: Sequence[Params], *, transposed: bool = False) -> Params:
+    """`transposed`: matrices (a, b) as (M, b, a). In that order the gradient of a linear layer's weights is computed;
+    autograd would copy it into another, which takes as long as the layer."""
+    swapped = {k for k, v in trees[0].items() if transposed and v.dim() == 2}
+    return {k: torch.stack([one[k].mT if k in swapped else one[k] for one in trees]) for k in trees[0]}
 
 
 def _transposed(stacked: Params) -> Params:
-    """Matrices (M, a, b) as (M, b, a). The gradient of a linear layer's weights is computed in that order in memory, and
-    autograd would copy it into another; a copy takes as long as the layer."""
     return {k: v.mT if v.dim() == 3 else v for k, v in stacked.items()}
 
 
 def _lane(stacked: Params, i: int) -> Params:
-    rows = {k: v if k.startswith(COUNT) else v[i] for k, v in stacked.items()}
-    return {k: v.clone(memory_format=torch.contiguous_format) for k, v in rows.items()}
+    one = {k: v if k.startswith(COUNT) else v[i] for k, v in stacked.items()}
+    alike = len({v.dtype for v in one.values()}) == 1
+    return tree.Flat.of(one) if alike else {k: v.clone(memory_format=torch.contiguous_format) for k, v in one.items()}

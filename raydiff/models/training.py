@@ -256,13 +256,13 @@ def optimize(
     lanes: bool = False,
 ) -> Fitted:
     """These steps (None: all) of `training`'s optimiser along any gradient, as `fit` returns them. `lanes`: each leaf
-    is a stack of independent trainings'."""
+    is a stack of independent trainings', and may be overwritten."""
     where, steps = device(), training.part(0, 1) if steps is None else steps
     start = tree.Flat.of(params)
-    buffer = start.buffer.to(where, copy=True)  # `theta` holds views of it.
+    buffer = start.buffer.to(where, copy=not lanes)  # `theta` holds views of it.
     theta = {k: v.requires_grad_() for k, v in start.layout.leaves(buffer).items()}
-    in_order = torch.contiguous_format  # as the leaves are: fused optimisers read tensors by their memory
-    state = {k: v.to(where, copy=True, memory_format=in_order) for k, v in (moments or {}).items()}
+    # Contiguous, as the leaves are: fused optimisers read tensors by their memory.
+    state = {k: v.to(where, copy=not lanes).contiguous() for k, v in (moments or {}).items()}
     if training.ema:
         state = tree.prefixed(AVERAGE, {k: v.detach().clone() for k, v in theta.items()}) | state
     average = tree.under(AVERAGE, state)  # shares the state's tensors
