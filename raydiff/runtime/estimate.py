@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import math
 import os
 import tempfile
@@ -116,7 +115,6 @@ def seconds(experiment: Experiment) -> float:
     factor = max([count / short[path] for path, count in full.items() if count], default=1.0)
     steps = [*short.values()]
     workers = min(experiment.clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
-    importlib.import_module("torch._dynamo")  # The first optimiser of a process imports it, which takes 2 s.
     began, probe_s, rounds_s, waves = time.perf_counter(), 0.0, 0.0, 1
     if experiment.evaluation is not None:
         waves = math.ceil(min(experiment.clients, experiment.evaluation.clients or experiment.clients) / workers)
