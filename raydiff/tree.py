@@ -54,10 +54,16 @@ class Layout:
         """Bytes of the leaves, gaps apart."""
         return sum(map(math.prod, self.shapes)) * self.dtype.itemsize
 
+    @functools.cached_property
+    def _views(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int]]:
+        """(name, shape, strides, first entry) of each leaf."""
+        strides = [torch.empty(shape, device="meta").stride() for shape in self.shapes]
+        return list(zip(self.names, self.shapes, strides, self._starts, strict=False))
+
     def leaves(self, buffer: Tensor) -> Params:
         """Views of the buffer (size,)."""
-        places = zip(self.names, self.shapes, self._starts, strict=False)
-        return {name: buffer[start : start + math.prod(shape)].view(shape) for name, shape, start in places}
+        first = buffer.storage_offset()
+        return {name: buffer.as_strided(shape, strides, first + start) for name, shape, strides, start in self._views}
 
     def joined(self, a: Tensors) -> Tensor:
         """A new buffer with these leaves, on their device."""

@@ -31,6 +31,7 @@ from raydiff.tree import Params
 T = TypeVar("T")
 
 COUNT = "step/"  # prefix of AdamW's step counts
+WORTH_TRANSPOSING = 2  # steps: in more of them `_stacked` saves more than it costs
 
 
 class Abandoned(BaseException):
@@ -135,13 +136,14 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
     extras = _stacked([task.extras for task in tasks])
     each, drawn = torch.func.vmap(one.loss), zip(*(task.batches() for task in tasks), strict=True)
     losses: list[Tensor] = []
+    transposed = len(one.steps) > WORTH_TRANSPOSING
 
     def gradient(theta: Params) -> tuple[Params, Tensor]:
         batches, draws = zip(*next(drawn), strict=True)
         images, labels = (torch.stack(parts) for parts in zip(*batches, strict=True))
         try:
             with sdpa_kernel(SDPBackend.MATH):  # vmap would loop over lanes in fused attention.
-                loss = each(_transposed(theta), (images, labels), _stacked(draws), extras)
+                loss = each(_transposed(theta) if transposed else theta, (images, labels), _stacked(draws), extras)
             loss.sum().backward()  # No lane's parameters are in another's loss.
         except RuntimeError as e:
             if losses or out_of_memory(e) or "allocate memory" in str(e) or device_lost(e):
@@ -152,12 +154,12 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
 
     moments = None
     if one.moments is not None:
-        moments = _stacked([task.moments or {} for task in tasks], transposed=True)
+        moments = _stacked([task.moments or {} for task in tasks], transposed=transposed)
         moments |= {k: v.clone() for k, v in one.moments.items() if k.startswith(COUNT)}  # equal in all lanes
-    first = _stacked([task.params for task in tasks], transposed=True)
+    first = _stacked([task.params for task in tasks], transposed=transposed)
     params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments, lanes=True)
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
-    params, kept = _transposed(params), _transposed(kept)
+    params, kept = (_transposed(params), _transposed(kept)) if transposed else (params, kept)
     return [(_lane(params, i), _lane(kept, i), mean) for i, mean in enumerate(means)]
 
 
