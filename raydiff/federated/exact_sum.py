@@ -72,6 +72,8 @@ class ExactSum:
             self._block = torch.empty(min(BLOCK, size), dtype=torch.float64)
         if first := self._bits is None:
             self._bits = np.empty(size, np.int64)
+        elif not self._bits.flags.writeable:
+            self._bits = self._bits.copy()
         assert self._bits is not None
         origin, bits = float(self._origin()), self._block.numpy().view(np.int64)
         for start in range(0, size, BLOCK):
@@ -91,10 +93,12 @@ class ExactSum:
             return
         self._expect(other.layout, other.dtypes, other.count)
         self.layout, self.dtypes, self.count = other.layout, other.dtypes, self.count + other.count
-        if self._bits is None:
-            self._bits = other._bits.copy()  # That of a sum from another process is read-only.
-        else:
+        if self._bits is None:  # That of a sum from another process is read-only, and stays where it is.
+            self._bits = other._bits.copy() if other._bits.flags.writeable else other._bits
+        elif self._bits.flags.writeable:
             self._bits += other._bits
+        else:
+            self._bits = self._bits + other._bits
 
     def over(self, weight: float) -> Params:
         """Return the sum divided by `weight`, each leaf in its own type. Raises ValueError unless `weight` > 0."""

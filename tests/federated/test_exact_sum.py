@@ -138,6 +138,21 @@ def test_a_summand_beyond_the_range_is_refused_whole(bad: float) -> None:
         total.add(leaf([3.0, 0.0]), weight=3.0)
 
 
+def test_a_sum_from_another_process_is_left_as_it_is() -> None:
+    """Its array is read-only memory that Ray shares; merged into, or added to, it is another one's."""
+    given = exact(Grid.of(ROOM, 4), [(leaf([1.0, 2.0]), 1.0)])
+    assert given._bits is not None
+    given._bits.flags.writeable = False
+    before = given._bits.copy()
+    for more in (lambda s: s.merge(given), lambda s: s.add(leaf([1.0, 2.0]))):
+        total = ExactSum(given.grid)
+        total.merge(given)
+        more(total)
+        more(total)
+        assert torch.equal(total.over(1.0)["w"], torch.tensor([3.0, 6.0])) and total.count == 3
+    assert np.array_equal(given._bits, before)
+
+
 def test_one_more_than_there_is_room_for_is_refused() -> None:
     grid = Grid.of(ROOM, 2)
     total = exact(grid, [(leaf([1.0]), 1.0)])
