@@ -57,8 +57,13 @@ class Layout:
     @functools.cached_property
     def _views(self) -> list[tuple[str, tuple[int, ...], tuple[int, ...], int]]:
         """(name, shape, strides, first entry) of each leaf."""
-        strides = [torch.empty(shape, device="meta").stride() for shape in self.shapes]
+        strides = (
+            tuple(math.prod(max(n, 1) for n in shape[i + 1 :]) for i in range(len(shape))) for shape in self.shapes
+        )
         return list(zip(self.names, self.shapes, strides, self._starts, strict=False))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _layout, (self.names, self.shapes, self.dtype)  # What is derived does not travel.
 
     def leaves(self, buffer: Tensor) -> Params:
         """Views of the buffer (size,)."""
@@ -72,6 +77,12 @@ class Layout:
         for name, view in self.leaves(buffer).items():
             view.copy_(a[name].detach())
         return buffer
+
+
+@functools.lru_cache(maxsize=64)
+def _layout(*fields: Any) -> Layout:
+    """One object for equal layouts, so that each process derives their views once."""
+    return Layout(*fields)
 
 
 class Flat(dict[str, Tensor]):
