@@ -175,3 +175,13 @@ def test_types_that_differ_are_not_flat() -> None:
         tree.Flat.of(mixed)
     assert tree.digest(tree.flattened(mixed)) == tree.digest(mixed)
     assert isinstance(tree.flattened(several()), tree.Flat)
+
+
+def test_a_layout_travels_without_what_is_derived_from_it() -> None:
+    """Each message has one; a process derives the views of equal layouts once."""
+    flat = tree.Flat.of({"w": torch.ones(3, 4), "none": torch.ones(2, 0, 3), "number": torch.tensor(1.0)})
+    fresh = tree.Layout(flat.layout.names, flat.layout.shapes, flat.layout.dtype)
+    assert len(pickle.dumps(flat.layout)) == len(pickle.dumps(fresh))
+    first, second = (pickle.loads(pickle.dumps(flat)) for _ in range(2))
+    assert first.layout is second.layout and first.layout == flat.layout
+    assert {k: v.stride() for k, v in first.items()} == {k: v.clone().stride() for k, v in flat.items()}
