@@ -17,6 +17,7 @@ from raydiff.experiment.study import trials as trials_of
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
+from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
@@ -219,3 +220,12 @@ def test_feddistrs_clients_are_as_many_and_as_large_with_public_records_from_els
     same = {"data": here.experiment.data, "method.model.path": here.experiment.method.model.path}
     assert overrides.override(elsewhere.experiment, same) == here.experiment  # the tuned settings, too
     assert {*(repr(arm) for arm in elsewhere.beside)} < {*(repr(arm) for arm in here.beside)}
+
+
+@pytest.mark.parametrize("name", SEARCHED)
+def test_local_training_has_its_own_optimiser_where_a_federation_takes_plain_gradients(name):
+    study = names.PRESETS[name]()
+    (local,) = (
+        e.method.local for e in trials_of(study.experiment, {}, study.beside) if isinstance(e.method, LocalOnly)
+    )
+    assert (local.optimizer, local.learning_rate, local.steps) == ("adamw", 2e-3, 2000)

@@ -4,7 +4,7 @@
 
 `spire-mnist14`, its ten newcomers and the first ten of its thirty clients measured, all of 2,000 local steps a client:
 
-- mean5: the preset's 400 rounds of 5 steps of AdamW, whose moments are averaged too;
+- mean5: 400 rounds of 5 steps of AdamW, whose moments are averaged too;
 - adam1: 2,000 rounds of one plain gradient, rate 1, with which clients also train what they keep; Adam at the server,
   rate 0.002.
 
@@ -33,7 +33,15 @@ from raydiff.formats.intervals import shown, student
 HERE = Path(__file__).parent
 MEASURED = 10  # clients of each kind
 WAYS: dict[str, dict[str, Any]] = {
-    "mean5": {},
+    "mean5": {
+        "method.rounds": 400,
+        "method.local.optimizer": "adamw",
+        "method.local.learning_rate": 0.002,
+        "method.averaging.moments": "averaged",
+        "method.averaging.update": "mean",
+        "method.averaging.rate": 1.0,
+        "method.averaging.tau": 1e-3,
+    },
     "adam1": {
         "method.rounds": 2000,
         "method.local.optimizer": "sgd",

@@ -28,11 +28,21 @@ OPTIMISERS: Choices = {
     OPTIMISER: (("reset", "mean", 1.0, 1e-3), ("averaged", "mean", 1.0, 1e-3), ("reset", "adam", 3e-3, 1e-4))
 }
 """How the federation is optimised: AdamW begun anew in each round, its moments averaged too, or Adam at the server."""
-SPACES: dict[Any, Choices] = {
-    **dict.fromkeys((SPIRE, FedAvg, SharedRep, PerFedAvg), OPTIMISERS),
-    LocalOnly: {"method.local.learning_rate": (2e-3, 4e-3, 8e-3)},
+EVERY_STEP: Choices = {
+    ("method.rounds", "method.local.optimizer", "method.local.learning_rate", *OPTIMISER): (
+        *((400, "adamw", 2e-3, *optimiser) for optimiser in OPTIMISERS[OPTIMISER]),
+        (2000, "sgd", 1.0, "reset", "adam", 2e-3, 1e-8),
+    )
 }
-"""Method -> ways to train before anybody joins, from which `raydiff tune` chooses."""
+"""The same in 400 rounds of 5 steps; or a gradient in each of 2,000 rounds, by which the server takes Adam's steps."""
+
+
+def _spaces(federation: Choices) -> dict[Any, Choices]:
+    """Method -> ways to train before anybody joins, from which `raydiff tune` chooses."""
+    averaging = dict.fromkeys((SPIRE, FedAvg, SharedRep, PerFedAvg), federation)
+    (ways,) = federation.values()  # as many of local training; its optimiser is not that of an arm of one step a round
+    rates = tuple(("adamw", rate) for rate in (2e-3, 4e-3, 8e-3, 1e-3)[: len(ways)])
+    return {**averaging, LocalOnly: {("method.local.optimizer", "method.local.learning_rate"): rates}}
 
 
 def _trained(path: str, training: Training) -> dict[str, Any]:
@@ -77,7 +87,9 @@ def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch
     return _spire(base, rounds=rounds, local=local, joining=joining, finetune=tenth, head=tenth)
 
 
-def _as_searched(base: Experiment, *, joining: float, finetune: float, head: float, inner: float) -> Study:
+def _as_searched(
+    base: Experiment, federation: Choices, *, joining: float, finetune: float, head: float, inner: float
+) -> Study:
     """Decay and rounds, and rates of whoever joins, that validation records chose; SPIRE also with three embeddings.
 
     `raydiff tune PRESET --metric new/kd_cnn/all` chooses how the federation is trained.
@@ -92,8 +104,9 @@ def _as_searched(base: Experiment, *, joining: float, finetune: float, head: flo
         inner=inner,
     )
     arms = (Arm(changes={"method.embeddings": 3}), *study.beside)
-    beside = (replace(arm, space=SPACES.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
-    return replace(study, beside=tuple(beside), space=SPACES[SPIRE])
+    spaces = _spaces(federation)
+    beside = (replace(arm, space=spaces.get(arm.method or arm.changes.get("method"), {})) for arm in arms)
+    return replace(study, beside=tuple(beside), space=spaces[SPIRE])
 
 
 def spire_digits() -> Study:
@@ -105,18 +118,18 @@ def spire_digits() -> Study:
         partition=ByClass(),
         newcomers=Newcomers(clients=5, classes=3, records=50),
     )
-    return _as_searched(base, joining=0.1, finetune=1e-3, head=3e-4, inner=0.01)
+    return _as_searched(base, OPTIMISERS, joining=0.1, finetune=1e-3, head=3e-4, inner=0.01)
 
 
 def spire_mnist14() -> Study:
-    """The paper's clients and records of MNIST at 14x14, for 2 cores: an MLP, trained as in `spire_digits`."""
+    """The paper's clients and records of MNIST at 14x14: an MLP, trained as in `spire_digits`, or by a step a round."""
     changes = {
         "data": replace(PAPERS_MNIST, size=14, validation=1000),
         "clients": 30,
         "newcomers": Newcomers(clients=30, classes=3, records=400),
     }
     base = override(spire_digits().experiment, changes)
-    return _as_searched(base, joining=0.3, finetune=3e-3, head=3e-3, inner=0.03)
+    return _as_searched(base, EVERY_STEP, joining=0.3, finetune=3e-3, head=3e-3, inner=0.03)
 
 
 def spire_mnist() -> Study:
