@@ -6,11 +6,13 @@
 
 - mean5: 400 rounds of 5 steps of AdamW, whose moments are averaged too;
 - adam1: 2,000 rounds of one plain gradient, rate 1, with which clients also train what they keep; Adam at the server,
-  rate 0.002.
+  rate 0.002;
+- half: local training at half of the chosen rate (with the other ways at that).
 
 Nothing is stored between rounds, so that a trial takes minutes. Writes FOLDER/WAY-METHOD-SEED.json: distances of the
-federation's clients and of those that join, for SPIRE with one embedding and with three. `python federation.py FOLDER`
-writes this folder's federation.csv of all of them, and prints the table.
+federation's clients and of those that join, for SPIRE with one embedding and with three; and of its clients where each
+fits a fresh embedding to the last backbone, as those do that join. `python federation.py FOLDER` writes this folder's
+federation.csv of all of them, and prints the table.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import json
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +54,7 @@ WAYS: dict[str, dict[str, Any]] = {
         "method.averaging.rate": 0.002,
         "method.averaging.tau": 1e-8,
     },
+    "half": {"method.local.learning_rate": 1e-3},
 }
 METRICS = {"kd_cnn/all": "distance", "memorized_fraction": "copies"}
 
@@ -61,7 +65,8 @@ def experiment(way: str, method: str, seed: int) -> Experiment:
     arms = (study.experiment, *(arm.apply(study.experiment) for arm in study.beside))
     base = next(e for e in arms if type(e.method).__name__.lower() == method)
     fewer = {"newcomers.clients": MEASURED, "evaluation.samplers": False, "numerics.vectorize": True, "seed": seed}
-    return overrides.override(base, {**(WAYS[way] if method != "localonly" else {}), **fewer})
+    changes = WAYS[way] if method != "localonly" or way == "half" else {}
+    return overrides.override(base, {**changes, **fewer})
 
 
 def one(out: Path, way: str, method: str, seed: int, split: str) -> None:
@@ -84,7 +89,8 @@ def one(out: Path, way: str, method: str, seed: int, split: str) -> None:
         instruments = trial.make_instruments(this)
         assert instruments is not None
         read, row = instruments.of_client(split), {"way": way, "method": method, "seed": seed, "split": split}
-        for group, found in (("own", own[:MEASURED]), ("new", late)):
+        anew = [replace(client, unseen=True) for client in own[:MEASURED]] if method == "spire" else []
+        for group, found in (("own", own[:MEASURED]), ("new", late), *((("own, fitted anew", anew),) if anew else ())):
             for embeddings in (1, 3) if method == "spire" and group == "new" else (1,):
                 for client in found if embeddings > 1 else ():
                     client.method = overrides.override(e.method, {"embeddings": embeddings})
@@ -112,7 +118,7 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
             }
             paired = [best[seed] - values[seed] for seed in sorted(values) if seed in best]
             copies = [mine[seed].get(f"{group}/copies", float("nan")) for seed in values]
-            difference = shown(*student(paired), form="+.3f", bold=True)
+            difference = shown(*student(paired), form="+.3f")
             print(
                 f"{way} {method} {group}: {sum(values.values()) / len(values):.3f} over {len(values)} seeds; "
                 f"SPIRE - it {difference}; copies {sum(copies) / len(copies):.3f}"
