@@ -20,7 +20,6 @@ from raydiff.storage.atomic_files import write_bytes
 from raydiff.storage.object_store import LISTING, ObjectStore, is_bucket
 from raydiff.storage.storage import Storage, storage_at
 
-NAMES = LISTING
 AT_ONCE = 8  # trials that are copied at once
 FILES = {  # what is copied of a folder in it, in this order; `files.json` may list nothing else
     "sweeps": ("sweep.json", "composed.json", "report/**/*"),
@@ -39,7 +38,7 @@ def put(folder: Path) -> None:
     if (folder / ERROR).exists():
         storage_at(folder, private=True).put(ERROR, (folder / ERROR).read_bytes())
     if now != before:
-        storage.put(NAMES, sealed({"files": now}, identity(storage.describe(NAMES))).encode())
+        storage.put(LISTING, sealed({"files": now}, identity(storage.describe(LISTING))).encode())
         storage.delete(name for name in before if name not in now)
 
 
@@ -52,7 +51,7 @@ def get(folder: Path) -> bool:
     here = _checksums(folder)
     for name in (name for name in listed if here.get(name) != listed[name]):
         if (data := storage.get(name)) is None:
-            raise ValueError(f"{storage.describe(name)} is gone, though {NAMES} names it")
+            raise ValueError(f"{storage.describe(name)} is gone, though {LISTING} names it")
         write_bytes(folder / name, data)
     for name in here.keys() - listed.keys():
         (folder / name).unlink(missing_ok=True)
@@ -104,7 +103,7 @@ def fetch(uri: str) -> Path:
 
 def exists(storage: str, name: str) -> bool:
     """Whether a bucket has a sweep of this name; False for a folder."""
-    return is_bucket(storage) and ObjectStore(storage).modified(f"sweeps/{name}/{NAMES}") is not None
+    return is_bucket(storage) and ObjectStore(storage).modified(f"sweeps/{name}/{LISTING}") is not None
 
 
 def _get_trial(folder: Path) -> None:
@@ -119,9 +118,9 @@ def _get_trial(folder: Path) -> None:
 
 def _listed(storage: Storage, folder: Path) -> dict[str, str] | None:
     """The checksums in `files.json`; None if there is none."""
-    if (data := storage.get(NAMES)) is None:
+    if (data := storage.get(LISTING)) is None:
         return None
-    where = storage.describe(NAMES)
+    where = storage.describe(LISTING)
     listed: dict[str, str] = parse_json(data, where, needs="files")["files"]
     patterns = [pattern.replace("**/", "") for pattern in FILES[folder.parent.name]]
     for name in listed:

@@ -37,7 +37,7 @@ class Storage(Protocol):
         """Remove names. Failures are ignored: what stays is never read again."""
 
     def remove_all(self) -> None:
-        """Remove everything below it; after an error, what is left can still be found and removed."""
+        """Remove everything below it."""
 
     def modified(self, name: str) -> float | None:
         """When the name was last put or touched, in seconds of the storage's clock; None if it does not exist."""
