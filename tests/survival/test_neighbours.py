@@ -59,7 +59,8 @@ def test_a_local_ray_lets_nobody_in_without_its_token_and_is_left_with_reference
         [sys.executable, "-c", INSIDE], env={**env, "HOME": str(tmp_path)}, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    session, stranger, owner, *left = done.stdout.splitlines()
+    # On a busy machine the driver says that it waits for Ray.
+    session, stranger, owner, *left = [line for line in done.stdout.splitlines() if "waiting for Ray" not in line]
     assert (stranger.strip(), owner) == ("disabled", "token 42")
     assert left == ["automatic collection: False", "lives on: True"]
     token, folder = tmp_path / ".ray" / "auth_token", Path(session).parents[1]
