@@ -49,7 +49,7 @@ class Layout:
         """Entries of the buffer."""
         return self._starts[-1]
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """Bytes of the leaves, gaps apart."""
         return sum(map(math.prod, self.shapes)) * self.dtype.itemsize
@@ -66,14 +66,26 @@ class Layout:
         return _layout, (self.names, self.shapes, self.dtype)  # What is derived does not travel.
 
     def leaves(self, buffer: Tensor) -> Params:
-        """Views of the buffer (size,)."""
-        first = buffer.storage_offset()
-        return {name: buffer.as_strided(shape, strides, first + start) for name, shape, strides, start in self._views}
+        """Views of the buffer (size,), or of several (M, size) as leaves (M, ...)."""
+        first, many, apart = buffer.storage_offset(), buffer.shape[:-1], buffer.stride()[:-1]
+        return {
+            name: buffer.as_strided((*many, *shape), (*apart, *strides), first + start)
+            for name, shape, strides, start in self._views
+        }
 
-    def joined(self, a: Tensors) -> Tensor:
-        """A new buffer with these leaves, on their device."""
+    @classmethod
+    def of(cls, a: Tensors) -> Layout:
+        """The layout of these leaves. Raises ValueError where their types differ."""
+        dtypes = {v.dtype for v in a.values()} or {torch.get_default_dtype()}
+        if len(dtypes) > 1:
+            raise ValueError(f"the leaves of a flat tree have one type, got {', '.join(sorted(map(str, dtypes)))}")
+        names = tuple(sorted(a))
+        return _layout(names, tuple(tuple(a[k].shape) for k in names), dtypes.pop())
+
+    def joined(self, a: Tensors, *many: int) -> Tensor:
+        """A new buffer (*many, size) with these leaves (*many, ...), on their device."""
         device = next((v.device for v in a.values()), None)
-        buffer = torch.zeros(self.size, dtype=self.dtype, device=device)
+        buffer = torch.zeros(*many, self.size, dtype=self.dtype, device=device)
         for name, view in self.leaves(buffer).items():
             view.copy_(a[name].detach())
         return buffer
@@ -97,11 +109,7 @@ class Flat(dict[str, Tensor]):
         """`a` itself where it is flat, else a flat copy. Raises ValueError where the leaves' types differ."""
         if isinstance(a, Flat):
             return a
-        dtypes = {v.dtype for v in a.values()} or {torch.get_default_dtype()}
-        if len(dtypes) > 1:
-            raise ValueError(f"the leaves of a flat tree have one type, got {', '.join(sorted(map(str, dtypes)))}")
-        names = tuple(sorted(a))
-        layout = Layout(names, tuple(tuple(a[k].shape) for k in names), dtypes.pop())
+        layout = Layout.of(a)
         return cls(layout, layout.joined(a))
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -41,8 +41,8 @@ RUNS_CODE = {
     *("pyfunc.load_model", "mlflow.pyfunc.load_model", "marshal.loads", "runpy.run_path", "torch.hub.load"),
 }
 """What runs code that lies in what it reads."""
-BENCH = "analysis/bench/scale.py: pickle.loads"
-"""It reads what it has just written, in memory."""
+BENCH = ["analysis/bench/peers/work.py: np.load", "analysis/bench/scale.py: pickle.loads"]
+"""They read what the same command has just written; numpy takes no pickles."""
 
 
 def dotted(node: ast.expr) -> str:
@@ -68,7 +68,7 @@ def calls(text: str) -> Iterator[str]:
 def test_nothing_is_unpickled_and_no_text_is_run() -> None:
     files = [path for top in ("raydiff", "jobs", "analysis") for path in (ROOT / top).rglob("*.py")]
     calls_by_file = [f"{path.relative_to(ROOT)}: {name}" for path in files for name in calls(path.read_text())]
-    assert sorted({f for f in calls_by_file if f.split(": ")[1] in RUNS_CODE}) == [BENCH]
+    assert sorted({f for f in calls_by_file if f.split(": ")[1] in RUNS_CODE}) == BENCH
 
 
 @pytest.mark.parametrize(

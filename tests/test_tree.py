@@ -135,6 +135,16 @@ def test_a_flat_tree_has_the_leaves_where_torch_would_have_put_them() -> None:
     assert int(flat.buffer.count_nonzero()) == 1 + 16  # Those of "a" and "b": between the leaves there is nothing.
 
 
+def test_a_layout_has_one_view_of_many_trees() -> None:
+    trees = [{"a": torch.randn(2, 3), "b": torch.randn(5), "c": torch.randn(())} for _ in range(4)]
+    layout = tree.Layout.of(trees[0])
+    whole = {k: torch.stack([one[k] for one in trees]) for k in trees[0]}
+    rows = layout.joined(whole, 4)
+    assert tree.digest(layout.leaves(rows)) == tree.digest(whole)
+    assert [tree.digest(layout.leaves(row)) for row in rows] == [tree.digest(one) for one in trees]
+    assert [tree.digest(layout.leaves(row)) for row in rows[1:, :]] == [tree.digest(one) for one in trees[1:]]
+
+
 def test_what_is_done_to_flat_trees_is_done_to_their_leaves() -> None:
     a, b = several(), tree.scale(several(), 0.3)
     flat, other = tree.Flat.of(a), tree.Flat.of(b)

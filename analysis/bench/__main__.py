@@ -1,6 +1,6 @@
 """What does the orchestration cost, and what do more clients and larger models cost?
 
-    python -m analysis.bench overhead [--quick] [--plot FILE.png]   beside FedAvg in plain torch (`plain_fedavg`)
+    python -m analysis.bench overhead [--quick] [--plot FILE.png] [--peers FOLDER]   beside FedAvg in plain torch
     python -m analysis.bench scale [--quick]      10,000 clients, 1,000 clients of 10 MB, 2,000 rounds, 10 minutes
     python -m analysis.bench sweep [--quick]      a sweep of 2,000 trials of one round each
     python -m analysis.bench first-round          one round on a fresh Ray: what `overhead` times from outside
@@ -10,7 +10,8 @@ With --quick each is short, to see that it runs: no figure counts.
 
 `overhead`: each way of doing the work is an iterator over the server's weights after every round. Its first round is
 not timed, for processes are warm and clients hosted by its end. The ways are interleaved, and the best repetition of
-each counts. Compare ratios of one run only.
+each counts. Compare ratios of one run only. FOLDER has virtual environments named pfl, flower or fedjax, each with that
+framework (and torch: `pip install "pfl[pytorch]"`, `pip install "flwr[simulation]" torch`, `pip install fedjax`).
 
 `scale`: seconds per round are those of a whole trial, from its data to its outcome, over its rounds; each round is
 committed. Lines `scale` are training of a tiny network. `packed` trains the first of them once more without Ray, one
@@ -45,7 +46,7 @@ from analysis.bench.ways import Fields
 from raydiff.__main__ import leave
 from raydiff.cli.options import parse, positional
 
-MEASURES = {"overhead": overhead, "scale": scale, "sweep": sweep}
+MEASURES = {"scale": scale, "sweep": sweep}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +57,13 @@ class Options:
     """A short run, to see that it works."""
     plot: Path | None = None
     """A file for a picture of the cases of overhead."""
+    peers: Path | None = None
+    """A folder with the virtual environments of other frameworks, for overhead."""
 
     def __post_init__(self) -> None:
-        if self.plot and self.what != "overhead":
-            raise ValueError(f"--plot draws overhead, and {self.what} has no picture")
+        for name in ("plot", "peers"):
+            if getattr(self, name) and self.what != "overhead":
+                raise ValueError(f"--{name} is for overhead, not for {self.what}")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,7 +76,8 @@ def main(argv: Sequence[str]) -> int:
         return 0
     say("machine", **machine())
     cases: list[Fields] = []
-    for what, fields in MEASURES[given.what](given.quick):
+    lines = overhead(given.quick, given.peers) if given.what == "overhead" else MEASURES[given.what](given.quick)
+    for what, fields in lines:
         say(what, **fields)
         cases += [fields] if what == "overhead" else []
     if cases:

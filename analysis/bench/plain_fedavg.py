@@ -1,5 +1,5 @@
-"""FedAvg on digits as one writes it without a framework: in one process, in two that talk through pipes, or in two
-actors of Ray. The work that `bench` compares raydiff with.
+"""FedAvg on digits as one writes it without a framework: in one process, client by client or with all clients' weights
+stacked, in two processes that talk through pipes, or in two actors of Ray. The work that `bench` compares raydiff with.
 
 Each process adds up its own clients' weights and sends one sum a round, in float32: what is added in another order has
 other bits.
@@ -22,6 +22,8 @@ from raydiff.data.datasets import Records
 from raydiff.experiment.trial import Trial, make_clients
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.ddpm import DDPM
+from raydiff.models.networks import MLP, table
+from raydiff.models.training import Training
 from raydiff.tree import Params
 
 PROCESSES = 2  # plain ones, and Ray workers beside them
@@ -50,9 +52,8 @@ class Plain:
         )
         total = torch.zeros(())
         for step in range(steps * number, steps * (number + 1)):
-            rate = training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / training.steps))
             for group in optimizer.param_groups:
-                group["lr"] = rate
+                group["lr"] = _rate(training, step)
             loss = self.loss(data, training.batch, rng)
             optimizer.zero_grad()
             loss.backward()
@@ -72,14 +73,69 @@ class Plain:
 
     def loss(self, data: Records, batch: int, rng: torch.Generator) -> Tensor:
         """The denoising loss on a batch."""
+        x_t, t, labels, z = self.noised(data, batch, rng)
+        out: Tensor = (z - self.net(x_t, t, labels)).square().mean()
+        return out
+
+    def noised(self, data: Records, batch: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """A batch of noised pictures, their timesteps, labels and noise."""
         model = self.model
         rows = torch.randint(len(data.images), (batch,), generator=rng)
         t = torch.randint(1, model.timesteps + 1, (batch,), generator=rng)
         z = torch.randn(batch, *model.shape, generator=rng)
         abar = self.abar[t].view(-1, 1, 1, 1)
-        x_t = abar.sqrt() * data.images[rows] + (1 - abar).sqrt() * z
-        out: Tensor = (z - self.net(x_t, t, data.labels[rows])).square().mean()
-        return out
+        return abar.sqrt() * data.images[rows] + (1 - abar).sqrt() * z, t, data.labels[rows], z
+
+
+class Stacked(Plain):
+    """All clients' weights as one leaf (clients, ...) each: a step of all is one pass through batched products."""
+
+    def round(self, server: Params, number: int) -> tuple[Params, int]:
+        training, clients = self.method.local, list(self.records)
+        steps = training.steps // self.method.rounds
+        rngs = [seeding.generator(self.seed, "client", c, "round", number) for c in clients]
+        theta = {k: v.expand(len(clients), *v.shape).clone().requires_grad_() for k, v in server.items()}
+        optimizer = torch.optim.AdamW(
+            theta.values(), lr=training.learning_rate, weight_decay=training.weight_decay, fused=True
+        )
+        for step in range(steps * number, steps * (number + 1)):
+            optimizer.param_groups[0]["lr"] = _rate(training, step)
+            drawn = [self.noised(self.records[c], training.batch, rng) for c, rng in zip(clients, rngs, strict=True)]
+            x_t, t, labels, z = (torch.stack(parts) for parts in zip(*drawn, strict=True))
+            optimizer.zero_grad()
+            (z.flatten(2) - self.forward(theta, x_t.flatten(2), t, labels)).square().mean((1, 2)).sum().backward()
+            optimizer.step()
+        records = [len(self.records[c]) for c in clients]
+        weights = torch.tensor(records, dtype=torch.float32)
+        total = {k: torch.tensordot(weights, v.detach(), 1) for k, v in theta.items()}
+        return total, sum(records)
+
+    def forward(self, theta: Params, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        """`MLP`'s output for pictures (clients, batch, pixels), timesteps (clients, batch), labels (.., .., 1)."""
+        F, network = nn.functional, self.model.network
+
+        def linear(name: str, h: Tensor) -> Tensor:
+            return torch.baddbmm(theta[f"{name}.bias"][:, None], h, theta[f"{name}.weight"].mT)
+
+        def norm(name: str, h: Tensor) -> Tensor:
+            scale, shift = theta[f"{name}.weight"][:, None], theta[f"{name}.bias"][:, None]
+            return F.layer_norm(h, h.shape[-1:]) * scale + shift
+
+        frequency = torch.exp(torch.arange(32) * (-math.log(10_000) / 32))
+        angle = (t * (1000 / self.model.timesteps))[..., None] * frequency
+        emb = linear("time.2", F.silu(linear("time.0", torch.cat([angle.sin(), angle.cos()], -1))))
+        emb = F.silu(emb + theta[table(0)][torch.arange(len(t))[:, None], labels[..., 0]])
+        h = linear("enter", x)
+        assert isinstance(network, MLP)
+        for i in range(network.depth):
+            scale, shift = linear(f"blocks.{i}.condition", emb).chunk(2, -1)
+            inner = norm(f"blocks.{i}.norm", h) * (1 + scale) + shift
+            h = h + linear(f"blocks.{i}.second", F.silu(linear(f"blocks.{i}.first", inner)))
+        return linear("leave.1", norm("leave.0", h))
+
+
+def _rate(training: Training, step: int) -> float:
+    return training.learning_rate * 0.5 * (1 + math.cos(math.pi * step / training.steps))
 
 
 def first_weights(trial: Trial) -> Params:
@@ -96,9 +152,9 @@ def mean(sums: Sequence[tuple[Params, int]]) -> Params:
     return {k: v / records for k, v in total.items()}
 
 
-def floor(trial: Trial) -> Iterator[Params]:
+def floor(trial: Trial, kind: type[Plain] = Plain) -> Iterator[Params]:
     """A plain loop in this process."""
-    plain = Plain(trial, range(trial.experiment.clients))
+    plain = kind(trial, range(trial.experiment.clients))
     server = first_weights(trial)
     for number in range(trial.experiment.method.rounds):
         server = mean([plain.round(server, number)])

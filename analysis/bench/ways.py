@@ -6,7 +6,7 @@ import contextlib
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,8 @@ class Work:
     participants: int | None = None
     """How many take part in a round; None: all."""
     data: Data = Data(train=1500, public=100, validation=0, calibration=0, test=100)
-    aim: float = 1.10
-    """What RayExecutor may take, in times of two plain processes."""
+    aim: float = 1.00
+    """What RayExecutor may take in lock-step, in times of the fastest peer."""
 
     def trial(self, rounds: int, sweep: Path) -> Trial:
         """The trial; its noise secret is given, for no noise is drawn."""
@@ -61,11 +61,17 @@ class Work:
         return Trial(trials.resolve(experiment), sweep)
 
 
+def lockstep(trial: Trial) -> Trial:
+    """The same work by clients that train in lock-step."""
+    return replace(trial, experiment=replace(trial.experiment, numerics=Numerics(vectorize=True)))
+
+
 def in_process(trial: Trial) -> Iterator[Params]:
     """The round loop over clients in this process, without a store."""
     method, keys = trial.experiment.method, trial.keys
     hosted = make_clients(trial, range(trial.experiment.clients))
-    pool = LocalExecutor([Client(c.number, method, c.data, keys=keys) for c in hosted])
+    vectorize = trial.experiment.numerics.vectorize
+    pool = LocalExecutor([Client(c.number, method, c.data, keys=keys, vectorize=vectorize) for c in hosted])
     for progress in rounds(method, pool, keys=keys):
         yield progress.server
 

@@ -16,7 +16,7 @@ from raydiff.tree import Flat, Layout, Params, Tensors
 SUM_BITS = 62  # of a whole sum, so that int64 holds it with its sign
 SUMMAND_BITS = 51  # of one summand: float64 rounds to whole numbers of this size (see ROUND)
 ROUND = 1.5 * 2.0**52  # float64s of so many steps are whole steps: adding them rounds, and the bits count the steps
-BLOCK = 2**17  # entries whose float64 copies stay in a CPU's cache
+BLOCK = 2**16  # entries whose float64 copies stay in a CPU's cache
 Bits = np.ndarray[Any, np.dtype[np.int64]]  # numpy adds these three times as fast as torch
 
 

@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from raydiff import tree
 from raydiff.models.compute import device, device_lost, out_of_memory
 from raydiff.models.training import TRAINER_OVERRIDE, Diverged, Fitted, Task, optimize
-from raydiff.tree import Params
+from raydiff.tree import Flat, Layout, Params
 
 T = TypeVar("T")
 
@@ -160,7 +159,7 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
     params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments, lanes=True)
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
     params, kept = (_transposed(params), _transposed(kept)) if transposed else (params, kept)
-    return [(_lane(params, i), _lane(kept, i), mean) for i, mean in enumerate(means)]
+    return list(zip(_lanes(params, len(tasks)), _lanes(kept, len(tasks)), means, strict=True))
 
 
 def _warm_up(task: Task) -> None:
@@ -194,17 +193,28 @@ def _signature(task: Task) -> Any:
 
 
 def _stacked(trees: Sequence[Params], *, transposed: bool = False) -> Params:
-    """`transposed`: matrices (a, b) as (M, b, a). In that order the gradient of a linear layer's weights is computed;
-    autograd would copy it into another, which takes as long as the layer."""
-    swapped = {k for k, v in trees[0].items() if transposed and v.dim() == 2}
-    return {k: torch.stack([one[k].mT if k in swapped else one[k] for one in trees]) for k in trees[0]}
+    """Views where the trees are one or share a layout. `transposed`: matrices (a, b) as (M, b, a). In that order the
+    gradient of a linear layer's weights is computed; autograd would copy it into another, which takes as long as the
+    layer."""
+    one = trees[0]
+    if all(other is one for other in trees):
+        stacked = {k: v.expand(len(trees), *v.shape) for k, v in one.items()}
+    elif isinstance(one, Flat) and all(isinstance(other, Flat) and other.layout == one.layout for other in trees):
+        stacked = one.layout.leaves(torch.stack([other.buffer for other in trees if isinstance(other, Flat)]))
+    else:
+        stacked = {k: torch.stack([other[k] for other in trees]) for k in one}
+    return _transposed(stacked) if transposed else stacked
 
 
 def _transposed(stacked: Params) -> Params:
     return {k: v.mT if v.dim() == 3 else v for k, v in stacked.items()}
 
 
-def _lane(stacked: Params, i: int) -> Params:
-    one = {k: v if k.startswith(COUNT) else v[i] for k, v in stacked.items()}
-    alike = len({v.dtype for v in one.values()}) == 1
-    return tree.Flat.of(one) if alike else {k: v.clone(memory_format=torch.contiguous_format) for k, v in one.items()}
+def _lanes(stacked: Params, count: int) -> list[Params]:
+    """The tree of each lane. All lanes are copied leaf by leaf into rows, and each gets a copy of its row, so that it
+    holds no memory of the others."""
+    whole = {k: v.expand(count) if k.startswith(COUNT) else v for k, v in stacked.items()}
+    if len({v.dtype for v in whole.values()}) != 1:
+        return [{k: v[i].clone(memory_format=torch.contiguous_format) for k, v in whole.items()} for i in range(count)]
+    layout = Layout.of({k: v[0] for k, v in whole.items()})
+    return [Flat(layout, row.clone()) for row in layout.joined(whole, count)]

@@ -18,9 +18,10 @@ import pytest
 
 from analysis.bench import plain_fedavg
 from analysis.bench.__main__ import main
-from analysis.bench.overhead import AGREEMENT, SMALL, compare, difference
-from analysis.bench.plain_fedavg import floor, two_processes
-from analysis.bench.ways import Way, in_process
+from analysis.bench.overhead import AGREEMENT, PEER_ROUNDS, SMALL, compare, difference
+from analysis.bench.peers import run, work
+from analysis.bench.plain_fedavg import Stacked, first_weights, floor, two_processes
+from analysis.bench.ways import Way, in_process, lockstep
 from raydiff.experiment.trial import Trial
 from raydiff.tree import Params
 
@@ -33,28 +34,72 @@ def test_the_ways_do_the_same_work_and_other_work_is_noticed(tmp_path: Path, mon
     served = threading.Thread(target=plain_fedavg.serve, args=(theirs, 0))
     served.start()
     ways: dict[str, Way] = dict.fromkeys(("local", "ray", "bare_ray"), in_process) | {"floor": floor}
+    ways |= {
+        "stacked": lambda trial: floor(trial, Stacked),
+        "local_lockstep": lambda trial: in_process(lockstep(trial)),
+    }
     ways |= {"two_processes": lambda trial: two_processes(trial, [ours])}
+    rounds: list[int] = []
+
+    def peer(trial: Trial, _: Path) -> float:
+        rounds.append(trial.experiment.method.rounds)
+        return 1e-9
+
     try:
-        line = compare(SMALL, ways, tmp_path / "same", repetitions=1, seconds=0.01)
+        line = compare(SMALL, ways, tmp_path / "same", {"pfl": peer}, 1, 0.01)
     finally:
         ours.send(None)
         served.join()
-    assert line["agree"] is True and line["rounds"] >= 2
+    assert line["agree"] is True and min(line["rounds"].values()) >= 2
     assert line["local_over_floor"] == line["local_s"] / line["floor_s"]
-    assert line["met"] == {name: line[name] <= most for name, most in line["targets"].items()}
+    assert line["pfl_s"] == 1e-9 and line["ray_over_peer"] == line["ray_s"] / 1e-9 and 3 <= rounds[0] <= PEER_ROUNDS
+    assert line["met"] == {k: line[k] <= most for k, most in line["targets"].items() if k in line}
 
     def other(trial: Trial) -> Iterator[Params]:
         return ({k: v + 1e-3 for k, v in weights.items()} for weights in floor(trial))
 
     ways |= {"ray": other, "two_processes": floor}
-    assert compare(SMALL, ways, tmp_path / "other", repetitions=1, seconds=0.01)["agree"] is False
+    assert compare(SMALL, ways, tmp_path / "other", {}, 1, 0.01)["agree"] is False
     first, _, third = floor(SMALL.trial(3, tmp_path))
     assert difference(first, third) > AGREEMENT
 
 
+def test_a_peer_gets_the_work_and_its_failure_is_told(tmp_path: Path) -> None:
+    trial, file = SMALL.trial(3, tmp_path), tmp_path / "work.npz"
+    run.write(trial, file)
+    given = work.read(str(file))
+    assert (given.clients, given.steps, given.rounds) == (4, 1, 3)
+    network = work.denoiser(given)
+    before = {k: v.clone() for k, v in network.state_dict().items()}
+    assert difference(before, first_weights(trial)) == 0
+    work.train(network, given, client=2)
+    assert 0 < difference(before, network.state_dict()) < 0.1
+    with pytest.raises(ValueError):
+        run.found(tmp_path)
+    python = tmp_path / "pfl" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    for script, seconds in (('echo \'{"seconds": 0.5}{"seconds": 0.75}\'', 0.75), ("echo broken >&2; exit 3", None)):
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        assert run.found(tmp_path) == {"pfl": python}
+        if seconds is not None:
+            assert run.seconds("pfl", python, trial, file) == seconds
+        else:
+            with pytest.raises(OSError, match=r"pfl ended with code 3: broken"):
+                run.seconds("pfl", python, trial, file)
+
+
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["throughput"], ["overhead", "--fast"], ["--quick"], ["overhead", "digits"], ["scale", "--plot", "x.png"]],
+    [
+        [],
+        ["throughput"],
+        ["overhead", "--fast"],
+        ["--quick"],
+        ["overhead", "digits"],
+        ["scale", "--plot", "x.png"],
+        ["sweep", "--peers", "."],
+    ],
 )
 def test_what_to_measure_must_be_said(arguments: list[str]) -> None:
     with pytest.raises(ValueError):

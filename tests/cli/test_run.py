@@ -29,8 +29,14 @@ def start(storage: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", overrides.SECRET: "00" * 16},
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # pytest may ignore it
+        preexec_fn=unignored,
     )
+
+
+def unignored() -> None:
+    """Whoever runs pytest in the background may ignore them."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def trial_of(storage: Path, name: str) -> Path:

@@ -138,6 +138,19 @@ def test_moments_and_losses_are_each_clients_own(training: Training) -> None:
         assert moments.keys() == state.keys() and difference(moments, state) < 1e-5
 
 
+def test_a_client_holds_no_memory_of_its_cohort() -> None:
+    start = tree.Flat.of(MODEL.init(torch.Generator().manual_seed(0)))  # one object, as the server's weights are
+
+    def train(i: int) -> tuple[tree.Params, tree.Params, float]:
+        data, rng = records(i), torch.Generator().manual_seed(i)
+        return fit(MODEL, start, data.images, data.labels, training=ADAMW, rng=rng, moments={})
+
+    found = within(lambda: list(lockstep.run_in_lockstep([lambda i=i: train(i) for i in range(3)])))
+    for (weights, moments, _), sizes in found:
+        assert sizes == [3] and isinstance(weights, tree.Flat) and isinstance(moments, tree.Flat)
+        assert all(flat.buffer.untyped_storage().nbytes() == flat.buffer.nbytes for flat in (weights, moments))
+
+
 def test_unequal_clients_are_not_padded() -> None:
     """Two of one batch, two of another, one with more steps: pairs and one by itself, which has its very bits."""
     other = FedAvg(model=MODEL, rounds=2, local=dataclasses.replace(ADAMW, batch=4))
