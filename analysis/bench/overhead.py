@@ -30,6 +30,7 @@ TINY = MLP(width=14, depth=1)
 CASES = (
     Work(clients=8, steps=10, network=TINY),
     Work(clients=32, steps=1, network=TINY),
+    Work(clients=8, steps=10),
     Work(clients=8, steps=1, network=MLP(width=248, depth=2)),
     Work(clients=8, steps=0, network=MLP(width=768, depth=4), aim=1.10),
 )
@@ -194,7 +195,9 @@ def draw(cases: Sequence[Fields], path: Path) -> None:
     columns = min(2, len(cases))
     rows = math.ceil(len(cases) / columns)
     figure, panels = plots.panels(rows, columns, size=(3.6 * columns + 1.5, 3.4 * rows + 0.6))
-    for axes, found in zip(panels.flat, cases, strict=True):
+    for axes in list(panels.flat)[len(cases) :]:
+        axes.set_visible(False)
+    for axes, found in zip(panels.flat, cases, strict=False):
         ways = [way for way in WAYS if f"{way}_s" in found]
         seconds = [found[f"{way}_s"] for way in ways]
         colours = [plots.COLOURS[0] if "Executor" in WAYS[way] else "0.7" for way in ways]
