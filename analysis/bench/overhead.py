@@ -34,7 +34,7 @@ CASES = (
     Work(clients=8, steps=1, network=MLP(width=248, depth=2)),
     Work(clients=8, steps=0, network=MLP(width=768, depth=4), aim=1.10),
 )
-PEER_ROUNDS = 20
+PEER_ROUNDS = 20  # of another framework, at most: Flower takes a quarter of a second for each
 SMALL = Work(clients=4, steps=1, network=MLP(width=16, depth=1))
 WAYS = {
     "floor": "plain loop",
@@ -61,7 +61,7 @@ RATIOS = {
 }
 """name -> (way, those of whose fastest its seconds are a multiple)."""
 Timed = Callable[[Trial, Path], float]
-"""Seconds per round of a trial that lasts as long as it has rounds; the path is free."""
+"""(trial, where its work is written) -> seconds per round."""
 
 
 def overhead(quick: bool, peers: Path | None = None) -> Lines:

@@ -34,7 +34,7 @@ def start(storage: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
 
 
 def unignored() -> None:
-    """Whoever runs pytest in the background may ignore them."""
+    """Handle both signals as by default: whoever runs pytest in the background may have them ignored."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

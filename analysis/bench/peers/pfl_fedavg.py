@@ -65,6 +65,9 @@ def main(path: str) -> None:
     )
     assert all(np.isfinite(v.numpy()).all() for v in network.state_dict().values())
     clock.report()
+    if torch.distributed.is_initialized():  # Else the process that ends last may abort.
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -24,12 +24,8 @@ from raydiff.models.networks import MLP
 
 ROOT = Path(__file__).parents[3]
 TORCHRUN = ("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}")
-PEERS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "pfl": ("pfl_fedavg", TORCHRUN),
-    "flower": ("flower_fedavg", ()),
-    "fedjax": ("fedjax_fedavg", ()),
-}
-"""name, which is its environment's folder -> (script, how python starts it)."""
+PEERS: dict[str, tuple[str, ...]] = {"pfl": TORCHRUN, "flower": (), "fedjax": ()}
+"""name of its environment's folder -> how python starts its script."""
 ONE_CORE = ("fedjax",)  # these are compared with one process
 
 
@@ -46,8 +42,7 @@ def found(folder: Path | None) -> dict[str, Path]:
 def seconds(name: str, python: Path, trial: Trial, file: Path) -> float:
     """Seconds per round after the first, of a fresh process. Raises OSError with the end of its output if it fails."""
     write(trial, file)
-    script, start = PEERS[name]
-    command = [python, *start, "-m", f"analysis.bench.peers.{script}", file]
+    command = [python, *PEERS[name], "-m", f"analysis.bench.peers.{name}_fedavg", file]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     core = {min(os.sched_getaffinity(0))}
     pinned = (lambda: os.sched_setaffinity(0, core)) if name in ONE_CORE else None

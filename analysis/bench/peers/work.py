@@ -35,10 +35,8 @@ def read(path: str) -> Given:
     with np.load(path) as file:
         fields = json.loads(str(file["fields"]))
         by_client = [[file[f"{kind}/{i}"] for i in range(fields["clients"])] for kind in ("images", "labels")]
-        abar, weights = (
-            file["abar"],
-            {k.removeprefix("weights/"): file[k] for k in file.files if k.startswith("weights/")},
-        )
+        abar = file["abar"]
+        weights = {k.removeprefix("weights/"): file[k] for k in file.files if k.startswith("weights/")}
     return Given(**fields, abar=abar, images=by_client[0], labels=by_client[1], weights=weights)
 
 
