@@ -20,7 +20,7 @@ from raydiff.models.chains import Denoiser
 from raydiff.models.compute import Precision, frozen
 from raydiff.models.functional import call, fresh, module_of
 from raydiff.models.networks import MLP, UNet
-from raydiff.models.schedules import ScheduleName, alphas_bar, lognormal_levels, noised, signal_and_noise
+from raydiff.models.schedules import Level, ScheduleName, alphas_bar, lognormal_levels, signal_and_noise
 from raydiff.tree import Params
 
 Prediction = Literal["epsilon", "v", "x0", "edm"]
@@ -108,12 +108,13 @@ class DDPM:
         x, z, t = batch[0], draws["z"], draws["t"]
         if self.flip:
             x = torch.where(draws["flip"].view(-1, 1, 1, 1), x.flip(-1), x)
-        error = (self._target(x, z, t) - self._output(params, noised(x, z, self.abar, t), t, batch[1])).square()
-        return error.mean() if self.snr_cap is None else (self._min_snr(x, t, self.snr_cap) * error).mean()
+        signal, noise = level = signal_and_noise(x, self.abar, t)
+        output = self._output(params, signal * x + noise * z, t, batch[1], level)
+        error = (self._target(x, z, *level) - output).square()
+        return error.mean() if self.snr_cap is None else (self._min_snr(*level, self.snr_cap) * error).mean()
 
-    def _min_snr(self, x: Tensor, t: Tensor, cap: float) -> Tensor:
+    def _min_snr(self, signal: Tensor, noise: Tensor, cap: float) -> Tensor:
         """min(SNR_t, cap) over the weight on the error in x_0 that the squared error of the output has already."""
-        signal, noise = signal_and_noise(x, self.abar, t)
         snr = (signal / noise).square()
         by_itself = {
             "epsilon": snr,
@@ -125,10 +126,10 @@ class DDPM:
 
     def predict(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """z_theta(x_t, t | labels), (B, C, H, W); differentiable in params and x_t."""
-        out = self._output(params, x_t, t, labels)
+        signal, noise = level = signal_and_noise(x_t, self.abar, t)
+        out = self._output(params, x_t, t, labels, level)
         if self.prediction == "epsilon":
             return out
-        signal, noise = signal_and_noise(x_t, self.abar, t)
         if self.prediction == "v":
             return signal * out + noise * x_t
         if self.prediction == "x0":
@@ -136,9 +137,8 @@ class DDPM:
         std = self._std(signal, noise)
         return (noise * x_t / std - self.sigma_data * signal * out) / std
 
-    def _target(self, x: Tensor, z: Tensor, t: Tensor) -> Tensor:
-        """The network's target for sqrt(abar_t) x + sqrt(1 - abar_t) z."""
-        signal, noise = signal_and_noise(x, self.abar, t)
+    def _target(self, x: Tensor, z: Tensor, signal: Tensor, noise: Tensor) -> Tensor:
+        """The network's target for signal * x + noise * z."""
         if self.prediction == "epsilon":
             return z
         if self.prediction == "v":
@@ -152,8 +152,9 @@ class DDPM:
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """Features of the noised images, (B, dim): the last hidden layer (MLP) or the middle block (UNet), for MOON."""
-        x_t = noised(batch[0], draws["z"], self.abar, draws["t"])
-        return self._output(params, x_t, draws["t"], batch[1], features=True)
+        x, t = batch[0], draws["t"]
+        signal, noise = level = signal_and_noise(x, self.abar, t)
+        return self._output(params, signal * x + noise * draws["z"], t, batch[1], level, features=True)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
         """`predict` with bound parameters, as `frozen`; `fixed`: values of further label columns, for all records."""
@@ -165,10 +166,12 @@ class DDPM:
 
         return with_fixed
 
-    def _output(self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
+    def _output(
+        self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, level: Level, *, features: bool = False
+    ) -> Tensor:
         network = _compiled(self) if self.compile and not features else functools.partial(call, self)
         if self.prediction == "edm":
-            x_t = x_t / self._std(*signal_and_noise(x_t, self.abar, t))
+            x_t = x_t / self._std(*level)
         if not self.conditional:  # Columns that a method appends to the data's labels stay.
             labels = labels[:, labels.shape[1] - len(self.labels) :]
         if self.precision != "bfloat16":

@@ -16,6 +16,9 @@ from torch import Tensor
 from raydiff import lookup
 
 ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
+Level = tuple[Tensor, Tensor]
+"""(sqrt(abar_t), sqrt(1 - abar_t)) of each picture, both (B, 1, 1, 1)."""
+
 LOG_SIGMA_STD = 1.2  # of ln(sigma) in training (Karras et al. 2022, Table 1)
 
 
@@ -60,13 +63,14 @@ def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
     return signal * x + noise * eps
 
 
-def signal_and_noise(x: Tensor, abar: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-    """(sqrt(abar_t), sqrt(1 - abar_t)) for pictures x (B, C, H, W)."""
-    a = placed(abar, x.device)[t].to(x.dtype).view(-1, 1, 1, 1)
-    return a.sqrt(), (1 - a).sqrt()
+def signal_and_noise(x: Tensor, abar: Tensor, t: Tensor) -> Level:
+    """The level of pictures x (B, C, H, W) at t (B,)."""
+    signal, noise = _levels(abar, x.device, x.dtype)[t].unbind(1)
+    return signal, noise
 
 
 @functools.lru_cache(maxsize=64)
-def placed(schedule: Tensor, where: torch.device) -> Tensor:
-    """abar on that device; cached, so that no step waits for a copy."""
-    return schedule.to(where)
+def _levels(abar: Tensor, where: torch.device, dtype: torch.dtype) -> Tensor:
+    """sqrt(abar) and sqrt(1 - abar), (T + 1, 2, 1, 1, 1); cached, so that no step waits for a copy."""
+    a = abar.to(where, dtype).view(-1, 1, 1, 1)
+    return torch.stack([a.sqrt(), (1 - a).sqrt()], dim=1)
