@@ -5,6 +5,7 @@ Also which errors of an accelerator end a process, and which only ask for less m
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextvars import ContextVar
@@ -22,6 +23,7 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 """Callback that reports progress during long work without training steps (`federated.heartbeat`)."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
 
 
@@ -36,9 +38,20 @@ def device() -> torch.device:
 
 
 def compute_with(threads: int, precision: Precision) -> None:
-    """Set threads and float32 precision of this process. torch's default on a GPU is TF32 in convolutions only."""
+    """Set threads and float32 precision of this process, and that it keeps freed memory for its next tensors. torch's
+    default on a GPU is TF32 in convolutions only."""
+    _keep_freed_memory()
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+
+
+def _keep_freed_memory() -> None:
+    """Let glibc reuse blocks of up to 256 MB, and keep up to 1 GB at the end of the heap. By default a tensor of over
+    32 MB is always new memory, and filling it takes twice as long. Other C libraries stay as they are."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, 2**28)
+        mallopt(M_TRIM_THRESHOLD, 2**30)
 
 
 def out_of_memory(error: BaseException) -> bool:

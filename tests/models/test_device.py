@@ -1,11 +1,15 @@
-"""Which device computes, and what its errors mean. The messages are those of an H100 with torch 2.11."""
+"""Which device computes, what its errors mean, and memory. The messages are those of an H100 with torch 2.11."""
 
 from __future__ import annotations
+
+import platform
+import resource
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from raydiff.models.compute import device, device_lost, out_of_memory
+from raydiff.models.compute import compute_with, device, device_lost, out_of_memory
 
 
 @pytest.mark.parametrize(
@@ -33,3 +37,16 @@ def test_an_empty_list_of_gpus_counts_after_torch_has_looked(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert device().type == kind
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
+def test_a_large_tensor_takes_the_memory_of_one_that_is_freed() -> None:
+    compute_with(torch.get_num_threads(), "float32")
+    pages = [_new_pages(lambda: torch.ones(2**24)) for _ in range(20)]  # The first ones do not fit, by their alignment.
+    assert min(pages) * resource.getpagesize() < 2**24, pages  # of 2**26 bytes
+
+
+def _new_pages(work: Callable[[], object]) -> int:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    work()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
