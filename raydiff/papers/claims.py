@@ -19,7 +19,8 @@ Columns of claims.tsv, in which `-` is empty:
     needs           column that must vary among the trials
     claim, source, paper, differs    the claim, where it stands, the paper's numbers, what differs here
     judged          lower, higher, same (as the others); is X, at most X; or why it is not tested
-    metric, ours, others             what is compared, in which trials: `column=value ...`, without a value: empty
+    metric, ours, others             what is compared, in which trials: `column=value ...`, without a value: empty;
+                    where the features are Inception's, fid and kid take the place of a small CNN's fd_cnn and kd_cnn
     margin          lower and higher: the paper's gain, relative to the others; same: the greatest difference;
                     is and at most: the greatest half-width of an interval that decides
 
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 import csv
 import math
+import re
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -51,6 +53,7 @@ UNTESTED = "no data or trials"
 COLUMNS = ("claim", "source", "paper", "ours", "n", "outcome", "differs", "sweep", "made")
 """Of claims.csv: `made` is the sweep's `origin`."""
 PAIRED = ("seed", "data.split_seed", "data.name", "data.train", "partition.xi", "clients", "method.model.steps")
+NOT_THEIRS = re.compile("; (Fréchet|kernel) distance of a small CNN's features, not (FID|KID)")
 Where = dict[str, Any]  # column -> value, or None where it must be empty
 
 
@@ -92,6 +95,9 @@ def claims_of(runs: pd.DataFrame) -> Iterator[Row]:
             varies = not row["needs"] or (row["needs"] in on_data and on_data[row["needs"]].nunique() > 1)
             if row["about"] in classes and right and varies:
                 sides = {side: {"data.name": data, **where(row[side])} for side in ("ours", "others")}
+                if set(on_data.get("evaluation.features", ())) == {"inception"}:
+                    row["metric"] = row["metric"].replace("fd_cnn", "fid").replace("kd_cnn", "kid")
+                    row["differs"] = NOT_THEIRS.sub("", row["differs"])
                 yield {k: v.replace("{data}", data) for k, v in row.items()} | sides
 
 

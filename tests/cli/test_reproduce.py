@@ -34,6 +34,12 @@ def test_the_trials_differ_and_share_a_slot(paper, scale):
     assert len({e.seed for e in planned} | {e.data.split_seed for e in planned}) >= 3  # intervals need three
 
 
+@pytest.mark.parametrize("paper", ["pfdm", "spire"])
+def test_a_gpu_measures_the_papers_fid_and_kid(paper):
+    assert {e.evaluation.features for e in trials(paper, "gpu")} == {"inception"}
+    assert {e.evaluation.features for e in trials(paper, "cpu")} == {"cnn"}
+
+
 def test_every_paper_has_both_scales():
     assert set(papers.STUDIES) == {(p, s) for p in papers.PAPERS for s in ("cpu", "gpu")}
 

@@ -110,6 +110,18 @@ def test_claims_go_with_the_methods_and_data_that_ran() -> None:
         assert claims[0]["paper"] == paper and len(claims) == 10 and claims[0]["differs"].startswith(f"{data}, ")
 
 
+@pytest.mark.parametrize(("method", "reading"), [("SPIRE", "kid"), ("PFDM", "fid")])
+def test_with_inceptions_features_the_papers_own_distance_is_judged(method: str, reading: str) -> None:
+    frame = frame_of(method, "mnist")
+    by_cnn, same = (list(claims_of(frame.assign(**{"evaluation.features": name}))) for name in ("cnn", "inception"))
+    for one, other in zip(by_cnn, same, strict=True):
+        changed = "_cnn/" in one["metric"]
+        assert other["metric"].split("/")[1:2] == [reading] if changed else other["metric"] == one["metric"]
+        assert not changed or f"not {reading.upper()}" in one["differs"] != other["differs"]
+        assert "CNN's features" not in other["differs"] and other["differs"][:5] == one["differs"][:5]
+    assert any("_cnn/" in claim["metric"] for claim in by_cnn)
+
+
 def test_every_claim_can_be_judged() -> None:
     for row in rows_of("claims"):
         how, *value = row["judged"].rsplit(" ", 1) if row["judged"][:2] in ("is", "at") else [row["judged"]]
