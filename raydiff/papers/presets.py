@@ -2,8 +2,8 @@
 
 `--scale cpu`: for 2 cores, at most 30 minutes each, on small data (MNIST coloured and cut to 14x14, 8x8 digits, German
 Credit). `gpu`: the papers' data and sizes, as far as the data are available, and their FID and KID, which take the file
-of Inception's weights. `smoke`: the CPU's with a hundredth of the training and one seed, minutes in all. Whether a sweep
-shows what a paper claims: `raydiff claims SWEEP`.
+of Inception's weights. `smoke`: the CPU's with a hundredth of the training and one seed, minutes in all. Whether a
+sweep shows what a paper claims: `raydiff claims SWEEP`.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def pfdm_gpu() -> Study:
     parts = []
     for study in (pfdm.colour_mnist(), pfdm.cifar10()):
         base = override(study.experiment, INCEPTION)
-        central = Arm(changes={**CENTRAL, "method.local.steps": 2 * base.method.local.steps})  # type: ignore[attr-defined]
+        central = Arm(changes={**CENTRAL, "method.local.steps": 2 * base.method.local.steps})
         parts.append(Study(experiment=base, grid=grid, beside=(*study.beside, central)))
         exact = override(base, {"method.model.precision": "float32"})  # per-example gradients need it
         parts.append(Study(experiment=override(exact, PRIVATE), grid=grid))
