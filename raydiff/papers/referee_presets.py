@@ -32,8 +32,8 @@ def niid_bench() -> Study:
     """NIID-Bench (Li et al., ICDE 2022, arXiv 2102.02079) on MNIST: ten parties, one label each, or Dirichlet 0.5 over
     labels; all 60,000 training records, 50 rounds of ten epochs, the accuracy on the 10,000 test records at the end.
 
-    FedProx's mu is that of the benchmark's example, MOON's our default. Runs in one process: 24 trials of 30 million
-    records each. `raydiff referees SWEEP` compares with what is published.
+    FedProx's mu is that of the benchmark's example, MOON's our default. 24 trials of 30 million records each.
+    `raydiff referees SWEEP` compares with what is published.
     """
     rounds = 50
     sgd = Training(optimizer="sgd", learning_rate=0.01, momentum=0.9, weight_decay=1e-5, decay="constant")
@@ -45,7 +45,7 @@ def niid_bench() -> Study:
         clients=10,
         partition=label_skew,
         evaluation=Evaluation(distance="none", attack=False, clients=1, metrics=("accuracy",)),
-        runtime=Runtime(pool="local"),
+        runtime=Runtime(workers=1),
     )
     beside = (Arm(method=Scaffold), Arm(method=FedProx(mu=0.01)), Arm(method=Moon))
     return Study(experiment=base, grid={"seed": SEEDS[:3], "partition": (label_skew, ByClass())}, beside=beside)
@@ -56,7 +56,7 @@ def dpimagebench() -> Study:
     5,000 choose settings; the accuracy, on the 10,000 test records, of a classifier trained on samples alone.
 
     DP-MERF with the benchmark's features, steps and length scale (sigma^2 = 105 on [0, 1], so 20.5 here), and the
-    sketch. 18 trials of one to three minutes of a CPU core, in one process. `raydiff referees SWEEP` compares.
+    sketch. 18 trials of one to three minutes of a CPU core. `raydiff referees SWEEP` compares.
     """
     judge = Evaluation(distance="none", attack=False, metrics=("accuracy", "downstream"), downstream=("lenet",))
     training = replace(DPMERF().training, steps=3000)
@@ -66,7 +66,7 @@ def dpimagebench() -> Study:
         clients=1,
         partition=Iid(),
         evaluation=replace(judge, per_class=500, ceiling=False),
-        runtime=Runtime(pool="local"),
+        runtime=Runtime(workers=1),
     )
     grid = {"method.epsilon": BUDGETS, "seed": SEEDS[:3]}
     return Study(experiment=base, grid=grid, beside=(Arm(method=SKETCH),))

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from raydiff.data import datasets
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
@@ -109,11 +110,18 @@ def alone(experiment: Experiment, *, reading_s: float = 0.0) -> float:
 def seconds(experiment: Experiment) -> float:
     """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started."""
     method, runtime = experiment.method, replace(experiment.runtime, noise_secret=None)
-    full = {f"method.{path}.steps": t.steps for path, t in trainings(method) if t.epochs is None}
     most = MOST_STEPS if experiment.audit is None else math.inf
-    short = {path: min(steps, max(MIN_STEPS, min(most, steps // SHORTENED))) for path, steps in full.items()}
-    factor = max([count / short[path] for path, count in full.items() if count], default=1.0)
-    steps = [*short.values()]
+    records = math.ceil(len(datasets.load(experiment.data).splits["train"]) / experiment.clients)
+    short, factor, longest = dict[str, int](), 1.0, 0
+    for path, training in trainings(method):
+        count, each = training.steps, 1  # in steps, or in epochs of so many steps
+        if training.epochs is not None:
+            count, each = training.epochs, training.of(records).steps // max(1, training.epochs)
+        if count:
+            steps = max(MIN_STEPS, min(most, count * each // SHORTENED))
+            fewer = min(count, math.ceil(steps / max(1, each)))
+            short[f"method.{path}.{'steps' if training.epochs is None else 'epochs'}"] = fewer
+            factor, longest = max(factor, count / fewer), max(longest, fewer * each)
     workers = min(experiment.clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
     began, probe_s, rounds_s, waves = time.perf_counter(), 0.0, 0.0, 1
     if experiment.evaluation is not None:
@@ -125,7 +133,7 @@ def seconds(experiment: Experiment) -> float:
         this = trial.open_trial(probe, Path(folder) / "s")
         pool = trial.local_executor(this)
         started = time.perf_counter()
-        print(f"timing {max(steps)} steps of each training ..." if steps else "timing the rounds ...", flush=True)
+        print(f"timing {longest} steps of each training ..." if longest else "timing the rounds ...", flush=True)
         for result in trial.run(this, pool):
             if not result["finished"]:
                 with_clients = result["round"] < method.participating_rounds

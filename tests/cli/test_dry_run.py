@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from raydiff.cli import sweep
+from raydiff.data import datasets
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.overrides import override
 from raydiff.runtime import estimate
 
 QUICK = "--method.model.network.width 16 --method.local.steps 4 --method.server.steps 4"
@@ -41,6 +43,21 @@ def test_a_probe_leaves_nothing(tiny: Experiment, tmp_path: Path, monkeypatch: p
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert 0 < estimate.seconds(replace(tiny, evaluation=None)) < 60
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_probe_trains_few_epochs_too(tiny: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Opened(Exception):
+        pass
+
+    def opened(probe: Experiment, _: Path) -> None:
+        raise Opened(probe)
+
+    monkeypatch.setattr("raydiff.experiment.trial.open_trial", opened)
+    with pytest.raises(Opened) as found:
+        estimate.seconds(override(tiny, {"method.local.epochs": 1000}))
+    records = len(datasets.load(tiny.data).splits["train"]) // tiny.clients
+    (probe,) = found.value.args
+    assert estimate.MIN_STEPS <= probe.method.local.of(records).steps <= 2 * estimate.MOST_STEPS
 
 
 def test_gpu_hours_are_those_of_all_slots(
