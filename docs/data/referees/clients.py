@@ -2,9 +2,10 @@
 
     python docs/data/referees/clients.py SWEEP [SWEEP ...]      # prints the table, and writes clients.csv
 
-One row for each setting, with the mean and the number of seeds; `real` is the accuracy of the same classifier trained
-on the client's real records, where evaluation.ceiling is on. Every client noises its own sum, so that M clients have M
-times the noise's variance. Under central trust the noise is added once to the same sum, which is the row of 1 client.
+One row for each setting, with the mean and the number of seeds; `evaluation.per_class` samples of each digit trained
+the classifier. `real` is the accuracy of the same classifier trained on the client's real records, where
+evaluation.ceiling is on. Every client noises its own sum, so that M clients have M times the noise's variance. Under
+central trust the noise is added once to the same sum, which is the row of 1 client.
 """
 
 from __future__ import annotations
@@ -17,7 +18,15 @@ import pandas as pd
 from raydiff.report import load
 
 TABLE = Path(__file__).with_name("clients.csv")
-BY = ["method", "method.central.moment", "method.delta", "method.epsilon", "data.train", "clients"]
+BY = [
+    "method",
+    "method.central.moment",
+    "method.delta",
+    "method.epsilon",
+    "data.train",
+    "evaluation.per_class",
+    "clients",
+]
 LENET = "final/eval/downstream/lenet"
 
 
