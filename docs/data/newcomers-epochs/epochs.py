@@ -1,7 +1,7 @@
 """How many local epochs an unseen client takes (SPIRE's Figure 4), on the digits sweep.
 
     python docs/data/newcomers-epochs/epochs.py SWEEP      # of `raydiff sweep spire-digits`; writes epochs.csv, prints
-    python docs/data/newcomers-epochs/epochs.py            # table.txt, from epochs.csv, and docs/img/newcomers-epochs.png
+    python docs/data/newcomers-epochs/epochs.py            # prints table.txt; draws docs/img/newcomers-epochs.png
 
 For each trial of the sweep five clients of 40 records of three classes join by `raydiff personalize`, at the method's
 constant rate: the distance of their samples to held-out records after each number of epochs. The mean over clients is

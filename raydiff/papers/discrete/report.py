@@ -153,6 +153,6 @@ def draw_removal(table: pd.DataFrame, path: Path) -> None:
         for level, style in (("real", "--"), ("majority", ":")):
             below.axhline(part[f"accuracy_{level}"].iloc[0], color="0.5", lw=0.8, ls=style, label=f"accuracy, {level}")
         below.set(xlabel="fraction of records removed", ylabel="accuracy on real test rows")
-    plots.legend(figure, grid.flat)
+    plots.legend(figure, grid.flat, loc="outside right center")  # below the title, which is as wide as the figure
     figure.suptitle("conditional on the removed set; infinite bounds left out", fontsize=9)
     plots.save(figure, path)
