@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from raydiff.models.schedules import placed
+from raydiff.models.schedules import level_table
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 aten, functorch = torch.ops.aten, torch._C._functorch
@@ -209,5 +209,5 @@ def attached() -> Iterator[FakeGpu]:
         patch.setattr(torch.cuda, "device_count", lambda: 1)
         patch.setattr(torch, "autocast", cast)
         patch.setattr(threading.Thread, "run", with_it)
-        placed.cache_clear()  # What another one held lies on the CPU for this one.
+        level_table.cache_clear()  # What another one held lies on the CPU for this one.
         yield gpu

@@ -65,12 +65,12 @@ def noised(x: Tensor, eps: Tensor, abar: Tensor, t: Tensor) -> Tensor:
 
 def signal_and_noise(x: Tensor, abar: Tensor, t: Tensor) -> Level:
     """The level of pictures x (B, C, H, W) at t (B,)."""
-    signal, noise = _levels(abar, x.device, x.dtype)[t].unbind(1)
+    signal, noise = level_table(abar, x.device, x.dtype)[t].unbind(1)
     return signal, noise
 
 
 @functools.lru_cache(maxsize=64)
-def _levels(abar: Tensor, where: torch.device, dtype: torch.dtype) -> Tensor:
+def level_table(abar: Tensor, where: torch.device, dtype: torch.dtype) -> Tensor:
     """sqrt(abar) and sqrt(1 - abar), (T + 1, 2, 1, 1, 1); cached, so that no step waits for a copy."""
     a = abar.to(where, dtype).view(-1, 1, 1, 1)
     return torch.stack([a.sqrt(), (1 - a).sqrt()], dim=1)
