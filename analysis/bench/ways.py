@@ -68,6 +68,7 @@ def lockstep(trial: Trial) -> Trial:
 
 def in_process(trial: Trial) -> Iterator[Params]:
     """The round loop over clients in this process, without a store."""
+    trials.compute(trial.experiment)
     method, keys = trial.experiment.method, trial.keys
     hosted = make_clients(trial, range(trial.experiment.clients))
     vectorize = trial.experiment.numerics.vectorize
@@ -80,6 +81,7 @@ def on_ray(trial: Trial, workers: Sequence[Any], *, stored: bool = False) -> Ite
     """The round loop over worker actors; `stored` commits every round, as a trial does."""
     from raydiff.runtime.actors import RayExecutor
 
+    trials.compute(trial.experiment)
     store = trial.store if stored else None
     for progress in rounds(trial.experiment.method, RayExecutor(workers, trial), keys=trial.keys, store=store):
         yield progress.server
