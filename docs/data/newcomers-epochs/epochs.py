@@ -46,7 +46,7 @@ def join(sweep: Path) -> None:
 
 
 def show() -> None:
-    """Print mean and interval over seeds, and by how much a tenth of the epochs is worse; draw."""
+    """Print mean and interval over seeds, and the change from 10 to 300 epochs; draw."""
     means = pd.read_csv(TABLE).groupby(["method", "epoch", "seed"])["kd_cnn"].mean().unstack()
     figure, ((axes,),) = plots.panels(1, 1, size=(6.4, 3.2))
     for number, (method, of) in enumerate(means.groupby(level=0)):
