@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import io
 import math
 import os
@@ -15,8 +14,6 @@ from collections.abc import Callable, Iterator
 from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGXCPU
 from typing import Any, TextIO
 
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # <malloc.h>
-KEPT_BYTES = 2**28
 STOP_SIGNALS = (SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2, SIGXCPU)
 """Signals by which users, terminals and batch systems ask a process to end: the default action ends it at once."""
 WAIT_S = 10.0  # No wait is longer without a word.
@@ -35,13 +32,8 @@ def is_interrupt(error: BaseException) -> bool:
 
 
 def begin() -> None:
-    """Make files of this process and its children private, keep freed memory, and open closed standard streams."""
+    """Make files of this process and its children private, and open closed standard streams."""
     os.umask(0o077)
-    # Each client's training allocates weights again: fresh memory costs more than the arithmetic. Only glibc has it.
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES // 2)
-        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:
             os.fstat(number)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.federated.upload_spec import UploadSpec
+from raydiff.models.chains import Denoiser
 from raydiff.models.compute import finite
 from raydiff.models.training import Model, Training
 from raydiff.privacy.release import Event, NonPrivate, Release
@@ -29,8 +30,6 @@ SCRATCH = "scratch"
 """Prefix of the leaves of a client's state for its own next rounds only: no saved sampler has them."""
 
 Metrics = dict[str, float]
-Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(x_t (N, C, H, W), t (N,) in 1..T, labels (N, K)) -> predicted noise (N, C, H, W)."""
 Sampler = Callable[[Tensor, torch.Generator], Tensor]
 """(labels (N, K), rng) -> images (N, C, H, W), on the data's scale."""
 Classify = Callable[[Tensor], Tensor]

@@ -27,7 +27,7 @@ Sampler = Literal["ancestral", "ddim", "dpmsolver"]
 MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
 """Samplers that every model is evaluated with, beside the configured one."""
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""z_theta(x_t, t, labels): the predicted noise, (B, C, H, W)."""
+"""z_theta(x_t (B, C, H, W), t (B,) in 1..T, labels (B, K)): the predicted noise, (B, C, H, W)."""
 
 LEAST_KEPT = 1e-10  # of the signal's variance in a step: with less, Algorithm 4 magnifies float32's rounding by 1e5
 

@@ -39,8 +39,8 @@ class Outer(NamedTuple):
         return Outer(self.left[kept], self.right[kept])
 
     def weighted(self, factors: Tensor) -> Tensor:
-        """Return their sum (m, n) with these factors (B,), applied first: no product is larger than the result."""
-        return (factors[:, None] * self.left).T @ self.right
+        """Return their sum (m, n) with these factors (B,), in float64."""
+        return (factors[:, None] * self.left.double()).T @ self.right.double()
 
 
 PerRecord = dict[str, Tensor | Outer]

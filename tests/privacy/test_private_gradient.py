@@ -26,6 +26,7 @@ from torch import Tensor
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
 from raydiff.privacy import accountants, gaussian, private_gradient, renyi
+from raydiff.privacy.ghost_clipping import Outer
 from raydiff.privacy.private_gradient import (
     Mechanism,
     PrivateGradient,
@@ -35,7 +36,7 @@ from raydiff.privacy.private_gradient import (
     noise_multiplier_for,
     per_record,
 )
-from raydiff.privacy.release import Gaussian
+from raydiff.privacy.release import ROUNDING, Gaussian
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params
 
@@ -451,7 +452,7 @@ def test_no_clipped_gradient_exceeds_the_clip_norm(
     assert after == pytest.approx(min(before, clip), rel=2e-5)
     factor = after / before
     for k, v in gradients.items():
-        torch.testing.assert_close(sent[k], v[0] * factor, rtol=2e-5, atol=0)
+        torch.testing.assert_close(sent[k], v[0].double() * factor, rtol=2e-5, atol=0)
 
 
 def test_a_million_equal_entries_are_clipped_too() -> None:
@@ -463,9 +464,30 @@ def test_a_million_equal_entries_are_clipped_too() -> None:
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 def test_a_gradient_that_clipping_does_not_bound_counts_as_none(bad: float) -> None:
     gradients = {"a": torch.tensor([[bad, 1.0], [0.1, 0.2]]), "b": torch.tensor([5.0, 0.3])}
-    torch.testing.assert_close(clipped_sum(gradients, 1.0), {"a": torch.tensor([0.1, 0.2]), "b": torch.tensor(0.3)})
+    kept = {"a": torch.tensor([0.1, 0.2]).double(), "b": torch.tensor(0.3).double()}
+    torch.testing.assert_close(clipped_sum(gradients, 1.0), kept)
     alone = clipped_sum({"a": torch.tensor([[bad]])}, 1.0)
     assert alone["a"].tolist() == [0.0]
+
+
+@pytest.mark.parametrize("built", [True, False], ids=["built", "factors"])
+def test_a_sum_is_rounded_by_less_than_the_clip_leaves_free(built: bool) -> None:
+    """In float32 it would be off by more than 1e-6 of the clip norm."""
+    rng, clip = generator(0), 1.5
+    left, right = torch.randn(300, 3, generator=rng), torch.randn(300, 4, generator=rng).abs()
+    whole = left[:, :, None] * right[:, None]
+    sent = clipped_sum({"w": whole if built else Outer(left, right)}, clip)["w"]
+    exact = left.numpy().astype(np.longdouble)[:, :, None] * right.numpy().astype(np.longdouble)[:, None]
+    exact = whole.numpy().astype(np.longdouble) if built else exact
+    factors = np.minimum(1, clip * (1 - ROUNDING) / np.sqrt(np.square(exact).sum((1, 2))))
+    assert float(np.abs(sent.numpy() - (factors[:, None, None] * exact).sum(0)).max()) < 1e-9 * clip
+
+
+def test_pieces_are_added_without_rounding_that_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private_gradient, "EXAMPLES", 1)
+    equal = torch.full((300, 1, 1, 1), 7.0), torch.zeros(300, 1, dtype=torch.int64)
+    total, _ = make(data=equal, n=300)._clipped_sum({"w": torch.zeros(1)}, list(range(300)))
+    assert float(total["w"]) == pytest.approx(300 * CLIP * (1 - ROUNDING), rel=1e-9)
 
 
 def test_a_gradient_at_the_end_of_float32_is_clipped() -> None:

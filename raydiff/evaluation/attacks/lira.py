@@ -25,8 +25,8 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks.scores import Query, in_batches, noised
-from raydiff.federated.method import Denoiser
 from raydiff.lookup import check_value
+from raydiff.models.chains import Denoiser
 
 MANY = 64  # shadows from which on a variance per record is worth estimating (section VI)
 BATCH = 1024

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.federated.method import Denoiser
+from raydiff.models.chains import Denoiser
 
 DRAWS = 4  # noise draws per loss
 Query = Callable[[Tensor, int], Tensor]  # (x_t (n, C, H, W), t) -> predicted noise, for the records' labels

@@ -27,7 +27,8 @@ from raydiff import lookup, seeding
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import membership
 from raydiff.evaluation.attacks import scores as attacks
-from raydiff.federated.method import Denoiser, Deployed, Metrics, Target, Uploads
+from raydiff.federated.method import Deployed, Metrics, Target, Uploads
+from raydiff.models.chains import Denoiser
 from raydiff.seeding import NoiseStream
 
 Roles = dict[str, Records]  # the arguments of `membership.attack`, as records
