@@ -25,6 +25,7 @@ MIN_STEPS = 100  # of each training in a shortened run
 SHORTENED = 20  # Of a table this part of the steps: classifiers train longer on rows of a trained model.
 MOST_STEPS = 200  # of a training of pictures, whose evaluation takes as long after few steps
 READERS = 2  # processes that read the data one after the other: the driver, then the trial's at once
+UNKNOWN = 1000  # training records of a data set that has not been read
 START_S = 15.0  # until Ray and its workers have started
 
 
@@ -64,8 +65,13 @@ def trainings(method: Any, prefix: str = "") -> Iterator[tuple[str, Training]]:
 
 def work(experiment: Experiment) -> float:
     """Return the records in all training steps (the server's once, the others at each client), and 1 for the rest."""
-    steps = ((path, t.steps * t.batch) for path, t in trainings(experiment.method) if t.epochs is None)
-    return 1.0 + sum(records * (1 if path.startswith("server") else experiment.clients) for path, records in steps)
+
+    def records(path: str, training: Training) -> int:
+        if training.epochs is not None:  # Together the clients have every record once.
+            return training.epochs * (experiment.data.train or UNKNOWN)
+        return training.steps * training.batch * (1 if path.startswith("server") else experiment.clients)
+
+    return 1.0 + sum(records(path, training) for path, training in trainings(experiment.method))
 
 
 class RemainingTime:

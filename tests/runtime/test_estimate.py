@@ -55,6 +55,12 @@ def test_the_pace_of_the_same_method_counts_and_else_that_of_all(tiny: Experimen
     assert left.of(twice) == pytest.approx(50, rel=0.01)
 
 
+def test_epochs_are_work_too(tiny: Experiment) -> None:
+    few, many = (override(tiny, {"method": FedAvg, "method.local.epochs": n}) for n in (10, 500))
+    assert work(many) - 1 == 50 * (work(few) - 1) > 0
+    assert work(override(few, {"clients": 2 * few.clients})) == work(few)
+
+
 def test_slots_share_the_rest_and_the_longest_trial_bounds_it(tiny: Experiment) -> None:
     left = RemainingTime()
     left.add(tiny, 30.0)
