@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -373,8 +374,14 @@ def test_plot_has_axes_legend_and_floors(figure: Any) -> None:
 
 
 @pytest.mark.slow
-def test_nothing_overlaps_in_the_plot(definitions: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
-    figure = drawn(definitions, monkeypatch)
+@pytest.mark.parametrize(
+    "more", [(), ("DPMERF", "Evolution", "Marginals", "Moon", "Sketch", "SPIRE")], ids=["few", "many"]
+)
+def test_nothing_overlaps_in_the_plot(tmp_path: Path, more: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    write_definitions(tmp_path)
+    for (i, method), epsilon in itertools.product(enumerate(more), (1.0, 9.9)):
+        write_trial(tmp_path, f"{i:x}{epsilon:.0f}", method=method, outcome=finished(epsilon, 2.0 + i))
+    figure = drawn(load.runs(tmp_path), monkeypatch)
     ticks = [label for axes in figure.axes for label in axes.get_xticklabels()]
     titles = [axes.yaxis.label for axes in figure.axes]
     boxes = [words.get_window_extent() for words in (*ticks, *titles, figure._supxlabel, figure.legends[0])]

@@ -38,7 +38,8 @@ def draw(table: pd.DataFrame, path: Path, *, cell: Sequence[str] = ()) -> bool:
     parts = list(_parts(rows := _styled(rows, cell), ranked, cell))[:MOST]
     columns = min(COLUMNS, len(parts))
     lines = -(-len(parts) // columns)
-    height = max((4.4 if lines == 1 else 3.4) * lines, 1.2 + 0.25 * rows["label"].nunique())
+    legend_lines = "\n".join([*rows["label"].unique(), FLOOR, STOPPED]).count("\n") + 2
+    height = max((4.4 if lines == 1 else 3.4) * lines, 1.2 + 0.17 * legend_lines)
     figure, grid = panels(lines, columns, size=(4.6 * columns + 2.6, height), dpi=200, sharey=len(parts[0][0]) > 0)
     for axes, part in zip(grid.flat, parts, strict=False):
         _draw_panel(axes, *part, pareto=part[1] == ranked)
@@ -48,7 +49,7 @@ def draw(table: pd.DataFrame, path: Path, *, cell: Sequence[str] = ()) -> bool:
     notes = [f"ε {described(rows, d)}; against {d.against}" for d in definitions(rows)]
     notes += [INTERVALS] if rows["n"].max() > 1 else []
     notes += [f"the first {MOST} combinations of {', '.join(cell)}"] if len(parts) == MOST else []
-    below = "\n".join(textwrap.fill(note.replace("delta ", "δ = "), 75 * columns) for note in notes)
+    below = "\n".join(textwrap.fill(note.replace("delta ", "δ = "), 62 * columns) for note in notes)
     figure.supxlabel(below, fontsize=9)
     legend(figure, grid.flat, first=list(dict.fromkeys(rows["label"])))
     save(figure, path)
