@@ -8,8 +8,8 @@ gradients (Adam, averages) is post-processing.
 The number of records n, and with it q, is public and fixed. For every K a record adds a vector of norm C at most: the
 draws in its loss, which need not be secret, are keyed by the record itself, and its gradient depends on no other
 record. So the sum moves by C at most under zero-out, by 2 C under replace-one. It is made in float64: rounding moves
-that of 100,000 records by 1e-6 C at most, for which the clip leaves room (`release.ROUNDING`). In float32 it would move
-by more (Casacuberta et al., CCS 2022, arXiv 2207.10635). Under add-remove q would change, so it is not offered.
+that of 100,000 records by 2e-6 C at most, for which the clip leaves room (`release.ROUNDING`). No clip bounds that of a
+float32 sum (Casacuberta et al., CCS 2022, arXiv 2207.10635). Under add-remove q would change, so it is not offered.
 Amplification by sampling holds against those who do not see which records are drawn: like the noise, the sample comes
 from the secret stream.
 
@@ -162,8 +162,8 @@ def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: P
 
 
 def clipped_sum(gradients: PerRecord, clip: float) -> Params:
-    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), the norm over all leaves together, in
-    float64. A gradient that is not finite counts as 0, since clipping does not bound it."""
+    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), in float64, the norm over all leaves
+    together. A gradient that is not finite counts as 0, since clipping does not bound it."""
     each = {k: v.norms() if isinstance(v, Outer) else tree.norms(v) for k, v in gradients.items()}
     norms = torch.stack(list(each.values())).norm(dim=0)
     bounded = norms.isfinite()
