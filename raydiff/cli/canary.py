@@ -4,7 +4,6 @@
     raydiff canary digits --halve                  the same with half the noise, which must be flagged
     raydiff canary frontier --method dpsgd --epsilon 2        DP-SGD, one run for each seed
     raydiff canary RUN                             the settings of a run; named as for raydiff generate
-    raydiff canary digits --bits                   do the bytes of its uploads rule a record out? (none may)
 
 A seed is flagged where its lower bound is above the ledger's; with sound noise that happens in at most 5 % of seeds. A
 bound that is not flagged proves no more than itself; `most` is the largest that so many canaries could show. Exit code
@@ -16,10 +15,8 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple, cast
-
-import torch
 
 from raydiff.cli import arguments
 from raydiff.cli.options import StorageOptions, check, parse_known, positional
@@ -28,16 +25,14 @@ from raydiff.evaluation import canary_subjects
 from raydiff.experiment import config, overrides, presets, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import cautioned
-from raydiff.federated.method import Round
 from raydiff.formats.rounding import down, up
 from raydiff.lookup import nearest
 from raydiff.methods.dpsgd import DPSGD
-from raydiff.privacy import accountants, bits, canaries, one_run, tradeoff
+from raydiff.privacy import accountants, canaries, one_run, tradeoff
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
 from raydiff.runtime import sweep_folder
-from raydiff.seeding import NoiseStream, generator
-from raydiff.tree import Tensors
+from raydiff.seeding import generator
 
 CANARIES_OF_ONE_RUN = 16_000
 HALVED = {False: 1.0, True: 0.5}  # --halve -> factor of the noise
@@ -53,8 +48,6 @@ class CanaryOptions(StorageOptions):
     """Releases in all, or canaries of one run (default: 4,000; PFDM and DP-SGD 16,000; aggregate trust 1,000)."""
     seeds: int = 20
     """Audits."""
-    bits: bool = False
-    """Attack the last bits of uploads instead."""
     halve: bool = False
     """Halve the noise on purpose."""
 
@@ -81,8 +74,6 @@ def main(argv: Sequence[str]) -> int:
     experiment = _experiment(options, fields)
     began, findings = time.perf_counter(), list[Finding]()
     print(f"{options.what}: {type(experiment.method).__name__}{', with half its noise' if options.halve else ''}")
-    if options.bits:
-        return _last_bits(experiment, options)
     for finding in (_one_run if isinstance(experiment.method, DPSGD) else _releases)(experiment, options):
         print(f"seed {len(findings)}: {finding.text}{'  FLAGGED' if finding.flagged else ''}", flush=True)
         findings.append(finding)
@@ -152,33 +143,6 @@ def _one_run(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding
         text = f"epsilon >= {down(low, 3)} ({audit.right} of {audit.guesses} guesses right)"
         most = f"epsilon {down(audit.most.epsilon_of_noise(events), 3)}, all guesses right"
         yield Finding(audit.flags(events), low, text, most, audit.most.flags(events))
-
-
-def _last_bits(experiment: Experiment, options: CanaryOptions) -> int:
-    """Uploads of one of two clients that differ in a record: do their bytes, or their distance, tell which it was?"""
-    method, splits = experiment.method, datasets.load(experiment.data).splits
-    if hasattr(method, "local"):  # A step a round: the noise does not depend on the steps.
-        method = overrides.override(experiment, {"method.local.steps": method.rounds, "method.local.batch": 8}).method
-    n = min(32, len(splits["train"]) - 1)
-    client, other = (splits["train"].select(torch.tensor([first, *range(1, n)])) for first in (0, n))
-    other = replace(other, labels=client.labels)  # Labels are sent in clear.
-    event = method.upload_event(len(client), 0)
-    if not isinstance(event, Gaussian):
-        raise ValueError(f"{type(method).__name__} adds no Gaussian noise to what clients send here: there are no bits")
-    server, count, flagged = method.init_server(splits["public"], generator(0)), options.canaries or 100, 0
-    states = [method.init_client({}, data, splits["public"], Round(0, generator(1))) for data in (client, other)]
-
-    def upload(which: bool, noise: NoiseStream) -> Tensors:
-        rnd = Round(0, generator(2), noise)
-        return method.local_update(server, states[which], (client, other)[which], rnd).release.value
-
-    mu = accountants.renyi_mu([replace(event, sampling_rate=1.0)])
-    for seed in range(options.seeds):
-        audit = bits.audit(bits.of_uploads(upload, count), count=count, rng=generator(seed, "canaries"))
-        flagged += audit.flags(mu)
-        text = f"the bytes name the record of {audit.named} of {count} uploads, and a wrong one of {audit.misnamed}"
-        print(f"seed {seed}: {text}{'  FLAGGED' if audit.flags(mu) else ''}", flush=True)
-    return 1 if flagged > FLAGGED_BY_CHANCE * options.seeds else 0
 
 
 def _guarantee(ledger: Ledger, experiment: Experiment) -> str:

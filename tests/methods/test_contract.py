@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import float_attack
 import pytest
 import torch
 from fake_gpu import attached
@@ -41,7 +42,7 @@ from raydiff.models.networks import UNet
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.feddistr.method import FedDistr
-from raydiff.privacy import bits, grid
+from raydiff.privacy import grid
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import covers
 from raydiff.privacy.release import Gaussian, NonPrivate, Nothing
@@ -375,7 +376,7 @@ def test_the_bytes_of_an_upload_rule_no_record_out(
         rnd = Round(0, generator(2), noise)
         return method.local_update(server, states[which], both[which], rnd).release.value
 
-    found = bits.audit(bits.of_uploads(upload, 24), count=24, rng=generator(3))
+    found = float_attack.audit(float_attack.of_uploads(upload, 24), count=24, rng=generator(3))
     if drawn == "on the grid":
         assert found.named == found.misnamed == 0
         assert not found.flags(mu_of(event))

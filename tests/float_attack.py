@@ -1,4 +1,4 @@
-"""Audit of the floating-point attack: do the bytes of a release rule a record out?
+"""The floating-point attack: do the bytes of a release rule a record out?
 
 In a float32 release signal + noise the noise is a float32, or a float32 normal draw times the standard deviation. Who
 knows two candidates for the record checks for each whether such a draw exists (Mironov, CCS 2012); no secret is needed.
@@ -29,7 +29,7 @@ NEIGHBOURS = 3  # float32 numbers tried on either side of the implied draw
 
 
 @dataclass(frozen=True, kw_only=True)
-class BitsAudit:
+class FloatAttack:
     """Results of the attacks on `count` releases, each of one of two candidates."""
 
     count: int
@@ -47,7 +47,7 @@ class BitsAudit:
         return 1 - upper_limit(self.count - right, self.count, LEVEL) - upper_limit(wrong, self.count, LEVEL)
 
 
-def audit(send: Send, *, count: int, rng: torch.Generator, std: float | None = None) -> BitsAudit:
+def audit(send: Send, *, count: int, rng: torch.Generator, std: float | None = None) -> FloatAttack:
     """Attack `count` releases, each of a random one of two candidates, with a noise secret of their own. With noise of
     scale 0 `send` gives the candidates' signals. With `std`, the noise's standard deviation, noise that is a float32
     draw times it is tried too; without it little is ruled out where a signal is far below its noise."""
@@ -60,7 +60,7 @@ def audit(send: Send, *, count: int, rng: torch.Generator, std: float | None = N
     explained = [which[(explained[0] | explained[1]).all(1)] for which in explained]
     only_sent, only_other = ((a & ~b).any(0) for a, b in (explained, explained[::-1]))
     distances = [(released.double() - signal.double()).square().sum(1) for signal in (sent, other)]
-    return BitsAudit(
+    return FloatAttack(
         count=count,
         named=int((only_sent & ~only_other).sum()),
         misnamed=int((only_other & ~only_sent).sum()),

@@ -1,4 +1,4 @@
-"""The audit of last bits: it names the records of float32 noise, this project's of before and others', and of what is
+"""The floating-point attack names the records of float32 noise, this project's of before and others', and of what is
 released on a grid it rules nothing out."""
 
 from __future__ import annotations
@@ -8,13 +8,14 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import float_attack
 import float_noise
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from raydiff.privacy import accountants, bits, canaries, release
+from raydiff.privacy import accountants, canaries, release
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.private_gradient import Mechanism, PrivateGradient
 from raydiff.seeding import NoiseStream, generator
@@ -31,7 +32,7 @@ def digits(count: int, seed: int) -> Tensor:
     return torch.randint(17, (count, 1, 8, 8), generator=rng) / 8 - 1
 
 
-def of_records(mechanism: object, count: int) -> bits.Send:
+def of_records(mechanism: object, count: int) -> float_attack.Send:
     """The release of one record of each pair, under its own number."""
     pairs = [digits(count, seed) for seed in (1, 2)]
 
@@ -52,14 +53,14 @@ def in_float32(x: Tensor, noise: NoiseStream) -> Tensor:
 
 
 def test_float32_noise_names_the_record_at_epsilon_1() -> None:
-    audit = bits.audit(of_records(in_float32, 500), count=500, rng=generator(0), std=FLOAT32_STD)
+    audit = float_attack.audit(of_records(in_float32, 500), count=500, rng=generator(0), std=FLOAT32_STD)
     assert audit.named > 300 and audit.misnamed == 0 and audit.flags(MU)
 
 
 @pytest.mark.parametrize("std", [None, FLOAT32_STD])
 def test_a_million_numbers_on_the_grid_rule_nothing_out(std: float | None) -> None:
     """And the nearer signal is the true one as often as epsilon 1 allows."""
-    audit = bits.audit(of_records(on_the_grid, 16_000), count=16_000, rng=generator(0), std=std)
+    audit = float_attack.audit(of_records(on_the_grid, 16_000), count=16_000, rng=generator(0), std=std)
     assert audit.named == audit.misnamed == 0 and not audit.flags(MU)
     assert 0.5 < audit.nearer / audit.count < 0.5 + math.erf(MU / math.sqrt(8)) / 2 + 0.02
 
@@ -69,7 +70,7 @@ def test_a_fifth_of_the_noise_is_flagged_by_the_nearer_signal() -> None:
         factor = 0.2 * getattr(noise, "factor", 1.0)
         return on_the_grid(x, canaries.Weakened(noise.secret, noise.path, factor))
 
-    assert bits.audit(of_records(send, 4_000), count=4_000, rng=generator(0)).flags(MU)
+    assert float_attack.audit(of_records(send, 4_000), count=4_000, rng=generator(0)).flags(MU)
 
 
 # --- sums, updates, vectors, steps of DP-SGD, and what others do --------------------------------------------
@@ -81,7 +82,7 @@ def vectors(count: int, width: int = 2_000) -> tuple[Tensor, Tensor]:
     return tuple((both / both.norm(dim=2, keepdim=True)).unbind())  # type: ignore[return-value]
 
 
-def of_vectors(mechanism: Callable[[Tensor, int, NoiseStream], Tensor], count: int) -> bits.Send:
+def of_vectors(mechanism: Callable[[Tensor, int, NoiseStream], Tensor], count: int) -> float_attack.Send:
     """One release for each pair."""
     pairs = vectors(count)
 
@@ -133,12 +134,12 @@ def the_step(v: Tensor, _: int, noise: NoiseStream) -> Tensor:
 @pytest.mark.parametrize("mechanism", [the_sum, the_update, the_rows, the_published_mean, the_step])
 def test_no_release_on_the_grid_is_named(mechanism: Callable[[Tensor, int, NoiseStream], Tensor]) -> None:
     for std in (None, float(np.float32(2 / MU))):
-        audit = bits.audit(of_vectors(mechanism, 80), count=80, rng=generator(0), std=std)
+        audit = float_attack.audit(of_vectors(mechanism, 80), count=80, rng=generator(0), std=std)
         assert audit.named == audit.misnamed == 0 and not audit.flags(MU)
 
 
 def all_are_named(send: Callable[[Tensor, int, NoiseStream], Tensor]) -> bool:
-    audit = bits.audit(of_vectors(send, 40), count=40, rng=generator(0))
+    audit = float_attack.audit(of_vectors(send, 40), count=40, rng=generator(0))
     return audit.named == 40 and audit.flags(MU)
 
 
