@@ -71,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
     rng = seeding.generator(experiment.seed, "partition")
     parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
     counts = partition.counts(train, parts, len(dataset.base_names))
-    hides_labels = dataset.mapping is not None and not partition.publishes_labels(experiment.partition)
+    hides_labels = dataset.mapping is not None and not experiment.partition.publishes_labels
     norms = overview.norms(public, center=center) if len(public) and dataset.mapping is None else None
     about = _columns(dataset.mapping, public) if dataset.mapping else _norms(norms, clip)
     labels = _labels(dataset, ("public",) if hides_labels else SPLITS)

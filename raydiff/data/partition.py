@@ -1,13 +1,15 @@
-"""Partitions of N training records over M clients: lists of index tensors, disjoint, covering all, none empty.
+"""Partitions of N training records over M clients: each record has one owner, and each client at least one record.
 
-"Class" is label column 0 (only `Entangled` uses hidden classes), of K; classes without records do not count. Partitions
+"Class" is label column 0 (`Entangled` counts hidden classes), of K; classes without records do not count. Partitions
 that count records by class, so that another label of one record moves others, have labels public by declaration.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,22 +23,61 @@ TEN_CLASSES = (0, 1, 6, 7, 9)  # PFDM's first cluster of the ten digits; the sec
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pooled:
+class Partition(ABC):
+    """Base class of partitions. A subclass is a frozen dataclass with a default for each field."""
+
+    counts_hidden_classes: ClassVar[bool] = False
+    """Whether `assign` is given the hidden classes, where superclasses hide them, in place of the labels."""
+
+    @abstractmethod
+    def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        """The client 0 .. M - 1 of each record, (N,) int64, for labels (N, K) int64. Raises ValueError where the
+        records do not suffice."""
+
+    @property
+    def publishes_labels(self) -> bool:
+        """Whether the label of one record may move other records, so that labels are public by declaration."""
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pooled(Partition):
     """One client with all records: centralised training."""
 
+    publishes_labels = False
+
+    def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        if clients != 1:
+            raise ValueError(f"clients must be 1 for a Pooled partition, got {clients}")
+        return torch.zeros(len(labels), dtype=torch.int64)
+
 
 @dataclass(frozen=True, kw_only=True)
-class Iid:
+class Iid(Partition):
     """Shuffled and cut into M parts, equal to within one record."""
 
+    publishes_labels = False
+
+    def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        order = torch.randperm(len(labels), generator=rng)
+        return _deal(torch.zeros_like(order), _evenly(len(order), clients)[None], order)
+
 
 @dataclass(frozen=True, kw_only=True)
-class ByClass:
+class ByClass(Partition):
     """Client i has the classes i, i + M, ...; if M > K, clients i, i + K, ... divide class i evenly."""
 
+    def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        sizes = labels[:, 0].unique(return_counts=True)[1].tolist()
+        table = torch.zeros(len(sizes), clients, dtype=torch.int64)
+        for k, n in enumerate(sizes):
+            owners = range(k % clients, clients, len(sizes))
+            table[k, owners] = _evenly(n, len(owners))
+        return _deal(labels[:, 0], table, torch.randperm(len(labels), generator=rng))
+
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet:
+class Dirichlet(Partition):
     """Each class has proportions over the clients drawn from Dirichlet(alpha, ..., alpha), by which each record goes to
     a client at random (Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019)."""
 
@@ -53,9 +94,51 @@ class Dirichlet:
         if self.least < 0:
             raise ValueError(f"partition.least must be at least 0, got {self.least}")
 
+    @property
+    def publishes_labels(self) -> bool:
+        return self.balanced or self.least > 0
+
+    def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        """The first draw, or the first of MOST_DRAWS in which each client has `least` records."""
+        order = torch.randperm(len(labels), generator=rng)
+        least = max(self.least, 1)
+        largest = 0
+        for draw in range(MOST_DRAWS):
+            owners = self._draw(labels[:, 0], order, clients, rng)
+            smallest = int(owners.bincount(minlength=clients).min())
+            if smallest >= least and (self.least or draw == 0):
+                return owners
+            largest = max(largest, smallest)
+            if largest and not self.least:
+                break  # The first draw counts; the others tell whether `least` would help.
+        again = f"set partition.least to {min(largest, least)} (labels are then public), " if largest else ""
+        skewed = f"raise partition.alpha ({self.alpha:g}), " if least * clients <= len(labels) else ""
+        few = f"{'none' if least == 1 else f'fewer than {least}'} of {len(labels)} records for {clients} clients"
+        draws = f"in {f'each of {MOST_DRAWS} draws' if self.least else 'the draw'} of a Dirichlet partition"
+        raise ValueError(f"a client would get {few} {draws}: {again}{skewed}lower clients or raise data.train")
+
+    def _draw(self, classes: Tensor, order: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        """Each record, at its place order (N,), by its class's proportions, which are drawn alike for any numbers."""
+        place = (order.double() + 0.5) / len(order)
+        owners = torch.zeros_like(order)
+        ones = torch.ones(clients, dtype=torch.float64)
+        held = torch.zeros(clients, dtype=torch.int64)
+        with seeding.forked(rng):
+            for c in range(int(classes.max()) + 1):
+                # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch 2's Dirichlet underflows at small alpha
+                gamma = torch.distributions.Gamma((self.alpha + 1) * ones, ones).sample()
+                weights = gamma.log() + torch.rand_like(ones).log() / self.alpha
+                if self.balanced:
+                    weights = weights.masked_fill(held * clients >= len(classes), -torch.inf)
+                mine = classes == c
+                ends = weights.softmax(0).cumsum(0)
+                owners[mine] = torch.searchsorted(ends, place[mine]).clamp_max(clients - 1)
+                held += owners[mine].bincount(minlength=clients)
+        return owners
+
 
 @dataclass(frozen=True, kw_only=True)
-class MajorityMinority:
+class MajorityMinority(Partition):
     """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952): those of
     even clients are the first of `clusters`, those of odd clients the second."""
 
@@ -70,18 +153,50 @@ class MajorityMinority:
         if self.minority is not None and self.minority < 1:
             raise ValueError(f"partition.minority must be at least 1, got {self.minority}")
 
+    def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        """Minority clients of a class get equal numbers, majority clients divide the rest evenly."""
+        classes, sizes = labels[:, 0].unique(return_counts=True)
+        if clients < 2 or len(classes) < 2:
+            got = f"{clients} clients and {len(classes)} classes"
+            raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {got}")
+        first, _ = clusters(classes.tolist())
+        table = torch.empty(len(classes), clients, dtype=torch.int64)
+        for k, (c, n) in enumerate(zip(classes.tolist(), sizes.tolist(), strict=True)):
+            start = 0 if c in first else 1
+            majority = range(start, clients, 2)
+            minority = range(1 - start, clients, 2)
+            # At least one record, and never more than n // clients: rounding must not make the minority larger.
+            few = max(1, round(self.ratio * n / (len(majority) + self.ratio * len(minority))))
+            few = self.minority or min(few, n // clients)
+            if not 1 <= few <= n // clients:
+                most = int(sizes.min())
+                lower = f"partition.minority to {most // clients} or " if self.minority and most >= clients else ""
+                fits = "at least 1 and no more than a majority client's"
+                what = f"{few} of the {n} records of class {c} ({clients} clients), which must be {fits}"
+                remedy = f"lower {lower}clients to {max(most, 2)} at most, raise data.train or set partition to iid"
+                raise ValueError(f"a minority client would get {what}: {remedy}")
+            table[k, minority] = few
+            table[k, majority] = _evenly(n - few * len(minority), len(majority))
+        return _deal(labels[:, 0], table, torch.randperm(len(labels), generator=rng))
+
 
 @dataclass(frozen=True, kw_only=True)
-class Entangled:
+class Entangled(Partition):
     """Each client has base distributions, and equally many records of the others', as in FedDistr (arXiv 2410.12530):
     hidden classes with `data.superclasses`, else classes, whose number the clients must divide."""
 
+    counts_hidden_classes = True
     xi: float = 0.0
     """Entangled coefficient of every pair, in [0, 1)."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.xi < 1:
             raise ValueError(f"partition.xi must be at least 0 and below 1, got {self.xi}")
+
+    def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
+        order = torch.randperm(len(labels), generator=rng)
+        sizes = labels[:, 0].unique(return_counts=True)[1]
+        return _deal(labels[:, 0], entangled.shares(sizes, clients, self.xi, rng=rng), order)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,37 +217,27 @@ class Newcomers:
             raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self}")
 
 
-Partition = Pooled | Iid | ByClass | Dirichlet | MajorityMinority | Entangled
-
-
 def partition(records: Records, clients: int, *, how: Partition, rng: torch.Generator) -> list[Tensor]:
     """Positions within `records`, ascending int64, for each of M = `clients` clients. Raises ValueError if a client
     would get no record (under MajorityMinority: no record of some class)."""
-    if clients < 1 or (isinstance(how, Pooled) and clients != 1):
-        wanted = "1 for a Pooled partition" if clients > 1 else "at least 1"
-        raise ValueError(f"clients must be {wanted}, got {clients}")
+    if clients < 1:
+        raise ValueError(f"clients must be at least 1, got {clients}")
     if not len(records):
         raise ValueError("clients would get no record: there are none")
-    order = torch.randperm(len(records), generator=rng)
-    if isinstance(how, Pooled | Iid):
-        parts = list(order.tensor_split(clients))
-    elif isinstance(how, Dirichlet):
-        parts = _drawn(records.labels[:, 0], order, clients, how, rng)
-    else:
-        labels = records.bases if isinstance(how, Entangled) else records.labels[:, 0]
-        sizes, shuffled = _sizes(labels, clients, how, rng), labels[order]
-        cut = [order[shuffled == c].split(row.tolist()) for c, row in zip(labels.unique(), sizes, strict=True)]
-        parts = [torch.cat(pieces) for pieces in zip(*cut, strict=True)]
+    owners = how.assign(records.bases[:, None] if how.counts_hidden_classes else records.labels, clients, rng)
+    if (
+        owners.shape != (len(records),)
+        or owners.dtype != torch.int64
+        or not 0 <= owners.min() <= owners.max() < clients
+    ):
+        wanted = f"a client 0 .. {clients - 1} for each of {len(records)} records, int64"
+        raise ValueError(f"{type(how).__name__}.assign must return {wanted}")
+    parts = [(owners == client).nonzero()[:, 0] for client in range(clients)]
     for client, part in enumerate(parts):
         if not len(part):
             few = f"{len(records)} records for {clients} clients"
             raise ValueError(f"client {client} would get no record ({few}): lower clients or raise data.train")
-    return [part.sort().values for part in parts]
-
-
-def publishes_labels(how: Partition) -> bool:
-    """Whether the label of one record may move other records, so that labels are public by declaration."""
-    return how.balanced or how.least > 0 if isinstance(how, Dirichlet) else not isinstance(how, Pooled | Iid)
+    return parts
 
 
 def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
@@ -166,77 +271,13 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
     return parts, torch.cat(list(left.values())).sort().values
 
 
-def _sizes(labels: Tensor, clients: int, how: ByClass | MajorityMinority | Entangled, rng: torch.Generator) -> Tensor:
-    """(K, M) int64: records of each class for each client."""
-    classes, sizes = labels.unique(return_counts=True)
-    if isinstance(how, Entangled):
-        return entangled.shares(sizes, clients, how.xi, rng=rng)
-    if isinstance(how, MajorityMinority):
-        return _majority_minority(classes.tolist(), sizes, clients, how)
-    out = torch.zeros(len(sizes), clients, dtype=torch.int64)
-    for k, n in enumerate(sizes.tolist()):
-        owners = range(k % clients, clients, len(sizes))
-        out[k, owners] = _evenly(n, len(owners))
-    return out
-
-
-def _drawn(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
-    """The first draw, or the first of MOST_DRAWS in which each client has `how.least` records."""
-    least, largest = max(how.least, 1), 0
-    for draw in range(MOST_DRAWS):
-        parts = _dirichlet(labels, order, clients, how, rng)
-        smallest = min(map(len, parts))
-        if smallest >= least and (how.least or draw == 0):
-            return parts
-        if (largest := max(largest, smallest)) and not how.least:
-            break  # The first draw counts; the others tell whether `least` would help.
-    again = f"set partition.least to {min(largest, least)} (labels are then public), " if largest else ""
-    skewed = f"raise partition.alpha ({how.alpha:g}), " if least * clients <= len(labels) else ""
-    few = f"{'none' if least == 1 else f'fewer than {least}'} of {len(labels)} records for {clients} clients"
-    draws = f"in {f'each of {MOST_DRAWS} draws' if how.least else 'the draw'} of a Dirichlet partition"
-    raise ValueError(f"a client would get {few} {draws}: {again}{skewed}lower clients or raise data.train")
-
-
-def _dirichlet(labels: Tensor, order: Tensor, clients: int, how: Dirichlet, rng: torch.Generator) -> list[Tensor]:
-    """Each record, at its place order (N,), by its class's proportions, which are drawn alike for any numbers."""
-    place, owners = (order.double() + 0.5) / len(order), torch.zeros_like(order)
-    ones, held = torch.ones(clients, dtype=torch.float64), torch.zeros(clients, dtype=torch.int64)
-    with seeding.forked(rng):
-        for c in range(int(labels.max()) + 1):
-            # Gamma(alpha) = Gamma(alpha + 1) U^(1 / alpha), in logs: torch 2's Dirichlet underflows at small alpha
-            gamma = torch.distributions.Gamma((how.alpha + 1) * ones, ones).sample()
-            weights = gamma.log() + torch.rand_like(ones).log() / how.alpha
-            if how.balanced:
-                weights = weights.masked_fill(held * clients >= len(labels), -torch.inf)
-            mine = labels == c
-            ends = weights.softmax(0).cumsum(0)
-            owners[mine] = torch.searchsorted(ends, place[mine]).clamp_max(clients - 1)
-            held += owners[mine].bincount(minlength=clients)
-    return [(owners == client).nonzero()[:, 0] for client in range(clients)]
-
-
-def _majority_minority(classes: list[int], sizes: Tensor, clients: int, how: MajorityMinority) -> Tensor:
-    """Minority clients of a class get equal numbers, majority clients divide the rest evenly."""
-    if clients < 2 or len(classes) < 2:
-        got = f"{clients} clients and {len(classes)} classes"
-        raise ValueError(f"a MajorityMinority partition needs at least 2 clients and 2 classes, got {got}")
-    first, _ = clusters(classes)
-    out = torch.empty(len(classes), clients, dtype=torch.int64)
-    for k, (c, n) in enumerate(zip(classes, sizes.tolist(), strict=True)):
-        start = 0 if c in first else 1
-        majority, minority = range(start, clients, 2), range(1 - start, clients, 2)
-        # At least one record, and never more than n // clients: rounding must not make the minority the larger part.
-        few = max(1, round(how.ratio * n / (len(majority) + how.ratio * len(minority))))
-        few = how.minority or min(few, n // clients)
-        if not 1 <= few <= n // clients:
-            most, fits = int(sizes.min()), "at least 1 and no more than a majority client's"
-            lower = f"partition.minority to {most // clients} or " if how.minority and most >= clients else ""
-            what = f"{few} of the {n} records of class {c} ({clients} clients), which must be {fits}"
-            remedy = f"lower {lower}clients to {max(most, 2)} at most, raise data.train or set partition to iid"
-            raise ValueError(f"a minority client would get {what}: {remedy}")
-        out[k, minority] = few
-        out[k, majority] = _evenly(n - few * len(minority), len(majority))
-    return out
+def _deal(groups: Tensor, table: Tensor, order: Tensor) -> Tensor:
+    """Owner of each record (N,), of the groups (N,) those of each record in the ascending order of its values: `table`
+    (K, M) says how many records of each group each client gets, in the shuffled `order` (N,)."""
+    owners = torch.empty_like(groups)
+    for value, row in zip(groups.unique(), table, strict=True):
+        owners[order[groups[order] == value]] = torch.arange(len(row)).repeat_interleave(row)
+    return owners
 
 
 def _evenly(n: int, parts: int) -> Tensor:

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.data import datasets
-from raydiff.data.partition import publishes_labels
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, measurements, overrides
@@ -306,7 +305,7 @@ def _released(trial: Trial, progress: Progress, outsiders: Guarantee) -> str:
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     delta, accountant = experiment.method.delta, experiment.method.accountant
-    published = publishes_labels(experiment.partition) or experiment.newcomers is not None
+    published = experiment.partition.publishes_labels or experiment.newcomers is not None
     both = []
     for view in (odometer.server, odometer.outsiders):
         guarantee = cautioned(view.guarantee(delta, accountant), experiment)

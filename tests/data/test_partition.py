@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-from typing import get_args
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from raydiff.data.partition import (
     groups,
     newcomers,
     partition,
-    publishes_labels,
 )
 from raydiff.data.splits import cut
 from raydiff.seeding import generator
@@ -112,7 +110,7 @@ def test_another_label_of_one_record_moves_no_other_record(
     labels: list[int], change: tuple[int, int], clients: int, how: Partition, seed: int
 ) -> None:
     """Under each partition that leaves labels private; and every partition is either one of these or says so."""
-    assert not publishes_labels(how)
+    assert not how.publishes_labels
     others, row = changed(labels, change)
     held = []
     for of in (labels, others):
@@ -127,8 +125,8 @@ def test_another_label_of_one_record_moves_no_other_record(
 
 def test_partitions_that_count_labels_say_that_labels_are_public() -> None:
     counting = (ByClass(), MajorityMinority(), Entangled(), Dirichlet(balanced=True), Dirichlet(least=1))
-    assert all(map(publishes_labels, counting))
-    assert {type(how) for how in (*counting, Pooled(), Iid(), Dirichlet())} == set(get_args(Partition))
+    assert all(how.publishes_labels for how in counting)
+    assert {type(how) for how in (*counting, Pooled(), Iid(), Dirichlet())} == set(Partition.__subclasses__())
 
 
 @given(
@@ -284,7 +282,7 @@ def test_a_least_size_changes_no_partition_that_has_it(
 
     wanted = Dirichlet(alpha=alpha, least=least)
     once, again = drawn(Dirichlet(alpha=alpha)), drawn(wanted)
-    assert publishes_labels(wanted) and again == drawn(wanted)
+    assert wanted.publishes_labels and again == drawn(wanted)
     if once is not None and min(map(len, once)) >= least:
         assert again == once
     elif again is not None:
