@@ -1,19 +1,28 @@
-"""Names to objects: an entry of a table, or `module:name`, which is imported. The lowest layer: it imports nothing."""
+"""Doors: whatever is chosen by name is an entry of a `Door`, or `module:name`, which is imported and checked.
+
+The lowest layer: it imports nothing of raydiff.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import difflib
 import math
 import re
 import traceback
-from collections import UserDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from importlib import import_module
 from typing import Any, TypeVar
 
-T = TypeVar("T")
+from pydantic_core import core_schema
+
+T = TypeVar("T", covariant=True)
 PACKAGES = set[str]()
 """Top-level packages of `module:name`s that this process has imported."""
+ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("ALLOWED", default=None)
+"""Top-level packages that a `module:name` may be imported from; None: all. Set by `allowed_packages`."""
 MOST_KINDS = 8  # of problems that one message tells
 LONGEST = 300  # characters shown of an error of outside code
 OUTSIDE = re.compile(r"\w+(\.\w+)*:\w+")
@@ -36,10 +45,27 @@ def bare_name(name: str) -> str:
     return name.rpartition(":")[2]
 
 
+@contextlib.contextmanager
+def allowed_packages(packages: Iterable[str]) -> Iterator[None]:
+    """Within it `module:name` is refused unless its top-level package is one of these.
+
+    A name that is stored in a folder is code that runs: read folders of other people within `allowed_packages(())`.
+    """
+    before = ALLOWED.set(frozenset(packages))
+    try:
+        yield
+    finally:
+        ALLOWED.reset(before)
+
+
 def imported(name: str) -> Any:
-    """Import `module:name`. Raises ValueError, in one sentence, where that fails."""
+    """Import `module:name`. Raises ValueError, in one sentence, where that fails or is not allowed."""
     path, _, attribute = name.partition(":")
-    PACKAGES.add(path.partition(".")[0])
+    package = path.partition(".")[0]
+    allowed = ALLOWED.get()
+    if allowed is not None and package not in {*allowed, "raydiff"}:
+        raise ValueError(f"{name} is code of the package {package}, which this call does not allow to be imported")
+    PACKAGES.add(package)
     try:
         module = import_module(path)
     except KeyboardInterrupt:
@@ -71,16 +97,142 @@ def _described(error: BaseException) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
 
-class Registry(UserDict[str, T]):
-    """Entries by name: values, or `module:name`s imported on access, so that the core lists what it does not import."""
+class Door(Mapping[str, T]):
+    """What may be chosen by a name: entries by name, or `module:name` of another package, checked once it is imported.
 
-    def __init__(self, entries: Mapping[str, T | str]) -> None:
-        super().__init__()
-        self.data = {**entries}  # type: ignore[dict-item]  # an entry not imported yet is a str
+    An entry is an object, or its own "module:name", imported on access: so the core lists what it does not import. As
+    an annotation, `network: Annotated[Network, NETWORKS]` takes instances, `metrics: tuple[Annotated[str, METRICS],
+    ...]` names. A door is read-only; `entries` is public for tests.
+
+    Args:
+        what: What an entry is, for messages: "network".
+        entries: Name -> entry, in the order in which it is listed.
+        base: The class or Protocol of settings classes: frozen dataclasses whose fields all have a default. None:
+            entries are functions or other objects.
+        check: Raises ValueError for an object from outside that does not fit, before anything of it is called.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        entries: Mapping[str, T | str],
+        *,
+        base: type | None = None,
+        check: Callable[[Any], None] | None = None,
+    ) -> None:
+        self.what = what
+        self.entries = dict(entries)
+        self.base = base
+        self.check = check
 
     def __getitem__(self, name: str) -> T:
-        entry = self.data[name]
-        return imported(entry) if isinstance(entry, str) else entry
+        entry: Any = self.entries[name]
+        found: T = imported(entry) if isinstance(entry, str) else entry
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def resolve(self, name: str) -> T:
+        """Return the entry of this name, in any case and with or without hyphens, or the checked object `module:name`.
+
+        Raises ValueError where there is none, where it cannot be imported, does not fit, or has the name of an entry.
+        """
+        if is_outside(name):
+            found: T = self._checked(name, imported(name))
+            return found
+        names = {plain_name(known): known for known in self.entries}
+        known = names.get(plain_name(name))
+        if known is None:
+            raise ValueError(f"must be {self.choices}, got {name!r}{nearest(plain_name(name), names)}")
+        return self[known]
+
+    @property
+    def choices(self) -> str:
+        """Its names in one line, for messages."""
+        return f"one of {', '.join(self.entries)}, or module:name of another"
+
+    def name_of(self, chosen: Any) -> str:
+        """Return what is written on disk for an entry, an instance of one, or an object from outside."""
+        obj: Any = chosen if hasattr(chosen, "__qualname__") else type(chosen)
+        lazy = f"{obj.__module__}:{obj.__name__}"
+        known = [name for name, entry in self.entries.items() if entry is obj or entry == lazy]
+        return known[0] if known and self.base is None else name_on_disk(obj)
+
+    def _checked(self, name: str, obj: Any) -> Any:
+        if self.base is not None and (why := unfit(obj, self.base)):
+            raise ValueError(f"{name} is no {self.what}: {why}")
+        if self.base is None and self.check is None and not callable(obj):
+            raise ValueError(f"{name} is no {self.what}: it must be a function")
+        if self.check is not None:
+            self.check(obj)
+        names = {plain_name(known) for known in self.entries}
+        if names & {plain_name(bare_name(name)), plain_name(getattr(obj, "__name__", ""))}:
+            raise ValueError(f"{name} has the name of a {self.what} of raydiff: give it another name")
+        return obj
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        check = self._check_name if source is str else self._check_instance
+        return core_schema.no_info_plain_validator_function(check)
+
+    def _check_name(self, value: Any) -> str:
+        if not isinstance(value, str):
+            raise ValueError(f"must be {self.choices}, got {value!r}")
+        self.resolve(value)
+        return value
+
+    def _check_instance(self, value: Any) -> Any:
+        assert self.base is not None, f"the door of {self.what} has no base class"
+        if isinstance(value, type):
+            raise ValueError(f"must be an instance, got the class {value.__name__}: write {value.__name__}()")
+        if why := unfit(type(value), self.base):
+            raise ValueError(f"must be an instance of {self.choices}, got {value!r}: {why}")
+        return value
+
+
+def plain_name(name: str) -> str:
+    """The name in lower case, without hyphens and underscores: fedavg of FedAvg and fed-avg."""
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def name_on_disk(obj: Any) -> str:
+    """Return the name of a class or function of raydiff, else its `module:name`.
+
+    Raises ValueError where no other process could import it.
+    """
+    name: str = obj.__name__
+    module: str = obj.__module__
+    if module.startswith("raydiff."):
+        return name
+    if module == "__main__" or "." in obj.__qualname__:
+        raise ValueError(f"{name} must be in a module that workers can import, at its top level")
+    return f"{module}:{name}"
+
+
+def unfit(cls: Any, base: type) -> str:
+    """Why a class is no settings class of this base class or Protocol; "" where it is one. Nothing is called."""
+    dataclass: Any = getattr(cls, "__dataclass_params__", None)
+    if not (isinstance(cls, type) and dataclass is not None and dataclass.frozen):
+        return f"it must be a frozen dataclass with the members of {base.__module__}.{base.__name__}"
+    fields = dataclasses.fields(cls)
+    needed = [f.name for f in fields if f.default is f.default_factory is dataclasses.MISSING]
+    if needed:
+        return f"its field {needed[0]} must have a default"
+    if not getattr(base, "_is_protocol", False):
+        return "" if issubclass(cls, base) else f"it must be a subclass of {base.__module__}.{base.__name__}"
+    names = {f.name for f in fields}
+    missing = [member for member in members(base) if not (member in names or hasattr(cls, member))]
+    return f"it has no {', '.join(missing)}" if missing else ""
+
+
+def members(protocol: type) -> list[str]:
+    """Names of the public members of a Protocol and of those that it extends, in the order of the source."""
+    parts = [cls for cls in reversed(protocol.__mro__) if getattr(cls, "_is_protocol", False)]
+    names = [name for cls in parts for name in (*vars(cls).get("__annotations__", {}), *vars(cls))]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
 
 
 def refuse(problems: Mapping[str, Sequence[str]]) -> None:

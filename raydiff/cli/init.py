@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from raydiff import process
+from raydiff import lookup, process
 from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
 from raydiff.data import datasets
@@ -114,7 +114,7 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
 
 def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Suggested values and the user's, as an experiment file has them; without fields that the chosen method lacks."""
-    classes = {f"{path}.kind": overrides.kind(value) for path, value in changes.items() if isinstance(value, type)}
+    classes = {f"{path}.kind": lookup.name_on_disk(value) for path, value in changes.items() if isinstance(value, type)}
     plain = {path: value for path, value in changes.items() if not isinstance(value, type)}
     fitting = {}
     for path, value in {**suggestion, **classes, **plain}.items():

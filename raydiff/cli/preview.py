@@ -35,13 +35,13 @@ from raydiff.experiment import overrides, suggested
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
 from raydiff.formats.tables import aligned
-from raydiff.lookup import Registry
+from raydiff.lookup import Door
 from raydiff.models.d3pm import codes_of
 from raydiff.storage import staging
 
 MOST_ROWS = 24  # of a table that is printed, and most columns
-MORE_PICTURES: Registry[Callable[[Any, Dataset, Path], str]] = Registry(
-    {"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"}
+MORE_PICTURES: Door[Callable[[Any, Dataset, Path], str]] = Door(
+    "picture", {"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"}
 )
 """Method -> function that draws one more picture of the data and gives its description."""
 

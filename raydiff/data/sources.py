@@ -190,7 +190,8 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     return Source(classes, ("digit",), names, 0, pictures, "scikit-learn's digits", top=16)
 
 
-SOURCES: lookup.Registry[Callable[[Path | None, Sequence[str]], Source]] = lookup.Registry(
+SOURCES: lookup.Door[Callable[[Path | None, Sequence[str]], Source]] = lookup.Door(
+    "data set",
     {
         "digits": digits,
         "mnist": files,
@@ -198,7 +199,7 @@ SOURCES: lookup.Registry[Callable[[Path | None, Sequence[str]], Source]] = looku
         "cifar100": files,
         "faces": files,
         "colour-mnist": "raydiff.papers.pfdm.colour_mnist:source",
-    }
+    },
 )
 """Name -> a function of the data set's folder (None: embedded) and the label columns. Their classes are declared."""
 FOLDERS = {name: name for name in ("mnist", "cifar10", "cifar100")} | {"faces": "orl_faces_64", "colour-mnist": "mnist"}

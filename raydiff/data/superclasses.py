@@ -7,15 +7,16 @@ import dataclasses
 import torch
 
 from raydiff.data.source import Source
-from raydiff.lookup import Registry
+from raydiff.lookup import Door
 
-TABLES: Registry[dict[str, tuple[str, ...]]] = Registry(  # name -> {superclass: its classes}
+TABLES: Door[dict[str, tuple[str, ...]]] = Door(
+    "table of superclasses",  # name -> {superclass: its classes}
     {
         "parity": {"even": ("0", "2", "4", "6", "8"), "odd": ("1", "3", "5", "7", "9")},
         "pairs": {"0/1": ("0", "1"), "2/3": ("2", "3"), "4/5": ("4", "5"), "6/7": ("6", "7"), "8/9": ("8", "9")},
         "cifar100": "raydiff.papers.feddistr.cifar100:CIFAR100",
         "cifar100-10x2": "raydiff.papers.feddistr.cifar100:CIFAR100_10X2",
-    }
+    },
 )
 
 

@@ -16,7 +16,7 @@ from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import LocalResult, Mean, Method, Metrics, Round
 from raydiff.federated.rounds import LocalExecutor
 from raydiff.federated.rounds import rounds as run
-from raydiff.lookup import Registry
+from raydiff.lookup import Door
 from raydiff.methods._averaging import Averaging
 from raydiff.methods._noised_sums import COUNTS
 from raydiff.methods.dpmerf import DPMERF
@@ -71,8 +71,8 @@ class Subject:
         return self.one(zero if self.together else zero[0], NoiseStream(b"of an empty upload", ()))[1]
 
 
-OF_PAPERS: Registry[Callable[[Any, Records | None], Subject | None]] = Registry(
-    {"PFDM": "raydiff.papers.pfdm.canary:subject", "FedDistr": "raydiff.papers.feddistr.canary:subject"}
+OF_PAPERS: Door[Callable[[Any, Records | None], Subject | None]] = Door(
+    "audit", {"PFDM": "raydiff.papers.pfdm.canary:subject", "FedDistr": "raydiff.papers.feddistr.canary:subject"}
 )
 """Of the papers' methods: (method, public records) -> subject; None where nothing is noised."""
 NO_NOISE = "{} adds no noise to its uploads as it is set up here: there is nothing to audit"

@@ -176,7 +176,8 @@ def table_quality(drawn: Drawn) -> Metrics:
     return tables.quality(samples, local, real, classes=drawn.dataset.cardinalities[0])
 
 
-METRICS: lookup.Registry[Callable[[Drawn], Metrics]] = lookup.Registry(
+METRICS: lookup.Door[Callable[[Drawn], Metrics]] = lookup.Door(
+    "metric",
     {
         "accuracy": accuracy,
         "distances": feature_distances,
@@ -186,7 +187,7 @@ METRICS: lookup.Registry[Callable[[Drawn], Metrics]] = lookup.Registry(
         "downstream": downstream_accuracy,
         "table": table_quality,
         "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
-    }
+    },
 )  # in the order in which they are measured
 BY_SAMPLER = ("distances", "coverage", "labels")  # also measured of each of the model's samplers by itself
 TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")  # first words of numbers that no outside metric may take

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from raydiff import methods
 from raydiff.federated.method import Method
-from raydiff.lookup import is_outside, nearest
+from raydiff.lookup import is_outside, name_on_disk, nearest
 from raydiff.storage.staging import SECRET
 
 CONSTANTS = {(bool, "true"): True, (bool, "false"): False, (type(None), "none"): None}
@@ -29,7 +29,7 @@ def to_dict(obj: Any, *, locations: bool = True) -> Any:
     "value", and of "folder" all but the last part of the path."""
     if not dataclasses.is_dataclass(obj):
         return list(obj) if isinstance(obj, tuple) else obj
-    tree = {"kind": kind(type(obj))}
+    tree = {"kind": name_on_disk(type(obj))}
     for f in dataclasses.fields(obj):
         value, location = getattr(obj, f.name), f.metadata.get("location")
         if locations or location is None:
@@ -39,22 +39,13 @@ def to_dict(obj: Any, *, locations: bool = True) -> Any:
     return tree
 
 
-def kind(cls: type) -> str:
-    """What a class is called on disk. Raises ValueError where no other process could import it."""
-    if cls.__module__.startswith("raydiff."):
-        return cls.__name__
-    if cls.__module__ == "__main__" or "." in cls.__qualname__:
-        raise ValueError(f"{cls.__name__} must be in a module that workers can import, at its top level")
-    return f"{cls.__module__}:{cls.__qualname__}"
-
-
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     """The inverse of `to_dict`; a missing field has its default. Raises ValueError on unknown names."""
-    classes = {kind(c): c for c in _dataclasses_of(declared)}
+    classes = {name_on_disk(c): c for c in _dataclasses_of(declared)}
     name = str(data.get("kind"))
     if name not in classes and not (declared is Method and is_outside(name)):
         raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(classes)}")
-    cls = classes.get(name) or methods.imported(name)
+    cls = classes.get(name) or methods.METHODS.resolve(name)
     hints, values = typing.get_type_hints(cls), dict[str, Any]()
     for name, value in ((k, v) for k, v in data.items() if k != "kind"):
         if name not in hints:
@@ -84,7 +75,7 @@ def flat(obj: Any) -> dict[str, Any]:
         elif not dataclasses.is_dataclass(value):
             out[path] = value
         elif len(_dataclasses_of(typing.get_type_hints(type(parent))[name])) > 1:
-            out[path] = kind(type(value))
+            out[path] = name_on_disk(type(value))
     return out
 
 
@@ -176,7 +167,7 @@ def _class_named(text: str, declared: Any, classes: Sequence[type], path: str) -
     if text.lower() == "none" and type(None) in typing.get_args(declared):
         return None
     if declared is Method and is_outside(text):
-        return methods.imported(text)
+        return methods.METHODS.resolve(text)
     names = {c.__name__.lower(): c for c in classes}
     wanted = text.lower().replace("_", "").replace("-", "")
     if wanted not in names:

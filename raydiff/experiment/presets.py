@@ -15,12 +15,13 @@ from raydiff.experiment.study import Study
 from raydiff.lookup import nearest
 
 
-class _Presets(lookup.Registry[Callable[[], Study]]):
+class _Presets(lookup.Door[Callable[[], Study]]):
     def __getitem__(self, name: str) -> Callable[[], Study]:
         return functools.partial(tuning.with_tuned, name, super().__getitem__(name))
 
 
 PRESETS = _Presets(
+    "preset",
     {
         "tradeoff": "raydiff.papers.pfdm.presets:tradeoff",
         "digits": "raydiff.papers.pfdm.presets:digits",
@@ -50,7 +51,7 @@ PRESETS = _Presets(
         "spire-faces": "raydiff.papers.spire.presets:spire_faces",
         "tabular-adult": "raydiff.papers.discrete.presets:tabular_adult",
         "tabular-german": "raydiff.papers.discrete.presets:tabular_german",
-    }
+    },
 )
 """Name -> a function that gives its study, with the settings that `raydiff tune` has kept for it."""
 MAIN = "tradeoff"  # what `raydiff sweep` runs without a preset

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from raydiff import seeding
+from raydiff import lookup, seeding
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Arm, Choices, Settings, Study
@@ -49,7 +49,7 @@ def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
         if not arm.space:
             continue
         start = arm.apply(study.experiment)
-        name = overrides.kind(type(start.method))
+        name = lookup.name_on_disk(type(start.method))
         if name in drawn:
             raise ValueError(f"two arms of {name} declare a space: its settings can be chosen by one alone")
         if start.evaluation is None:
@@ -105,7 +105,7 @@ def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sw
 
     rows = []
     for experiment in trials:
-        flat, name = overrides.flat(experiment), overrides.kind(type(experiment.method))
+        flat, name = overrides.flat(experiment), lookup.name_on_disk(type(experiment.method))
         its = candidates[name]
         number = next(i for i, settings in enumerate(its.settings) if all(flat[p] == v for p, v in settings.items()))
         outcome = Trial(experiment, sweep).outcome() or {"outcome": "unfinished"}
@@ -147,7 +147,7 @@ def with_tuned(preset: str, build: Callable[[], Study]) -> Study:
     if not path.exists():
         return study
     arms = [(arm, arm.apply(study.experiment)) for arm in (Arm(space=study.space), *study.beside) if arm.space]
-    spaces = {overrides.kind(type(start.method)): {*_paths(arm.space)} for arm, start in arms}
+    spaces = {lookup.name_on_disk(type(start.method)): {*_paths(arm.space)} for arm, start in arms}
     try:
         settings = read_json(path, needs="settings")["settings"]
         if not isinstance(settings, dict) or {name: {*fields} for name, fields in settings.items()} != spaces:
@@ -160,13 +160,13 @@ def with_tuned(preset: str, build: Callable[[], Study]) -> Study:
 
 def _with_settings(study: Study, settings: Mapping[str, Settings]) -> Study:
     """The study with these settings in every arm of their method, except in arms that stay as written."""
-    main = settings.get(overrides.kind(type(study.experiment.method)), {})
+    main = settings.get(lookup.name_on_disk(type(study.experiment.method)), {})
     written = {path: value for path, value in overrides.flat(study.experiment).items() if path in main}
     experiment, beside = overrides.override(study.experiment, main), []
     for arm in study.beside:
         start = arm.apply(study.experiment)
         kept = {path: value for path, value in written.items() if overrides.has_path(start, path)}
-        tuned = settings.get(overrides.kind(type(start.method)), {})
+        tuned = settings.get(lookup.name_on_disk(type(start.method)), {})
         arm = replace(arm, changes={**kept, **arm.changes} if arm.as_written else {**arm.changes, **tuned})
         arm.apply(experiment)  # It raises now where a setting does not fit.
         beside.append(arm)

@@ -22,7 +22,8 @@ from raydiff.report.sections.setting import frontier, what_was_run
 from raydiff.report.sections.trials import cost, ledgers
 from raydiff.report.sweep_view import Section, SweepView, open_sweep
 
-SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registry(
+SECTIONS: lookup.Door[Callable[[SweepView, Path], Section]] = lookup.Door(
+    "section",
     {
         "What came out": conclusion,
         "Samples": samples,
@@ -36,7 +37,7 @@ SECTIONS: lookup.Registry[Callable[[SweepView, Path], Section]] = lookup.Registr
         "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
         "The paper's claims": "raydiff.papers.report_sections:claims",
         "Cost, failures and resumes": cost,
-    }
+    },
 )
 """Title -> function of a section, which writes its pictures into a folder. In the order of the page."""
 

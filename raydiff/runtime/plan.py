@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from raydiff import methods
+from raydiff import lookup, methods
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
@@ -127,7 +127,7 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
 
 def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
     """One line per method with its tuned settings that are not overridden."""
-    main = overrides.kind(type(study.experiment.method))
+    main = lookup.name_on_disk(type(study.experiment.method))
     lines = []
     for name, settings in study.tuned.items() if "method" not in asked.overrides else ():
         left = {path: v for path, v in settings.items() if name != main or path not in asked.overrides}

@@ -61,7 +61,7 @@ def preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """`small` is a preset; gives the folder where what is chosen for it lies."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setitem(names.PRESETS, "small", lambda: tuning.with_tuned("small", study))
+    monkeypatch.setitem(names.PRESETS.entries, "small", lambda: tuning.with_tuned("small", study))
     return tmp_path / "tuned"
 
 
@@ -197,7 +197,7 @@ def test_a_setting_that_failed_somewhere_is_not_chosen() -> None:
 def test_what_cannot_be_tuned_is_said_in_one_sentence(
     changed: Any, options: list[Any], message: str, command: Command, tmp_path: Path, preset: Path, monkeypatch: Any
 ) -> None:
-    monkeypatch.setitem(names.PRESETS, "small", lambda: replace(study(), **changed))
+    monkeypatch.setitem(names.PRESETS.entries, "small", lambda: replace(study(), **changed))
     code, _, err = command("tune", "small", "--trials", 2, *options, "--runtime.storage", tmp_path)
     assert code == 2 and err.startswith(f"error: {message}") and err.count("\n") == 1 and not preset.exists()
 

@@ -99,7 +99,9 @@ def test_rows_with_missing_values_are_dropped_but_keep_their_numbers(
     assert table.rows.tolist() == list(range(1, 12))
     path = written(tmp_path / "t.csv", people(sex=["f", None, *["m", "f"] * 5], pays=[None, "no", *["yes", "no"] * 5]))
     how = {"age": (30.0,), "sex": {"f": ("f",), "m": ("m",)}}
-    monkeypatch.setitem(CODE_BOOKS, "mine", CodeBook(files=(), label="pays", classes=("no", "yes"), bins=3, read=how))
+    monkeypatch.setitem(
+        CODE_BOOKS.entries, "mine", CodeBook(files=(), label="pays", classes=("no", "yes"), bins=3, read=how)
+    )
     table = read(RawTable(source=path, preset="mine"))
     assert table.rows.tolist() == list(range(2, 12))
     assert table.notes[0] == "rows with a missing value are left out"

@@ -9,7 +9,7 @@ from typing import Any
 
 from raydiff.data.tables.cells import Csv
 from raydiff.data.tables.kinds import MEANING
-from raydiff.lookup import Registry, check_one_of, nearest
+from raydiff.lookup import Door, check_one_of, nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,8 +41,9 @@ class CodeBook:
         return {**grouped, self.label: {value: (value,) for value in self.classes}}
 
 
-CODE_BOOKS: Registry[CodeBook] = Registry(  # by the name of the data set
-    {name.lower(): f"raydiff.papers.discrete.tables:{name}" for name in ("ADULT", "GERMAN", "LOAN")}
+CODE_BOOKS: Door[CodeBook] = Door(
+    "code book",  # by the name of the data set
+    {name.lower(): f"raydiff.papers.discrete.tables:{name}" for name in ("ADULT", "GERMAN", "LOAN")},
 )
 
 
