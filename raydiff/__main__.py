@@ -1,5 +1,5 @@
 """The `raydiff` command. `raydiff sweep digits`, `python -m raydiff sweep digits` and, in a checkout,
-`python jobs/sweep.py digits` are the same; so are `raydiff report` and `python analysis/report.py`."""
+`python jobs/sweep.py digits` are the same."""
 
 from __future__ import annotations
 
@@ -38,7 +38,6 @@ COMMANDS = {
         "account": ("cli.account", "epsilon of a mechanism that ran elsewhere: Opacus, Flower"),
         "audit": ("papers.discrete.audit_command", "what a table's synthetic rows reveal of each record (pDP)"),
         "canary": ("cli.canary", "does a method leak more than its ledger says?"),
-        "theory": ("papers.theory_command", "what perfect denoisers would give"),
     },
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),

@@ -32,7 +32,7 @@ def arguments(storage: Any, out: Path) -> list[str]:
 
 def start(storage: Any, out: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, str(ROOT / "jobs" / "generate.py"), *arguments(storage, out)],
+        [sys.executable, "-m", "raydiff", "generate", *arguments(storage, out)],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -1,4 +1,4 @@
-"""jobs/logs.py: a trial's rounds as lines, how it ended, and waiting for more."""
+"""`raydiff logs`: a trial's rounds as lines, how it ended, and waiting for more."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ NEEDS = {
 }
 """What a command needs beside a name of a run or sweep, to be parsed."""
 NAMED = [*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "rm", "logs", "canary"]
-NO_STORAGE = {"account", "calibrate", "theory"}
+NO_STORAGE = {"account", "calibrate"}
 
 
 @pytest.fixture(scope="module")

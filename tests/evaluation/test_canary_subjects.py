@@ -1,4 +1,4 @@
-"""`python jobs/canary.py`: what it prints of a preset's own upload, and one sentence for bad input."""
+"""`raydiff canary`: what it prints of a preset's own upload, and one sentence for bad input."""
 
 from __future__ import annotations
 

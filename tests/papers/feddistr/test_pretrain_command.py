@@ -1,4 +1,4 @@
-"""jobs/pretrain_latent.py: what it writes, logs and refuses."""
+"""`raydiff pretrain`: what it writes, logs and refuses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`python jobs/calibrate.py`: the published settings, and one sentence for bad input."""
+"""`raydiff calibrate`: the published settings, and one sentence for bad input."""
 
 from __future__ import annotations
 

@@ -8,9 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from analysis.theory.theorems import break_even, eq9, first_order_gain, trials
 from raydiff.models.chains import MEASURED, Sampler
-from raydiff.papers.pfdm.theory.theorems import break_even, eq9, first_order_gain, trials
 from raydiff.seeding import generator
+
+pytestmark = pytest.mark.slow
 
 
 def gains(

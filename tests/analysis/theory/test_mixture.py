@@ -7,9 +7,11 @@ import math
 import pytest
 import torch
 
-from raydiff.papers.pfdm.theory.closed_forms import ABAR, reverse
-from raydiff.papers.pfdm.theory.mixture import LEAF, Mixture, hand_overs, merge_time, tree
+from analysis.theory.closed_forms import ABAR, reverse
+from analysis.theory.mixture import LEAF, Mixture, hand_overs, merge_time, tree
 from raydiff.seeding import generator
+
+pytestmark = pytest.mark.slow
 
 
 def modes(mixture: Mixture) -> int:

@@ -12,11 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
+from analysis.theory.exact import Exact, column_chances, exact, hockey_stick, joint, noise
 from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
 from raydiff.papers.discrete.histograms import Distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
-from raydiff.papers.discrete.theory.exact import Exact, column_chances, exact, hockey_stick, joint, noise
+
+pytestmark = pytest.mark.slow
 
 NOISE = 1e-11  # of differences of sums of floats near 1
 

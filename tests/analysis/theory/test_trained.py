@@ -12,11 +12,7 @@ import torch
 from reference.pdp_tables import SCHEDULES, kernel, skewed
 from scipy.stats import chisquare
 
-from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.d3pm_kernel import Linear, Schedule
-from raydiff.papers.discrete.bound import ReleasedRows
-from raydiff.papers.discrete.kernel import Floats, Kernel
-from raydiff.papers.discrete.theory.exact import (
+from analysis.theory.exact import (
     clean_chances,
     column_chances,
     exact,
@@ -24,9 +20,15 @@ from raydiff.papers.discrete.theory.exact import (
     joint,
     neighbours,
 )
-from raydiff.papers.discrete.theory.trained import Predictions, predictions, trained, transitions
+from analysis.theory.trained import Predictions, predictions, trained, transitions
+from raydiff.models.d3pm import DiscreteDiffusion
+from raydiff.models.d3pm_kernel import Linear, Schedule
+from raydiff.papers.discrete.bound import ReleasedRows
+from raydiff.papers.discrete.kernel import Floats, Kernel
 from raydiff.seeding import generator
 from raydiff.tree import Params
+
+pytestmark = pytest.mark.slow
 
 MODEL = DiscreteDiffusion(hidden=16, layers=2, steps=4, counts=(3, 3))
 

@@ -26,11 +26,11 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from analysis.theory import closed_forms as forms
+from analysis.theory.closed_forms import ABAR, Gauss
+from analysis.theory.theory_tables import Rows, over_seeds
 from raydiff.formats.tables import aligned
 from raydiff.models.chains import MEASURED, Sampler
-from raydiff.papers.pfdm.theory import closed_forms as forms
-from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
-from raydiff.papers.theory_tables import Rows, over_seeds
 from raydiff.seeding import generator
 
 DIMENSIONS = 8  # of the table
@@ -89,7 +89,7 @@ def _ratio(w: float, noise: float) -> float:
     return (w * w * noise + 2 * w * (1 - w)) / (w * (2 - w))
 
 
-# --- what `raydiff theory theory` prints ---
+# --- what `python -m analysis.theory theorems` prints ---
 
 
 def report(trials: int = 200) -> list[str]:

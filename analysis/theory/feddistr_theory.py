@@ -31,10 +31,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analysis.theory.theory_tables import Rows, bracket
 from raydiff.data import entangled
 from raydiff.formats.plots import panels, save
 from raydiff.formats.tables import aligned
-from raydiff.papers.theory_tables import Rows, bracket
 from raydiff.seeding import generator
 
 CHUNK = 4_000_000  # records drawn at once
@@ -186,7 +186,7 @@ def literal_limit(mu: float = 0.0) -> float:
     return float(torch.trapezoid(torch.from_numpy(2 * truth.cdf(t.numpy()) - 1), t))
 
 
-# --- what `raydiff theory feddistr` prints ---
+# --- what `python -m analysis.theory feddistr` prints ---
 
 
 def report(out: Path, *, repetitions: int = 2000) -> list[str]:

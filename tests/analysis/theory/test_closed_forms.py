@@ -7,8 +7,7 @@ import torch
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from raydiff.models.chains import MEASURED, Sampler
-from raydiff.papers.pfdm.theory.closed_forms import (
+from analysis.theory.closed_forms import (
     ABAR,
     Gauss,
     fitted,
@@ -19,7 +18,10 @@ from raydiff.papers.pfdm.theory.closed_forms import (
     w2_squared,
     weight,
 )
+from raydiff.models.chains import MEASURED, Sampler
 from raydiff.seeding import generator
+
+pytestmark = pytest.mark.slow
 
 
 def tensor(*rows: object) -> Tensor:

@@ -34,15 +34,15 @@ import pandas as pd
 import torch
 from torch import Tensor
 
+from analysis.theory import closed_forms as forms
+from analysis.theory.closed_forms import ABAR, Gauss
+from analysis.theory.theory_tables import Rows
 from raydiff.data.datasets import Data, Dataset, load
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import interval
 from raydiff.formats.tables import aligned
 from raydiff.models.chains import MEASURED, Sampler
-from raydiff.papers.pfdm.theory import closed_forms as forms
-from raydiff.papers.pfdm.theory.closed_forms import ABAR, Gauss
-from raydiff.papers.theory_tables import Rows
 from raydiff.seeding import generator
 
 ARMS = ("localonly", "pfdm", "no-server", "shuffled", "collafuse", "gaussian", "centre")
@@ -165,7 +165,7 @@ def _median_norm(x: Tensor) -> float:
     return max(round(float(x.norm(dim=1).median()), 1), 0.1)
 
 
-# --- what `raydiff theory DATA` prints ---
+# --- what `python -m analysis.theory DATA` prints ---
 
 
 def report(config: Data, path: Path, minorities: Sequence[int], *, seeds: int) -> list[str]:

@@ -1,36 +1,33 @@
-"""What could PFDM reach if its denoisers were perfect? Predictions in seconds, without training.
+"""What could a paper's method reach with perfect denoisers? Predictions in seconds, most without training.
 
-    raydiff theory                  theory, mixture and digits
-    raydiff theory theory           PFDM's Theorem 5.2 and Eq. 9 against Monte-Carlo; mixture: its Figure 5
-    raydiff theory mnist --size 14 --out mine.csv       minority W2^2 of each arm, for any data set
-    raydiff theory collaboration    the same for a preset's data and minority sizes: raydiff collaboration reads it
-    raydiff theory spire            SPIRE's Theorems 4.2 and 4.3; feddistr: Theorems 1, 2; pdp: the bound
+    python -m analysis.theory                  PFDM's theorems, its mixture, and digits
+    python -m analysis.theory theorems         PFDM's Theorem 5.2 and Eq. 9 against Monte-Carlo; mixture: its Figure 5
+    python -m analysis.theory mnist --size 14 --out mine.csv       minority W2^2 of each arm, for any data set
+    python -m analysis.theory collaboration    the same for a preset's data and minority sizes
+    python -m analysis.theory spire            SPIRE's Theorems 4.2 and 4.3; feddistr: Theorems 1, 2; pdp: the bound
 
 The csv has means over seeds with 95 % t intervals; the gain over local training is paired by seed. Options beside these
-override fields of the data set. The arms and the assumptions: raydiff/papers/pfdm/theory/on_data.py.
+override fields of the data set. The arms and the assumptions: analysis/theory/on_data.py.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from analysis.theory import feddistr_theory, mixture, on_data, random_tables, spire_theory, theorems, trained
 from raydiff.cli.options import parse_known, positional
 from raydiff.data.datasets import Data
 from raydiff.experiment import overrides, presets
-from raydiff.papers.discrete.theory import random_tables
-from raydiff.papers.discrete.theory import trained as pdp_trained
-from raydiff.papers.feddistr import theory as feddistr
-from raydiff.papers.pfdm.theory import mixture, on_data, theorems
-from raydiff.papers.spire import theory as spire
 
 THEORIES: dict[str, Callable[[Path], list[str]]] = {
-    "theory": lambda out: [*theorems.report(), ""],
+    "theorems": lambda out: [*theorems.report(), ""],
     "mixture": lambda out: [*mixture.report(out), ""],
-    "spire": spire.report,
-    "feddistr": feddistr.report,
-    "pdp": lambda out: [*random_tables.report(out), "", *pdp_trained.report()],
+    "spire": spire_theory.report,
+    "feddistr": feddistr_theory.report,
+    "pdp": lambda out: [*random_tables.report(out), "", *trained.report()],
 }
 """Name -> lines, with files written into a folder. Any other name is a data set or a preset."""
 MINORITIES = (3, 20, 100)
@@ -41,7 +38,7 @@ OTHERS = Data(size=14, train=2000, public=1000, validation=0, calibration=0, tes
 @dataclass(frozen=True, kw_only=True)
 class TheoryOptions:
     what: str = positional("all")
-    """theory, mixture, spire, feddistr, pdp or a data set (default: theory, mixture, digits)."""
+    """theorems, mixture, spire, feddistr, pdp or a data set (default: theorems, mixture, digits)."""
     out: Path = Path("oracle-report")
     """Folder; for a data set also x.csv."""
     seeds: int = 20
@@ -57,22 +54,27 @@ class TheoryOptions:
 def main(argv: Sequence[str]) -> int:
     """Print the tables, write the files and say where they are."""
     options, fields = parse_known(TheoryOptions, argv, __doc__, Data())
-    for name in ("theory", "mixture") if options.what == "all" else {options.what} & set(THEORIES):
-        if name != "theory":  # which writes no file
-            options.out.mkdir(parents=True, exist_ok=True)
+    for name in ("theorems", "mixture") if options.what == "all" else {options.what} & set(THEORIES):
+        options.out.mkdir(parents=True, exist_ok=True)
         print("\n".join(THEORIES[name](options.out)))
     if options.what not in THEORIES:
         name = "digits" if options.what == "all" else options.what
         path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
-        data, minorities = _data(name)
+        data, minorities = _choose_data(name)
         data = overrides.override(data, overrides.parse_overrides(data, fields))
         print("\n".join(on_data.report(data, path, minorities, seeds=options.seeds)))
     return 0
 
 
-def _data(name: str) -> tuple[Data, tuple[int, ...]]:
+def _choose_data(name: str) -> tuple[Data, tuple[int, ...]]:
     """(data, minority sizes): of a preset that varies these; else of a data set."""
-    study = presets.PRESETS[name]() if name in presets.PRESETS else None
-    if study is not None and (sizes := study.grid.get("partition.minority", ())):
-        return study.experiment.data, tuple(int(n) for n in sizes)
+    if name in presets.PRESETS:
+        study = presets.PRESETS[name]()
+        sizes = study.grid.get("partition.minority", ())
+        if sizes:
+            return study.experiment.data, tuple(int(n) for n in sizes)
     return (Data() if name == "digits" else overrides.override(OTHERS, {"name": name})), MINORITIES
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,4 +1,4 @@
-"""`raydiff theory`: its tables and files."""
+"""`python -m analysis.theory`: its tables and files."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from analysis.theory import __main__ as theory
+from analysis.theory import feddistr_theory as feddistr
+from analysis.theory import on_data, theorems
+from analysis.theory import spire_theory as spire
 from raydiff.models.chains import MEASURED
-from raydiff.papers import theory_command as theory
-from raydiff.papers.discrete.theory import random_tables
-from raydiff.papers.feddistr import theory as feddistr
-from raydiff.papers.pfdm.theory import mixture, on_data, theorems
-from raydiff.papers.spire import theory as spire
+
+pytestmark = pytest.mark.slow
 
 COLUMNS = "data,minority,epsilon,sampler,arm,w2_squared,w2_low,w2_high,gain_over_local,gain_low,gain_high"
 
@@ -50,15 +51,6 @@ def files_of(lines: list[str]) -> set[str]:
     return {line.removeprefix("written: ") for line in lines if line.startswith("written: ")}
 
 
-@pytest.mark.slow
-def test_the_mixture_writes_its_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture, "STEPS", 10)
-    monkeypatch.setattr(mixture, "MEASURED", ("ddim",))
-    lines = mixture.report(tmp_path, seeds=1)
-    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 3
-
-
-@pytest.mark.slow
 def test_spire_measures_the_orders(tmp_path: Path) -> None:
     lines = spire.report(tmp_path, seeds=3, trials=1)
     assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 1
@@ -69,7 +61,6 @@ def test_spire_measures_the_orders(tmp_path: Path) -> None:
     assert float(in_m[5]) == pytest.approx(-1, abs=0.2) and in_m[8] == "(-1)"
 
 
-@pytest.mark.slow
 def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feddistr, "XIS", (0.0, 0.057))
     monkeypatch.setattr(feddistr, "CLIENTS", (5, 20))
@@ -81,29 +72,3 @@ def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.Monk
         *promised, fails, _ = row[4:]
         assert all(value == "-" or float(value) > float(row[3]) for value in promised)  # all hold at b - a = 1
         assert (fails == "-") == (row[2] != "0") and (fails == "-" or 10 < float(fails) < 100)
-
-
-@pytest.mark.slow
-def test_pdp_shows_the_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(random_tables, "CONFIGURATIONS", ((5, 5, 20),))
-    monkeypatch.setattr(random_tables, "COLUMNS", (5, 20))
-    monkeypatch.setattr(random_tables, "PS", (0.3, 0.9))
-    lines = random_tables.report(tmp_path, seeds=2)
-    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 2
-    with (tmp_path / "pdp-bound.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert all(float(r["low"]) <= float(r["mean"]) <= float(r["high"]) for r in rows)
-
-    def curve(figure: str, quantity: str, label: str) -> list[float]:
-        key = (figure, quantity, label)
-        return [float(r["mean"]) for r in rows if (r["figure"], r["quantity"], r["curve"]) == key]
-
-    even, uneven = (curve("4", "n / s^psi_t over t", f"p = {p}") for p in (0.3, 0.9))
-    assert [uneven[t - 1] for t in (1, 2, 3, 5)] == pytest.approx([65, 30, 18, 3.7], rel=0.2)
-    assert all(leaks == sorted(leaks, reverse=True) for leaks in (even, uneven)) and even[0] < uneven[0] / 2
-    sigmoid = curve("5", "delta over rate", "sigmoid")
-    assert len(sigmoid) == 6 and sigmoid == sorted(sigmoid, reverse=True)
-    most, least = (curve("11", "delta over p", f"n = 5, k = 5, T = 20, {which}") for which in ("most", "least"))
-    assert all(a > b for a, b in zip(most, least, strict=True))
-    slopes = [float(line.split(": ")[1].split()[0]) for line in lines if "the paper's" in line]
-    assert slopes[1:] == pytest.approx([-2, -1, -2], abs=0.02) and -0.9 < slopes[0] < -0.6

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.papers.feddistr.theory import (
+from analysis.theory.feddistr_theory import (
     Base,
     Setting,
     dominant_share,
@@ -21,6 +21,8 @@ from raydiff.papers.feddistr.theory import (
     utility_losses,
 )
 from raydiff.seeding import generator
+
+pytestmark = pytest.mark.slow
 
 
 def f64(*values: float) -> Tensor:

@@ -23,12 +23,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from analysis.theory.closed_forms import ABAR, reverse
+from analysis.theory.theory_tables import Rows
 from raydiff.formats.intervals import student
 from raydiff.formats.plots import panels, save
 from raydiff.formats.tables import aligned
 from raydiff.models.chains import MEASURED, Sampler
-from raydiff.papers.pfdm.theory.closed_forms import ABAR, reverse
-from raydiff.papers.theory_tables import Rows
 from raydiff.seeding import generator
 
 RADII = (4.0, 1.2, 0.36)  # of each level of the tree
@@ -138,7 +138,7 @@ def assignment(a: Tensor, b: Tensor) -> float:
     return float(cost[linear_sum_assignment(cost)].mean())
 
 
-# --- what `raydiff theory mixture` prints ---
+# --- what `python -m analysis.theory mixture` prints ---
 
 
 def report(out: Path, *, seeds: int = 4) -> list[str]:

@@ -18,6 +18,7 @@ import numpy as np
 import pandas as pd
 import torch
 
+from analysis.theory.theory_tables import bracket
 from raydiff.evaluation.row_audit import Condition
 from raydiff.formats import plots
 from raydiff.formats.csv_files import write_csv
@@ -26,7 +27,6 @@ from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
 from raydiff.papers.discrete.histograms import Histograms, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
-from raydiff.papers.theory_tables import bracket
 from raydiff.seeding import generator
 
 PS = (0.3, 0.5, 0.7, 0.9)
@@ -111,7 +111,7 @@ def slopes(values: Floats, sizes: Sequence[int]) -> Floats:
         return np.asarray((x - x.mean()) @ (y - y.mean(axis=0)) / ((x - x.mean()) ** 2).sum())
 
 
-# --- what `raydiff theory pdp` prints of it ---
+# --- what `python -m analysis.theory pdp` prints of it ---
 
 
 def curve(figure: str, quantity: str, label: str, x: Sequence[float], y: Sequence[Interval]) -> Iterator[Point]:

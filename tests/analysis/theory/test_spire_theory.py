@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.papers.spire.theory import (
+from analysis.theory.spire_theory import (
     Federation,
     ddpm_variance,
     even_mean,
@@ -23,6 +23,8 @@ from raydiff.papers.spire.theory import (
     weight_variance,
 )
 from raydiff.seeding import generator
+
+pytestmark = pytest.mark.slow
 
 
 def f64(*values: float) -> Tensor:

@@ -29,9 +29,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from analysis.theory.theory_tables import Rows, over_seeds
 from raydiff.formats.plots import panels, save
 from raydiff.formats.tables import aligned
-from raydiff.papers.theory_tables import Rows, over_seeds
 from raydiff.seeding import generator
 
 W_MIN = 0.1  # estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without its value
@@ -176,7 +176,7 @@ def _cut(w: Tensor) -> Tensor:
     return w.clamp(W_MIN, 1 - W_MIN)
 
 
-# --- what `raydiff theory spire` prints ---
+# --- what `python -m analysis.theory spire` prints ---
 
 
 def report(out: Path, *, seeds: int = 10, trials: int = 5) -> list[str]:

@@ -6,11 +6,13 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.theory.closed_forms import Gauss
+from analysis.theory.on_data import Truth, predictions, truth
 from raydiff.data.datasets import Data, Dataset, Records, load
 from raydiff.models.chains import MEASURED
-from raydiff.papers.pfdm.theory.closed_forms import Gauss
-from raydiff.papers.pfdm.theory.on_data import Truth, predictions, truth
 from raydiff.seeding import generator
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

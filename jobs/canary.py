@@ -1,6 +1,0 @@
-"""`raydiff canary`, from a checkout."""
-
-if __name__ == "__main__":  # A process that this one spawns imports it again.
-    from _checkout import main
-
-    main("canary")
