@@ -63,15 +63,42 @@ class Guarantee:
         # Without the count: under add-remove the number of records is private.
         return replace(self, caution=f"delta is not below 1 / (number of {units})")
 
-    def __str__(self) -> str:
-        if self.epsilon == math.inf:
-            return f"epsilon inf (no guarantee: {', '.join(self.unprotected) or 'noise of scale 0'})"
-        if self.unit is None or self.relation is None:
-            return "epsilon 0 (nothing sent)"
-        about = f"{definition(self.unit, self.relation, self.trust)}, delta {self.delta:g}"
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Guarantee:
+        """Return the guarantee whose `vars` were written as JSON."""
+        texts = {name: tuple(fields[name]) for name in ("declared", "unprotected")}
+        return cls(**{**fields, **texts, "epsilon": float(fields["epsilon"])})
+
+    @property
+    def definition(self) -> str | None:
+        """Return the privacy definition: two epsilons of one definition compare. None where nothing was sent, or
+        nothing is guaranteed or recorded."""
+        if self.unit is None or self.relation is None or not self.epsilon < math.inf:
+            return None
+        return f"{definition(self.unit, self.relation, self.trust)}, delta {self.delta:g}"
+
+    @property
+    def details(self) -> str:
+        """Return what does not matter for comparing: the accountant, what is public by declaration, the caution."""
         declared = f"public by declaration: {', '.join(self.declared)}" if self.declared else ""
-        more = "".join(f"; {text}" for text in (declared, self.caution) if text)
-        return f"epsilon {rounding.up(self.epsilon)} ({about}, {self.accountant} accountant{more})"
+        return "; ".join(filter(None, (f"{self.accountant} accountant", declared, self.caution)))
+
+    @property
+    def statement(self) -> str:
+        """Return everything but the epsilon."""
+        if self.definition is not None:
+            return f"{self.definition}, {self.details}"
+        if self.epsilon == math.inf:
+            return f"no guarantee: {', '.join(self.unprotected) or 'noise of scale 0'}"
+        return "nothing sent" if self.nothing_sent else "not recorded"
+
+    @property
+    def nothing_sent(self) -> bool:
+        """Return whether epsilon is 0 since nothing was sent."""
+        return self.epsilon == 0 and self.definition is None
+
+    def __str__(self) -> str:
+        return f"epsilon {rounding.up(self.epsilon)} ({self.statement})"
 
 
 @dataclass(frozen=True)

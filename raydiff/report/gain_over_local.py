@@ -30,7 +30,7 @@ def compared(sweep: SweepView) -> pd.DataFrame:
         raise ValueError("there is nothing to compare: no finished trial has a measure of quality")
     others = cell_fields(sweep.fields)
     stated = guarantees(sweep.runs)
-    definition = stated["guarantee"].map(lambda guarantee: str(guarantee.definition or guarantee))
+    definition = stated["guarantee"].map(lambda guarantee: guarantee.definition or guarantee.statement)
     values = {"value": column(sweep.runs, sweep.measure), "epsilon": stated["epsilon"], "definition": definition}
     trials = sweep.trials.assign(**values)
     trials = trials[(trials["outcome"] == "finished") & trials["value"].notna()]

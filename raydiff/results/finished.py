@@ -188,12 +188,9 @@ def open_finished(folder: Path) -> Finished:
     last = trial.store.last_commit()
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
-    views: list[dict[str, Any]] = [outcome[view] for view in VIEWS]
-    fields: list[dict[str, Any]] = [
-        {k: tuple(v) if isinstance(v, list) else v for k, v in view.items()} for view in views
-    ]
+    guarantees = [Guarantee.from_dict(outcome[view]) for view in VIEWS]
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
-    return Finished(trial, dataset, last[0], server, *(Guarantee(**of_view) for of_view in fields))
+    return Finished(trial, dataset, last[0], server, *guarantees)
 
 
 def _secret(trial: Trial) -> bytes:

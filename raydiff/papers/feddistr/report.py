@@ -21,7 +21,7 @@ from raydiff.formats.tables import Table, publish, span
 from raydiff.papers.feddistr.loss_plots import CELL, CENTRAL, FEDDISTR, LATENTS, LEVELS, PUBLIC, draw
 from raydiff.report import load
 from raydiff.report.frontier.rows import settings
-from raydiff.report.guarantees import StatedGuarantee
+from raydiff.report.guarantees import guarantee_of
 from raydiff.report.load import Row, column, finished, groups, records
 
 ARM = ["base", "name", "rounds", "target"]
@@ -61,9 +61,9 @@ def readings(runs: pd.DataFrame) -> pd.DataFrame:
     out["name"] = _names(out, done)
     out["loss"] = 1 - done["final/eval/accuracy"]
     out["epsilon"] = column(done, "final/privacy/epsilon_server")
-    guarantees = [StatedGuarantee.of_run(row, "server") for row in rows]
-    out["definition"] = [str(g.definition) if g.definition and g.epsilon > 0 else "" for g in guarantees]
-    out["declared"] = [g.declared or "" if g.definition and g.epsilon > 0 else "" for g in guarantees]
+    guarantees = [guarantee_of(row, "server") for row in rows]
+    out["definition"] = [g.definition if g.definition and g.epsilon > 0 else "" for g in guarantees]
+    out["declared"] = [", ".join(g.declared) if g.definition and g.epsilon > 0 else "" for g in guarantees]
     out["bytes"], out["per_client"] = sent, sent / done["clients"]
     for name in PARTITION:
         out[name] = column(done, f"final/partition/{name}")

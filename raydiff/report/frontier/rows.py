@@ -10,10 +10,9 @@ import pandas as pd
 
 from raydiff.formats.metric_names import FAMILIES, Metric
 from raydiff.report import guarantees
-from raydiff.report.guarantees import PrivacyDefinition
 from raydiff.report.load import Row, column, groups, records
 
-Point = tuple[PrivacyDefinition | None, float, float]  # definition, epsilon, measure
+Point = tuple[str | None, float, float]  # definition, epsilon, measure
 DONE = ("finished", "stopped")  # outcomes that have a row; the other trials are listed below the table
 GROUPS = ("minor", "major", "all")
 NOT_SETTINGS = ("seed", "data.split_seed", "data.root", "runtime")  # trials of one setting may differ in these

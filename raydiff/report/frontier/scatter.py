@@ -15,7 +15,7 @@ from raydiff.formats.plots import COLOURS, LINES, MARKERS, legend, logarithmic, 
 from raydiff.formats.tables import short
 from raydiff.lookup import distinguishing_fields
 from raydiff.report.frontier.rows import DONE, is_target_epsilon, measure_in_words, noise_floor, ranked_by, swept
-from raydiff.report.guarantees import definitions, described
+from raydiff.report.guarantees import adversary, definitions, described
 from raydiff.report.load import groups, records
 
 WIDTH = 34  # characters of a line in the legend
@@ -46,7 +46,7 @@ def draw(table: pd.DataFrame, path: Path, *, cell: Sequence[str] = ()) -> bool:
         _draw_axis(axes, rows.loc[~rows["level"], "epsilon"])
     for axes in grid.flat[len(parts) :]:
         axes.set_axis_off()
-    notes = [f"ε {described(rows, d)}; against {d.against}" for d in definitions(rows)]
+    notes = [f"ε {described(rows, d)}; against {adversary(rows, d)}" for d in definitions(rows)]
     notes += [INTERVALS] if rows["n"].max() > 1 else []
     notes += [f"the first {MOST} combinations of {', '.join(cell)}"] if len(parts) == MOST else []
     below = "\n".join(textwrap.fill(note.replace("delta ", "δ = "), 62 * columns) for note in notes)

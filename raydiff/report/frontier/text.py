@@ -20,7 +20,7 @@ from raydiff.report.frontier.rows import (
     ranked_by,
     swept,
 )
-from raydiff.report.guarantees import definitions, described, epsilons, shown
+from raydiff.report.guarantees import adversary, definitions, described, epsilons, shown
 from raydiff.report.load import Row, records
 from raydiff.report.sweep_view import setting_name
 
@@ -127,14 +127,14 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     all_definitions, distance = definitions(rows), ranked_by(rows)
     letters = [f" {letter}" for letter in LETTERS] if len(all_definitions) > 1 else [""]
     notes = [
-        f"epsilon{letter} (against {definition.against}): {described(rows, definition)}"
+        f"epsilon{letter} (against {adversary(rows, definition)}): {described(rows, definition)}"
         for letter, definition in zip(letters, all_definitions, strict=False)
     ]
     if len(all_definitions) > 1:
         notes.append("epsilons of different privacy definitions do not compare; -: the row has none of this definition")
     notes += [NOTHING_SENT] if any(g.nothing_sent for g in rows["guarantee"]) else []
     notes.append(RELEASED)
-    reasons = sorted({str(g).removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf})
+    reasons = sorted({g.statement.removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf})
     notes += [f"epsilon inf: no guarantee ({'; '.join(reasons)})"] if reasons else []
     if distance is not None:
         floor = "; noise floor: real half against real half" if noise_floor(rows, distance) else ""

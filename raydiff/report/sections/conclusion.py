@@ -18,7 +18,7 @@ from raydiff.lookup import bare_name
 from raydiff.report.frontier.rows import cell_fields, measure_in_words
 from raydiff.report.frontier.scatter import draw
 from raydiff.report.gain_over_local import ENDS, by_seed, compared, gains
-from raydiff.report.guarantees import guarantees
+from raydiff.report.guarantees import adversary, guarantees
 from raydiff.report.html import html
 from raydiff.report.load import Row, groups, records
 from raydiff.report.sections import attacks
@@ -100,10 +100,10 @@ def _guaranteed(sweep: SweepView) -> str:
     for kind, group in stated.groupby(kinds, sort=False):
         counts = group["method"].value_counts(sort=False).items()
         methods = ", ".join(f"{method} ({n} trial{'s' * (n > 1)})" for method, n in counts)
-        if isinstance(kind, str):
+        if group["guarantee"].iloc[0].definition is None:
             parts.append(f"{kind.capitalize()}: {methods}.")
         else:
-            parts.insert(0, f"With a guarantee: {methods}, {kind}; against {kind.against}.")
+            parts.insert(0, f"With a guarantee: {methods}, {kind}; against {adversary(group, kind)}.")
     return " ".join([*parts, "Samples of a client's own model carry no guarantee."])
 
 
