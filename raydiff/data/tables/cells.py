@@ -5,7 +5,6 @@ file blanks around a cell are dropped, and marks are missing values."""
 from __future__ import annotations
 
 import codecs
-import csv
 import gzip
 import io
 import re
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 DELIMITERS = {"tab": "\t", "\\t": "\t", "';'": ";", "'|'": "|", "','": ","}
+ENCODING = "set --data.csv.encoding, such as latin-1, cp1252 or utf-16"
 TICKS = {"s": Decimal(1), "ms": Decimal("1e-3"), "us": Decimal("1e-6"), "ns": Decimal("1e-9")}  # seconds
 PARQUET: dict[Kind, re.Pattern[str]] = {
     "number": re.compile("u?int|halffloat|float|double|decimal"),
@@ -86,55 +86,42 @@ def _unreadable(path: Path, why: str) -> ValueError:
 
 
 def _csv(path: Path, csv_format: Csv) -> Cells:
+    """Cells that a short row lacks are missing values."""
     import pandas as pd  # slow to import
 
     delimiter = csv_format.delimiter or ("tab" if path.name.lower().removesuffix(".gz").endswith(".tsv") else ",")
     delimiter = DELIMITERS.get(delimiter, delimiter)
-    rows, line = list[tuple[int, list[str]]](), 1
-    # What stands at the end shows whether a quotation mark is open.
-    text = io.StringIO(_text(path, csv_format.encoding) + "\n\0", newline="")
-    reader = csv.reader(text, delimiter=delimiter, skipinitialspace=True)
+    text = _text(path, csv_format.encoding)
+    first = text.partition("\n")[0]
+    if other := [name for name, d in DELIMITERS.items() if delimiter not in first and d in first]:
+        raise _unreadable(path, f": line 1 has no {delimiter!r}: set --data.csv.delimiter {other[0]}")
+    options: Any = {"sep": delimiter, "header": None, "index_col": False, "skipinitialspace": True}
     try:
-        for cells in reader:
-            if any(cells) or len(cells) > 1:  # else a blank line
-                rows.append((line, cells))
-            line = reader.line_num + 1
-    except csv.Error as e:
-        raise _unreadable(path, f": line {line} has {e}") from e
-    line, end = rows.pop()
-    header = rows[0][1] if rows else []
-    if other := [name for name, d in DELIMITERS.items() if len(header) == 1 and d in header[0]]:
-        raise _unreadable(path, f": line {rows[0][0]} has no {delimiter!r}: set --data.csv.delimiter {other[0]}")
-    if ragged := [(first, len(cells)) for first, cells in rows if len(cells) != len(header)]:
-        more = f" (and {len(ragged) - 1} more)" if len(ragged) > 1 else ""
-        what = f"{ragged[0][1]} cells, and the header {len(header)}: quote a {delimiter!r} in a cell{more}"
-        raise _unreadable(path, f": line {ragged[0][0]} has {what}")
-    if end != ["\0"]:
-        raise _unreadable(path, f": line {line} has a quotation mark that is not closed")
-    names = [unmarked(name).strip() or f"Unnamed: {i}" for i, name in enumerate(header)]
-    texts = [[unmarked(cell).strip() for cell in cells] for _, cells in rows[1:]]
-    frame = pd.DataFrame(texts, columns=names, dtype=str)
-    return Cells(frame.mask(frame.isin({"", MISSING, *csv_format.missing})))
+        whole = pd.read_csv(io.StringIO(text), dtype=str, keep_default_na=False, **options)
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as e:
+        raise _unreadable(path, f": {' '.join(str(e).split())}; a {delimiter!r} in a cell must be quoted") from e
+    frame = whole.iloc[1:].reset_index(drop=True).apply(lambda column: column.map(unmarked).str.strip())
+    names = [unmarked(name).strip() or f"Unnamed: {i}" for i, name in enumerate(whole.iloc[0])]
+    return Cells(frame.mask(frame.isin({"", MISSING, *csv_format.missing})).set_axis(names, axis=1))
 
 
 def _text(path: Path, encoding: str) -> str:
     sizes.check_fits(f"the table {path}", path.stat().st_size, "take fewer rows")
-    packed, data = path.suffix.lower() == ".gz", b""
+    packed = path.suffix.lower() == ".gz"
     try:
         with (gzip.open if packed else open)(path, "rb") as file:
             data = file.read(sizes.memory() // 8 if packed else -1)
             if file.read(1):
                 raise ValueError(f"the table {path} takes an eighth of this machine's memory: take fewer rows")
-        text = data.decode(encoding)
-        if "\0" in text:
-            raise UnicodeDecodeError(encoding, data, max(0, data.find(b"\0")), len(data), "NUL")
-        return text.removeprefix("\ufeff")
-    except UnicodeError as e:
-        line = data.count(b"\n", 0, getattr(e, "start", 0)) + 1
-        remedy = "set --data.csv.encoding, such as latin-1, cp1252 or utf-16"
-        raise _unreadable(path, f": line {line} is not text in {encoding}: {remedy}") from e
     except (OSError, EOFError, zlib.error) as e:
         raise _unreadable(path, f": {e}") from e
+    try:
+        text = data.decode(encoding)
+    except UnicodeError as e:
+        raise _unreadable(path, f": {e}: {ENCODING}") from e
+    if "\0" in text:
+        raise _unreadable(path, f": it is not text in {encoding}: {ENCODING}")
+    return text.removeprefix("\ufeff")
 
 
 def _parquet(path: Path) -> Cells:
