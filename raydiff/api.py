@@ -313,20 +313,16 @@ def _start(
     call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any
 ) -> tuple[Planned, launch.Ended]:
     """Plan and run trials as a command does: files of this user only, output that may fail, signals that end them in
-    order. The signal is raised again at the end: a script ends too. Messages name the Python `call`."""
+    order. The signal is raised again at the end: a script ends too."""
     name = name or sweep_folder.fresh_name(call)
-    umask, token = os.umask(0o077), sweep_folder.CALL.set(f'rd.{call}(..., name="{name}")')
+    umask = os.umask(0o077)
     try:
         with process.optional_output("stdout", "stderr"), process.stop_signals(process.interrupt):
             planned = plan(call, study, asked, name=name)
-            ended = launch.start(planned, **more)
+            ended = launch.start(planned, call=f'rd.{call}(..., name="{name}")', **more)
             ended.print_incomplete()
-    except ValueError as e:
-        e.args = tuple(sweep_folder.as_called(str(arg)) for arg in e.args) if type(e) is ValueError else e.args
-        raise
     finally:
         os.umask(umask)
-        sweep_folder.CALL.reset(token)
     if ended.interrupted:
         signal.raise_signal(ended.interrupted)
         raise KeyboardInterrupt(ended.interrupted)  # Where the signal is ignored, as in the background of a shell.

@@ -53,7 +53,7 @@ def describe(folder: Path) -> SweepSummary:
             measure = f"{name} ({number(value)})"
     except Exception as e:  # Its trials are done and recorded.
         conclusion = f"Nothing to report: {type(e).__name__}: {e}"
-    details = f"{markdown}\n\nTo continue: `{resume_command(folder.name)}`".strip()
+    details = f"{markdown}\n\nTo continue: `{resume_command(folder)}`".strip()
     return SweepSummary(conclusion, details, numbers, best, measure)
 
 

@@ -14,7 +14,6 @@ import time
 import uuid
 from collections.abc import Callable, Collection, Iterator
 from contextvars import copy_context
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +25,11 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from raydiff import process
 from raydiff.process import waiting
-from raydiff.runtime.slots import Group
 from raydiff.storage.storage import storage_at
 
 NODE = "ray.io/node-id"  # Ray's label of each node
 RECENT_S = 60.0  # A process is reported dead seconds after Ray has killed it, and clocks of nodes differ.
-MORE_MEMORY = "lower runtime.workers or --max-concurrent, or raise RAY_memory_usage_threshold (0.95) before Ray starts"
-HEAD, TICKET = "node:__internal_head__", 0.001  # a resource that only the head has, once, and what a sweep takes of it
-SWEEP = "raydiff-sweep-"  # begins the name of the placement group of `in_line`
+MORE_MEMORY = "run fewer workers or trials at once, or raise RAY_memory_usage_threshold (0.95) before Ray starts"
 MAX_FOLDER_CHARS = 40  # Socket paths below Ray's folder take 65 more characters, and Linux allows 107.
 NEEDS = (
     f"; it keeps a token in ~/.ray and sockets in RAY_TMPDIR (at most {MAX_FOLDER_CHARS} characters): set HOME and "
@@ -180,40 +176,3 @@ def in_one_sentence() -> Iterator[None]:
         if isinstance(e.cause, (ValueError, OSError)):
             raise ValueError(str(e.cause)) from None
         raise
-
-
-@contextlib.contextmanager
-def in_line() -> Iterator[None]:
-    """Within it the sweeps of other jobs see that this one runs or waits, by a placement group that takes nothing."""
-    ticket = ray.util.placement_group([{HEAD: TICKET}], name=f"{SWEEP}{uuid.uuid4().hex}")
-    try:
-        yield
-    finally:
-        ray.util.remove_placement_group(ticket)
-
-
-@dataclass
-class Others:
-    """Placement groups of other jobs, and whether this one has a slot."""
-
-    holds_slot: bool = False
-    placed: list[Group] = field(default_factory=list)
-    waiting: list[Group] = field(default_factory=list)
-    sweeps_before: set[str] = field(default_factory=set)  # jobs that came before this one, and sweep
-
-
-def groups_of_others() -> Others:
-    """Return the placement groups of other jobs."""
-    mine, others = ray.get_runtime_context().get_job_id(), Others()
-    for id_, group in ray.util.placement_group_table().items():
-        job = id_[-len(mine) :]  # A group's id ends with its job's, which counts up, the lowest byte first.
-        if group["state"] == "REMOVED":
-            continue
-        if job == mine:
-            others.holds_slot |= group["state"] == "CREATED" and not group["name"].startswith(SWEEP)
-        else:
-            groups = others.placed if group["state"] == "CREATED" else others.waiting
-            groups.append((job, list(group["bundles"].values())))
-            if group["name"].startswith(SWEEP) and bytes.fromhex(job)[::-1] < bytes.fromhex(mine)[::-1]:
-                others.sweeps_before.add(job)
-    return others

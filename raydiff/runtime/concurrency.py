@@ -1,4 +1,4 @@
-"""Number of trials that run at once, while nodes come and go and other jobs use the cluster.
+"""Number of trials that run at once, while nodes come and go.
 
 Ray Tune waits forever for a placement group that no node can hold. So capacity is checked every CHECK_EVERY_S, and a
 fit ends early where it must: the caller starts another one with the trials that have no outcome.
@@ -16,10 +16,9 @@ from ray.tune.search import Searcher
 
 from raydiff.experiment.config import Experiment
 from raydiff.runtime import cluster, gauges
-from raydiff.runtime.cluster import HEAD
 from raydiff.runtime.plan import Planned, written
 from raydiff.runtime.progress import SweepProgress
-from raydiff.runtime.slots import Slot, fair_slots, format_resources, free_slots
+from raydiff.runtime.slots import Slot, count_slots, format_resources
 
 CHECK_EVERY_S = 5.0
 WAITING_S = 10.0  # A sweep without a running trial for so long prints what it waits for.
@@ -31,11 +30,14 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     a GPU, a new one does not see the storage, or none can hold a trial for `runtime.revive_s` or may be added."""
 
     def __init__(self, plan: Planned, shape: Slot, progress: SweepProgress) -> None:
-        self.plan, self.shape, self.progress = plan, shape, progress
-        self._capacity_lost, self._left_out = False, len(progress.left_out)
+        self.plan = plan
+        self.shape = shape
+        self.progress = progress
+        self._capacity_lost = False
+        self._left_out = len(progress.left_out)
         self._active_at = time.monotonic()
         self._checked_nodes = set(cluster.present())
-        self._reported, self._begun = "", False
+        self._printed = ""
         self._check()
 
     def on_step_begin(self, iteration: int, trials: list[Any], **info: Any) -> None:
@@ -59,41 +61,34 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     def _check(self) -> None:
         self._checked_at = time.monotonic()
         gauges.export_sweep(self.plan.folder.name, self.progress.counts)
-        nodes, grows = cluster.present(without=self.progress.left_out), cluster.grows()
-        others, resources = cluster.groups_of_others(), list(nodes.values())
-        fitting, fair = (fair_slots(self.shape, resources, of) for of in ([], others.placed + others.waiting))
-        # While another job waits for nodes too, pending groups beyond the fair part would take them from it.
-        queued = max(QUEUED_TRIALS, fitting) if grows and not others.waiting else 0
+        nodes = cluster.present(without=self.progress.left_out)
+        grows = cluster.grows()
+        fitting = count_slots(self.shape, list(nodes.values()))
+        queued = max(QUEUED_TRIALS, fitting) if grows else 0
         most = self.plan.asked.concurrent or self.progress.total
-        free, _ = free_slots(self.shape, resources, others.placed)
-        waiting_before = len(others.sweeps_before - {job for job, bundles in others.placed if HEAD not in bundles[0]})
-        # Ray places pending groups in any order, so only the first sweep in line has one.
-        self._begun = self._begun or others.holds_slot
-        is_next = self._begun or grows or free > waiting_before or not waiting_before
-        self.limit = max(1, min(fair + queued, most)) if is_next else 0
-        self._active_at = self._active_at if is_next else self._checked_at
+        self.limit = max(1, min(fitting + queued, most))
         idle_s = self._checked_at - self._active_at
-        jobs, before = len({job for job, _ in others.placed + others.waiting}), len(others.sweeps_before)
-        beside = f", beside {jobs} other job(s) on the cluster" if jobs else ""
-        starts = self._begun or (is_next and free > 0)
-        if fitting and starts and idle_s < WAITING_S:
-            count = max(1, min(fair, most))
-            text = f"running up to {count} trial{'s' * (count != 1)} concurrently{beside}"
-        elif fitting and before and not starts:
-            text = f"waiting for slots: {before} sweep{'s' * (before != 1)} before this one"
-        else:
-            what = "the processes of a trial" if starts and free else "resources"
-            needs = f"a trial with {self.shape.workers} worker(s) needs {format_resources(self.shape.total)}"
-            text = f"waiting for {what}: {needs}{beside if fitting else ', and no node is large enough'}"
-        if text != self._reported:
-            print(f"  {text}", flush=True)
-        self._reported = text
+        self._print_state(min(fitting, most), idle_s)
         no_room = idle_s >= self.plan.base.runtime.revive_s and not fitting and not grows
         self._capacity_lost = self._capacity_lost or no_room or not self._sees_storage(set(nodes))
 
+    def _print_state(self, count: int, idle_s: float) -> None:
+        """Print how many trials fit at once, or what the sweep waits for, where that is new."""
+        needed = f"a trial with {self.shape.workers} worker(s) needs {format_resources(self.shape.total)}"
+        if not count:
+            text = f"waiting for resources: {needed}, and no node is large enough"
+        elif idle_s >= WAITING_S:
+            text = f"waiting for resources, which other jobs may hold: {needed}"
+        else:
+            text = f"running up to {count} trial{'s' * (count != 1)} concurrently"
+        if text != self._printed:
+            print(f"  {text}", flush=True)
+        self._printed = text
+
     def _sees_storage(self, ids: set[str]) -> bool:
+        joined = ids - self._checked_nodes
         try:
-            if joined := ids - self._checked_nodes:
+            if joined:
                 cluster.storage_is_shared(self.plan.folder.parents[1], joined)
             self._checked_nodes |= joined
         except ValueError:
@@ -104,12 +99,14 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
 
 class LimitedSearcher(Searcher):
-    """Suggests these trials in their order while fewer than `controller.limit` run. With more, the search ends for this
-    fit: then Tune releases the processes of each trial that ends to other jobs."""
+    """Suggests these trials in their order while fewer than `controller.limit` run. With more, as after a node was
+    drained, the search ends for this fit: then Tune releases the processes of each trial that ends."""
 
     def __init__(self, trials: Iterable[Experiment], controller: ConcurrencyController) -> None:
         super().__init__()
-        self._trials, self._controller, self._running = iter(trials), controller, set[str]()
+        self._trials = iter(trials)
+        self._controller = controller
+        self._running = set[str]()
 
     def __getstate__(self) -> dict[str, Any]:
         return {}  # Tune pickles it at the start. Nothing restores it: a sweep's state is in its files.
@@ -121,7 +118,8 @@ class LimitedSearcher(Searcher):
             return Searcher.FINISHED
         if len(self._running) == self._controller.limit:
             return None
-        if (experiment := next(self._trials, None)) is None:
+        experiment = next(self._trials, None)
+        if experiment is None:
             return Searcher.FINISHED
         self._running.add(trial_id)
         return {"experiment": written(experiment)}

@@ -65,15 +65,22 @@ class Ended:
     def print_incomplete(self) -> None:
         """Say what MLflow lacks, and what adds it."""
         if self.incomplete:
-            again = f"once it can be written, add the rest by: {sweep_folder.resume_command(self.folder.name)}"
+            again = f"once it can be written, add the rest by: {sweep_folder.resume_command(self.folder)}"
             print(f"MLflow is incomplete: {self.incomplete}; {again}", flush=True)
 
 
 def start(
-    planned: Planned, *, resume: bool = False, extend: bool = False, report: Reporter | None = None, track: bool = True
+    planned: Planned,
+    *,
+    resume: bool = False,
+    extend: bool = False,
+    report: Reporter | None = None,
+    track: bool = True,
+    call: str = "",
 ) -> Ended:
     """Run the trials without an outcome, then report. A sweep of this name may exist (`resume`) and get more trials
-    (`extend`). Raises ValueError if the sweep may not start, or not here."""
+    (`extend`). `call`: the Python call that starts it; "": this process's command line. Raises ValueError if the sweep
+    may not start, or not here."""
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with contextlib.ExitStack() as stack:
         with waiting(f"the storage {storage_at(folder).describe('')}"):
@@ -81,12 +88,13 @@ def start(
             artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
         if extend and not (folder / "sweep.json").exists():
             raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to extend")
-        about = _about(planned, resume=resume, extend=extend)
+        about = _about(planned, resume=resume, extend=extend, call=call)
         planned = replace(planned, owner=owner)
         _announce(planned, report)
-        mlflow, log = None, {"experiment": about["experiment"], "samplers": planned.asked.samplers}
+        mlflow = None
         if track:
-            mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, swept=_swept(planned), **log)
+            log = {"about": about, "samplers": planned.asked.samplers, "swept": _swept(planned)}
+            mlflow = sweep_folder.mlflow(folder, planned.preset, planned.base, **log)
             mlflow.start()  # Opening a new store takes 10 s, in which Ray starts.
         return _run(planned, about, report, mlflow)
 
@@ -97,7 +105,7 @@ def _swept(planned: Planned) -> Varying:
     return varying_fields(trials, planned.space if planned.total > 1 else ("method.epsilon", "clients", "seed"))
 
 
-def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan:
+def _about(planned: Planned, *, resume: bool, extend: bool, call: str) -> sweep_folder.Plan:
     """The content of sweep.json. Raises ValueError where the sweep may not continue so, or would overspend."""
     folder = planned.folder
     about = sweep_folder.plan(
@@ -108,6 +116,7 @@ def _about(planned: Planned, *, resume: bool, extend: bool) -> sweep_folder.Plan
         resume=resume,
         extend=extend,
         secret=planned.secret,
+        call=call,
     )
     if not (folder / "sweep.json").exists():  # In a resumed sweep each trial checks the budget for itself.
         spending.check(planned.trials, folder)
@@ -166,7 +175,7 @@ def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, ml
         incomplete = _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
         ended = replace(ended, interrupted=process.signal_of(e))
     if ended.interrupted:
-        print(f"interrupted; continue with: {sweep_folder.resume_command(folder.name)}", flush=True)
+        print(f"interrupted; continue with: {sweep_folder.resume_command(folder)}", flush=True)
     return replace(ended, incomplete=incomplete)
 
 
@@ -190,7 +199,7 @@ def _head_lost(folder: Path, mlflow: Mlflow | None, report: Reporter | None, rea
     """End the sweep from a second thread: the first may wait for Ray, which soon ends this process."""
     _kill_open(folder, reason)
     _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
-    print(f"{reason}; continue on a new Ray with: {sweep_folder.resume_command(folder.name)}", flush=True)
+    print(f"{reason}; continue on a new Ray with: {sweep_folder.resume_command(folder)}", flush=True)
     os._exit(1)
 
 

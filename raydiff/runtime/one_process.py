@@ -23,7 +23,7 @@ def run(planned: Planned, begin: Callable[[], None]) -> None:
     """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
     runtime, asked, named = planned.base.runtime, planned.asked, varying(planned.trials)
     if asked.search in ("optuna", "asha") or asked.budget_s is not None:
-        raise ValueError("--search optuna, --search asha and --time-budget need Ray Tune: set runtime.pool to ray")
+        raise ValueError("the searches optuna and asha and a time budget need Ray Tune: set runtime.pool to ray")
     trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
     if planned.base.numerics.server_workers > 1:
         if len(trials) > 1:

@@ -15,7 +15,6 @@ import torch
 from raydiff.experiment.config import Runtime
 
 Resources = Mapping[str, float]
-Group = tuple[str, Sequence[Resources]]  # a placement group: its job, its bundles
 CUDA_CONTEXT_BYTES = int(0.75 * 2**30)  # Outside torch a process took 0.67 to 0.71 GiB on an H100 (torch 2.11).
 COORDINATOR = 0.1  # CPUs per thread: it computes while its workers wait, so a slot's CPUs are those of its workers.
 MAX_SLOTS = 1000
@@ -64,7 +63,8 @@ def slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[Resour
 
 def fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
     """Return how many such slots fit on these nodes at once. Raises ValueError if none does."""
-    if count := fair_slots(slot, nodes):
+    count = count_slots(slot, nodes)
+    if count:
         return count
     raise ValueError(too_large(slot.total, slot.workers + 1, nodes))
 
@@ -78,22 +78,10 @@ def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> s
     )
 
 
-def fair_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[Group] = ()) -> int:
-    """Return how many such slots this sweep may use: all that other jobs' groups leave free, at least an equal part."""
-    free, jobs = free_slots(slot, nodes, others)
-    return max(free, math.ceil(_count(slot, _free(nodes)) / (1 + jobs)))
-
-
-def free_slots(slot: Slot, nodes: Sequence[Resources], others: Sequence[Group]) -> tuple[int, int]:
-    """Return how many such slots other jobs' groups leave free, and the number of those jobs: one with no bundles that
-    fit does not count."""
-    free, jobs = _free(nodes), set()
-    for job, bundles in others:
-        remaining = [dict(node) for node in free]
-        if _place(bundles, remaining):
-            free = remaining
-            jobs.add(job)
-    return _count(slot, free), len(jobs)
+def count_slots(slot: Slot, nodes: Sequence[Resources]) -> int:
+    """Return how many such slots fit on these nodes at once, other jobs apart."""
+    free = _free(nodes)
+    return next((count for count in range(MAX_SLOTS) if not _place(slot.bundles, free)), MAX_SLOTS)
 
 
 def unplaced(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> int:
@@ -127,11 +115,6 @@ def _take(bundle: Resources, node: dict[str, float]) -> bool:
     for name, amount in needed.items():
         node[name] -= amount
     return True
-
-
-def _count(slot: Slot, free: Sequence[Resources]) -> int:
-    left = [dict(node) for node in free]
-    return next((count for count in range(MAX_SLOTS) if not _place(slot.bundles, left)), MAX_SLOTS)
 
 
 def this_machine() -> dict[str, float]:

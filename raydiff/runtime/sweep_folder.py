@@ -13,7 +13,6 @@ import sys
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from contextvars import ContextVar
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -34,22 +33,17 @@ from raydiff.tracking.writer import Mlflow
 
 Plan = dict[str, Any]  # the content of sweep.json
 UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of trials that a resumed sweep runs again
-CALL = ContextVar("CALL", default="")
-"""How Python has called for these trials, such as rd.run(..., name="x"); "" for a command line."""
-ARGUMENTS = {"resume": "resume=True", "max-concurrent": "concurrent", "time-budget": "budget_s"}
-ARGUMENTS |= {"protocol-only": "evaluation=None", "storage": "runtime.storage"}
-"""Option -> the argument of `api.sweep`, or the field, where its name is another."""
 FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
 NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
 SMALL_BYTES = 50_000_000  # of a sampler that a sweep logs unasked
 LONGEST = 200  # bytes of a name: file systems take 255
-REMEDY = "give --storage a folder on a local disk, NFS or Lustre, or a bucket"
+REMEDY = "set runtime.storage to a folder on a local disk, NFS or Lustre, or a bucket"
 
 
 def place(base: Experiment, name: str) -> Path:
     """Return <storage>/sweeps/<name> on this machine; nothing is created. Raises ValueError for an invalid name."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith(".") or len(os.fsencode(name)) > LONGEST:
-        raise ValueError(f"--name must be at most {LONGEST} letters, digits, '.', '_' and '-', got {name!r}")
+        raise ValueError(f"a sweep's name must be at most {LONGEST} letters, digits, '.', '_' and '-', got {name!r}")
     return staging.root(base.runtime.storage) / "sweeps" / name
 
 
@@ -101,8 +95,10 @@ def plan(
     resume: bool,
     extend: bool = False,
     secret: bytes | None = None,
+    call: str = "",
 ) -> Plan:
-    """Return the content of sweep.json. Raises ValueError if the sweep exists and may not be continued so."""
+    """Return the content of sweep.json. `call`: the Python call that starts the sweep; "": this command line. Raises
+    ValueError if the sweep exists and may not be continued so."""
     now: Plan = {
         "id": uuid.uuid4().hex,
         "version": raydiff.__version__,
@@ -111,14 +107,14 @@ def plan(
         "trials": sorted(e.digest for e in trials),
         "space": json.loads(json.dumps(space)),
         "search": search,
-        "command": [CALL.get()] if CALL.get() else list(sys.argv),
+        "command": [call] if call else _command_line(at.name),
         "secret": seeding.keyed_digest(secret, "sweep", at.name)[:16] if secret else None,  # to recognise it
     }
     path = at / "sweep.json"
     if not path.exists():
         return now
     if not resume:
-        raise ValueError(f"{at.name} exists already: continue it with --resume, or give another --name")
+        raise ValueError(f"{at.name} exists already: resume it, or choose another name")
     then: Plan = read_plan(at, needs="trials")
     _check_same(at, then, now, extend=extend)
     if then["trials"] == now["trials"]:
@@ -138,8 +134,7 @@ def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     same = all(then[k] == now[k] for k in ("space", "search"))
     if same and (old <= new if extend else old == new):
         return
-    may_extend = extend or (same and old < new and not CALL.get())  # Python has no such argument.
-    advice = ": --extend adds trials and takes none away" if may_extend else ""
+    advice = ": --extend adds trials and takes none away" if extend or (same and old < new) else ""
     raise ValueError(
         f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
         f"(it was started by: {shlex.join(then['command'])}){advice}"
@@ -169,25 +164,25 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
         return name
     kept = str(read_json(at / "sweep.json", needs="experiment")["experiment"])
     if asked not in (None, kept):
-        raise ValueError(f"{at.name} logs to MLflow's experiment {kept}, not {asked}: leave --experiment out")
+        raise ValueError(f"{at.name} logs to MLflow's experiment {kept}, not {asked}: leave the experiment out")
     return kept
 
 
-def mlflow(at: Path, preset: str, base: Experiment, *, experiment: str, samplers: bool, swept: Varying) -> Mlflow:
-    """Return the writer of this sweep's MLflow runs. `samplers`: log those of all finished trials, else the best one's
-    if it is small; `swept`: `study.varying_fields`."""
+def mlflow(at: Path, preset: str, base: Experiment, *, about: Plan, samplers: bool, swept: Varying) -> Mlflow:
+    """Return the writer of this sweep's MLflow runs. `about`: sweep.json; `samplers`: log those of all finished trials,
+    else the best one's if it is small; `swept`: `study.varying_fields`."""
     uri, artifacts = tracking_store(at.parents[1])
     git = _git().removesuffix("-dirty")
     tags = {
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
         "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
-        "mlflow.source.name": redacted(command()),
+        "mlflow.source.name": redacted(shlex.join(about["command"])),
         "mlflow.source.type": "JOB",
         **({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {}),
     }
     log = {"log_sampler": _log_sampler} if samplers else {"log_best": _log_small_sampler}
-    return Mlflow(uri, experiment=experiment, sweep=at, tags=tags, artifacts=artifacts, swept=swept, **log)
+    return Mlflow(uri, experiment=about["experiment"], sweep=at, tags=tags, artifacts=artifacts, swept=swept, **log)
 
 
 def tracking_store(storage: Path) -> tuple[str, str | None]:
@@ -195,7 +190,7 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     MLflow cannot keep it there."""
     uri, storage = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), storage.absolute()
     if not uri and (odd := re.search("[#?%]", str(storage))):
-        needs = "give another --storage, or set MLFLOW_TRACKING_URI to a store elsewhere"
+        needs = "choose another storage folder, or set MLFLOW_TRACKING_URI to a store elsewhere"
         raise ValueError(f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: {needs}")
     uri = uri or f"sqlite:///{storage}/mlflow.db"
     # A server sets the location of artifacts; for a database MLflow would take the working directory.
@@ -256,27 +251,20 @@ def _log_sampler(client: Any, run: str, folder: Path) -> None:
     mlflow_models.log_sampler(client, run, open_finished(folder))
 
 
-def resume_command(name: str) -> str:
-    """Return the command line or the Python call that continues this sweep."""
-    if CALL.get():
-        return CALL.get().removesuffix(")") + ", resume=True)"
-    named = any(a == "--name" or a.startswith("--name=") for a in sys.argv)
-    return " ".join([command(), *([] if named else ["--name", shlex.quote(name)]), "--resume"])
-
-
-def as_called(text: str) -> str:
-    """Return a message with the options in it as arguments, if Python has called."""
-    words = r"(?:mlflow|raydiff) .*|--([a-z][\w-]*)"  # Commands stay as they are typed.
-    return re.sub(words, lambda m: ARGUMENTS.get(m[1], m[1]) if m[1] else m[0], text) if CALL.get() else text
-
-
-def command() -> str:
-    """Return this command line without --resume, or the Python call."""
-    if CALL.get():
-        return CALL.get()
-    script, *argv = sys.argv
+def resume_command(at: Path) -> str:
+    """Return the command line or the Python call that continues the sweep in this folder."""
+    script, *arguments = read_plan(at, needs="command")["command"]
+    if not arguments:
+        return str(script).removesuffix(")") + ", resume=True)"
     program = ["python", script] if script.endswith("jobs/sweep.py") else ["raydiff"]
-    return shlex.join([*program, *(a for a in argv if a != "--resume")])
+    return shlex.join([*program, *arguments, "--resume"])
+
+
+def _command_line(name: str) -> list[str]:
+    """This command line, which need not have named the sweep, without --resume."""
+    words = [word for word in sys.argv if word != "--resume"]
+    named = any(word == "--name" or word.startswith("--name=") for word in words)
+    return words if named else [*words, "--name", name]
 
 
 def _code() -> dict[str, str]:

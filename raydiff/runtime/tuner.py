@@ -25,7 +25,7 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, search, sweep_folder
-from raydiff.runtime.cluster import NODE, grows, in_line, memory_kill, present, storage_is_shared
+from raydiff.runtime.cluster import NODE, grows, memory_kill, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.plan import Planned
@@ -66,7 +66,7 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
         os.environ.setdefault(name, value)
     logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # `SweepProgress` prints each error in a line.
     cap_memory(0)  # The driver keeps off the GPUs, which belong to the trials.
-    with process.stop_signals(progress.interrupt), in_line():
+    with process.stop_signals(progress.interrupt):
         _run_fits(plan, shape, progress)
     return progress.interrupted
 
@@ -105,7 +105,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
 
 def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
     progress.no_capacity = reason
-    again = sweep_folder.resume_command(plan.folder.name)
+    again = sweep_folder.resume_command(plan.folder)
     print(f"no trial can go on: {reason}; on a larger cluster continue with: {again}", flush=True)
 
 

@@ -94,7 +94,7 @@ def _outlive(sweep: str, storage: Storage, name: str) -> None:
     except (ValueError, KeyError, TypeError):
         where = storage.describe(name)
         raise ValueError(f"{where} is damaged: remove it if no driver of {sweep} is running") from None
-    lives = ValueError(f"{sweep} is being run by {who}: wait until it has ended, stop it, or give another --name")
+    lives = ValueError(f"{sweep} is being run by {who}: wait until it has ended, stop it, or choose another name")
     if driver.get("ended"):
         return
     if all(driver.get(k) == v is not None for k, v in machine().items()):

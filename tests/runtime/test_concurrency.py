@@ -10,9 +10,7 @@ from planned import planned_as, seeded
 from ray.tune.search import Searcher
 
 from raydiff.experiment.config import Runtime
-from raydiff.runtime import cluster
 from raydiff.runtime import concurrency as module
-from raydiff.runtime.cluster import HEAD, TICKET, Others
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.plan import SweepRequest, written
@@ -23,7 +21,7 @@ from raydiff.runtime.slots import Slot
 @pytest.fixture
 def state(tmp_path, monkeypatch):
     """The cluster and the clock, to be changed."""
-    state = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, groups=Others(), grows=False, unshared=set(), clock=0.0)
+    state = SimpleNamespace(nodes={"n1": {"CPU": 2.0}}, grows=False, unshared=set(), clock=0.0)
 
     def shared(folder, among):
         if among & state.unshared:
@@ -33,7 +31,6 @@ def state(tmp_path, monkeypatch):
         return {k: v for k, v in state.nodes.items() if k not in without}
 
     monkeypatch.setattr(module.cluster, "present", present)
-    monkeypatch.setattr(module.cluster, "groups_of_others", lambda: state.groups)
     monkeypatch.setattr(module.cluster, "grows", lambda: state.grows)
     monkeypatch.setattr(module.time, "monotonic", lambda: state.clock)
     monkeypatch.setattr(module.cluster, "storage_is_shared", shared)
@@ -113,29 +110,22 @@ def test_nodes_that_join_are_used(make, state, capsys):
     assert controller.stop_all()  # n3 does not see the storage
 
 
-def test_trials_are_queued_for_an_autoscaler_until_another_job_waits_too(make, state, capsys):
+def test_trials_are_queued_for_an_autoscaler(make, state, capsys):
     state.nodes, state.grows = {"head": {"memory": 1.0}}, True
     controller = make()
     assert controller.limit == 5 and "no node is large enough" in capsys.readouterr().out
     state.nodes["n1"] = {"CPU": 2.0}
     assert limit_after(controller, state, 5, "RUNNING") == 7
-    state.groups = Others(waiting=[("a", [{"CPU": 1.0}])])
-    assert limit_after(controller, state, 5, "RUNNING") == 1
-    out = capsys.readouterr().out
-    assert out.endswith("  running up to 1 trial concurrently, beside 1 other job(s) on the cluster\n")
-    state.groups = Others(placed=[("a", [{"CPU": 1.0}])])
-    assert limit_after(controller, state, 5, "RUNNING") == 6
 
 
-def test_a_sweep_whose_trials_all_wait_for_another_job_says_so(make, state, capsys):
-    state.groups = Others(placed=[("a", [{"CPU": 2.0}])])
+def test_a_sweep_that_waits_for_resources_says_so_until_a_trial_runs(make, state, capsys):
+    """Other jobs may hold the nodes, or the trial's processes are slow to start."""
     controller = make()
     for status in ("PENDING", "PENDING", "RUNNING"):
-        state.groups.holds_slot = status == "RUNNING"
-        limit_after(controller, state, 6, status)
-    one, beside = "  running up to 1 trial concurrently", ", beside 1 other job(s) on the cluster"
-    waiting = f"  waiting for resources: a trial with 1 worker(s) needs 1 CPU{beside}"
-    assert capsys.readouterr().out.splitlines() == [waiting, one + beside]
+        assert limit_after(controller, state, 6, status) == 2
+    running = "  running up to 2 trials concurrently"
+    waiting = "  waiting for resources, which other jobs may hold: a trial with 1 worker(s) needs 1 CPU"
+    assert capsys.readouterr().out.splitlines() == [running, waiting, running]
 
 
 def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls_below_what_runs():
@@ -157,53 +147,3 @@ def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls
     assert searcher.suggest("e") == Searcher.FINISHED
     controller.stop_all = lambda: True
     assert searcher.suggest("e") == Searcher.FINISHED
-
-
-@pytest.mark.parametrize(
-    ("cpus", "running", "waiting", "limit", "line"),
-    [
-        (1, "", "", 1, "running up to 1 trial concurrently"),
-        (1, "a", "", 1, "waiting for slots: 1 sweep before this one"),
-        (1, "a", "b", 0, "waiting for slots: 2 sweeps before this one"),
-        (1, "a", "bc", 0, "waiting for slots: 3 sweeps before this one"),
-        (1, "", "b", 0, "waiting for slots: 1 sweep before this one"),  # the slot is b's
-        (2, "a", "", 1, "running up to 1 trial concurrently, beside 1 other job(s) on the cluster"),
-        (2, "a", "b", 0, "waiting for slots: 2 sweeps before this one"),
-        (3, "a", "b", 1, "running up to 1 trial concurrently, beside 2 other job(s) on the cluster"),
-        (2, "ac", "", 1, "waiting for slots: 2 sweeps before this one"),
-        (4, "a", "", 3, "running up to 3 trials concurrently, beside 1 other job(s) on the cluster"),
-    ],
-)
-def test_sweeps_wait_in_line(make, state, capsys, cpus, running, waiting, limit, line):
-    """Of those that wait only the first asks Ray for a slot. One that has begun keeps a slot."""
-    state.nodes = {"n1": {"CPU": float(cpus), HEAD: 1.0}}
-    tickets = [(job, [{HEAD: TICKET}]) for job in running + waiting]
-    placed = [*tickets, *((job, [{"CPU": 1.0}]) for job in running)]
-    state.groups = Others(False, placed, [(job, [{"CPU": 1.0}]) for job in waiting[:1]], {*running, *waiting})
-    controller = make()
-    limit_after(controller, state, 30, "PENDING")
-    controller = make() if limit else controller  # It has waited: the processes may just be slow.
-    assert controller.limit == limit and capsys.readouterr().out.splitlines()[-1] == f"  {line}"
-    state.groups.holds_slot = True
-    limit_after(controller, state, 6, "RUNNING")
-    state.groups.holds_slot = False
-    limit_after(controller, state, 6, "TERMINATED")
-    assert controller.limit == max(1, limit)
-
-
-def test_the_line_is_in_the_order_of_rays_jobs(monkeypatch):
-    """The job's number is in the group's id, lowest byte first; groups that are removed, or its own, do not count."""
-    jobs = {"ff000000": "CREATED", "00010000": "CREATED", "01010000": "PENDING", "02010000": "REMOVED"}
-
-    def table(mine):
-        rows = [(job, state, f"{cluster.SWEEP}x", {HEAD: TICKET}) for job, state in jobs.items()]
-        rows.append(("ff000000", "CREATED", "", {"CPU": 1.0}))
-        return {f"{n:028x}{job}": {"state": s, "name": a, "bundles": {0: b}} for n, (job, s, a, b) in enumerate(rows)}
-
-    seen = []
-    for mine in ("ff000000", "00010000", "01010000"):
-        monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda m=mine: SimpleNamespace(get_job_id=lambda: m))
-        monkeypatch.setattr(cluster.ray.util, "placement_group_table", lambda m=mine: table(m))
-        others = cluster.groups_of_others()
-        seen.append((len(others.placed), len(others.waiting), others.sweeps_before))
-    assert seen == [(1, 1, set()), (2, 1, {"ff000000"}), (3, 0, {"ff000000", "00010000"})]

@@ -120,17 +120,11 @@ def test_mlflow_reads_the_tags_that_its_pages_show() -> None:
 
 
 @pytest.mark.ray
-def test_what_ray_says_of_nodes_and_placement_groups(workers: list[Any]) -> None:
-    """The fields, the state's name, the node's label, and that a group's id ends with its job's (Ray 2.60.0)."""
+def test_what_ray_says_of_nodes(workers: list[Any]) -> None:
+    """The fields, and the node's label (Ray 2.60.0)."""
     import ray
 
     (node,) = ray.nodes()
     assert node["Alive"] and {"NodeID", "Resources", "NodeManagerAddress"} <= node.keys()
     assert node["Labels"]["ray.io/node-id"] == node["NodeID"]
     assert resolve("ray._private.state:state").get_draining_nodes() == {}
-    group = ray.util.placement_group([{"CPU": 1}])
-    ray.get(group.ready(), timeout=60)
-    row = ray.util.placement_group_table()[group.id.hex()]
-    ray.util.remove_placement_group(group)
-    assert row["state"] == "CREATED" and list(row["bundles"].values()) == [{"CPU": 1.0}]
-    assert group.id.hex().endswith(ray.get_runtime_context().get_job_id())

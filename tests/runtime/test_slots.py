@@ -10,7 +10,7 @@ import torch
 
 from raydiff.experiment.config import Runtime
 from raydiff.models.compute import device
-from raydiff.runtime.slots import Slot, cap_memory, fair_slots, fitting, slot, unplaced
+from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, unplaced
 
 LAPTOP = {"CPU": 2.0}
 ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
@@ -76,26 +76,6 @@ def test_bundles_of_a_slot_add_up_to_its_workers_cpus():
     shape = Slot(workers=3, threads=2, gpu_per_worker=0.25, gpu_server=0.5)
     assert sum(b["CPU"] for b in shape.bundles) == pytest.approx(6.0, abs=1e-3)
     assert shape.total == {"CPU": 6.0, "GPU": 1.25}
-
-
-@pytest.mark.parametrize(
-    ("others", "slots"),
-    [
-        ([], 4),
-        (["a"], 3),
-        (["a"] * 2, 2),
-        (["a"] * 4, 2),  # It holds or waits for all resources: half of them are this sweep's.
-        (["a"] * 4 + ["b"] * 3, 2),  # Nothing of b fits beside a.
-        (["a"] * 2 + ["b"] * 2, 2),  # a third, rounded up
-    ],
-)
-def test_concurrent_sweeps_share_the_slots(others, slots):
-    assert fair_slots(ONE, [LAPTOP] * 2, [(job, ONE.bundles) for job in others]) == slots
-
-
-def test_a_job_that_fits_on_no_node_does_not_count():
-    assert fair_slots(ONE, [LAPTOP], [("a", [{"CPU": 1.0, "TPU": 1.0}]), ("b", [{"CPU": 3.0}])]) == 2
-    assert fair_slots(ONE, [], [("a", ONE.bundles)]) == 0
 
 
 # --- GPU memory ---

@@ -76,7 +76,6 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
         trial.begin(trial.Trial(plan.trials[2], plan.folder))
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "in_line", contextlib.nullcontext)
     monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
     monkeypatch.setattr(tuner.process, "stop_signals", contextlib.nullcontext)
     assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) == 0
@@ -131,7 +130,6 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
         raise ValueError("a trial needs 1 GPU")
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "in_line", contextlib.nullcontext)
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
     monkeypatch.setattr(tuner, "_refitted", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
@@ -153,7 +151,6 @@ def test_where_ray_kills_a_process_that_starts_for_lack_of_memory_the_sweep_ends
         raise RuntimeError("Caught unexpected exception: 4 worker(s) were killed")
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "in_line", contextlib.nullcontext)
     monkeypatch.setattr(tuner, "memory_kill", lambda: "")
     with pytest.raises(RuntimeError):
         tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), SweepProgress(plan))

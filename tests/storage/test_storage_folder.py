@@ -32,7 +32,7 @@ def test_a_file_system_without_hard_links_is_refused_at_the_start(
         raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
 
     monkeypatch.setattr(os, "link", refuse)
-    with pytest.raises(ValueError, match=r"needs hard links, which exFAT .* lack \(give --storage ") as error:
+    with pytest.raises(ValueError, match=r"needs hard links, which exFAT .* lack \(set runtime.storage ") as error:
         sweep_folder.folder(at(tmp_path / "card", tiny), "s")
     assert "\n" not in str(error.value) and list((tmp_path / "card").iterdir()) == []
 
@@ -112,8 +112,10 @@ def test_a_buckets_working_folder_is_ignored_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("storage", ["a b", "#?%41", "it's", "-x", "\n"])
-def test_printed_commands_are_quoted(monkeypatch: pytest.MonkeyPatch, storage: str) -> None:
+def test_printed_commands_are_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str) -> None:
     argv = ["run", "digits", "--runtime.storage", storage]
     monkeypatch.setattr(sys, "argv", ["raydiff", *argv, "--resume"])
-    assert shlex.split(sweep_folder.command()) == ["raydiff", *argv]
-    assert shlex.split(sweep_folder.resume_command("s")) == ["raydiff", *argv, "--name", "s", "--resume"]
+    about = sweep_folder.plan(tmp_path / "s", trials=[], space={}, search="grid", resume=True)
+    sweep_folder.write(tmp_path / "s", about, bytes(32))
+    printed = sweep_folder.resume_command(tmp_path / "s")
+    assert shlex.split(printed) == ["raydiff", *argv, "--name", "s", "--resume"]
