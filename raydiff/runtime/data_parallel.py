@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,8 @@ from raydiff.models.compute import Precision, compute_with, device
 from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.cluster import cluster, storage_is_shared
+from raydiff.runtime.one_process import Place
+from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import COORDINATOR, bundle, cap_memory, slot, too_large, total_of, unplaced
 from raydiff.tree import Params, arrays, tensors
 
@@ -73,25 +75,28 @@ class DataParallel:
 
 
 @contextlib.contextmanager
-def executor_and_trainer(trial: Trial) -> Iterator[tuple[Callable[[], ClientExecutor], DataParallel]]:
-    """Yield what makes a trial's executor, and the trainer of its server. Raises ValueError if they do not fit."""
-    runtime, numerics = trial.experiment.runtime, trial.experiment.numerics
+def places(planned: Planned) -> Iterator[Place]:
+    """Yield what makes each trial's executor and the trainer of its server. Raises ValueError if they do not fit."""
+    runtime = planned.base.runtime
+    numerics = replace(planned.base.numerics, server_workers=planned.server_workers)
     with cluster() as nodes:
         if len(nodes) > 1:
-            storage_is_shared(trial.sweep.parents[1])
-        shape = slot(runtime, threads=numerics.threads, clients=trial.experiment.clients, nodes=nodes)
-        workers = shape.bundles[1:] if runtime.pool == "ray" else []
-        needed = workers + [_resources(runtime, numerics)] * numerics.server_workers
+            storage_is_shared(planned.folder.parents[1])
+        shape = slot(runtime, threads=numerics.threads, clients=planned.most_clients, nodes=nodes)
+        bundles = shape.bundles[1:] if runtime.pool == "ray" else []
+        needed = bundles + [_resources(runtime, numerics)] * numerics.server_workers
         if unplaced(needed, nodes):
             raise ValueError(too_large(total_of(needed), len(needed), nodes))
-
-        def executor() -> ClientExecutor:
-            if workers:
-                return RayExecutor(start_workers(shape, None), trial, gpu=shape.gpu_per_worker)
+        workers = start_workers(shape, None) if bundles else []
+        if not workers:
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
-            return local_executor(trial)
 
-        yield executor, DataParallel(runtime, numerics, trial.folder / "train", precision_of(trial.experiment))
+        def place(this: Trial) -> tuple[ClientExecutor, DataParallel]:
+            executor = RayExecutor(workers, this, gpu=shape.gpu_per_worker) if workers else local_executor(this)
+            folder, precision = this.folder / "train", precision_of(this.experiment)
+            return executor, DataParallel(runtime, this.experiment.numerics, folder, precision)
+
+        yield place
 
 
 def _resources(runtime: Runtime, numerics: Numerics) -> dict[str, float]:

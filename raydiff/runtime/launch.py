@@ -154,7 +154,7 @@ def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, ml
         if _finished(planned):
             begin()
             print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
-        elif runtime.pool == "local" or planned.base.numerics.server_workers > 1:
+        elif runtime.pool == "local" or planned.server_workers > 1:
             one_process.run(planned, begin)
         else:
             ended = _run_on_ray(planned, begin, functools.partial(_head_lost, folder, mlflow, report))
@@ -174,8 +174,9 @@ def _run(planned: Planned, about: sweep_folder.Plan, report: Reporter | None, ml
         print(f"interrupted while reporting; to make the report: raydiff report {quote(str(folder))}", flush=True)
         incomplete = _close(mlflow, folder, report, "KILLED", timeout_s=HURRY_S)
         ended = replace(ended, interrupted=process.signal_of(e))
-    if ended.interrupted:
-        print(f"interrupted; continue with: {sweep_folder.resume_command(folder)}", flush=True)
+    if ended.interrupted or ended.failed:
+        why = "interrupted" if ended.interrupted else "trials failed"
+        print(f"{why}; continue with: {sweep_folder.resume_command(folder)}", flush=True)
     return replace(ended, incomplete=incomplete)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -18,43 +18,47 @@ from raydiff.runtime.plan import Planned
 from raydiff.runtime.slots import cap_memory
 from raydiff.storage.atomic_files import LeaseLost
 
+Place = Callable[[trial.Trial], tuple[ClientExecutor, Train | None]]
+"""Makes a trial's executor, and what trains its server's models in place of this process."""
+
 
 def run(planned: Planned, begin: Callable[[], None]) -> None:
     """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
-    runtime, asked, named = planned.base.runtime, planned.asked, varying(planned.trials)
-    if asked.search in ("optuna", "asha") or asked.budget_s is not None:
+    if planned.asked.search in ("optuna", "asha") or planned.asked.budget_s is not None:
         raise ValueError("the searches optuna and asha and a time budget need Ray Tune: set runtime.pool to ray")
-    trials = [trial.Trial(e, planned.folder, planned.owner) for e in planned.trials]
-    if planned.base.numerics.server_workers > 1:
-        if len(trials) > 1:
-            raise ValueError("numerics.server_workers must be 1 in a sweep: it is for the server of raydiff run")
+    named = varying(planned.trials)
+    with _places(planned) as place:
+        begin()
+        for count, experiment in enumerate(planned.trials, 1):
+            this = trial.Trial(experiment, planned.folder, planned.owner)
+            if this.outcome() is not None:
+                continue
+            if planned.total > 1:
+                print(f"[{count}/{planned.total}] {named(experiment)}", flush=True)
+            _run_trial(this, place)
+            if planned.asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
+                return
+
+
+def _places(planned: Planned) -> contextlib.AbstractContextManager[Place]:
+    if planned.server_workers > 1:
         from raydiff.runtime import data_parallel
 
-        with data_parallel.executor_and_trainer(trials[0]) as (pool, train):
-            begin()
-            if trials[0].outcome() is None:
-                _run_trial(trials[0], pool, train)
-        return
+        return data_parallel.places(planned)
+    runtime = planned.base.runtime
     cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
-    begin()
-    for number, this in enumerate(trials, 1):
-        if this.outcome() is not None:
-            continue
-        if len(trials) > 1:
-            print(f"[{number}/{len(trials)}] {named(this.experiment)}", flush=True)
-        _run_trial(this, functools.partial(trial.local_executor, this), None)
-        if asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
-            return
+    return contextlib.nullcontext(lambda this: (trial.local_executor(this), None))
 
 
-def _run_trial(this: trial.Trial, pool: Callable[[], ClientExecutor], train: Train | None) -> None:
+def _run_trial(this: trial.Trial, place: Place) -> None:
     """Raises ValueError where the storage cannot be written any more."""
     try:
         trial.begin(this)
         try:
             running = Running(this.experiment, "", time.monotonic())
             with saying(lambda: running.place(this.sweep), EVERY_S):
-                for result in trial.run(this, pool(), train=train):
+                executor, train = place(this)
+                for result in trial.run(this, executor, train=train):
                     running.round = result["round"]
                     _print_round(result, this.experiment.method.rounds)
         except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.

@@ -75,6 +75,16 @@ class Planned:
         """Number of all trials."""
         return len(self.trials) + self.suggested
 
+    @property
+    def most_clients(self) -> int:
+        """Number of clients of the largest trial."""
+        return max(experiment.clients for experiment in (self.base, *self.trials))
+
+    @property
+    def server_workers(self) -> int:
+        """Largest number of processes that train a trial's server."""
+        return max(experiment.numerics.server_workers for experiment in (self.base, *self.trials))
+
 
 def written(experiment: Experiment) -> str:
     """Serialise an experiment for Tune, without the noise secret, since Tune keeps it on disk."""

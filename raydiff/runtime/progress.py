@@ -67,6 +67,11 @@ class SweepProgress(tune.Callback):
             self.total -= 1
             self._print(f"{self._count()} {self._named(suggestion)}: suggested again, has the result of its one trial")
 
+    def give_up(self, reason: str) -> None:
+        """No node can hold a trial any more."""
+        self.no_capacity = reason
+        self._print(f"no trial can go on: {reason}")
+
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
         self.running.clear()

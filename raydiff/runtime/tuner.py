@@ -46,8 +46,7 @@ TUNE_SETTINGS = {
 
 def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """Return the slot that holds each of the plan's trials."""
-    clients = max(e.clients for e in (plan.base, *plan.trials))
-    return slot(plan.base.runtime, threads=plan.base.numerics.threads, clients=clients, nodes=nodes)
+    return slot(plan.base.runtime, threads=plan.base.numerics.threads, clients=plan.most_clients, nodes=nodes)
 
 
 def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
@@ -89,7 +88,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         try:
             shape = _refitted(plan, shape, progress) if number else shape
         except ValueError as e:
-            _give_up(plan, progress, str(e))
+            progress.give_up(str(e))
             break
         tuned = tune.TuneConfig(num_samples=-1, reuse_actors=True, scheduler=scheduler)  # until the searcher ends
         try:
@@ -97,16 +96,10 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
             if not (reason := memory_kill()):
                 raise
-            _give_up(plan, progress, reason)
+            progress.give_up(reason)
             break
     suggestions.learn()
     _close(plan, progress)
-
-
-def _give_up(plan: Planned, progress: SweepProgress, reason: str) -> None:
-    progress.no_capacity = reason
-    again = sweep_folder.resume_command(plan.folder)
-    print(f"no trial can go on: {reason}; on a larger cluster continue with: {again}", flush=True)
 
 
 def _without_outcome(plan: Planned, suggestions: search.Suggestions, progress: SweepProgress) -> list[Experiment]:

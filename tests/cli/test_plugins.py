@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
@@ -216,7 +215,7 @@ def odd_trials(tmp_path: Path, tiny: Any, now: dict[str, Any]) -> tuple[dict[str
         odd.clear()
         odd |= {} if seed else now
         opened = trial.open_trial(replace(tiny, method=method, seed=seed, evaluation=evaluation), tmp_path)
-        one_process._run_trial(opened, functools.partial(trial.local_executor, opened), None)
+        one_process._run_trial(opened, lambda this: (trial.local_executor(this), None))
         outcomes.append(opened.outcome())
     return tuple(outcomes)
 

@@ -148,7 +148,7 @@ def test_in_one_process_its_place_is_printed(tmp_path: Path, tiny: Experiment, m
     monkeypatch.setattr(
         process, "print", lambda text, flush: printed.set() if text == "  round 3" else None, raising=False
     )
-    one_process._run_trial(this, lambda: None, None)
+    one_process._run_trial(this, lambda _: (None, None))
     assert printed.is_set() and this.outcome() is None
 
 

@@ -157,7 +157,7 @@ def test_where_ray_kills_a_process_that_starts_for_lack_of_memory_the_sweep_ends
     monkeypatch.setattr(tuner, "memory_kill", lambda: "the node runs low on memory")
     tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), progress := SweepProgress(plan))
     assert this.outcome()["reason"] == "its processes were lost: the node runs low on memory" and progress.no_capacity
-    assert "no trial can go on: the node runs low on memory; " in capsys.readouterr().out
+    assert "no trial can go on: the node runs low on memory\n" in capsys.readouterr().out
 
 
 def test_a_signal_that_tune_takes_for_itself_ends_the_sweep_too(tmp_path):
@@ -171,11 +171,12 @@ def test_a_signal_that_tune_takes_for_itself_ends_the_sweep_too(tmp_path):
 
 def test_a_sweep_whose_ray_has_lost_its_head_ends_with_outcomes(tmp_path, tiny, monkeypatch, capsys):
     this = trial.open_trial(tiny, tmp_path / "s")
+    (tmp_path / "s" / "sweep.json").write_text('{"command": ["raydiff", "sweep", "--name", "s"]}')
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit, match="1"):
         launch._head_lost(tmp_path / "s", None, None, "Ray's head has not answered")
     assert (this.outcome()["outcome"], this.outcome()["reason"]) == ("killed", "Ray's head has not answered")
-    assert "--resume" in capsys.readouterr().out
+    assert "raydiff sweep --name s --resume" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ WAITS = {
     "runtime/concurrency.py: _sees_storage cluster.storage_is_shared": ITSELF,
     "runtime/tuner.py: check storage_is_shared": ITSELF,
     "runtime/tasks.py: _done storage_is_shared": ITSELF,
-    "runtime/data_parallel.py: executor_and_trainer storage_is_shared": ITSELF,
+    "runtime/data_parallel.py: places storage_is_shared": ITSELF,
     "runtime/tasks.py: _done pool.map_unordered": NAMED,
     "runtime/launch.py: start hold_lease": NAMED,
     "runtime/launch.py: start artifact_sync.get_sweep": NAMED,
