@@ -31,6 +31,7 @@ from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
 from raydiff.results.finished import Finished, is_sweep, open_finished, single_trial
 from raydiff.runtime import launch, sweep_folder
+from raydiff.runtime.finish import Ended
 from raydiff.runtime.plan import Planned, Search, Space, SweepRequest, plan
 from raydiff.storage import artifact_sync
 
@@ -309,9 +310,7 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
     return Sweep(folder) if is_sweep(folder) and several else Run(single_trial(folder))
 
 
-def _start(
-    call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any
-) -> tuple[Planned, launch.Ended]:
+def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any) -> tuple[Planned, Ended]:
     """Plan and run trials as a command does: files of this user only, output that may fail, signals that end them in
     order. The signal is raised again at the end: a script ends too."""
     name = name or sweep_folder.fresh_name(call)

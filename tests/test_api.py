@@ -23,6 +23,7 @@ from raydiff.__main__ import COMMANDS, leave
 from raydiff.cli import sweep as cli_sweep
 from raydiff.report import after_sweep
 from raydiff.runtime import launch, sweep_folder
+from raydiff.runtime.finish import Ended
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -148,7 +149,7 @@ def test_an_interrupted_call_ends_its_caller_where_the_signal_is_ignored_too(
 
 def test_a_run_that_cannot_begin_says_why(tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its trial has no folder: Ray has started none of its processes, say."""
-    monkeypatch.setattr(launch, "start", lambda plan, **_: launch.Ended(plan.folder, 0, "its processes were lost"))
+    monkeypatch.setattr(launch, "start", lambda plan, **_: Ended(plan.folder, 0, "its processes were lost"))
     with pytest.raises(ValueError, match=r"^one did not begin: its processes were lost$"):
         rd.run(local(tiny, tmp_path), name="one", track=False)
 

@@ -92,7 +92,7 @@ def ray_workers() -> Iterator[list[Any]]:
     """Workers on a Ray of our own, which ends with the block."""
     from raydiff.runtime.actors import start_workers
     from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.slots import Slot, fitting
+    from raydiff.runtime.place import Slot, fitting
 
     slot = Slot(workers=PROCESSES, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
     with cluster() as nodes:

@@ -111,7 +111,7 @@ def _dry_run(plan: Planned) -> int:
     from raydiff.runtime import estimate, tuner
     from raydiff.runtime.cluster import cluster
     from raydiff.runtime.estimate import RemainingTime, duration
-    from raydiff.runtime.slots import fitting, format_resources, this_machine, total_of
+    from raydiff.runtime.place import fitting, format_resources, this_machine, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]
     with cluster() if os.environ.get("RAY_ADDRESS") else contextlib.nullcontext([this_machine()]) as nodes:

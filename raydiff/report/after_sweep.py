@@ -15,7 +15,7 @@ from raydiff.report.frontier.text import brief
 from raydiff.report.guarantees import shown
 from raydiff.report.sections.conclusion import means, summary
 from raydiff.report.sweep_view import open_sweep
-from raydiff.runtime.launch import Reporter
+from raydiff.runtime.finish import Reporter
 from raydiff.runtime.sweep_folder import resume_command
 from raydiff.tracking.writer import SweepSummary
 

@@ -1,3 +1,9 @@
+"""Where a sweep runs, as a story: `plan` -> `place` -> `one_process` or `tuner` -> `follow` -> `finish`; its front is `launch`.
+
+On Ray a trial is a `coordinator` and its `worker`s, which `actors` starts, watches and replaces; `concurrency` says how
+many trials run at once on the `cluster`.
+"""
+
 import os
 
 if not os.environ.get("RAY_ADDRESS"):  # Before Ray is imported: under `uv run` it would pack the working directory.

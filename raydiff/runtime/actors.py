@@ -23,7 +23,7 @@ from raydiff.federated.sums import Partial, UploadValidator
 from raydiff.privacy.release import already_private
 from raydiff.runtime import device_faults
 from raydiff.runtime.cluster import memory_kill
-from raydiff.runtime.slots import Slot
+from raydiff.runtime.place import Slot
 from raydiff.runtime.worker import NotHosted, Worker
 from raydiff.storage.staging import StorageCredentials
 from raydiff.tree import Params, arrays, tensors

@@ -16,9 +16,9 @@ from ray.tune.search import Searcher
 
 from raydiff.experiment.config import Experiment
 from raydiff.runtime import cluster, gauges
+from raydiff.runtime.follow import SweepProgress
+from raydiff.runtime.place import Slot, count_slots, format_resources
 from raydiff.runtime.plan import Planned, written
-from raydiff.runtime.progress import SweepProgress
-from raydiff.runtime.slots import Slot, count_slots, format_resources
 
 CHECK_EVERY_S = 5.0
 WAITING_S = 10.0  # A sweep without a running trial for so long prints what it waits for.

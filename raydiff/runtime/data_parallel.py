@@ -31,8 +31,8 @@ from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.cluster import cluster, storage_is_shared
 from raydiff.runtime.one_process import Place
+from raydiff.runtime.place import COORDINATOR, bundle, cap_memory, slot, too_large, total_of, unplaced
 from raydiff.runtime.plan import Planned
-from raydiff.runtime.slots import COORDINATOR, bundle, cap_memory, slot, too_large, total_of, unplaced
 from raydiff.tree import Params, arrays, tensors
 
 

@@ -14,8 +14,8 @@ from raydiff.models.training import Train
 from raydiff.process import saying
 from raydiff.runtime import sweep_folder
 from raydiff.runtime.estimate import EVERY_S, Running
+from raydiff.runtime.place import cap_memory
 from raydiff.runtime.plan import Planned
-from raydiff.runtime.slots import cap_memory
 from raydiff.storage.atomic_files import LeaseLost
 
 Place = Callable[[trial.Trial], tuple[ClientExecutor, Train | None]]

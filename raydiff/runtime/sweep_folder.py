@@ -23,7 +23,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Varying
 from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
 from raydiff.results.finished import find, is_sweep, open_finished, single_trial
-from raydiff.runtime.slots import cap_memory
+from raydiff.runtime.place import cap_memory
 from raydiff.storage import artifact_sync, staging
 from raydiff.storage.atomic_files import write_text
 from raydiff.storage.storage import storage_at
@@ -253,7 +253,7 @@ def _log_sampler(client: Any, run: str, folder: Path) -> None:
 
 def resume_command(at: Path) -> str:
     """Return the command line or the Python call that continues the sweep in this folder."""
-    script, *arguments = read_plan(at, needs="command")["command"]
+    script, *arguments = read_json(at / "sweep.json", needs="command")["command"]
     if not arguments:
         return str(script).removesuffix(")") + ", resume=True)"
     program = ["python", script] if script.endswith("jobs/sweep.py") else ["raydiff"]

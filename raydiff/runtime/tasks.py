@@ -18,7 +18,7 @@ from raydiff.results.finished import open_finished
 from raydiff.results.generation import Maker, Spread
 from raydiff.results.shadows import Attacked
 from raydiff.runtime.cluster import in_one_sentence, storage_is_shared
-from raydiff.runtime.slots import Resources, bundle, cap_memory, format_resources, unplaced
+from raydiff.runtime.place import Resources, bundle, cap_memory, format_resources, unplaced
 
 Do = Callable[[int], object]
 RESTARTS = 3  # of a worker that died, and of its current task

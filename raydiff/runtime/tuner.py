@@ -28,9 +28,9 @@ from raydiff.runtime import device_faults, search, sweep_folder
 from raydiff.runtime.cluster import NODE, grows, memory_kill, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
+from raydiff.runtime.follow import SweepProgress
+from raydiff.runtime.place import Slot, cap_memory, fitting, slot
 from raydiff.runtime.plan import Planned
-from raydiff.runtime.progress import SweepProgress
-from raydiff.runtime.slots import Slot, cap_memory, fitting, slot
 from raydiff.storage import artifact_sync
 from raydiff.storage.staging import StorageCredentials
 

@@ -15,7 +15,7 @@ from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Metrics, Upload
 from raydiff.federated.sums import UploadValidator, partial_sum
 from raydiff.runtime import device_faults
-from raydiff.runtime.slots import cap_memory
+from raydiff.runtime.place import cap_memory
 from raydiff.tree import Arrays, arrays, tensors
 
 T = TypeVar("T")

@@ -67,7 +67,7 @@ REFUSED_BY_SWEEP = {
     "--search asha --protocol-only": "needs the evaluation",
     "--log-samplers --protocol-only": "which --protocol-only keeps with them",
     "--search asha --metric eval/fd_cnn/minor": "needs a metric of rounds over all classes",
-    "--name it's": "--name must be at most 200 letters",
+    "--name it's": "name must be at most 200 letters",
     "--search optuna": "needs --sample",
     "--extend --name x": "--extend is for a sweep that exists",
 }

@@ -22,7 +22,7 @@ def test_it_says_what_is_needed_and_keeps_nothing(
 ) -> None:
     import ray
 
-    monkeypatch.setattr("raydiff.runtime.slots.os.cpu_count", lambda: 4)
+    monkeypatch.setattr("raydiff.runtime.place.os.cpu_count", lambda: 4)
     monkeypatch.setattr(ray, "init", lambda **_: pytest.fail("Ray was started"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     storage = tmp_path / "storage"
@@ -64,7 +64,7 @@ def test_gpu_hours_are_those_of_all_slots(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """8 trials of half an hour, each with two workers on half a GPU."""
-    monkeypatch.setattr("raydiff.runtime.slots.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
+    monkeypatch.setattr("raydiff.runtime.place.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
     monkeypatch.setattr(estimate, "seconds", lambda _: 1800.0)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
@@ -76,7 +76,7 @@ def test_gpu_hours_are_those_of_all_slots(
 def test_without_its_gpu_no_time_is_estimated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("raydiff.runtime.slots.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
+    monkeypatch.setattr("raydiff.runtime.place.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(estimate, "seconds", lambda _: pytest.fail("it was probed"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from child_process import answer, read, start
 
-from raydiff.runtime.slots import CUDA_CONTEXT_BYTES
+from raydiff.runtime.place import CUDA_CONTEXT_BYTES
 
 pytestmark = pytest.mark.gpu
 
@@ -24,7 +24,7 @@ def used_bytes() -> int:
 
 FILL = """
     import json, sys, torch
-    from raydiff.runtime.slots import cap_memory
+    from raydiff.runtime.place import cap_memory
     cap_memory(float(sys.argv[1]))
     x = torch.randn(64, 64, device="cuda")
     image = torch.randn(8, 8, 16, 16, device="cuda")
@@ -103,7 +103,7 @@ TRAINING = """
     from raydiff.models.chains import Sampling
     from raydiff.models.compute import compute_with
     from raydiff.models.lockstep import train_all
-    from raydiff.runtime.slots import cap_memory
+    from raydiff.runtime.place import cap_memory
     name, share, cohort = sys.argv[1], float(sys.argv[2]), int(sys.argv[3])
     cap_memory(share)
     model, training = preset(name)

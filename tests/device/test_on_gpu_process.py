@@ -58,7 +58,7 @@ def test_every_model_of_a_process_is_compiled(models: int, figure: Callable[...,
 KEEP_OFF = """
     import json, sys
     exec(sys.argv[1])
-    from raydiff.runtime.slots import cap_memory
+    from raydiff.runtime.place import cap_memory
     from raydiff.models.compute import device
     import torch
     cap_memory(0.0)
@@ -83,7 +83,7 @@ def test_a_process_without_a_share_keeps_off_the_gpu(before: str, figure: Callab
 SUGGESTED = """
     import json, sys, torch
     from raydiff.models.compute import device
-    from raydiff.runtime.slots import cap_memory
+    from raydiff.runtime.place import cap_memory
     cap_memory(float(sys.argv[1]))
     print(json.dumps({"device": str(torch.ones(2, device=device()).device.type)}))
 """

@@ -10,7 +10,7 @@ def workers(tmp_path_factory):
     """Two idle `Worker` actors on a local Ray, each with room for any number of clients."""
     ray = pytest.importorskip("ray")
     from raydiff.runtime.actors import start_workers
-    from raydiff.runtime.slots import Slot
+    from raydiff.runtime.place import Slot
     from raydiff.storage.staging import PLACE
 
     patch = pytest.MonkeyPatch()

@@ -13,9 +13,9 @@ from raydiff.experiment.config import Runtime
 from raydiff.runtime import concurrency as module
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import GPU_LOST
+from raydiff.runtime.follow import SweepProgress
+from raydiff.runtime.place import Slot
 from raydiff.runtime.plan import SweepRequest, written
-from raydiff.runtime.progress import SweepProgress
-from raydiff.runtime.slots import Slot
 
 
 @pytest.fixture

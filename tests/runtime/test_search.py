@@ -12,8 +12,8 @@ from planned import planned_as
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.runtime import launch, search
+from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.plan import Planned, SweepRequest
-from raydiff.runtime.progress import SweepProgress
 from raydiff.runtime.search import LOG, Suggestions
 
 RATE = "method.local.learning_rate"

@@ -22,8 +22,9 @@ from raydiff.experiment.config import Runtime
 from raydiff.experiment.overrides import override
 from raydiff.models.training import Training
 from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
+from raydiff.runtime.finish import Ended, Finisher
+from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.plan import written
-from raydiff.runtime.progress import SweepProgress
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
 
@@ -116,7 +117,7 @@ def test_a_trial_that_cannot_begin_fails_with_its_reason(tmp_path, tiny, monkeyp
     monkeypatch.setattr(coordinator.trials, "begin", begin)
     reason = federation(tmp_path, tiny).step()["failed"]
     assert reason == f"the storage folder {tmp_path} cannot be written: Read-only file system"
-    assert (launch.Ended(tmp_path, False, failed="why").code, launch.Ended(tmp_path, False).code) == (1, 0)
+    assert (Ended(tmp_path, failed="why").code, Ended(tmp_path).code) == (1, 0)
 
 
 def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, monkeypatch, capsys):
@@ -174,7 +175,7 @@ def test_a_sweep_whose_ray_has_lost_its_head_ends_with_outcomes(tmp_path, tiny, 
     (tmp_path / "s" / "sweep.json").write_text('{"command": ["raydiff", "sweep", "--name", "s"]}')
     monkeypatch.setattr(os, "_exit", sys.exit)
     with pytest.raises(SystemExit, match="1"):
-        launch._head_lost(tmp_path / "s", None, None, "Ray's head has not answered")
+        Finisher(tmp_path / "s", None, None).lose_head("Ray's head has not answered")
     assert (this.outcome()["outcome"], this.outcome()["reason"]) == ("killed", "Ray's head has not answered")
     assert "raydiff sweep --name s --resume" in capsys.readouterr().out
 

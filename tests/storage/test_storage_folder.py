@@ -61,7 +61,7 @@ def test_a_file_or_too_long_a_path_is_no_storage(tmp_path: Path, tiny: Experimen
     }.items():
         with pytest.raises(ValueError, match=f"cannot be written: {says}$"):
             sweep_folder.folder(at(tmp_path / path, tiny), "s")
-    with pytest.raises(ValueError, match="--name must be at most 200 letters"):
+    with pytest.raises(ValueError, match="name must be at most 200 letters"):
         sweep_folder.place(tiny, "x" * 201)
 
 

@@ -31,7 +31,7 @@ from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit
 from raydiff.runtime import actors, device_faults
 from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop, start_workers
-from raydiff.runtime.slots import Slot
+from raydiff.runtime.place import Slot
 
 pytestmark = pytest.mark.survival
 

@@ -10,7 +10,7 @@ import torch
 
 from raydiff.experiment.config import Runtime
 from raydiff.models.compute import device
-from raydiff.runtime.slots import Slot, cap_memory, fitting, slot, unplaced
+from raydiff.runtime.place import Slot, cap_memory, fitting, slot, unplaced
 
 LAPTOP = {"CPU": 2.0}
 ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 from planned import planned_as, seeded
 
-from raydiff.runtime import progress as module
+from raydiff.runtime import follow as module
+from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.plan import SweepRequest, written
-from raydiff.runtime.progress import SweepProgress
 
 
 @pytest.fixture
