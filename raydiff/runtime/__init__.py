@@ -1,4 +1,4 @@
-"""Where a sweep runs, as a story: `plan` -> `place` -> `one_process` or `tuner` -> `follow` -> `finish`; its front is `launch`.
+"""Where a sweep runs. `launch` is the front; then `plan`, `place`, `one_process` or `tuner`, `follow` and `finish`.
 
 On Ray a trial is a `coordinator` and its `worker`s, which `actors` starts, watches and replaces; `concurrency` says how
 many trials run at once on the `cluster`.

@@ -165,7 +165,7 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     first = sweep_folder.plan(at, **same, resume=False)
     assert not at.exists()
     sweep_folder.write(at, first, SECRET)
-    with pytest.raises(ValueError, match="exists already: continue it with --resume"):
+    with pytest.raises(ValueError, match="exists already: resume it"):
         sweep_folder.plan(at, **same, resume=False)
     assert sweep_folder.plan(at, **same, resume=True) == first
     with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
@@ -337,7 +337,7 @@ def test_from_python_messages_say_how_to_go_on_in_python(tmp_path, tiny, monkeyp
     with pytest.raises(KeyboardInterrupt):
         rd.sweep(base, name="s")
     assert 'interrupted; continue with: rd.sweep(..., name="s", resume=True)\n' in capsys.readouterr().out
-    with pytest.raises(ValueError, match="exists already: continue it with resume=True, or give another name"):
+    with pytest.raises(ValueError, match="exists already: resume it, or choose another name"):
         rd.sweep(base, name="s")
     with sqlite3.connect(tmp_path / "mlflow.db") as store:
         texts = [value for (value,) in store.execute("select value from tags")]
