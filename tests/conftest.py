@@ -17,6 +17,7 @@ import functools
 import hashlib
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -161,6 +162,20 @@ def restored_process() -> Iterator[None]:
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     if "CUDA_VISIBLE_DEVICES" in environment:
         os.environ["CUDA_VISIBLE_DEVICES"] = environment["CUDA_VISIBLE_DEVICES"]
+
+
+@pytest.fixture
+def default_signals() -> Iterator[None]:
+    """Handle signals as by default, also where pytest runs under `nohup` or in the background of a shell."""
+    defaults = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGQUIT: signal.SIG_DFL,
+        signal.SIGHUP: signal.SIG_DFL,
+    }
+    before = {number: signal.signal(number, handler) for number, handler in defaults.items()}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture

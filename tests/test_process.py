@@ -79,6 +79,7 @@ def test_work_goes_on_whatever_becomes_of_its_output(output: Callable[[], Any] |
     assert (tmp_path / "end").read_text() == "done"
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize("number", process.STOP_SIGNALS)
 def test_each_signal_ends_a_run_in_order(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any], migrated: Path

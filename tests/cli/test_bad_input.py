@@ -327,6 +327,7 @@ def test_a_command_without_a_home_or_in_a_removed_folder_is_refused_in_one_sente
     assert (code, output, errors.count("\n")) == (2, "", 1) and "work in a folder that exists" in errors
 
 
+@pytest.mark.usefixtures("default_signals")
 def test_from_python_messages_say_how_to_go_on_in_python(tmp_path, tiny, monkeypatch, capsys, migrated):
     """Not with the words of another program, such as a notebook's kernel."""
     monkeypatch.setattr(sys, "argv", argv := ["ipykernel_launcher.py", "-f", "kernel.json", "--my-own-option"])

@@ -29,14 +29,7 @@ def start(storage: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
         stderr=subprocess.STDOUT,
         text=True,
         env={**os.environ, "PYTHONUNBUFFERED": "1", overrides.SECRET: "00" * 16},
-        preexec_fn=unignored,
     )
-
-
-def unignored() -> None:
-    """Handle both signals as by default: whoever runs pytest in the background may have them ignored."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def trial_of(storage: Path, name: str) -> Path:
@@ -60,6 +53,7 @@ def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
     assert not (trial_of(tmp_path, "two") / "train").exists()
 
 
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(
     ("means", "number"),
     [("--numerics.server-workers 2", signal.SIGINT), ("--runtime.pool local", signal.SIGHUP)],
