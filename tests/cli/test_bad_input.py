@@ -280,7 +280,7 @@ def test_runs_stand_under_their_data_set_or_what_was_asked_for_and_stay_there(tm
     assert of("mnist", "trial runs") == "trial runs"
     (tmp_path / "sweep.json").write_text('{"experiment": "trial runs"}')
     assert of("mnist") == of("mnist", "trial runs") == "trial runs"
-    with pytest.raises(ValueError, match="logs to MLflow's experiment trial runs, not other: leave --experiment out"):
+    with pytest.raises(ValueError, match="logs to MLflow's experiment trial runs, not other: leave the experiment out"):
         of("mnist", "other")
 
 
