@@ -13,7 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 Fault = Callable[[str, str, int], str]
 """(method, path, number of earlier requests) -> "" (none), "refused" (not done), "lost" (done, and answered by an
-error) or "slow" (done, and answered LATE_S later)."""
+error), "conflict" (not done, as S3 does while another request is in flight), "ignored" (done without its condition) or
+"slow" (done, and answered LATE_S later)."""
 LATE_S = 2.0
 
 
@@ -58,7 +59,12 @@ class Proxy:
                 fault = proxy.fault(self.command, self.path, len(proxy.seen))
                 proxy.seen.append(f"{self.command} {self.path}")
                 status, reason, headers, answer = 503, "Slow Down", [], b""
-                if fault != "refused":
+                if fault == "conflict":
+                    status, reason = 409, "ConditionalRequestConflict"
+                elif fault != "refused":
+                    if fault == "ignored":
+                        del self.headers["If-None-Match"]
+                        fault = ""
                     upstream = http.client.HTTPConnection("127.0.0.1", server, timeout=60)
                     upstream.request(self.command, self.path, body, dict(self.headers))
                     response = upstream.getresponse()

@@ -8,6 +8,8 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
+from raydiff.storage.conditional_put import create_once
+
 
 class LeaseLost(ValueError):
     """Another process has taken over this trial. A process that gets this stops: it sends and writes nothing more."""
@@ -36,13 +38,30 @@ def appearing(path: Path, *, durable: bool = False, if_absent: bool = False) -> 
         if durable:
             _sync(temporary)
         if if_absent:
-            os.link(temporary, path)
+            if not create_once(lambda: _link(temporary, path), lambda: _is_same_file(temporary, path), str(path)):
+                raise FileExistsError(path)
         else:
             temporary.replace(path)
         if durable:  # The folder is synced too, for it holds the file's name.
             _sync(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, path: Path) -> bool:
+    try:
+        os.link(temporary, path)  # atomic on NFS too
+        return True
+    except FileExistsError:
+        return False
+
+
+def _is_same_file(temporary: Path, path: Path) -> bool | None:
+    """Whether `path` is a link to the temporary file, as after an answer that NFS lost; None if there is no file."""
+    try:
+        return path.samefile(temporary)
+    except FileNotFoundError:
+        return None
 
 
 def _sync(path: Path) -> None:

@@ -24,7 +24,7 @@ class LocalFolder:
         write_bytes(self.folder / name, data, durable=True)
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        with contextlib.suppress(FileExistsError):  # from a hard link, which is atomic on NFS too
+        with contextlib.suppress(FileExistsError):
             write_bytes(self.folder / name, data, durable=True, if_absent=True)
             return True
         return False

@@ -39,16 +39,19 @@ def root(storage: str) -> Path:
 
 
 def prepare(storage: str) -> None:
-    """Create a bucket's working folder here. Raises ValueError if the bucket cannot be written."""
+    """Create a bucket's working folder here. Raises ValueError if the bucket cannot be written, or two puts of one name
+    if it is absent both succeed."""
     if not is_bucket(storage):
         return
     bucket, probe = ObjectStore(storage), f".writable-{uuid.uuid4().hex[:8]}"
     begin(root(storage), storage)
     try:
-        bucket.put(probe, b"")
+        created = [bucket.put_if_absent(probe, b"") for _ in range(2)]
         bucket.delete([probe])
     except OSError as e:
         raise ValueError(f"the bucket {bucket.name} cannot be written: {e}") from None
+    if created != [True, False]:
+        raise ValueError(f"the bucket {bucket.name} ignores If-None-Match: two drivers could run one sweep in it")
 
 
 def create(storage: Path) -> None:

@@ -24,8 +24,8 @@ class Storage(Protocol):
         """Store `data` under a name such as "clients/00007-00003.safetensors", replacing what was there."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Store `data` unless the name exists. Of several processes that try at once, one gets True. It must be unique
-        to the caller: after a lost answer an object store compares it with what is there."""
+        """Store `data` unless the name exists, in one request. Of several processes that try at once, one gets True,
+        also where they store equal bytes."""
 
     def get(self, name: str) -> bytes | None:
         """What is stored under the name; None if nothing is."""

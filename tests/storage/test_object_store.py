@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 from s3_server import CREDENTIALS, LATE_S, Proxy, s3_server
 
-from raydiff.storage import object_store, staging
+from raydiff.storage import conditional_put, object_store, staging
 from raydiff.storage.local import LocalFolder
 from raydiff.storage.object_store import Cipher, ObjectStore
 from raydiff.storage.storage import Storage, storage_at
@@ -75,7 +76,7 @@ def test_a_removal_takes_everything_below_and_the_listing_last(storage: Storage)
 
 
 def test_of_two_who_put_if_absent_one_does(storage: Storage) -> None:
-    assert storage.put_if_absent("first", b"one") and not storage.put_if_absent("first", b"two")
+    assert storage.put_if_absent("first", b"one") and not storage.put_if_absent("first", b"one")
     assert storage.get("first") == b"one"
 
 
@@ -90,7 +91,39 @@ def test_who_put_first_has_it_though_the_answer_was_lost(proxy: Proxy) -> None:
 
     proxy.fault = loses_one
     assert store.put_if_absent("mine", b"one") and lost
-    assert not store.put_if_absent("mine", b"two")
+    assert not store.put_if_absent("mine", b"one")
+
+
+def test_a_conflict_in_which_nothing_was_stored_is_no_other_writer(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, conflicts = ObjectStore(proxy.uri), iter(["conflict"] * 2)
+    proxy.fault = lambda method, *_: next(conflicts, "") if method == "PUT" else ""
+    assert store.put_if_absent("contended", b"one") and store.get("contended") == b"one"
+    monkeypatch.setattr(conditional_put, "RETRY_S", 0.0)
+    proxy.fault = lambda method, *_: "conflict" if method == "PUT" else ""
+    with pytest.raises(ConnectionError, match="never cannot be created: the storage says that it exists, and does not"):
+        store.put_if_absent("never", b"one")
+
+
+def test_a_store_that_ignores_the_condition_is_refused(
+    proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(staging.PLACE, str(tmp_path))
+    proxy.fault = lambda method, *_: "ignored" if method == "PUT" else ""
+    with pytest.raises(ValueError, match=r"^the bucket s3://lab/diffusion ignores If-None-Match: two drivers could"):
+        staging.prepare(proxy.uri)
+
+
+def test_a_link_whose_answer_was_lost_is_this_writer_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link = os.link
+
+    def lost(*paths: Path) -> None:
+        link(*paths)
+        raise FileExistsError
+
+    monkeypatch.setattr(os, "link", lost)
+    assert LocalFolder(tmp_path).put_if_absent("x", b"1") and not LocalFolder(tmp_path).put_if_absent("x", b"1")
 
 
 @pytest.mark.slow
