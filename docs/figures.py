@@ -4,7 +4,7 @@
 
 Embedded output stands between `<!-- data/budget.txt -->` and `<!-- end -->`: the file's lines, as the command wrote
 them. Every other number with a decimal point on a page must be, rounded, in a file of docs/data (or of the published
-numbers in raydiff/report/papers) that the page names or links to; `tests/test_docs.py` checks it.
+numbers in analysis/) that the page names or links to; `tests/test_docs.py` checks it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ DOCS = Path(__file__).resolve().parent
 ROOT_PAGES = [DOCS.parent / f"{name}.md" for name in ("README", "CHANGELOG", "CONTRIBUTING", "SECURITY")]
 PAGES = [*ROOT_PAGES, *sorted(set(DOCS.rglob("*.md")) - set((DOCS / "data").rglob("*")))]
 TABLE = re.compile(r"(<!-- (data/[\w./-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-NAMED = re.compile(r"(?<![\w-])(?:data/[\w/-]+\.(?:md|csv|jsonl?|txt)|raydiff/papers/\w+\.tsv)")
+NAMED = re.compile(r"(?<![\w-])(?:data/[\w/-]+\.(?:md|csv|jsonl?|txt)|analysis/\w+\.tsv)")
 NUMBER = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?![\w.]*\d)")
 DECIMAL = re.compile(r"(?<![\w.])\d[\d,]*\.\d+(?:e[+-]?\d+)?(?![\w.])")
 NOT_TYPED = re.compile(

@@ -42,12 +42,10 @@ COMMANDS = {
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),
         "frontier": ("report.frontier.command", "privacy against quality: the table and the picture"),
-        "claims": ("papers.claims", "what the papers claim, and what came out"),
         "collaboration": ("papers.pfdm.report", "does federation help the minority? Paired differences"),
         "newcomers": ("papers.spire.report", "how well unseen clients are served"),
         "feddistr": ("papers.feddistr.report", "utility over entanglement"),
         "pdp": ("papers.discrete.report", "the figures of the per-instance bounds"),
-        "referees": ("papers.referees", "a benchmark's accuracies beside those that others published"),
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""

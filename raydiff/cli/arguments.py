@@ -6,19 +6,16 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from raydiff.cli.options import take
 from raydiff.experiment import overrides as paths
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
+from raydiff.lookup import bare_name, is_outside
 from raydiff.storage.staging import SECRET
 
-REPRODUCE = "reproduce"
-"""A preset that takes two options: `ReproduceOptions`."""
 SHORT = {
     "--model": "--method.model.network",
     "--epsilon": "--method.epsilon",
@@ -27,16 +24,6 @@ SHORT = {
     "--storage": "--runtime.storage",
 }
 DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReproduceOptions:
-    """Options of `raydiff sweep reproduce` beside those of a sweep."""
-
-    paper: str
-    """The paper whose tables are swept."""
-    scale: str = "cpu"
-    """The size of the study, by the hardware that it needs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,11 +45,8 @@ class ExperimentOptions:
 def preset(argv: Sequence[str], default: str = "digits") -> tuple[str, Study, list[str]]:
     """(name, study, the other arguments): the first argument is a preset or an experiment file, unless an option."""
     name, rest = first(argv, default)
-    if name == REPRODUCE:
-        options, rest = take(ReproduceOptions, rest)
-        study = import_module(presets.REPRODUCE).study(options.paper, options.scale)
-        return f"{REPRODUCE}-{options.paper}-{options.scale}", study, rest
-    return re.sub(r"[^\w.-]", "-", Path(name).stem), presets.study(name), rest
+    label = bare_name(name) if is_outside(name) else Path(name).stem
+    return re.sub(r"[^\w.-]", "-", label), presets.study(name), rest
 
 
 def first(argv: Sequence[str], default: str) -> tuple[str, list[str]]:

@@ -2,7 +2,6 @@
 
 raydiff sweep                                         the main job: embedded data, local Ray, local MLflow
 raydiff sweep digits --grid method.epsilon=1,5 seed=0,1,2    these axes in place of the preset's
-raydiff sweep reproduce --paper pfdm --scale cpu      a paper's tables; raydiff claims compares them with it
 raydiff sweep digits --search random --sample method.clip=uniform:3,8 --samples 20
 ray job submit --working-dir . -- python jobs/sweep.py mnist --name mine --resume    on a cluster: start, or continue
 """

@@ -37,10 +37,6 @@ PRESETS = _Presets(
         "feddistr-elsewhere": "raydiff.papers.feddistr.presets:feddistr_elsewhere",
         "feddistr-mnist": "raydiff.papers.feddistr.presets:feddistr_mnist",
         "feddistr-cifar100": "raydiff.papers.feddistr.presets:feddistr_cifar100",
-        "niid-bench": "raydiff.papers.referee_presets:niid_bench",
-        "dpimagebench": "raydiff.papers.referee_presets:dpimagebench",
-        "dpimagebench-dpsgd": "raydiff.papers.referee_presets:dpimagebench_dpsgd",
-        "dpimagebench-gpu": "raydiff.papers.referee_presets:dpimagebench_gpu",
         "frontier-adult": "raydiff.papers.discrete.presets:frontier_adult",
         "removal-adult": "raydiff.papers.discrete.presets:removal_adult",
         "removal-german": "raydiff.papers.discrete.presets:removal_german",
@@ -55,15 +51,24 @@ PRESETS = _Presets(
 )
 """Name -> a function that gives its study, with the settings that `raydiff tune` has kept for it."""
 MAIN = "tradeoff"  # what `raydiff sweep` runs without a preset
-REPRODUCE = "raydiff.papers.presets"
-"""The module of `sweep reproduce`: its PAPERS, its SCALES and its `study`."""
 
 
 def study(name: str) -> Study:
-    """The preset of this name, or the study of an experiment file. Raises ValueError where there is none."""
+    """Return the study of an experiment file or of a preset, which may be `module:name`, a function without arguments.
+
+    Raises ValueError where there is none.
+    """
     if name.endswith(toml_file.SUFFIX):
         return toml_file.read(Path(name).expanduser(), PRESETS)
+    if lookup.is_outside(name):
+        return _check_study(name, PRESETS.resolve(name)())
     if name not in PRESETS:
-        choices = f"{', '.join(PRESETS)}, or a {toml_file.SUFFIX} file"
+        choices = f"{', '.join(PRESETS)}, module:name of another, or a {toml_file.SUFFIX} file"
         raise ValueError(f"unknown preset {name!r}; known: {choices}{nearest(name, PRESETS)}")
     return PRESETS[name]()
+
+
+def _check_study(name: str, built: object) -> Study:
+    if not isinstance(built, Study):
+        raise ValueError(f"{name} must return a Study, got {built!r}")
+    return built

@@ -1,4 +1,4 @@
-"""Sections of the report about papers: their tables and claims."""
+"""Sections of the report about papers: their tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from raydiff.formats.tables import Table
-from raydiff.papers import claims as paper_claims
 from raydiff.papers.discrete.summary import shown
 from raydiff.papers.feddistr import report as feddistr
 from raydiff.papers.feddistr.loss_plots import draw
@@ -44,16 +43,6 @@ def _unseen_clients(sweep: SweepView) -> Iterator[str]:
     first = "SPIRE" if "SPIRE" in set(readings["method"]) else str(readings["method"].iloc[0])
     yield html.heading("Clients that joined later")
     yield from sheet(unseen.shown_table(readings, unseen.table(readings, first)), "newcomers")
-
-
-def claims(sweep: SweepView, out: Path) -> Section:
-    """Of a sweep that reproduces a paper: a verdict for each of its claims."""
-    if not (sweep.preset or "").startswith("reproduce-"):
-        return Section([])
-    table = paper_claims.judged(sweep.runs)
-    note = "Intervals: Student's at 95 %, paired. Not tested at this scale: the interval holds 0 and its half-width is "
-    note += "above the paper's relative gain."
-    return Section([*sheet(paper_claims.shown_table(table)._replace(note=note), "claims")], {"claims": table})
 
 
 def row_bounds(sweep: SweepView, out: Path) -> Section:

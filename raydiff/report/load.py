@@ -93,7 +93,7 @@ def arguments(
 
 
 def _sweep(name: str, storage: Path) -> Path:
-    """The folder of a sweep by any of its names; of `claims` also a file. Raises ValueError where there is none."""
+    """The folder of a sweep by any of its names; a file stands for itself. Raises ValueError where there is none."""
     path = Path(name).expanduser()
     if path.is_file() or (path / "trials").is_dir():
         return path

@@ -35,7 +35,6 @@ SECTIONS: lookup.Door[Callable[[SweepView, Path], Section]] = lookup.Door(
         "Attacks against their ceilings": attacks,
         "Ledgers": ledgers,
         "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
-        "The paper's claims": "raydiff.papers.report_sections:claims",
         "Cost, failures and resumes": cost,
     },
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 import math
 import time
@@ -56,13 +55,10 @@ class SweepView:
 
     @property
     def preset(self) -> str | None:
-        """The preset that the sweep's command named, or reproduce-PAPER-SCALE; None without such a command."""
+        """The preset that the sweep's command named; None without such a command."""
         words = self.words
         if words is None:
             return None
-        if words[:1] == ["reproduce"]:
-            options = dict(itertools.pairwise(" ".join(words).replace("=", " ").split()))
-            return f"reproduce-{options.get('--paper')}-{options.get('--scale', 'cpu')}"
         return words[0] if words and not words[0].startswith("-") else presets.MAIN
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import replace
 
@@ -62,18 +61,6 @@ def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_roo
     clips = {arm.changes["method.clip"] for arm in study.beside if arm.changes.get("method.center") == "public"}
     assert len(clips) == 1
     assert clips.pop() == pytest.approx(float((public - public.mean(0)).flatten(1).norm(dim=1).median()), abs=0.05)
-
-
-@pytest.mark.parametrize("name", ["dpimagebench", "dpimagebench-dpsgd", "dpimagebench-gpu"])
-def test_dpimagebench_has_the_benchmark_s_split_and_delta_and_nothing_public(name):
-    """Its train_size, and its 1 / (N ln N)."""
-    study = names.PRESETS[name]()
-    for experiment in trials_of(study.experiment, study.grid, study.beside):
-        data, method = experiment.data, experiment.method
-        assert (data.public, data.validation, data.test, data.train) == (0, 5000, 10_000, None)
-        first = getattr(method, "central", None) or method
-        assert 0.9999 < first.delta * 55_000 * math.log(55_000) <= 1 and method.delta == first.delta
-        assert experiment.clients == 1 and getattr(first, "center", "black") == "black"
 
 
 @pytest.mark.parametrize("name", names.PRESETS)

@@ -324,26 +324,11 @@ def test_the_preset_is_that_of_the_command(tmp_path: Path) -> None:
     for command, preset in (
         ("jobs/sweep.py spire-mnist --name x", "spire-mnist"),
         ("raydiff/__main__.py sweep --name x", "tradeoff"),
-        ("raydiff sweep reproduce --paper=pdp --scale gpu", "reproduce-pdp-gpu"),
         ("my_study.py digits", None),
         ("", None),
     ):
         write_about(tmp_path, command)
         assert open_sweep(tmp_path).preset == preset, command
-
-
-def test_a_reproduction_has_a_verdict_for_each_claim(tmp_path: Path) -> None:
-    for method, distances in (("PFDM", (1.0, 1.2, 1.1)), ("LocalOnly", (2.0, 2.3, 2.2))):
-        for seed, distance in enumerate(distances):
-            more = {"fields": {"epsilon": 10.0}} if method == "PFDM" else {}
-            of = {"outcome": finished(9.77, distance), "partition": {"kind": "MajorityMinority"}, **more}
-            write_trial(tmp_path, f"{method}{seed}", method=method, seed=seed, **of)
-    write_about(tmp_path, "jobs/sweep.py reproduce --scale=cpu --paper=pfdm")
-    section = part(report_sections.claims, tmp_path)
-    outcomes = one(section.tables, "claim", "outcome").column("outcome")
-    assert outcomes[:3] == ["reproduced", "reproduced", "not tested: no such trials or reading"]
-    write_about(tmp_path)
-    assert part(report_sections.claims, tmp_path).tables == []
 
 
 # ----------------------------------------------------------------------------------------------- missing pieces

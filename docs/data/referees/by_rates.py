@@ -1,6 +1,6 @@
 """SCAFFOLD whose control variates forget the momentum: what may be behind a published SCAFFOLD that hardly learns.
 
-    PYTHONPATH=docs/data/referees raydiff sweep niid-bench --method by_rates:ByRates --no-baselines ...
+    PYTHONPATH=docs/data/referees python jobs/sweep.py analysis.referee_presets:niid_bench --method by_rates:ByRates
 
 c_i+ divides x - y by the sum of the rates alone, though with a momentum of 0.9 a client goes up to ten times as far
 along a gradient; the correction c - c_i is in the gradient, and so goes as far. It is up to ten times what the drift

@@ -1,6 +1,6 @@
 """What NIID-Bench's accuracy is after each round, and of how many test records a model says each digit.
 
-    RAYDIFF_DATA=path/to/data python docs/data/referees/rounds.py METHOD ROUNDS      # fedavg or fedprox, say
+    RAYDIFF_DATA=path/to/data PYTHONPATH=. python docs/data/referees/rounds.py METHOD ROUNDS    # fedavg, say
 
 The preset's trial of seed 0, one label a party, up to so many of its rounds: two minutes each on a slow core. Adds a
 line for each round to this folder's rounds.csv, in place of those that the method had there.
@@ -28,7 +28,7 @@ FIELDS = ("method", "round", "accuracy", *(f"says {digit}" for digit in range(10
 
 def main(method: str, count: int) -> None:
     """Train, and judge the server's model after each round."""
-    study = rd.preset("niid-bench")
+    study = rd.preset("analysis.referee_presets:niid_bench")
     arms = (study.experiment, *(arm.apply(study.experiment) for arm in study.beside))
     arm = next(e for e in arms if type(e.method).__name__.lower() == method)
     test = datasets.load(arm.data).splits["test"]

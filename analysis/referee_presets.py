@@ -1,4 +1,7 @@
-"""Presets: benchmarks that others published, with their settings, to be compared with their numbers."""
+"""Presets of benchmarks that others published, with their settings, to be compared with their numbers.
+
+python jobs/sweep.py analysis.referee_presets:niid_bench
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def niid_bench() -> Study:
     labels; all 60,000 training records, 50 rounds of ten epochs, the accuracy on the 10,000 test records at the end.
 
     FedProx's mu is that of the benchmark's example, MOON's our default. 24 trials of 30 million records each.
-    `raydiff referees SWEEP` compares with what is published.
+    `python -m analysis.referees SWEEP` compares with what is published.
     """
     rounds = 50
     sgd = Training(optimizer="sgd", learning_rate=0.01, momentum=0.9, weight_decay=1e-5, decay="constant")
@@ -56,7 +59,7 @@ def dpimagebench() -> Study:
     5,000 choose settings; the accuracy, on the 10,000 test records, of a classifier trained on samples alone.
 
     DP-MERF with the benchmark's features, steps and length scale (sigma^2 = 105 on [0, 1], so 20.5 here), and the
-    sketch. 18 trials of one to three minutes of a CPU core. `raydiff referees SWEEP` compares.
+    sketch. 18 trials of one to three minutes of a CPU core. `python -m analysis.referees SWEEP` compares.
     """
     judge = Evaluation(distance="none", attack=False, metrics=("accuracy", "downstream"), downstream=("lenet",))
     training = replace(DPMERF().training, steps=3000)

@@ -9,13 +9,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from analysis import referees
+from analysis.claims import rows_of, values, where
+from analysis.referee_presets import dpimagebench, dpimagebench_dpsgd, niid_bench
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override, to_dict
 from raydiff.experiment.study import trials
-from raydiff.papers import referees
-from raydiff.papers.claims import rows_of, values, where
-from raydiff.papers.referee_presets import dpimagebench, dpimagebench_dpsgd, niid_bench
 from raydiff.report import load
+
+pytestmark = pytest.mark.slow
 
 NIID, DPIMAGEBENCH = (
     trials(study.experiment, {**study.grid, "seed": (0,)}, study.beside) for study in (niid_bench(), dpimagebench())
@@ -72,7 +74,7 @@ def test_every_published_cell_is_one_of_the_preset_s(tmp_path: Path) -> None:
     for number in range(8):
         write(tmp_path, number, 0, 0.5)
     runs = load.runs(tmp_path)
-    cells = [row for row in rows_of("published") if row["preset"] == "niid-bench"]
+    cells = [row for row in rows_of("published") if row["preset"] == "niid_bench"]
     rows = [values(runs, row["ours"], where(row["config"])) for row in cells]
     assert [row is not None and len(row) for row in rows] == [1] * 14
     assert {row["digest"].iloc[0] for row in rows if row is not None} == set(runs["digest"])

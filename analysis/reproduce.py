@@ -1,23 +1,21 @@
-"""The papers' tables as studies: `raydiff sweep reproduce --paper pfdm|spire|feddistr|pdp`.
+"""The papers' tables as presets, PAPER_SCALE: `python jobs/sweep.py analysis.reproduce:pfdm_cpu`.
 
-`--scale cpu`: for 2 cores, at most 30 minutes each, on small data (MNIST coloured and cut to 14x14, 8x8 digits, German
-Credit). `gpu`: the papers' data and sizes, as far as the data are available, and their FID and KID, which take the file
-of Inception's weights. `smoke`: the CPU's with a hundredth of the training and one seed, minutes in all. Whether a
-sweep shows what a paper claims: `raydiff claims SWEEP`.
+PAPER is pfdm, spire, feddistr or pdp. SCALE `cpu`: for 2 cores, at most 30 minutes each, on small data (MNIST coloured
+and cut to 14x14, 8x8 digits, German Credit). `gpu`: the papers' data and sizes, as far as the data are available, and
+their FID and KID, which take the file of Inception's weights. Whether a sweep shows what a paper claims:
+`python -m analysis.claims SWEEP`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import replace
 
 from raydiff.data.partition import Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import tuning
-from raydiff.experiment.overrides import flat, override
+from raydiff.experiment.overrides import override
 from raydiff.experiment.study import SEEDS, Arm, Settings, Study
-from raydiff.lookup import check_one_of
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -26,33 +24,9 @@ from raydiff.papers.feddistr import presets as feddistr
 from raydiff.papers.pfdm import presets as pfdm
 from raydiff.papers.spire import presets as spire
 
-PAPERS = ("pfdm", "spire", "feddistr", "pdp")
-SCALES = ("cpu", "gpu", "smoke")
 CENTRAL = {"method": LocalOnly, **pfdm.UNCLIPPED, "partition": Pooled, "clients": 1}
 INCEPTION = {"evaluation.features": "inception"}
 PRIVATE = {"method": DPSGD, "method.averaging.weights": "uniform"}
-
-
-def study(paper: str, scale: str) -> Study:
-    """What is swept for this paper. Raises ValueError for a paper or scale that is unknown."""
-    check_one_of("--paper", paper, PAPERS)
-    check_one_of("--scale", scale, SCALES)
-    return _smoke(STUDIES[paper, "cpu"]()) if scale == "smoke" else STUDIES[paper, scale]()
-
-
-def _smoke(study: Study) -> Study:
-    """One seed, and a hundredth of the steps of every training."""
-
-    def fewer(changes: Settings) -> dict[str, int]:
-        trained = r"method\.(?!model\b|sampling\b|client_sampling\b)\w+\.steps"
-        return {k: max(1, v // 100) for k, v in changes.items() if re.fullmatch(trained, k)}
-
-    start = override(study.experiment, fewer(flat(study.experiment)))
-    grid = {path: values[:1] if path.endswith("seed") else values for path, values in study.grid.items()}
-    beside = tuple(
-        replace(arm, changes={**arm.changes, **fewer(flat(arm.apply(study.experiment)))}) for arm in study.beside
-    )
-    return Study(experiment=start, grid=grid, beside=beside, also=tuple(map(_smoke, study.also)))
 
 
 def _three_seeds(study: Study, only: Callable[[Settings], bool] = lambda changes: True) -> Study:
@@ -96,11 +70,30 @@ def pfdm_gpu() -> Study:
     return replace(parts[0], also=tuple(parts[1:]))
 
 
+def spire_cpu() -> Study:
+    """Table 1 on digits: clients of the federation and clients that join, five methods; one embedding, as there."""
+    tuned = tuning.with_tuned("spire-digits", spire.spire_digits)
+    return _three_seeds(tuned, lambda changes: "method.embeddings" not in changes)
+
+
 def spire_gpu() -> Study:
     """Table 1 on MNIST and CIFAR-10, with the paper's widths, clients and rounds."""
     parts = (_three_seeds(spire.spire_mnist()), _three_seeds(spire.spire_cifar10()))
     first, second = (replace(part, experiment=override(part.experiment, INCEPTION)) for part in parts)
     return replace(first, also=(second,))
+
+
+def feddistr_cpu() -> Study:
+    """Figures 4, 5 and 7: one round against fifty, disentangled or not, with noise or without; public records of MNIST.
+
+    Needs a latent diffusion model (`--method.model.path`), as does the next one.
+    """
+    return _three_seeds(feddistr.feddistr_elsewhere())
+
+
+def feddistr_gpu() -> Study:
+    """CIFAR-100 with ResNet-18, K = 5, 10, 20."""
+    return _three_seeds(feddistr.feddistr_cifar100())
 
 
 def pdp_cpu() -> Study:
@@ -116,20 +109,3 @@ def pdp_gpu() -> Study:
     removed = tables.removal_adult()
     base = override(removed.experiment, {"method.local.steps": 24_574 * 100 // 30})
     return replace(removed, experiment=base, also=(replace(tables.tabular_adult(), beside=()),))
-
-
-STUDIES: dict[tuple[str, str], Callable[[], Study]] = {
-    ("pfdm", "cpu"): pfdm_cpu,
-    ("pfdm", "gpu"): pfdm_gpu,
-    # Table 1: clients of the federation and clients that join, five methods, on digits; one embedding, as there.
-    ("spire", "cpu"): lambda: _three_seeds(
-        tuning.with_tuned("spire-digits", spire.spire_digits), lambda changes: "method.embeddings" not in changes
-    ),
-    ("spire", "gpu"): spire_gpu,
-    # Figures 4, 5 and 7: one round against fifty, disentangled or not, with noise or without; public records of MNIST.
-    ("feddistr", "cpu"): lambda: _three_seeds(feddistr.feddistr_elsewhere()),
-    # CIFAR-100 with ResNet-18, K = 5, 10, 20; needs a latent diffusion model (`--method.model.path`).
-    ("feddistr", "gpu"): lambda: _three_seeds(feddistr.feddistr_cifar100()),
-    ("pdp", "cpu"): pdp_cpu,
-    ("pdp", "gpu"): pdp_gpu,
-}
