@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
         values = {"data.name": name, **sizes, **_fitting(start, {**suggestion.values, **released}, changes)}
         experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
         trial.resolve(experiment)
-        seconds = estimate.alone(experiment, reading_s=reading_s)
+        seconds = estimate.estimate_trial_s(experiment, reading_s=reading_s)
     train = shlex.join(["raydiff", "run", str(out), *(["--name", out.stem] if options.release else [])])
     commands = [f"{train}    # about {duration(seconds)} on the machine that wrote this"]
     if options.release:

@@ -38,13 +38,13 @@ class Running:
     since: float  # when it started here (`time.monotonic`)
     round: int = -1  # its last committed round
     faults: int = 0  # number of its lost processes that were reported
-    heard: heartbeat.SilenceTimer = field(default_factory=heartbeat.SilenceTimer)
+    silence: heartbeat.SilenceTimer = field(default_factory=heartbeat.SilenceTimer)
 
     def place(self, sweep: Path) -> str:
         """Return its round and step, the remaining time of the round, and whether it may hang."""
         folder = sweep / "trials" / self.experiment.digest
         # With a bucket as storage, files of other processes arrive at the end of each round only.
-        silent = 0.0 if storage_at(sweep).remote else self.heard.silent_s(folder)
+        silent = 0.0 if storage_at(sweep).remote else self.silence.silent_s(folder)
         hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
             return f"evaluation{hangs}"
@@ -63,7 +63,7 @@ def trainings(method: Any, prefix: str = "") -> Iterator[tuple[str, Training]]:
             yield from trainings(value, f"{prefix}{each.name}.")
 
 
-def work(experiment: Experiment) -> float:
+def training_cost(experiment: Experiment) -> float:
     """Return the records in all training steps (the server's once, the others at each client), and 1 for the rest."""
 
     def records(path: str, training: Training) -> int:
@@ -75,19 +75,19 @@ def work(experiment: Experiment) -> float:
 
 
 class RemainingTime:
-    """Estimates seconds of trials by their `work`, at the pace of the finished ones of the same method, or of all."""
+    """Estimates seconds of trials by their `training_cost`, at the pace of finished ones of the same method or of all."""
 
     def __init__(self) -> None:
-        self._finished: list[tuple[type, float, float]] = []  # method, work, seconds
+        self._finished: list[tuple[type, float, float]] = []  # method, cost, seconds
 
     def add(self, experiment: Experiment, seconds: float) -> None:
         """Record a finished trial."""
-        self._finished.append((type(experiment.method), work(experiment), seconds))
+        self._finished.append((type(experiment.method), training_cost(experiment), seconds))
 
     def of(self, experiment: Experiment) -> float:
         """Return the seconds that a trial takes from its start. At least one trial must have finished."""
         same = [trial for trial in self._finished if trial[0] is type(experiment.method)] or self._finished
-        return work(experiment) * sum(seconds for *_, seconds in same) / sum(amount for _, amount, _ in same)
+        return training_cost(experiment) * sum(seconds for *_, seconds in same) / sum(amount for _, amount, _ in same)
 
     def seconds(
         self, waiting: Iterable[Experiment], running: Iterable[tuple[Experiment, float]], *, slots: int
@@ -107,45 +107,45 @@ def duration(seconds: float) -> str:
     return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"
 
 
-def alone(experiment: Experiment, *, reading_s: float = 0.0) -> float:
+def estimate_trial_s(experiment: Experiment, *, reading_s: float = 0.0) -> float:
     """Return the seconds from a trial's command to its end on this machine, where a process reads for `reading_s`."""
     on_ray = experiment.runtime.pool == "ray"
-    return seconds(experiment) + (START_S + READERS * reading_s if on_ray else reading_s)
+    return probe_trial_s(experiment) + (START_S + READERS * reading_s if on_ray else reading_s)
 
 
-def seconds(experiment: Experiment) -> float:
+def probe_trial_s(experiment: Experiment) -> float:
     """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started."""
-    method, runtime = experiment.method, replace(experiment.runtime, noise_secret=None)
-    most = MOST_STEPS if experiment.audit is None else math.inf
-    records = math.ceil(len(datasets.load(experiment.data).splits["train"]) / experiment.clients)
-    short, factor, longest = dict[str, int](), 1.0, 0
-    for path, training in trainings(method):
-        count, each = training.steps, 1  # in steps, or in epochs of so many steps
-        if training.epochs is not None:
-            count, each = training.epochs, training.of(records).steps // max(1, training.epochs)
-        if count:
-            steps = max(MIN_STEPS, min(most, count * each // SHORTENED))
-            fewer = min(count, math.ceil(steps / max(1, each)))
-            short[f"method.{path}.{'steps' if training.epochs is None else 'epochs'}"] = fewer
-            factor, longest = max(factor, count / fewer), max(longest, fewer * each)
-    workers = min(experiment.clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
-    began, probe_s, rounds_s, waves = time.perf_counter(), 0.0, 0.0, 1
-    if experiment.evaluation is not None:
-        waves = math.ceil(min(experiment.clients, experiment.evaluation.clients or experiment.clients) / workers)
-        short["evaluation.clients"] = 1
+    clients, evaluation, runtime = experiment.clients, experiment.evaluation, experiment.runtime
+    workers = min(clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
+    fewer = _shorten_trainings(experiment)
+    waves = 1
+    if evaluation is not None:
+        waves = math.ceil(min(clients, evaluation.clients or clients) / workers)
+        fewer["evaluation.clients"] = 1
+    probe = override(replace(experiment, runtime=replace(runtime, noise_secret=None)), fewer)
+    scale = training_cost(experiment) / training_cost(probe)
+    print("timing a shortened trial here ...", flush=True)
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="raydiff-probe-") as folder:
-        probe = override(replace(experiment, runtime=runtime), short)
-        print("training what the evaluation needs ...", flush=True)
         this = trial.open_trial(probe, Path(folder) / "s")
         pool = trial.local_executor(this)
         started = time.perf_counter()
-        print(f"timing {longest} steps of each training ..." if longest else "timing the rounds ...", flush=True)
-        for result in trial.run(this, pool):
-            if not result["finished"]:
-                with_clients = result["round"] < method.participating_rounds
-                probe_s += result["time/seconds"]
-                rounds_s += factor * result["time/seconds"] / (workers if with_clients else 1)
-                if result["round"] + 1 == method.rounds:
-                    print("timing the evaluation of one client ...", flush=True)
-    ended = time.perf_counter()
-    return started - began + rounds_s + waves * (ended - started - probe_s)
+        rounds = [result for result in trial.run(this, pool) if not result["finished"]]
+    evaluated_s = time.perf_counter() - started - sum(result["time/seconds"] for result in rounds)
+    at_clients = experiment.method.participating_rounds
+    rounds_s = sum(result["time/seconds"] / (workers if result["round"] < at_clients else 1) for result in rounds)
+    return started - began + scale * rounds_s + waves * evaluated_s
+
+
+def _shorten_trainings(experiment: Experiment) -> dict[str, int]:
+    """Fewer steps, or epochs, for each training of the method: field path -> value."""
+    most = MOST_STEPS if experiment.audit is None else math.inf
+    records = math.ceil(len(datasets.load(experiment.data).splits["train"]) / experiment.clients)
+    fewer = {}
+    for path, training in trainings(experiment.method):
+        steps = training.of(records).steps
+        name, count = ("steps", steps) if training.epochs is None else ("epochs", training.epochs)
+        if steps:
+            wanted = max(MIN_STEPS, min(most, steps // SHORTENED))
+            fewer[f"method.{path}.{name}"] = min(count, math.ceil(count * wanted / steps))
+    return fewer

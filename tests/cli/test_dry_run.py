@@ -41,7 +41,7 @@ def test_a_slot_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 def test_a_probe_leaves_nothing(tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    assert 0 < estimate.seconds(replace(tiny, evaluation=None)) < 60
+    assert 0 < estimate.probe_trial_s(replace(tiny, evaluation=None)) < 60
     assert list(tmp_path.iterdir()) == []
 
 
@@ -54,7 +54,7 @@ def test_a_probe_trains_few_epochs_too(tiny: Experiment, monkeypatch: pytest.Mon
 
     monkeypatch.setattr("raydiff.experiment.trial.open_trial", opened)
     with pytest.raises(Opened) as found:
-        estimate.seconds(override(tiny, {"method.local.epochs": 1000}))
+        estimate.probe_trial_s(override(tiny, {"method.local.epochs": 1000}))
     records = len(datasets.load(tiny.data).splits["train"]) // tiny.clients
     (probe,) = found.value.args
     assert estimate.MIN_STEPS <= probe.method.local.of(records).steps <= 2 * estimate.MOST_STEPS
@@ -66,7 +66,7 @@ def test_gpu_hours_are_those_of_all_slots(
     """8 trials of half an hour, each with two workers on half a GPU."""
     monkeypatch.setattr("raydiff.runtime.place.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
     monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    monkeypatch.setattr(estimate, "seconds", lambda _: 1800.0)
+    monkeypatch.setattr(estimate, "probe_trial_s", lambda _: 1800.0)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     gpu = ["--runtime.gpu-per-worker", "0.5", "--runtime.workers", "2", "--runtime.storage", str(tmp_path / "s")]
     assert sweep.main(["digits", "--dry-run", *gpu, "--grid", "seed=0,1,2,3,4,5,6,7", "--no-baselines"]) == 0
@@ -78,7 +78,7 @@ def test_without_its_gpu_no_time_is_estimated(
 ) -> None:
     monkeypatch.setattr("raydiff.runtime.place.this_machine", lambda: {"CPU": 4.0, "GPU": 1.0})
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setattr(estimate, "seconds", lambda _: pytest.fail("it was probed"))
+    monkeypatch.setattr(estimate, "probe_trial_s", lambda _: pytest.fail("it was probed"))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     arguments = ["digits", "--dry-run", "--runtime.storage", str(tmp_path / "s"), "--runtime.gpu-per-worker", "0.5"]
     assert sweep.main(arguments) == 0

@@ -11,12 +11,12 @@ from raydiff.experiment.overrides import override
 from raydiff.experiment.presets import study
 from raydiff.experiment.study import trials
 from raydiff.methods.fedavg import FedAvg
-from raydiff.runtime.estimate import RemainingTime, duration, work
+from raydiff.runtime.estimate import RemainingTime, duration, training_cost
 
 
 def seconds_of(experiment: Experiment) -> float:
     """A trial takes 10 s and 5 ms per hundred records of its trainings, within a tenth."""
-    return (10 + 5e-5 * work(experiment)) * random.Random(experiment.digest).uniform(0.9, 1.1)
+    return (10 + 5e-5 * training_cost(experiment)) * random.Random(experiment.digest).uniform(0.9, 1.1)
 
 
 def test_an_unequal_sweep_is_estimated_within_a_quarter_after_its_first_tenth() -> None:
@@ -47,9 +47,11 @@ def test_the_pace_of_the_same_method_counts_and_else_that_of_all(tiny: Experimen
     left = RemainingTime()
     assert left.seconds([tiny], [], slots=1) is None
     twice, thrice = (override(tiny, {"method.local.steps": n, "method.server.steps": n}) for n in (16, 24))
-    assert work(tiny) == 1 + 8 * 8 * (2 + 1) and work(thrice) == 1 + 3 * 8 * 8 * (2 + 1)
+    assert training_cost(tiny) == 1 + 8 * 8 * (2 + 1) and training_cost(thrice) == 1 + 3 * 8 * 8 * (2 + 1)
     left.add(override(tiny, {"method": FedAvg}), 1000.0)
-    assert left.of(tiny) == pytest.approx(1000 * work(tiny) / work(override(tiny, {"method": FedAvg})))
+    assert left.of(tiny) == pytest.approx(
+        1000 * training_cost(tiny) / training_cost(override(tiny, {"method": FedAvg}))
+    )
     left.add(tiny, 30.0)
     left.add(thrice, 70.0)
     assert left.of(twice) == pytest.approx(50, rel=0.01)
@@ -57,8 +59,8 @@ def test_the_pace_of_the_same_method_counts_and_else_that_of_all(tiny: Experimen
 
 def test_epochs_are_work_too(tiny: Experiment) -> None:
     few, many = (override(tiny, {"method": FedAvg, "method.local.epochs": n}) for n in (10, 500))
-    assert work(many) - 1 == 50 * (work(few) - 1) > 0
-    assert work(override(few, {"clients": 2 * few.clients})) == work(few)
+    assert training_cost(many) - 1 == 50 * (training_cost(few) - 1) > 0
+    assert training_cost(override(few, {"clients": 2 * few.clients})) == training_cost(few)
 
 
 def test_slots_share_the_rest_and_the_longest_trial_bounds_it(tiny: Experiment) -> None:
