@@ -75,7 +75,7 @@ def training_cost(experiment: Experiment) -> float:
 
 
 class RemainingTime:
-    """Estimates seconds of trials by their `training_cost`, at the pace of finished ones of the same method or of all."""
+    """Estimates seconds of trials by their `training_cost`, at the pace of finished ones of their method or of all."""
 
     def __init__(self) -> None:
         self._finished: list[tuple[type, float, float]] = []  # method, cost, seconds
