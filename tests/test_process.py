@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -18,6 +19,7 @@ import pytest
 
 from raydiff import process
 from raydiff.experiment import trial
+from raydiff.process import saying, waiting
 from raydiff.runtime import one_process
 
 PRINTS = """
@@ -115,3 +117,23 @@ def test_an_ignored_signal_stays_ignored() -> None:
             assert signal.getsignal(signal.SIGTERM) != signal.SIG_DFL
     finally:
         signal.signal(signal.SIGHUP, before)
+
+
+def test_words_come_while_it_waits_and_end_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines, enough = list[str](), threading.Event()
+
+    def say(text: str, flush: bool) -> None:
+        lines.append(text)
+        if len(lines) == 2:
+            enough.set()
+
+    monkeypatch.setattr(process, "print", say, raising=False)
+    monkeypatch.setattr(process, "WAIT_S", 0.0)
+    with pytest.raises(KeyError), waiting("node 10.0.0.7"):
+        assert enough.wait(60)
+        raise KeyError
+    count = len(lines)
+    assert lines[0] == "  waiting for node 10.0.0.7 (0 s)"
+    with saying(lambda: "never", 1e6):
+        pass
+    assert len(lines) == count

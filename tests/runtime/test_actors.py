@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import fcntl
-import os
-import select
-import signal
 import stat
 
 import pytest
@@ -14,8 +10,7 @@ import ray
 import torch
 
 from raydiff import tree
-from raydiff.data.partition import Iid, Newcomers
-from raydiff.evaluation.suite import Evaluation
+from raydiff.data.partition import Iid
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.experiment.trial import Trial
@@ -35,8 +30,7 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import disclose
-from raydiff.runtime import device_faults
-from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop
+from raydiff.runtime.actors import RayExecutor
 
 pytestmark = pytest.mark.ray
 
@@ -108,22 +102,6 @@ def test_clients_in_lock_step_share_a_worker(tmp_path, workers):
     assert [end.metrics["cohort/size"] for end in ends] == [4, 4, 2]
     assert tree.digest(ends[0].server) == tree.digest(ends[1].server)
     assert tree.norm(tree.sub(ends[0].server, ends[2].server)) < 1e-5
-
-
-@pytest.mark.slow
-def test_newcomers_in_actors_are_measured_as_in_one_process(tmp_path, workers):
-    method = SPIRE(model=MODEL, rounds=1, local=TRAINING, joining=TRAINING, sampling=DDIM)
-    late = dataclasses.replace(
-        experiment(method, 2),
-        newcomers=Newcomers(clients=3, classes=2, records=20),
-        evaluation=Evaluation(distance="kernel", dim=4, attack=False),
-    )
-    finals = []
-    for kind in ("local", "ray"):
-        this = trial.open_trial(late, tmp_path / kind)
-        *_, final = trial.run(this, executor(kind, this, workers))
-        finals.append({k: v for k, v in final.items() if k != "time/seconds"})
-    assert finals[0] == finals[1] and "new/kd_cnn/all" in finals[0]
 
 
 def test_a_killed_worker_is_hosted_again_and_resends_its_stored_bytes(tmp_path, workers):
@@ -200,40 +178,6 @@ def summed(pool, this, server):
     return tree.digest(whole.mean.value), sorted(sent.client for sent in whole.sent)
 
 
-@pytest.mark.survival
-def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypatch):
-    class Waiting(FedAvg):
-        def local_update(self, server, state, data, rnd):
-            if int(data.numbers[0]) == first:
-                fcntl.flock((tmp_path / "gate").open(), fcntl.LOCK_SH)
-            return super().local_update(server, state, data, rnd)
-
-    sound = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path)
-    first = int(trial.make_clients(sound, [1])[0].data.numbers[0])
-    method = Waiting(model=MODEL, rounds=2, local=TRAINING)
-    this = with_method(sound, method)
-    gate, killed, wait = (tmp_path / "gate").open("w"), [], ray.wait
-    fcntl.flock(gate, fcntl.LOCK_EX)
-    pool, server = RayExecutor(workers, this), method.init_server(None, torch.Generator().manual_seed(0))
-
-    pid = ray.get(workers[1].__ray_call__.remote(lambda worker: os.getpid()))
-    ended = os.pidfd_open(pid)
-
-    def killing(streams, timeout):
-        ready = wait(streams, timeout=timeout)  # of worker 0
-        if not killed:
-            killed.append(os.kill(pid, signal.SIGKILL))
-            select.select([ended], [], [])  # It is gone before the gate opens, so it sends nothing any more.
-            gate.close()
-        return ready
-
-    monkeypatch.setattr(ray, "wait", killing)
-    result = summed(pool, this, server)
-    assert killed and result == summed(trial.local_executor(sound), sound, server)
-    [says] = device_faults.reasons(this.folder)
-    assert says.startswith("worker 1: it died without a reason")
-
-
 @pytest.mark.parametrize("how", ["run", "sums"])
 def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, how):
     this, get, losses = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
@@ -254,19 +198,3 @@ def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, worke
     result = sent(pool)
     assert losses
     assert result == sent(trial.local_executor(this))
-
-
-@pytest.mark.survival
-def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
-    class Poison(FedAvg):
-        def local_update(self, server, state, data, rnd):
-            os._exit(1)
-
-    this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path)
-    poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
-    this = with_method(this, poisoned)
-    this.folder.mkdir(parents=True)
-    pool = RayExecutor(workers[:1], this)
-    with pytest.raises(WorkerCrashLoop, match="worker 0 died 4 times before client 0 had its result"):
-        list(pool.run((0, 1), poisoned.init_server(None, torch.Generator()), 0))
-    assert len(device_faults.reasons(this.folder)) == 4

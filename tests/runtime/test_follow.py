@@ -35,14 +35,6 @@ def report(progress: SweepProgress, number: int, **result) -> None:
     progress.on_trial_result(0, [], tune_trial(number), {"finished": False, "time/seconds": 1.0, **result})
 
 
-@pytest.fixture
-def clock(monkeypatch):
-    """The time, to be set."""
-    now = [0.0]
-    monkeypatch.setattr(module.time, "monotonic", lambda: now[0])
-    return now
-
-
 def test_finished_failed_and_stopped_trials_are_counted(progress, capsys):
     report(progress, 0, round=5, finished=True, **{"eval/fd_cnn/all": 1.5})
     report(progress, 1, finished=True, failed="client 0, in round 1: boom")
@@ -59,19 +51,6 @@ def test_finished_failed_and_stopped_trials_are_counted(progress, capsys):
         and "FAILED, client 0, in round 1: boom" in out
         and "seed=2: stopped after round 3" in out
     )
-
-
-def test_the_remaining_time_follows_the_trials_that_run_now(progress, clock, capsys):
-    report(progress, 0, round=0, finished=True, **{"time/seconds": 100.0})
-    remaining = []
-    for number in (1, 2, 3, 4):
-        clock[0] += module.EVERY_S
-        progress.on_trial_start(0, [], tune_trial(number))
-        for running in progress.running.values():
-            running.since = clock[0]
-        progress.on_step_end(0, [])
-        remaining.append(capsys.readouterr().out.split("about ")[1].split(" remaining")[0])
-    assert remaining == ["13:20 min", "6:40 min", "4:26 min", "3:20 min"]
 
 
 def test_an_interrupt_ends_the_sweep_and_a_later_second_one_at_once(progress, monkeypatch):
