@@ -60,7 +60,7 @@ SHARING = {
 }
 """Files outside `runtime` that share a process, since they share an undisturbed sweep or a cluster."""
 TRIAL, PATHS = json_files.TRIAL, file_names.OURS
-LONG = ("test_hangs", "test_cut_network")  # files that take longer than all but these groups
+LONG = ("test_hangs",)  # files that take longer than all but these groups
 
 
 @pytest.fixture

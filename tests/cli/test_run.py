@@ -18,8 +18,8 @@ ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow  # each has a Ray of its own
 
 
-def start(storage: Path, name: str, *arguments: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "jobs/run.py", "digits", "--name", name, "--runtime.storage", str(storage)]
+def start(storage: Path, name: str, *arguments: str, job: str = "run") -> subprocess.Popen[str]:
+    command = [sys.executable, f"jobs/{job}.py", "digits", "--name", name, "--runtime.storage", str(storage)]
     short = ["--method.local.steps", "20", "--method.server.steps", "200", "--method.server-rounds", "1"]
     few = ["--data.train", "60", "--data.public", "80", "--partition", "iid"]  # which may lack a class
     return subprocess.Popen(
@@ -43,13 +43,15 @@ def losses(folder: Path) -> list[float]:
 
 
 def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:
-    """Without noise, which would be another trial's, both train on the same uploads; each process draws its batches."""
-    for name, more in (("one", ("--runtime.pool", "local")), ("two", ("--numerics.server-workers", "2"))):
-        process = start(tmp_path, name, *more, "--method.epsilon", "none")
+    """In a sweep too. Without noise, which would be another trial's, both train on the same uploads; each process draws
+    its batches."""
+    one, two = ("--runtime.pool", "local"), ("--numerics.server-workers", "2", "--no-baselines", "--grid", "seed=0")
+    for name, job, more in (("one", "run", one), ("two", "sweep", two)):
+        process = start(tmp_path, name, *more, "--method.epsilon", "none", job=job)
         output, _ = process.communicate()
         assert process.returncode == 0, output
-    (one,), (two,) = (losses(trial_of(tmp_path, name)) for name in ("one", "two"))
-    assert two == pytest.approx(one, rel=0.02)
+    (alone,), (together,) = (losses(trial_of(tmp_path, name)) for name in ("one", "two"))
+    assert together == pytest.approx(alone, rel=0.02)
     assert not (trial_of(tmp_path, "two") / "train").exists()
 
 
