@@ -1,7 +1,7 @@
 """Where a sweep runs. `launch` is the front; then `plan`, `place`, `one_process` or `tuner`, `follow` and `finish`.
 
-On Ray a trial is a `coordinator` and its `worker`s, which `actors` starts, watches and replaces; `concurrency` says how
-many trials run at once on the `cluster`.
+On Ray a trial is a `coordinator` and its `worker`s, which `actors` starts and `worker_deaths` watches and revives;
+`concurrency` says how many trials run at once on the `cluster`.
 """
 
 import os

@@ -16,10 +16,11 @@ from raydiff import process
 from raydiff.experiment import trial as trials
 from raydiff.experiment.trial import Trial
 from raydiff.runtime import device_faults, gauges
-from raydiff.runtime.actors import RayExecutor, WorkersLost, start_workers
+from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.place import Slot, cap_memory
 from raydiff.runtime.plan import experiment_of
 from raydiff.runtime.sweep_folder import not_writable
+from raydiff.runtime.worker_deaths import WorkersLost
 from raydiff.storage import artifact_sync
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.staging import StorageCredentials

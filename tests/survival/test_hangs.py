@@ -29,9 +29,10 @@ from raydiff.models.chains import Sampling, denoise
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Training, fit
-from raydiff.runtime import actors, device_faults
-from raydiff.runtime.actors import RayExecutor, WorkerCrashLoop, start_workers
+from raydiff.runtime import device_faults, worker_deaths
+from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.place import Slot
+from raydiff.runtime.worker_deaths import WorkerCrashLoop
 
 pytestmark = pytest.mark.survival
 
@@ -119,7 +120,7 @@ def test_clients_that_hang_are_killed_and_the_trial_ends_as_if_they_had_not(tmp_
 def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
     tmp_path: Path, two: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(actors, "ATTEMPTS", 2)
+    monkeypatch.setattr(worker_deaths, "ATTEMPTS", 2)
     this = doing(opened(tmp_path), {("round 1", 2): sleep}, once=False)
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
         final(RayExecutor(two[:1], this), this)
