@@ -31,7 +31,7 @@ from raydiff.runtime import estimate
 
 @pytest.fixture(autouse=True)
 def two_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(estimate, "alone", lambda experiment, **_: 120.0)
+    monkeypatch.setattr(estimate, "estimate_trial_s", lambda experiment, **_: 120.0)
 
 
 def test_a_folder_of_pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:

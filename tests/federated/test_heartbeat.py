@@ -117,7 +117,7 @@ def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: E
 def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny: Experiment) -> None:
     folder, now = tmp_path / "trials" / tiny.digest, 100.0
     (folder / heartbeat.FOLDER).mkdir(parents=True)
-    running = Running(tiny, "pfdm", 0.0, heard=heartbeat.SilenceTimer(lambda: now))
+    running = Running(tiny, "pfdm", 0.0, silence=heartbeat.SilenceTimer(lambda: now))
 
     def after(seconds: float) -> str:
         nonlocal now
