@@ -131,9 +131,11 @@ def probe_trial_s(experiment: Experiment) -> float:
         pool = trial.local_executor(this)
         started = time.perf_counter()
         rounds = [result for result in trial.run(this, pool) if not result["finished"]]
-    evaluated_s = time.perf_counter() - started - sum(result["time/seconds"] for result in rounds)
+    evaluated_s: float = time.perf_counter() - started - sum(result["time/seconds"] for result in rounds)
     at_clients = experiment.method.participating_rounds
-    rounds_s = sum(result["time/seconds"] / (workers if result["round"] < at_clients else 1) for result in rounds)
+    rounds_s: float = sum(
+        result["time/seconds"] / (workers if result["round"] < at_clients else 1) for result in rounds
+    )
     return started - began + scale * rounds_s + waves * evaluated_s
 
 
