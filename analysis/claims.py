@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from raydiff.__main__ import leave
 from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import decided, shown, student
 from raydiff.formats.tables import Table, publish, strong
@@ -219,4 +220,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    leave(main, sys.argv[1:])

@@ -1,6 +1,103 @@
-"""`raydiff newcomers`, from a checkout."""
+"""How well does each method serve clients that join later? A sweep of a `spire-...` preset as a table.
 
-if __name__ == "__main__":  # A process that this one spawns imports it again.
-    from _checkout import main
+    python -m analysis.newcomers SWEEP [--sampler ddim] [--out DIR]     prints, and writes newcomers.csv and .md
 
-    main("newcomers")
+A row is a method: the kernel distance of its samples to real held-out records, mean over clients and seeds, for the
+clients of the federation and for those that joined; the first method's distance minus its own (paired, with 95 %
+Student interval, bold where it excludes 0); the fraction of samples that are copies of training records; and how many
+parameters a new client trains. Samples are in the report.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from raydiff.__main__ import leave
+from raydiff.formats.intervals import interval, shown
+from raydiff.formats.metric_names import SAMPLERS
+from raydiff.formats.tables import Table, publish, span
+from raydiff.report import load
+from raydiff.report.load import column
+
+GROUPS = {"eval": "clients", "new": "newcomers"}
+"""Split of a reading -> whose it is: clients of the federation, or unseen clients that join after it."""
+
+
+def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
+    """One row per finished trial: digest, method, seed, clients and newcomers, each with its noise floor and its copies
+    (the fraction of samples that are near training records), then parameters, share (the fraction of all), seconds.
+
+    `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
+    """
+    runs = load.finished(load.runs(sweep))
+    name = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
+    if f"final/new/{name}" not in runs or not len(runs):
+        raise ValueError(f"{sweep} has no finished trials that measured clients which joined later")
+    out = runs[["digest", "method", "seed"]].assign(method=[_name(r) for r in runs.to_dict("records")])
+    for split, group in GROUPS.items():
+        out[group], out[f"{group}_floor"] = runs[f"final/{split}/{name}"], runs[f"final/{split}/kd_cnn/all_floor"]
+        out[f"{group}_copies"] = column(runs, f"final/{split}/memorized_fraction")
+    out["parameters"], out["share"] = (column(runs, f"final/new/parameters{end}") for end in ("", "_share"))
+    return out.assign(seconds=runs["final/time/seconds"])
+
+
+def _name(run: Mapping[Any, Any]) -> str:
+    """The method, whether it fine-tunes, and with how many embeddings a client joins, where there are several."""
+    if (run.get("method.embeddings") or 1) > 1:
+        return f"{run['method']}, {run['method.embeddings']:.0f} embeddings"
+    tuned = not pd.isna(run.get("method.finetune.steps"))
+    return f"{run['method']} + fine-tuning" if tuned else str(run["method"])
+
+
+def table(readings: pd.DataFrame, first: str) -> pd.DataFrame:
+    """A row per method, `first` on top: n, means, and for each group the paired difference `first` - method."""
+    mine = readings[readings["method"] == first]
+    if mine.empty:
+        methods = ", ".join(sorted(readings["method"].unique()))
+        raise ValueError(f"there is no {first} in this sweep: it has {methods}")
+    rows = []
+    for method, theirs in readings.groupby("method", sort=False):
+        row: dict[str, Any] = {"method": method, "n": len(theirs)}
+        copies = [f"{group}_copies" for group in GROUPS.values()]
+        row |= {c: theirs[c].mean() for c in (*GROUPS.values(), *copies, "parameters", "share", "seconds")}
+        both = mine.merge(theirs, on="seed", suffixes=("_first", ""))
+        for group in GROUPS.values():
+            row |= interval(both[f"{group}_first"] - both[group], f"{group}_gap", f"{group}_")
+        rows.append(row)
+    rows.sort(key=lambda row: (row["method"] != first, row["newcomers"]))
+    return pd.DataFrame(rows)
+
+
+def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
+    """The table for people, and the noise floors below it."""
+    first, lines = rows["method"].iloc[0], []
+    for row in rows.to_dict("records"):
+        cells = []
+        for group in GROUPS.values():
+            gap = shown(row[f"{group}_gap"], row[f"{group}_low"], row[f"{group}_high"], "+.3f", bold=True)
+            cells += [f"{row[group]:.3f}", "" if row["method"] == first else gap, f"{row[f'{group}_copies']:.2%}"]
+        trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
+        lines.append([row["method"], *cells, trains, f"{row['seconds']:.0f}"])
+    floors = "; ".join(f"{group} {readings[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
+    columns = [c for group in GROUPS.values() for c in (group, f"{first} - method", "copies")]
+    header = ["method", *columns, "newcomer trains", "seconds"]
+    return Table(header, lines, note=f"n = {span(rows['n'])} seeds; noise floors (real against real): {floors}")
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the table and write the files."""
+    sampler = {"choices": SAMPLERS[:2], "help": "the chain (default: the configured one)"}
+    first = {"default": "SPIRE", "help": "the method that the others are compared with"}
+    options = load.arguments(__doc__, argv, sampler=sampler, first=first)
+    measured = readings(options.sweep, options.sampler)
+    rows = table(measured, options.first)
+    publish(options.out, "newcomers", str(shown_table(measured, rows)), {"newcomers": rows})
+
+
+if __name__ == "__main__":
+    leave(main, sys.argv[1:])

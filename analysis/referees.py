@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from analysis.claims import rows_of, values, where
+from raydiff.__main__ import leave
 from raydiff.formats.intervals import interval, shown
 from raydiff.formats.tables import Table, publish, short, span
 from raydiff.report import load
@@ -75,4 +76,4 @@ def main(argv: Sequence[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    leave(main, sys.argv[1:])

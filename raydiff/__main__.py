@@ -42,10 +42,6 @@ COMMANDS = {
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),
         "frontier": ("report.frontier.command", "privacy against quality: the table and the picture"),
-        "collaboration": ("papers.pfdm.report", "does federation help the minority? Paired differences"),
-        "newcomers": ("papers.spire.report", "how well unseen clients are served"),
-        "feddistr": ("papers.feddistr.report", "utility over entanglement"),
-        "pdp": ("papers.discrete.report", "the figures of the per-instance bounds"),
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from analysis.theory import feddistr_theory, mixture, on_data, random_tables, spire_theory, theorems, trained
+from raydiff.__main__ import leave
 from raydiff.cli.options import parse_known, positional
 from raydiff.data.datasets import Data
 from raydiff.experiment import overrides, presets
@@ -77,4 +78,4 @@ def _choose_data(name: str) -> tuple[Data, tuple[int, ...]]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    leave(main, sys.argv[1:])

@@ -27,14 +27,13 @@ SECTIONS: lookup.Door[Callable[[SweepView, Path], Section]] = lookup.Door(
     {
         "What came out": conclusion,
         "Samples": samples,
-        "What released rows reveal": "raydiff.papers.report_sections:row_bounds",
+        "What released rows reveal": "raydiff.papers.discrete.row_bounds:row_bounds",
         "What was run": what_was_run,
         "Frontier": frontier,
         "Seeds and intervals": seeds,
         "Quality": quality,
         "Attacks against their ceilings": attacks,
         "Ledgers": ledgers,
-        "Paired comparisons of the presets": "raydiff.papers.report_sections:studies",
         "Cost, failures and resumes": cost,
     },
 )

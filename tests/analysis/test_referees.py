@@ -11,7 +11,7 @@ import pytest
 
 from analysis import referees
 from analysis.claims import rows_of, values, where
-from analysis.referee_presets import dpimagebench, dpimagebench_dpsgd, niid_bench
+from analysis.referee_presets import dpimagebench, niid_bench
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override, to_dict
 from raydiff.experiment.study import trials
@@ -58,18 +58,6 @@ def test_the_difference_is_in_points_over_our_seeds(tmp_path: Path) -> None:
     assert "| 10.00 | -0.99 |" in text and "n = 1 to 3 seeds of ours" in text
 
 
-def test_fewer_rounds_of_as_many_epochs_have_a_row_of_their_own(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for name, rounds, epochs, accuracy in (("a", 50, 500, 0.99), ("b", 10, 100, 0.98), ("c", 10, 500, 0.97)):
-        write(tmp_path / name, 0, 0, accuracy, **{"method.rounds": rounds, "method.local.epochs": epochs})
-    referees.main([*(str(tmp_path / name) for name in "abc"), "--out", str(tmp_path / "out")])
-    cells = pd.read_csv(tmp_path / "out" / "referees.csv")
-    flowers = cells[cells["source"].str.startswith("Flower")]
-    assert dict(zip(flowers["rounds"], flowers["ours"], strict=True)) == {10: pytest.approx(98), 50: pytest.approx(99)}
-    assert "| 98.89 ± 0.07 | 10 | 98.00 | -0.89 |" in capsys.readouterr().out
-
-
 def test_every_published_cell_is_one_of_the_preset_s(tmp_path: Path) -> None:
     for number in range(8):
         write(tmp_path, number, 0, 0.5)
@@ -94,18 +82,3 @@ def test_samples_are_judged_by_a_classifier_at_each_epsilon(tmp_path: Path) -> N
     assert cells["difference"].tolist() == [pytest.approx(x) for x in (0.7, 0.7, -9.0, -7.6)]
     text = str(referees.shown_table(cells))
     assert "| MNIST, epsilon 1 | DP-MERF | DPImageBench | 80.3 | - | 81.00 | +0.70 |" in text
-
-
-def test_the_arms_of_dp_sgd_stand_beside_dpdm_dp_feta_and_feta_pro(tmp_path: Path) -> None:
-    study = dpimagebench_dpsgd()
-    arms = trials(study.experiment, study.grid, study.beside)
-    for number in range(9):  # no, then central images, then the whole sketch; each at 0.2, 1 and 10
-        write(tmp_path, number, 0, number / 10, of=arms)
-    cells = referees.beside(load.runs(tmp_path)).set_index(["method", "data"])["ours"]
-    names = ("DPDM", "DP-FETA", "FETA-Pro (ours: DP-SGD after the sketch)")
-    wanted = {
-        (name, f"MNIST, epsilon {e}"): 10.0 * (3 * i + e_at)
-        for i, name in enumerate(names)
-        for e_at, e in ((1, 1), (2, 10))
-    }
-    assert cells.to_dict() == pytest.approx(wanted)

@@ -15,7 +15,7 @@ from trial_folders import finished, line, stop, write_trial
 
 from raydiff.formats import tables
 from raydiff.formats.tables import strong
-from raydiff.papers import report_sections
+from raydiff.papers.discrete import row_bounds
 from raydiff.report import after_sweep
 from raydiff.report import page as report
 from raydiff.report.gain_over_local import gains
@@ -314,7 +314,7 @@ def test_of_tables_the_report_counts_the_records_whose_bound_says_nothing(
 ) -> None:
     numbers = {"pdp/own/records": 1410.0, "pdp/own/vacuous_share": vacuous, "pdp/own/largest": largest}
     write_trial(tmp_path, "a", method="LocalOnly", outcome=finished(0.0, 2.0, **numbers))
-    section = part(report_sections.row_bounds, tmp_path)
+    section = part(row_bounds.row_bounds, tmp_path)
     (row,) = one(section.tables, "largest bound on delta").rows
     assert row[2:] == ["1410", f"{1410 * vacuous:.0f}", shown] and "--method marginals" in section.text
 

@@ -69,15 +69,6 @@ def test_refine_is_the_limit_of_simulated_chains(sampler: Sampler) -> None:
     assert error(other) > 0.1  # A where A^2 belongs, or the reverse, would show
 
 
-def test_ddim_mean_and_covariance_are_the_papers_when_matrices_commute() -> None:
-    abar, lam = 0.2, tensor(0.5, 3.0)
-    client, pooled = Gauss(tensor(1.0, 1.0), lam.diag()), Gauss(tensor(-2.0, 4.0), tensor(2.0, 1.0).diag())
-    A = (lam * abar / (1 + (lam - 1) * abar)).sqrt()
-    got = refine(pooled.noised(abar), client, abar=abar, sampler="ddim")
-    torch.testing.assert_close(got.mean, A * pooled.mean + (1 - A) * client.mean)  # Eq. 16
-    torch.testing.assert_close(got.cov.diag(), A**2 * tensor(2.0, 1.0) + (1 - A**2) * lam)
-
-
 @pytest.mark.parametrize("sampler", MEASURED)
 def test_a_client_that_memorised_one_record_forgets_the_server(sampler: Sampler) -> None:
     client = fitted(tensor([1.0, 2.0]))
@@ -86,13 +77,6 @@ def test_a_client_that_memorised_one_record_forgets_the_server(sampler: Sampler)
 
 
 # --- the distance ---
-
-
-def test_w2_of_rank_one_covariances_by_hand() -> None:
-    p, q, point = (Gauss(tensor(0.0, 0.0), tensor(*cov).diag()) for cov in ((4.0, 0.0), (0.0, 9.0), (0.0, 0.0)))
-    assert float(w2_squared(p, q)) == pytest.approx(13)  # points on two orthogonal lines: nothing is saved, 4 + 9
-    assert float(w2_squared(p, p)) == pytest.approx(0)
-    assert float(w2_squared(p, point)) == pytest.approx(4)
 
 
 def test_w2_is_the_best_assignment() -> None:

@@ -38,14 +38,6 @@ def test_the_loss_is_the_expected_excess_over_the_best_model() -> None:
     torch.testing.assert_close(base.loss(delta), wanted, rtol=1e-5, atol=1e-7)
 
 
-def test_of_a_flat_base_the_loss_is_the_variance_of_the_mean_kept() -> None:
-    """Uniform on a width w: the loss is delta^2 / w, and E delta^2 = w^2 / (12 n)."""
-    counts = torch.tensor([[4, 1], [2, 9]])
-    losses = utility_losses(counts, Base(width=3.0, sigma=100.0), repetitions=40_000, rng=generator(0, "flat"))
-    exact = 3 / 12 * (6 / 16 / 4 + 10 / 16 / 9)
-    assert float(losses.mean()) == pytest.approx(exact, abs=4 * float(losses.std()) / 200)
-
-
 def test_the_bounds_by_hand() -> None:
     setting, eps = Setting(clients=5, bases=20, records=50, xi=0.01), f64(0.1, 0.5)
     assert setting.fewest == 200

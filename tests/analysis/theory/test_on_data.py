@@ -66,10 +66,3 @@ def dataset(labels: list[list[int]], *, public: int) -> Dataset:
     splits = dict.fromkeys(("validation", "calibration", "test"), empty)
     splits |= {"public": records.select(rows[:public]), "train": records.select(rows[public:])}
     return Dataset("toy", splits, (names,) * len(labels[0]), "")
-
-
-def test_bad_data_is_one_sentence() -> None:
-    with pytest.raises(ValueError, match=r"data\.public must be at least 1"):
-        truth(dataset([[0], [0], [1], [1]], public=0))
-    with pytest.raises(ValueError, match="2 records of each class, got 1 in 'toy'"):
-        truth(dataset([[0], [0], [1]], public=1))

@@ -17,7 +17,6 @@ from analysis.theory.spire_theory import (
     score,
     score_error,
     score_losses,
-    shared_mean,
     weight_bound,
     weight_estimate,
     weight_variance,
@@ -86,13 +85,6 @@ def test_eq_12_holds_with_the_factor_that_it_drops_and_only_with_it() -> None:
     assert float(q @ gate) == pytest.approx(0.4) == float(q @ x / mean)  # 2 w - 1, where Eq. 12 has minus the latter
 
 
-def test_the_weight_by_hand() -> None:
-    # Xbar = (1, 2.5): 1/2 (1 + 2 / 4); the proof's minus would give 1/4
-    assert float(weight_estimate(torch.stack([f64(2.0, 0.0), f64(0.0, 5.0)]), f64(2.0, 0.0))) == 0.75
-    assert weight_variance(0.5, 1.0, 10) == pytest.approx(0.05)
-    assert weight_bound(0.5, 1.0, 10, d=3) == pytest.approx(0.1)
-
-
 @pytest.mark.parametrize("d", [1, 16])
 def test_the_exact_variance_is_that_of_monte_carlo_and_has_no_d(d: int) -> None:
     mean = even_mean(d, 2.0)
@@ -121,14 +113,6 @@ def test_the_minimum_of_the_ddpm_loss_by_brute_force() -> None:
 
 
 # --- Theorem 4.3 ---
-
-
-def test_the_shared_mean_by_hand() -> None:
-    # Two clients, two records: second moments diag(10, 1) = I + (3, 0) (3, 0)^T
-    x = torch.stack([f64(math.sqrt(20), 0.0), f64(0.0, -math.sqrt(2))]).unsqueeze(1)
-    assert shared_mean(x).abs().tolist() == pytest.approx([3.0, 0.0])
-    assert shared_mean(x / 10).abs().tolist() == [0.0, 0.0]  # no direction stands out of I
-    assert shared_mean(torch.stack([x, x])).shape == (2, 2)
 
 
 def slopes(settings: list[Federation], axis: list[float], seeds: int = 8) -> list[Tensor]:

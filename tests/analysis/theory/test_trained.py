@@ -22,7 +22,7 @@ from analysis.theory.exact import (
 )
 from analysis.theory.trained import Predictions, predictions, trained, transitions
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.d3pm_kernel import Linear, Schedule
+from raydiff.models.d3pm_kernel import Schedule
 from raydiff.papers.discrete.bound import ReleasedRows
 from raydiff.papers.discrete.kernel import Floats, Kernel
 from raydiff.seeding import generator
@@ -61,24 +61,6 @@ def test_perfect_models_have_no_error(schedule: Schedule, step: int) -> None:
     for t in range(1, 6):
         given = transitions(clean_chances(tables[0], noise, t), noise, t)
         np.testing.assert_allclose(given, column_chances(tables[0], noise, t), rtol=1e-9)
-
-
-def test_uniform_predictions_by_hand() -> None:
-    """One column of 0, 0, 0, 1 and T = 2: abar = 1, 1/2, 0. Without the record: 0, 0, 1."""
-    noise = kernel(Linear(), 2, 2)
-    table, release = np.array([[0], [0], [0], [1]]), ReleasedRows(kernel=noise, epsilon=0.1)
-    uniform = partial(np.full, (2, 1, 2), 0.5)
-    result = trained(table, 0, release, [lambda t: uniform()] * 2)
-    # q(v_0 | v_1 = 0) is 3/4 3/4 : 1/4 1/4 = 9 : 1, and v_1 is 0 with 10/16; q(v_0 | v_1 = 1) is 1 : 1
-    last, first = (p * math.log(2 * p) + (1 - p) * math.log(2 * (1 - p)) for p in (0.75, 0.9))
-    assert result.gamma == pytest.approx([first, last])
-    assert result.mean == pytest.approx([0.625 * first, last])
-    assert result.gaps == pytest.approx([0.125, 0])
-    assert result.delta == result.path == 0
-    assert result.error == math.inf
-    perfect = partial(clean_chances, neighbours(table, 0, noise)[0], noise)
-    one = trained(table, 0, release, [perfect, lambda t: uniform()])
-    assert one.delta == pytest.approx(0.5 - math.exp(0.1) * 0.25)  # 3/4 : 1/4 against 1/2 : 1/2
 
 
 @pytest.mark.parametrize("step", [0, 2])

@@ -1,6 +1,6 @@
 """When does collaboration help? Paired differences between the arms of a sweep of a `collaboration` preset.
 
-    raydiff collaboration SWEEP [--out DIR]     prints, and writes paired.csv and .md
+    python -m analysis.collaboration SWEEP [--out DIR]     prints, and writes paired.csv and .md
 
 A cell is a minority's size, an epsilon and a sampler; differences are taken seed by seed: mean and 95 % Student
 interval, without a correction for the number of cells. Negative: the first arm's distance is smaller. Share: PFDM's
@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from raydiff.__main__ import leave
 from raydiff.formats.intervals import interval, ratio, shown
 from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish
@@ -155,3 +157,7 @@ def main(argv: Sequence[str]) -> None:
     options = load.arguments(__doc__, argv)
     table = differences(distances(options.sweep))
     publish(options.out, "paired", str(shown_table(table)), {"paired": table})
+
+
+if __name__ == "__main__":
+    leave(main, sys.argv[1:])

@@ -9,7 +9,9 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from raydiff.papers.pfdm import report as collaboration
+from analysis import collaboration
+
+pytestmark = pytest.mark.slow
 
 
 def run(method: str = "PFDM", **changes: Any) -> dict[str, Any]:
@@ -39,11 +41,6 @@ ARMS = {
 @pytest.mark.parametrize("arm", ARMS)
 def test_each_trial_is_its_arm(arm: str) -> None:
     assert collaboration._arm({**run(), **ARMS[arm]}) == arm
-
-
-def test_pfdm_without_noise_and_depth_is_pfdm_at_no_epsilon() -> None:
-    for empty in (None, math.nan):
-        assert collaboration._arm(run(**{"method.epsilon": empty, "method.t0": empty})) == "pfdm"
 
 
 def depths_of(trials: dict[str, float]) -> pd.DataFrame:
@@ -94,39 +91,10 @@ def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
     assert table.loc[("fedavg", "localonly"), "mean"] == -4.5
 
 
-def test_epsilon_is_the_one_asked_for_and_a_depths_only_for_collafuse(
-    sweep: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without recorded depths (all uploads were resent) private arms keep their cells, CollaFuse has none."""
-    monkeypatch.setattr(collaboration.load, "rounds", lambda _: depths_of({}))
-    table = collaboration.distances(sweep)
-    assert set(table.loc[table["arm"].isin(["pfdm", "shuffled", "no-server"]), "epsilon"]) == {10.0}
-    assert "collafuse" not in set(table["arm"])
-
-
-def test_two_epsilons_of_one_depth_are_two_cells() -> None:
-    runs = [{**run(**{"method.epsilon": e}), "digest": str(e)} for e in (10.0, 11.0)]
-    runs.append({**run(**{"method.epsilon": 12.0, "method.center": "public"}), "digest": "12.0"})
-    depths = depths_of({"10.0": 61.0, "11.0": 61.0, "12.0": 54.0})
-    budgets = collaboration._epsilons_of_depths(pd.DataFrame(runs), depths)
-    assert collaboration._epsilons(run(**{"method.t0": 61.0}), "collafuse", budgets) == [10.0, 11.0]
-    assert collaboration._epsilons(run(**{"method.t0": 62.0}), "collafuse", budgets) == []
-    for depth, epsilons in ((61.0, []), (54.0, [12.0])):
-        centred = run(**{"method.t0": depth, "method.center": "public"})
-        assert collaboration._epsilons(centred, "centre-real", budgets) == epsilons
-
-
-def test_a_sweep_without_minorities_is_refused(sweep: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = collaboration.load.runs(sweep).assign(**{"partition.minority": None})
-    monkeypatch.setattr(collaboration.load, "runs", lambda _: other)
-    with pytest.raises(ValueError, match=r"no finished trials with feature distances and a partition\.minority$"):
-        collaboration.distances(sweep)
-
-
 def test_the_command_prints_the_table_and_writes_the_files(
-    sweep: Path, tmp_path: Path, command: Any, monkeypatch: pytest.MonkeyPatch
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(collaboration.load, "_sweep", lambda name, _: Path(name))  # There is no such folder.
-    code, out, _ = command("collaboration", sweep, "--out", tmp_path)
-    assert code == 0 and "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85]; share 73% [" in out
+    collaboration.main([str(sweep), "--out", str(tmp_path)])
+    assert "| 3 | 10 | ddim | 6.00 | -1.50 [-7.85, +4.85]; share 73% [" in capsys.readouterr().out
     assert {p.name for p in tmp_path.iterdir()} == {"paired.csv", "paired.md"}

