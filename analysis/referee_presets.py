@@ -47,7 +47,7 @@ def niid_bench() -> Study:
         data=Data(name="mnist", public=0, validation=0, calibration=0, test=10_000),
         clients=10,
         partition=label_skew,
-        evaluation=Evaluation(distance="none", attack=False, clients=1, metrics=("accuracy",)),
+        evaluation=Evaluation(metrics=("accuracy",), attacks=None, clients=1),
         runtime=Runtime(workers=1),
     )
     beside = (Arm(method=Scaffold), Arm(method=FedProx(mu=0.01)), Arm(method=Moon))
@@ -61,7 +61,7 @@ def dpimagebench() -> Study:
     DP-MERF with the benchmark's features, steps and length scale (sigma^2 = 105 on [0, 1], so 20.5 here), and the
     sketch. 18 trials of one to three minutes of a CPU core. `python -m analysis.referees SWEEP` compares.
     """
-    judge = Evaluation(distance="none", attack=False, metrics=("accuracy", "downstream"), downstream=("lenet",))
+    judge = Evaluation(metrics=("accuracy", "downstream"), attacks=None, downstream=("lenet",))
     training = replace(DPMERF().training, steps=3000)
     base = Experiment(
         method=DPMERF(epsilon=1.0, delta=DELTA, features=10_000, length=20.5, training=training),

@@ -15,6 +15,7 @@ import torch
 from raydiff import tree
 from raydiff.data import other_source, pictures, superclasses
 from raydiff.data import sources as names
+from raydiff.data.modality import PICTURES, Modality, TableRows
 from raydiff.data.pictures import Colour
 from raydiff.data.records import Records as Records
 from raydiff.data.source import Source
@@ -91,8 +92,8 @@ class Dataset:
 
     `label_names` are those of the values 0, 1, ... of each label column; `hidden_names` those of the classes that
     superclasses hide from the clients. `digest` is the hex SHA-256 over images, labels, row numbers and base
-    distributions of every split. `notes` tell of conversions, and of rows or files left out. `mapping` is the meaning
-    of a table's codes. `fitted_columns` (of pictures label columns) have undeclared categories; `private_fit` says what
+    distributions of every split. `notes` tell of conversions, and of rows or files left out. `modality` is what one
+    record is. `fitted_columns` (of pictures label columns) have undeclared categories; `private_fit` says what
     was taken for them from all records, "" if only public records were used."""
 
     name: str
@@ -103,7 +104,7 @@ class Dataset:
     says: str = ""
     notes: tuple[str, ...] = ()
     hidden_names: tuple[str, ...] = ()
-    mapping: Mapping | None = None
+    modality: Modality = PICTURES
     fitted_columns: tuple[str, ...] = ()
     private_fit: str = ""
 
@@ -117,6 +118,11 @@ class Dataset:
         """(C, H, W); of a table (1, 1, n)."""
         channels, height, width = self.splits["train"].images.shape[1:]
         return channels, height, width
+
+    @property
+    def mapping(self) -> Mapping | None:
+        """The meaning of a table's codes."""
+        return self.modality.mapping if isinstance(self.modality, TableRows) else None
 
     @property
     def cardinalities(self) -> tuple[int, ...]:
@@ -176,7 +182,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         says=source.says,
         notes=(*source.notes, *notes),
         hidden_names=source.base_names,
-        mapping=source.mapping,
+        modality=source.modality,
         fitted_columns=source.fitted_columns,
         private_fit=f"{learnt}, taken from all records" if config.fitted_on == "all" and source.fitted_columns else "",
     )

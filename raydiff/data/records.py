@@ -75,6 +75,12 @@ def clip_center(center: Center, public: Records | None) -> Tensor | None:
     return public_mean(public) if center == "public" else torch.tensor(-1.0) if center == "black" else None
 
 
+def half_counts(classes: Tensor) -> dict[int, int]:
+    """Return records per class in one half of records of these classes (N,), without classes that have one record."""
+    values, counts = torch.unique(classes, return_counts=True)
+    return {int(c): int(n) // 2 for c, n in zip(values, counts, strict=True) if n > 1}
+
+
 def label_rows(labels: Tensor, cardinalities: Sequence[int]) -> Tensor:
     """(N,) int64: which of the prod(cardinalities) rows of labels each of labels (N, K) is, the last column fastest."""
     rows = torch.zeros(len(labels), dtype=torch.int64)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from raydiff.data.tables.encode import Mapping
+from raydiff.data.modality import PICTURES, Modality
 
 Picture = tuple[str, Image.Image]  # (location, stored picture)
 MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
@@ -49,9 +49,9 @@ class Source:
     `labels` (N, K) int64, of which column 0 is the class, are values of `columns`; each column's values 0, 1, ... have
     `names`. The last `own_test` rows are test rows. `pictures` takes ascending row numbers (n,) and gives n pictures,
     in which `top` is white. `notes` tell of conversions, and of rows or files left out. With superclasses `base` (N,)
-    int64 are the classes, of `base_names`. A table has `codes` (N, n) int64, of the meaning `mapping`, in place of
-    pictures. The values of `fitted_columns` (of a table also columns of codes) are undeclared, and taken from rows;
-    `public` (p,) int64 are the public rows, if they were drawn before any row was read."""
+    int64 are the classes, of `base_names`. A table has `codes` (N, n) int64 in place of pictures. The values
+    of `fitted_columns` (of a table also columns of codes) are undeclared, and taken from rows; `public` (p,) int64 are
+    the public rows, if they were drawn before any row was read."""
 
     labels: Tensor
     columns: tuple[str, ...]
@@ -64,7 +64,7 @@ class Source:
     base: Tensor | None = None
     base_names: tuple[str, ...] = ()
     codes: Tensor | None = None
-    mapping: Mapping | None = None
+    modality: Modality = PICTURES
     fitted_columns: tuple[str, ...] = ()
     public: Tensor | None = None
 

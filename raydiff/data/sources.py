@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raydiff import lookup
 from raydiff.data import folders, hub, parquet, superclasses
+from raydiff.data.modality import TableRows
 from raydiff.data.source import Picture, Source
 from raydiff.data.tables import read
 from raydiff.data.tables.code_books import CODE_BOOKS
@@ -167,7 +168,7 @@ def table_rows(
         says=f"{rows} rows of {len(first.columns)} columns from {' and '.join(part.says for part in parts)}",
         notes=tuple(note for part in parts for note in part.notes),
         codes=torch.cat([part.codes for part in parts]),
-        mapping=first.mapping,
+        modality=TableRows(first.mapping),
         fitted_columns=first.fitted_columns,
         public=first.public,
     )

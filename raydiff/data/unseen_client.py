@@ -84,7 +84,7 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
 
 def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> UnseenClient:
     source, other = _source(config.name, config), _source(str(choice.data), config)
-    if other.mapping != source.mapping:
+    if other.modality != source.modality:
         raise ValueError(f"codes of {other.says} are not the run's: a new client of a table has rows of the same file")
     wanted = {dataset.label_names[0][c] for c in classes}
     is_wanted = torch.tensor([name in wanted or not wanted for name in other.names[0]])

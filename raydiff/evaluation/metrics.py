@@ -10,6 +10,7 @@ Shapes: n samples, N records, K label columns; column 0 is the class.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -20,7 +21,9 @@ import torch
 from torch import Tensor
 
 from raydiff import lookup, seeding
-from raydiff.data.datasets import Dataset, Records
+from raydiff.data.datasets import Dataset
+from raydiff.data.modality import Modality
+from raydiff.data.records import Records, half_counts
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.quality.neighbours import FED_BACK, coverage, memorized_fraction
@@ -53,14 +56,9 @@ class Drawn:
     rng: torch.Generator
 
     @property
-    def pictures(self) -> bool:
-        """Whether there are pictures whose features are to be measured."""
-        return len(self.images) > 0 and self.dataset.mapping is None and self.config.distance != "none"
-
-    @property
     def large_groups(self) -> Groups:
         """The groups with enough records for a distance."""
-        halves = distances.half_counts(self.reference.labels[:, 0])
+        halves = half_counts(self.reference.labels[:, 0])
         sizes = {name: sum(halves.get(c, 0) for c in group) for name, group in self.groups.items()}
         return {name: group for name, group in self.groups.items() if group and sizes[name] >= self.config.least}
 
@@ -83,18 +81,24 @@ def accuracy(drawn: Drawn) -> Metrics:
     return {"accuracy": right, "utility_loss": 1 - right}
 
 
-def feature_distances(drawn: Drawn) -> Metrics:
-    """`distances.class_distances` of the large groups, with floors."""
-    if not drawn.pictures:
+def frechet_distances(drawn: Drawn) -> Metrics:
+    """Frechet distances of the large groups, with floors."""
+    if not len(drawn.images):
         return {}
-    gaussian = drawn.config.distance == "frechet"
-    return distances.class_distances(**_compared(drawn), features=drawn.config.features, gaussian=gaussian)
+    return distances.frechet_distances(**_compared(drawn), features=drawn.config.features)
+
+
+def kernel_distances(drawn: Drawn) -> Metrics:
+    """Kernel distances of the large groups, with floors."""
+    if not len(drawn.images):
+        return {}
+    return distances.kernel_distances(**_compared(drawn), features=drawn.config.features)
 
 
 def sample_coverage(drawn: Drawn) -> Metrics:
     """Precision, recall, density and coverage at equal counts: the mean over both halves of the reference; `_real` is
     that of one half beside the other. A group with too few records for the neighbours is left out."""
-    if not drawn.pictures:
+    if not len(drawn.images):
         return {}
     neighbours, metrics = drawn.config.neighbours, Metrics()
     for name, samples, a, b in distances.beside_halves(**_compared(drawn)):
@@ -122,7 +126,7 @@ def _compared(drawn: Drawn) -> dict[str, Any]:
 def label_accuracy(drawn: Drawn) -> Metrics:
     """The network's accuracy on samples, `label_accuracy/<group>`, and on real records, `label_accuracy/real`, its
     ceiling; `own_classes`: the fraction of samples of a class that the client has."""
-    if not drawn.pictures:
+    if not len(drawn.images):
         return {}
     classes, of_real = drawn.labels[:, 0], drawn.reference.labels[:, 0]
     logits, logits_real = (features.cnn_logits(drawn.cnn, x) for x in (drawn.images, drawn.reference.images))
@@ -139,7 +143,7 @@ def label_accuracy(drawn: Drawn) -> Metrics:
 
 def memorized(drawn: Drawn) -> Metrics:
     """`memorized_fraction` of the final samples, with `/sanity`: of the client's own records, fed back."""
-    if not drawn.pictures or drawn.split != "test":
+    if not len(drawn.images) or drawn.split != "test":
         return {}
     training = drawn.client_records.images
     return {
@@ -169,7 +173,7 @@ def downstream_accuracy(drawn: Drawn) -> Metrics:
 
 def table_quality(drawn: Drawn) -> Metrics:
     """`tables.quality` of rows."""
-    if drawn.dataset.mapping is None:
+    if not len(drawn.images):
         return {}
     samples = codes_of(drawn.images), drawn.labels[:, 0]
     local, real = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, drawn.reference))
@@ -180,7 +184,8 @@ METRICS: lookup.Door[Callable[[Drawn], Metrics]] = lookup.Door(
     "metric",
     {
         "accuracy": accuracy,
-        "distances": feature_distances,
+        "frechet": frechet_distances,
+        "kernel": kernel_distances,
         "coverage": sample_coverage,
         "labels": label_accuracy,
         "memorization": memorized,
@@ -189,12 +194,15 @@ METRICS: lookup.Door[Callable[[Drawn], Metrics]] = lookup.Door(
         "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
     },
 )  # in the order in which they are measured
-BY_SAMPLER = ("distances", "coverage", "labels")  # also measured of each of the model's samplers by itself
+ALL = "all"  # in `Evaluation.metrics`: every metric of the data's modality
+BY_FEATURES = ("frechet", "kernel", "coverage")  # read in the space of the feature network
+BY_SAMPLER = (*BY_FEATURES, "labels")  # also measured of each of the model's samplers by itself
 TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")  # first words of numbers that no outside metric may take
 GROUPS = ("all", "major", "minor")
 RANKED = {
     "accuracy": ("utility_loss", "accuracy"),
-    "distances": tuple(f"{distance}/{group}" for distance in ("fd_cnn", "kd_cnn", "fid", "kid") for group in GROUPS),
+    "frechet": tuple(f"{distance}/{group}" for distance in ("fd_cnn", "fid") for group in GROUPS),
+    "kernel": tuple(f"{distance}/{group}" for distance in ("kd_cnn", "kid") for group in GROUPS),
     "labels": tuple(f"label_accuracy/{group}" for group in GROUPS),
     "table": ("tv_pairs", "tv_columns", "utility_loss", "accuracy"),
 }
@@ -204,7 +212,8 @@ RANKED = {
 def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False) -> bool:
     """Whether lower is better of a number to rank trials by: `eval/...`, and `new/...` where unseen clients join.
     Raises ValueError where the evaluation has none of this name."""
-    numbers = (number for name in config.metrics for number in RANKED.get(name, ()))
+    names = METRICS if ALL in config.metrics else config.metrics
+    numbers = (number for name in names for number in RANKED.get(name, ()))
     lower = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in numbers}
     for name in filter(lookup.is_outside, config.metrics):
         prefix = f"eval/{lookup.bare_name(name)}"
@@ -220,7 +229,7 @@ def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False)
 
 def check(names: tuple[str, ...]) -> None:
     """Raise ValueError unless each is a metric, and those of other packages have a direction and a free name."""
-    for name, metric in lookup.entries("metrics", METRICS, names).items():
+    for name, metric in lookup.entries("metrics", METRICS, [name for name in names if name != ALL]).items():
         if name in METRICS:
             continue
         if name in TAKEN or Metric.parse(name).family in TAKEN:
@@ -229,11 +238,23 @@ def check(names: tuple[str, ...]) -> None:
             raise ValueError(f"the metric {name} must have an attribute lower_is_better, True or False")
 
 
+def names_of(config: Evaluation, modality: Modality) -> tuple[str, ...]:
+    """Return the metrics that the evaluation measures of records of this modality, in the order of measuring. Raises
+    ValueError for one that the modality has not."""
+    unknown = [name for name in config.metrics if name in METRICS and name not in modality.measures]
+    if unknown:
+        wanted = ", ".join(modality.measures)
+        raise ValueError(f"evaluation.metrics must be of {modality.name} ({wanted}), got {unknown[0]}")
+    named = (modality.measures if name == ALL else (name,) for name in config.metrics)
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
+
+
 def measured(drawn: Drawn, *, by_sampler: bool = False) -> Metrics:
     """Return the numbers of all configured metrics, or of those in BY_SAMPLER. Raises ValueError for a number that is
     not named after its metric."""
     out: Metrics = {}
-    names = tuple(name for name in drawn.config.metrics if name in BY_SAMPLER or not by_sampler)
+    every = names_of(drawn.config, drawn.dataset.modality)
+    names = [name for name in every if name in BY_SAMPLER or not by_sampler]
     for name, metric in lookup.entries("metrics", METRICS, names).items():
         numbers = metric(drawn)
         out |= numbers if name in METRICS else _checked(name, numbers)

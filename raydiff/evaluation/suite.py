@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from raydiff import lookup, tree
-from raydiff.data.datasets import Dataset, Records
+from raydiff.data.datasets import Dataset
+from raydiff.data.modality import Modality
 from raydiff.data.partition import clusters, groups
+from raydiff.data.records import Records, half_counts
 from raydiff.evaluation import metrics
 from raydiff.evaluation.attacks import targets
-from raydiff.evaluation.metrics import METRICS, Drawn
+from raydiff.evaluation.metrics import ALL, BY_FEATURES, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.neighbours import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
@@ -27,7 +29,6 @@ from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
 PICTURES = 10  # pictures in a sample grid of an unconditional model
-WITHOUT_CNN = ("none", "tables")
 Split = Literal["test", "validation"]
 
 
@@ -40,11 +41,8 @@ class Evaluation:
     Inception's 2048 features no group is left out: the floor tells by how much the Frechet distance is too large."""
     weights: str | None = field(default=None, metadata={"location": "value"})
     """File of Inception's weights, or its folder; none: clean-fid's folder."""
-    distance: Literal["frechet", "kernel", "none", "tables"] = "frechet"
-    """frechet: both distances, and small groups are left out; kernel: the kernel distance alone, which has no bias that
-    depends on the number of records; none: neither; tables: the metrics of rows (`tables.quality`)."""
     dim: int = 16
-    """Its feature dimension. Groups of classes with fewer than five records a dimension are left out."""
+    """Its feature dimension. Of Frechet distances, groups with fewer than five records a dimension are left out."""
     neighbours: int = NEIGHBOURS
     """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
     downstream: tuple[str, ...] = ()
@@ -59,12 +57,12 @@ class Evaluation:
     """Also measure the distances of the model's other samplers (`models.chains.MEASURED`)."""
     clusters: bool = False
     """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
-    attack: bool = True
-    """Attack the final models (`targets`) by `attacks`, or where distance is tables their rows (`blackbox`)."""
-    attacks: tuple[str, ...] = ("pia", "sima")
-    """Membership attacks on denoisers: any of loss, pia, secmi, sima, or module:name from anywhere."""
-    metrics: tuple[str, ...] = tuple(METRICS)
-    """What is measured (`metrics.METRICS`), or module:name from anywhere."""
+    attacks: tuple[str, ...] | None = ("pia", "sima")
+    """Membership attacks on denoisers of pictures (`targets`): any of loss, pia, secmi, sima, or module:name from
+    anywhere; of a table its rows are attacked (`blackbox`). None: nothing is attacked."""
+    metrics: tuple[str, ...] = (ALL,)
+    """What is measured (`metrics.METRICS`, or module:name from anywhere); all: each metric of such data. The Frechet
+    distance leaves small groups out; the kernel distance has no bias that depends on the number of records."""
     split: Split = "test"
     """Whose records the final models are measured beside. validation: for a trial by which settings are chosen, which
     reads no test record: nothing is attacked, and downstream and memorization are left out."""
@@ -78,25 +76,26 @@ class Evaluation:
         for name, value in ((name, getattr(self, name)) for name in least):
             lookup.check_value(name, value, value is None or value >= least[name], f"at least {least[name]}")
         lookup.check_one_of("split", self.split, get_args(Split))
-        if not self.attacks:
-            raise ValueError("attacks must name at least one; attack = false attacks nothing")
-        targets.check(self.attacks)
+        for name in ("attacks", "metrics"):
+            if getattr(self, name) == ():
+                raise ValueError(f"{name} must name at least one")
+        targets.check(self.attacks or ())
         metrics.check(self.metrics)
         downstream.check(self.downstream)
-        if self.downstream and self.distance == "tables":
-            raise ValueError("downstream must be empty where distance is tables: there are no pictures then")
 
     @property
     def least(self) -> int:
         """Records that half of a measured group's reference needs."""
-        return 5 * self.dim if self.distance == "frechet" and self.features == "cnn" else 2
+        is_frechet = "frechet" in self.metrics or ALL in self.metrics
+        return 5 * self.dim if is_frechet and self.features == "cnn" else 2
 
-    @property
-    def metric(self) -> str:
-        """The default metric of a sweep."""
+    def headline(self, modality: Modality) -> str:
+        """The default metric of a sweep over data of this modality."""
+        names = metrics.names_of(self, modality)
         fd, kd = distances.distance_names(self.features)
-        names = {"frechet": f"{fd}/all", "kernel": f"{kd}/all", "none": "utility_loss", "tables": "tv_pairs"}
-        return f"eval/{names[self.distance]}"
+        numbers = {"frechet": f"{fd}/all", "kernel": f"{kd}/all", "table": "tv_pairs"}
+        first = next((numbers[name] for name in numbers if name in names), "utility_loss")
+        return f"eval/{first}"
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ class Instruments:
     def _drawn(
         self, deployed: Deployed, split: str, records: Records, rng: torch.Generator
     ) -> tuple[Drawn, dict[str, Tensor], Tensor]:
-        """(what is measured, the pictures of each sampler, the pictures to show): as many rows of a table as the client
-        has, with its labels; as many pictures of each class as one half of the reference has."""
+        """(what is measured, the samples of each sampler, the pictures to show)."""
         major, minor = groups(records)
         classes = {"all": (*major, *minor), "major": major, "minor": minor}
         if self.config.clusters:
@@ -148,19 +146,18 @@ class Instruments:
         reference = self.dataset.splits[split].of_classes(classes["all"])
         images, labels, shown = records.images[:0], records.labels[:0], records.images[:0]
         by_sampler: dict[str, Tensor] = {}
-        if self.dataset.mapping is not None:
-            labels = records.labels
-            images = deployed.sample(labels, rng)
-        elif deployed.samplers:
-            wanted = _labels_to_sample(reference)
+        if deployed.samplers:
+            wanted = self.dataset.modality.labels_to_sample(records, reference)
             to_show = first_of_each(wanted[:, 0]) if deployed.conditional else torch.arange(min(PICTURES, len(wanted)))
-            if self.config.distance == "none" and not self.config.downstream:
-                shown = deployed.sample(wanted[to_show], rng)
-            else:
+            to_show = to_show if self.dataset.modality.is_shown else to_show[:0]
+            if _needs_samples(self.config, self.dataset):
                 chains = [*deployed.samplers.items()][: None if self.config.samplers else 1]
                 by_sampler = {name: sample(wanted, rng) for name, sample in chains}
-                labels, images = wanted, next(iter(by_sampler.values()))
+                labels = wanted
+                images = next(iter(by_sampler.values()))
                 shown = images[to_show]
+            elif len(to_show):
+                shown = deployed.sample(wanted[to_show], rng)
         drawn = Drawn(
             images=images,
             labels=labels,
@@ -177,7 +174,7 @@ class Instruments:
         return drawn, by_sampler, shown
 
     def _attacked(self, deployed: Deployed, split: str, records: Records, cache: targets.Scores) -> targets.Scores:
-        if split != "test" or not self.config.attack:
+        if split != "test" or self.config.attacks is None:
             return {}
         return targets.scores(
             deployed,
@@ -192,19 +189,19 @@ class Instruments:
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
     """Raise ValueError, before training, where the data do not suffice for the evaluation."""
-    if (config.distance == "tables") != (dataset.mapping is not None):
-        kind, wanted = ("a table", "tables") if dataset.mapping else ("no table", "one of pictures")
-        raise ValueError(f"data set {dataset.name!r} is {kind}: evaluation.distance must be {wanted}")
-    attack = config.attack and config.split == "test"
-    denoisers = attack and config.distance != "tables"
-    needed = {"public": config.distance not in WITHOUT_CNN, config.split: True, "calibration": denoisers}
+    names = metrics.names_of(config, dataset.modality)
+    if config.downstream and "downstream" not in names:
+        raise ValueError(f"evaluation.downstream must be empty where {dataset.modality.name} are not judged by it")
+    attack = config.attacks is not None and config.split == "test"
+    denoisers = attack and "denoisers" in dataset.modality.attacks
+    needed = {"public": _needs_cnn(config, dataset), config.split: True, "calibration": denoisers}
     for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
-    if config.features == "inception" and config.distance not in WITHOUT_CNN:
+    if config.features == "inception" and {*names} & {*BY_FEATURES}:
         inception.check(config.weights)
     downstream.check_shape(config.downstream, dataset.shape)
-    halves = distances.half_counts(dataset.splits[config.split].labels[:, 0])
+    halves = half_counts(dataset.splits[config.split].labels[:, 0])
     for number, records in enumerate(clients):
         for split in ("calibration", "test") if denoisers else ():
             count = len(targets.in_proportion(dataset.splits[split], records.labels[:, 0]))
@@ -213,12 +210,12 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
                 lower = "lower clients, raise data.train (partition.least 4 of a Dirichlet partition)"
                 remedy = lower if len(records) < 4 else f"raise data.{split}"
                 raise ValueError(
-                    f"{has}, and evaluation.attack needs 4 and 2: {remedy} or set evaluation.attack to false"
+                    f"{has}, and evaluation.attacks need 4 and 2: {remedy} or set evaluation.attacks to none"
                 )
-        if attack and not denoisers and len(records.labels[:, 0].unique()) < 2:
-            raise ValueError(f"client {number} has rows of one label only: evaluation.attack must be false")
+        if attack and "blackbox" in names and len(records.labels[:, 0].unique()) < 2:
+            raise ValueError(f"client {number} has rows of one label only: evaluation.attacks must be none")
         compared = sum(halves.get(c, 0) for group in groups(records) for c in group)
-        cnn = config.distance == "frechet" and config.features == "cnn"
+        cnn = "frechet" in names and config.features == "cnn"
         if compared < (least := features.ROWS_PER_FEATURE if cnn else 1):
             has = f"has {compared} of {least} pairs of records that the classes of client {number} need"
             raise ValueError(f"the {config.split} split {has}: raise data.{config.split}")
@@ -229,7 +226,7 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:
     """Train the feature network on the public split, or take it from `cached` (`Checkpoint.cached`), if needed."""
-    if config.distance in WITHOUT_CNN:
+    if not _needs_cnn(config, dataset):
         return Instruments(config, dataset, {})
     classes = dataset.cardinalities[0]
     public = dataset.splits["public"]
@@ -248,10 +245,16 @@ def summarise(reports: Sequence[ClientReport]) -> Metrics:
     return out | targets.summary([report.scores for report in reports])
 
 
-def _labels_to_sample(reference: Records) -> Tensor:
-    """As many label rows of each class as one half of the reference has, (n, K)."""
-    counts = sorted(distances.half_counts(reference.labels[:, 0]).items())
-    return torch.cat([reference.labels[reference.labels[:, 0] == c][:count] for c, count in counts])
+def _needs_samples(config: Evaluation, dataset: Dataset) -> bool:
+    """Whether one of the metrics is read off samples."""
+    names = {*metrics.names_of(config, dataset.modality)} - {"accuracy"}
+    return bool(names if config.downstream else names - {"downstream"})
+
+
+def _needs_cnn(config: Evaluation, dataset: Dataset) -> bool:
+    """Whether one of the metrics needs the small classifier."""
+    names = {*metrics.names_of(config, dataset.modality)}
+    return "labels" in names or (config.features == "cnn" and bool(names & {*BY_FEATURES}))
 
 
 def first_of_each(classes: Tensor) -> Tensor:

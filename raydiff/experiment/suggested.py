@@ -142,8 +142,8 @@ def for_rows(dataset: Dataset) -> Suggestion:
     }
     values: dict[str, Any] = {"data.train": "none", "method.local.steps": steps}
     if len(dataset.splits["train"].labels.unique()) < 2:
-        values["evaluation.attack"] = False
-        why["evaluation.attack"] = "the training rows have one class only, and attacks compare classes"
+        values["evaluation.attacks"] = None
+        why["evaluation.attacks"] = "the training rows have one class only, and attacks compare classes"
     return Suggestion("tabular-german", values, why)
 
 

@@ -35,8 +35,9 @@ from raydiff.tree import Params
 
 Row = dict[str, float]  # a line of a table, by column
 HELD_OUT = "held out"  # the name of the client's evaluation split
+METRICS = ("frechet", "kernel", "labels")  # without the first where records are too few for it
 READINGS = ("kd_cnn", "kd_cnn_spread", "kd_cnn_floor", "fd_cnn", "fd_cnn_floor", "own_classes", "label_accuracy")
-"""Metrics over all of the client's classes; without fd_cnn where records are too few for it."""
+"""Metrics over all of the client's classes."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ class Joining:
         classes, counts = reference.labels[:, 0].unique(return_counts=True)
         trained = torch.isin(classes, records.labels[:, 0])
         large = int((counts[trained] // 2).sum()) >= 5 * self.instruments.config.dim
-        config = replace(self.instruments.config, distance="frechet" if large else "kernel", clusters=False)
+        config = replace(self.instruments.config, metrics=METRICS if large else METRICS[1:], clusters=False)
         splits = {**self.instruments.dataset.splits, HELD_OUT: reference}
         instruments = Instruments(config, replace(self.instruments.dataset, splits=splits), self.instruments.cnn)
         configured = dict([next(iter(deployed.samplers.items()))])
@@ -145,7 +146,7 @@ def prepare(finished: Finished) -> Instruments:
     """Return the run's instruments with the cnn, cached or trained again. Raises ValueError without public records."""
     if not len(finished.dataset.splits["public"]):
         raise ValueError("the distances need a feature network, and that public records: the run's data.public is 0")
-    setup = replace(finished.trial.experiment.evaluation or Evaluation(), features="cnn")
+    setup = replace(finished.trial.experiment.evaluation or Evaluation(), features="cnn", metrics=METRICS)
     return suite.prepare(finished.dataset, setup, finished.trial.store.results.cached)
 
 

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from raydiff import lookup, methods
+from raydiff.data import datasets
 from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
@@ -102,7 +103,8 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
     study.check_chosen(asked.overrides, {**(asked.grid or {}), **asked.sample})
     base: Experiment = overrides.override(study.experiment, asked.overrides)
     evaluation = base.evaluation or Evaluation()
-    metric, lower = asked.metric or evaluation.metric, True
+    metric = asked.metric or evaluation.headline(datasets.load(base.data).modality)
+    lower = True
     if asked.metric is not None or asked.search in ("asha", "optuna"):  # Else it is only displayed.
         lower = lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
     _check(asked, base, metric)

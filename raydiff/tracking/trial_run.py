@@ -18,6 +18,7 @@ from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_param
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
 OUTCOME = "raydiff.outcome"  # the tag that a run gets last: with it the run is complete, without remarks
+WITH_DISTANCE = {"all", "frechet", "kernel", "table"}  # metrics that give a trial a distance
 LogSampler = Callable[[Any, str, Path], object]
 """(MlflowClient, run id, a finished trial's folder): log its sampler; raises ValueError where there is none."""
 
@@ -66,7 +67,7 @@ class TrialRun:
             tags |= {"raydiff.data": data, **self.sweep.tags}
             run = str(client.create_run(self.sweep.experiment_id, run_name=name, tags=tags).info.run_id)
             if tree["evaluation"] is not None:  # MLflow compares runs by what they got first: quality, not a round's.
-                first = "accuracy" if tree["evaluation"]["distance"] == "none" else "distance_all"
+                first = "distance_all" if {*tree["evaluation"]["metrics"]} & WITH_DISTANCE else "accuracy"
                 with contextlib.suppress(Exception):
                     client.log_metric(run, first, math.nan, step=-1)
         else:

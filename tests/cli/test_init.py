@@ -188,7 +188,7 @@ def test_it_says_what_it_does_and_reads_the_pictures_once(
     monkeypatch.setattr(process, "WAIT_S", 0.001)
     read, reads = pictures.read, []
     monkeypatch.setattr(pictures, "read", lambda *arguments: reads.append(1) or read(*arguments))
-    quick = "--method.local.steps 2 --method.server.steps 2 --evaluation.attack false --evaluation.dim 1"
+    quick = "--method.local.steps 2 --method.server.steps 2 --evaluation.attacks none --evaluation.dim 1"
     assert init.main(["zoo", "--data.size", "8", *quick.split(), "--data.test", "12"]) == 0
     output = capsys.readouterr().out
     phases = ("reading zoo", "timing a shortened trial")

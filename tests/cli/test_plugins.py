@@ -109,7 +109,7 @@ measure.lower_is_better = True
 """
 OUTSIDE = """
     --method mylab.ditto:Ditto --method.rounds 2 --data.name mylab.bars:source
-    --evaluation.metrics distances mylab.measures:vendi --evaluation.attacks pia mylab.measures:jump
+    --evaluation.metrics all mylab.measures:vendi --evaluation.attacks pia mylab.measures:jump
 """
 
 
@@ -142,7 +142,7 @@ def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_pat
     opened = trial.open_trial(experiment, tmp_path / "sweep")
     *_, final = trial.run(opened, trial.local_executor(opened))
     assert 1 < final["eval/vendi"] < 100 and 0 <= final["attack/client/jump/auc"] <= 1
-    assert "eval/fd_cnn/all" in final and "eval/coverage/all" not in final
+    assert "eval/fd_cnn/all" in final and "eval/coverage/all" in final
     written = read_json(opened.folder / "config.json")
     assert written["method"]["kind"] == "mylab.ditto:Ditto" and written["data"]["name"] == "mylab.bars:source"
     assert overrides.from_dict(written, config.Experiment).digest == opened.experiment.digest
@@ -200,7 +200,7 @@ def test_what_does_not_fit_is_one_sentence(
 
 
 def test_a_number_of_another_name_is_refused_when_it_is_measured(package: Path, tmp_path: Path, tiny) -> None:
-    evaluation = replace(tiny.evaluation, metrics=("wrong:stray",), attack=False, clients=1)
+    evaluation = replace(tiny.evaluation, metrics=("wrong:stray",), attacks=None, clients=1)
     opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path)
     with pytest.raises(ValueError, match=r"the metric stray must call its numbers stray or stray/\.\.\., not 'other'"):
         list(trial.run(opened, trial.local_executor(opened)))
@@ -210,7 +210,7 @@ def odd_trials(tmp_path: Path, tiny: Any, now: dict[str, Any]) -> tuple[dict[str
     """The outcomes of two trials in this process, of which the first has an odd plug-in."""
     odd, outcomes = lookup.imported("odd:NOW"), []
     method = lookup.imported("odd:Odd")(local=replace(tiny.method.local, steps=1), model=tiny.method.model, rounds=1)
-    evaluation = replace(tiny.evaluation, distance="none", attack=False, metrics=("odd:measure",), clients=1)
+    evaluation = replace(tiny.evaluation, attacks=None, metrics=("odd:measure",), clients=1)
     for seed in (0, 1):
         odd.clear()
         odd |= {} if seed else now
@@ -340,10 +340,9 @@ def test_a_class_that_no_worker_could_import_has_no_name_on_disk() -> None:
 
 
 def test_which_way_is_up(package: Path) -> None:
-    evaluation = Evaluation(metrics=(*Evaluation.metrics, "mylab.measures:vendi"))
+    evaluation = Evaluation(metrics=("all", "mylab.measures:vendi"))
     expected = {"vendi": False, "vendi/all": False, "fd_cnn/all": True, "label_accuracy/all": False}
     assert {name: metrics.lower_is_better(f"eval/{name}", evaluation) for name in expected} == expected
     for name in ("vendis", "fd_cnn/al", "coverage"):
         with pytest.raises(ValueError, match="unknown metric"):
             metrics.lower_is_better(f"eval/{name}", evaluation)
-    assert Evaluation.metrics == tuple(metrics.METRICS)

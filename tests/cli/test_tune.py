@@ -47,7 +47,7 @@ def study() -> Study:
         method=method,
         data=datasets.Data(train=120, public=0, validation=60, calibration=0, test=60),
         partition=Iid(),
-        evaluation=Evaluation(distance="none", attack=False, clients=1),
+        evaluation=Evaluation(metrics=("accuracy",), attacks=None, clients=1),
         runtime=Runtime(pool="local"),
     )
     once = Arm(method=FedProx, changes={"method.rounds": 1})

@@ -18,9 +18,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raydiff.data.datasets import Data, load
+from raydiff.data.modality import TableRows
 from raydiff.data.source import Source
 from raydiff.data.sources import table_rows
-from raydiff.data.tables import cells, rows_file
+from raydiff.data.tables import cells
 from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import RawTable, TableOptions, read
 from raydiff.data.unseen_client import Choice, choose_client
@@ -153,12 +154,11 @@ def assert_same_but_for(row: int, one: Source, other: Source) -> None:
     """All that others have, and all that is said of the table."""
     rest = torch.arange(ROWS) != row
     assert one.codes is not None and other.codes is not None and one.public is not None and other.public is not None
-    assert one.mapping is not None and other.mapping is not None
+    assert isinstance(one.modality, TableRows)
     assert len(one.codes) == len(other.codes) == ROWS
     assert torch.equal(one.codes[rest], other.codes[rest]) and torch.equal(one.labels[rest], other.labels[rest])
     assert torch.equal(one.public, other.public) and row not in one.public
-    assert one.mapping == other.mapping
-    assert rows_file.describe(one.mapping) == rows_file.describe(other.mapping)
+    assert one.modality == other.modality
     output = [(s.says, s.notes, s.names, s.columns, s.fitted_columns, s.own_test) for s in (one, other)]
     assert output[0] == output[1]
 
@@ -174,8 +174,8 @@ def test_a_private_cell_changes_its_own_code_alone(tmp_path: Path, change: tuple
         return
     assert_same_but_for(row, one, other)
     assert one.codes is not None and other.codes is not None
-    assert one.mapping is not None
-    kept = torch.tensor([column.name != f"x{place}" for column in one.mapping.columns])
+    assert isinstance(one.modality, TableRows)
+    kept = torch.tensor([column.name != f"x{place}" for column in one.modality.mapping.columns])
     assert torch.equal(one.codes[row][kept], other.codes[row][kept])
 
 

@@ -15,7 +15,8 @@ from raydiff.evaluation.suite import GRID_COLUMNS, Evaluation, Instruments, chec
 from raydiff.federated.method import Deployed
 from raydiff.seeding import generator
 
-NONE = Evaluation(distance="none", attack=False)
+NONE = Evaluation(metrics=("accuracy",), attacks=None)
+JUDGED = Evaluation(metrics=("downstream",), attacks=None)
 
 
 def split(*classes: int) -> Records:
@@ -72,7 +73,7 @@ def read(deployed: Deployed, *, of: str = "test", config: Evaluation = NONE, own
         ("validation", (0,), 2 / 4),
     ],
 )
-@pytest.mark.parametrize("config", [NONE, Evaluation(attack=False), Evaluation(distance="kernel")])
+@pytest.mark.parametrize("config", [NONE, Evaluation(attacks=None)])
 def test_accuracy_is_of_the_whole_split(of: str, right: tuple[int, ...], accuracy: float, config: Evaluation) -> None:
     report = read(Deployed(classify=tells(*right), of_server=True), of=of, config=config)
     assert report.metrics == {"accuracy": pytest.approx(accuracy), "utility_loss": pytest.approx(1 - accuracy)}
@@ -89,10 +90,10 @@ def test_without_a_distance_only_the_grids_pictures_are_made() -> None:
 
 
 def test_a_classifier_that_takes_larger_pictures_is_refused_before_anything_is_trained() -> None:
-    check(replace(NONE, downstream=("linear", "cnn", "resnet18")), DATASET, [OWN])
+    check(replace(JUDGED, downstream=("linear", "cnn", "resnet18")), DATASET, [OWN])
     says = r"^downstream must not name lenet for such pictures: shape must be larger for .* got \(1, 2, 2\)$"
     with pytest.raises(ValueError, match=says):
-        check(replace(NONE, downstream=("linear", "lenet")), DATASET, [OWN])
+        check(replace(JUDGED, downstream=("linear", "lenet")), DATASET, [OWN])
 
 
 def test_the_summary_is_the_mean_over_clients() -> None:
@@ -107,12 +108,12 @@ def test_without_a_distance_no_feature_network_is_trained_and_no_public_split_ne
     check(NONE, DATASET, [OWN])
     assert prepare(DATASET, NONE, never).cnn == {}
     with pytest.raises(ValueError, match=r"^the evaluation needs records in the split public: data.public is 0$"):
-        check(Evaluation(distance="kernel", attack=False), DATASET, [OWN])
+        check(Evaluation(metrics=("kernel",), attacks=None), DATASET, [OWN])
 
 
 def test_a_trial_for_the_choice_of_settings_needs_the_validation_split_alone() -> None:
     """The split has one record of each class; there is neither a test split nor one for thresholds."""
-    config, splits = Evaluation(distance="kernel", split="validation"), {**SPLITS, "public": split(0)}
+    config, splits = Evaluation(metrics=("kernel",), split="validation"), {**SPLITS, "public": split(0)}
     few = Dataset("made", splits, DATASET.label_names, "digest")
     made = replace(few, splits={**splits, "validation": splits["test"], "test": split()})
     check(config, made, [OWN])
@@ -121,15 +122,15 @@ def test_a_trial_for_the_choice_of_settings_needs_the_validation_split_alone() -
     ):
         check(config, few, [OWN])
     with pytest.raises(ValueError, match=r"^the evaluation needs records in the split test: data.test is 0$"):
-        check(Evaluation(distance="kernel"), made, [OWN])
+        check(Evaluation(metrics=("kernel",)), made, [OWN])
     with pytest.raises(ValueError, match=r"^split must be one of test, validation, got 'public'$"):
         Evaluation(split="public")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("distance", ["kernel", "none"])
-def test_a_client_none_of_whose_classes_can_be_compared_is_refused(distance: Any) -> None:
+@pytest.mark.parametrize("metric", ["kernel", "accuracy"])
+def test_a_client_none_of_whose_classes_can_be_compared_is_refused(metric: str) -> None:
     few = Dataset("made", {**SPLITS, "public": split(0), "test": split(0, 1, 1)}, DATASET.label_names, "digest")
-    config = Evaluation(distance=distance, attack=False)
+    config = Evaluation(metrics=(metric,), attacks=None)
     check(config, few, [split(0, 1)])
     with pytest.raises(
         ValueError,

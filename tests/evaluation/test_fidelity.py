@@ -8,8 +8,9 @@ import torch
 from scipy.linalg import sqrtm
 from torch import Tensor
 
+from raydiff.data.records import half_counts
 from raydiff.evaluation.quality import distances
-from raydiff.evaluation.quality.distances import class_distances, frechet, half_counts, kernel
+from raydiff.evaluation.quality.distances import frechet, frechet_distances, kernel, kernel_distances
 from raydiff.seeding import generator
 
 
@@ -105,15 +106,11 @@ def test_every_distance_is_between_equal_counts_of_the_same_classes(monkeypatch:
 
     monkeypatch.setattr(distances, "frechet", recorded)
     monkeypatch.setattr(distances, "kernel", lambda a, b, rng: (recorded(a, b), 0.25))
-    out = class_distances(
-        samples,
-        sample_classes,
-        reference,
-        classes,
-        groups={"major": [0, 1], "minor": [2], "nobody": [9], "single": [3]},
-        features="net",
-        rng=generator(0),
-    )
+    groups = {"major": [0, 1], "minor": [2], "nobody": [9], "single": [3]}
+    out = {}
+    for measure in (frechet_distances, kernel_distances):
+        rng = generator(0)
+        out |= measure(samples, sample_classes, reference, classes, groups=groups, features="net", rng=rng)
     assert out == {
         f"{kind}_net/{group}{end}": value
         for kind in ("fd", "kd")
@@ -134,7 +131,7 @@ def test_the_split_and_the_floor_do_not_depend_on_the_samples() -> None:
     reference, half = torch.randn(60, 3, generator=rng), torch.arange(30) % 2
 
     def floors(samples: Tensor, seed: int) -> list[float]:
-        out = class_distances(
+        out = kernel_distances(
             samples, half, reference, classes, groups={"a": [0], "b": [1]}, features="x", rng=generator(seed)
         )
         return [v for k, v in out.items() if k.endswith("_floor")]
@@ -148,7 +145,7 @@ def test_the_split_and_the_floor_do_not_depend_on_the_samples() -> None:
 def test_refuses_unequal_counts(sample_classes: list[int]) -> None:
     samples, classes, real = torch.zeros(len(sample_classes), 2), torch.tensor(sample_classes), torch.zeros(8, 2)
     with pytest.raises(ValueError, match="samples must hold 2 of class"):
-        class_distances(
+        frechet_distances(
             samples, classes, real, torch.arange(8) // 4, groups={"all": [0, 1]}, features="x", rng=generator(0)
         )
 

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from raydiff.data.datasets import Dataset
+from raydiff.data.modality import PICTURES
 from raydiff.data.records import Records
 from raydiff.evaluation import suite
 from raydiff.evaluation.quality import inception
@@ -66,15 +67,15 @@ def test_pictures_are_resized_and_scaled_as_clean_fid_does_it(file: Path) -> Non
 
 def test_only_its_distances_are_fid_and_kid() -> None:
     assert distance_names("inception") == ("fid", "kid") and distance_names("cnn") == ("fd_cnn", "kd_cnn")
-    assert Evaluation(features="inception").metric == "eval/fid/all"
-    assert Evaluation(features="inception", distance="kernel").metric == "eval/kid/all"
+    assert Evaluation(features="inception").headline(PICTURES) == "eval/fid/all"
+    assert Evaluation(features="inception", metrics=("kernel",)).headline(PICTURES) == "eval/kid/all"
 
 
 def test_without_weights_it_is_refused_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inception, "USUAL", tmp_path)
     with pytest.raises(ValueError, match=f"{tmp_path}/{inception.FILE}: download https.* or give evaluation.weights$"):
-        suite.check(Evaluation(features="inception", attack=False), dataset(), [records(0, 1)])
-    suite.check(Evaluation(dim=4, attack=False), dataset(), [records(0, 1)])
+        suite.check(Evaluation(features="inception", attacks=None), dataset(), [records(0, 1)])
+    suite.check(Evaluation(dim=4, attacks=None), dataset(), [records(0, 1)])
 
 
 def test_another_file_is_refused(tmp_path: Path) -> None:

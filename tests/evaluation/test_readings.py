@@ -21,7 +21,8 @@ from raydiff.federated.method import Deployed
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
-KERNEL = Evaluation(distance="kernel", attack=False, neighbours=2)
+METRICS = ("accuracy", "kernel", "coverage", "labels", "memorization", "downstream")
+KERNEL = Evaluation(metrics=METRICS, attacks=None, neighbours=2)
 KINDS = ("precision", "recall", "density", "coverage")
 
 
@@ -141,7 +142,7 @@ def test_a_classifier_on_samples_alone_needs_no_features_and_no_ceiling(monkeypa
         return original(name, images, of, **more)
 
     monkeypatch.setattr(downstream, "train", recorded)
-    config = Evaluation(distance="none", attack=False, downstream=("linear",), per_class=30, ceiling=False)
+    config = Evaluation(metrics=("downstream",), attacks=None, downstream=("linear",), per_class=30, ceiling=False)
     result = report({}, config, Deployed({"ddim": picture}))
     assert set(result) == {f"downstream/linear/{end}" for end in ("all", "major", "minor")}
     assert result["downstream/linear/major"] > 0.8 and sizes == [3 * 30]  # and never on the client's own
@@ -153,7 +154,7 @@ def test_labels_per_class_are_rows_that_the_client_has() -> None:
     assert dealt.tolist() == [[0, 6], [0, 6], [0, 6], [1, 5], [1, 7], [1, 5]]
 
 
-BAD = [{"neighbours": 0}, {"per_class": 1}, {"downstream": ("vgg",)}, {"downstream": ("mlp",), "distance": "tables"}]
+BAD = [{"neighbours": 0}, {"per_class": 1}, {"downstream": ("vgg",)}, {"metrics": ()}, {"attacks": ()}]
 
 
 @pytest.mark.parametrize("settings", BAD)

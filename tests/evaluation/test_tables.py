@@ -104,7 +104,7 @@ def experiment(people: Path) -> Experiment:
         data=Data(name=str(people), labels=("buys",), bins=4, public=50, validation=50, calibration=0, test=200),
         clients=2,
         partition=Iid(),
-        evaluation=Evaluation(distance="tables", attack=False),
+        evaluation=Evaluation(attacks=None),
         runtime=Runtime(pool="local"),
     )
 
@@ -150,8 +150,15 @@ def test_what_is_for_pictures_is_refused_of_tables(experiment: Experiment, field
     [
         ({"method.model": DDPM()}, "is a table: method.model must be discretediffusion"),
         ({"data": Data()}, "'digits' is no table: method.model must be a model of pictures"),
-        ({"evaluation": Evaluation(attack=False)}, "is a table: evaluation.distance must be tables"),
-        ({"data": Data(), "method.model": DDPM()}, "is no table: evaluation.distance must be one of pictures"),
+        (
+            {"evaluation.metrics": ("frechet",)},
+            "must be of rows .* got frechet$",
+        ),
+        (
+            {"data": Data(), "method.model": DDPM(), "evaluation.metrics": ("table",)},
+            "of pictures .* got table$",
+        ),
+        ({"evaluation.downstream": ("mlp",)}, "^evaluation.downstream must be empty where rows"),
     ],
 )
 def test_models_and_instruments_go_with_the_data(experiment: Experiment, values: dict[str, Any], says: str) -> None:
@@ -171,7 +178,7 @@ def test_rows_of_one_label_cannot_be_attacked(experiment: Experiment) -> None:
     apart = replace(experiment, partition=ByClass())
     trial.resolve(apart)
     with pytest.raises(ValueError, match="client 0 has rows of one label only: evaluation"):
-        trial.resolve(replace(apart, evaluation=Evaluation(distance="tables")))
+        trial.resolve(replace(apart, evaluation=Evaluation()))
 
 
 # --- trials ---
@@ -221,7 +228,7 @@ def test_trained_longer_the_rows_come_close(experiment: Experiment, tmp_path: Pa
 
 
 def test_the_attack_on_rows_says_what_guessing_achieves(experiment: Experiment, tmp_path: Path) -> None:
-    _, final = finished(replace(experiment, evaluation=Evaluation(distance="tables")), tmp_path)
+    _, final = finished(replace(experiment, evaluation=Evaluation()), tmp_path)
     assert final["eval/blackbox/n_members"] == 200
     assert 170 < final["eval/blackbox/n_nonmembers"] <= 200  # as many of the 200 as have the members' mix of labels
     guessed = 200 / (200 + final["eval/blackbox/n_nonmembers"])

@@ -190,7 +190,7 @@ TYPED: list[tuple[str, Any, Any]] = [("method.epsilon", "1e2", 100.0), ("method.
 TYPED += [("method.model.labels", "10 2", (10, 2)), ("method.model.shape", ["3", "8", "8"], (3, 8, 8))]
 TYPED += [("method.model.schedule", "cosine", "cosine"), ("evaluation.attacks", "pia sima", ("pia", "sima"))]
 TYPED += [
-    ("evaluation.attack", "True", True),
+    ("evaluation.ceiling", "True", True),
     ("evaluation", "none", None),
     ("data.root", "/some/where", "/some/where"),
 ]
@@ -222,7 +222,7 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
         ("method.epsilon", "much", "--method.epsilon must be a number or none, got 'much'$"),
         ("method.model.schedule", "linaer", "--method.model.schedule must be one of linear, cosine, .*did you mean"),
         ("clients", "2 3", "--clients must be an integer, got '2 3'$"),
-        ("evaluation.attack", "maybe", "--evaluation.attack must be true or false, got 'maybe'$"),
+        ("evaluation.ceiling", "maybe", "--evaluation.ceiling must be true or false, got 'maybe'$"),
         ("method", "fedavgg", "--method must be one of pfdm, localonly, fedavg, .*did you mean"),
         ("partition", "none", "--partition must be one of majorityminority, iid, "),
     ],
@@ -320,7 +320,7 @@ def test_what_a_method_refuses_is_not_dropped(tiny: Experiment) -> None:
     ("argv", "values"),
     [
         (["--method.epsilon", "5", "--seed=3"], {"method.epsilon": 5.0, "seed": 3}),
-        (["--evaluation.attack"], {"evaluation.attack": True}),
+        (["--evaluation.ceiling"], {"evaluation.ceiling": True}),
         (["--method.server-rounds", "2"], {"method.server_rounds": 2}),
         (["--seed", "1", "--seed", "-2"], {"seed": -2}),
         (["--data.root=/a=b"], {"data.root": "/a=b"}),

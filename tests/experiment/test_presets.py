@@ -152,7 +152,7 @@ def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_s
 def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
     study = names.PRESETS[name]()
     trials = [trial.resolve(e) for e in trials_of(study.experiment, {**study.grid, "seed": (0,)}, study.beside)]
-    assert all(e.data.test == 4 * e.data.train and e.evaluation.attack for e in trials)
+    assert all(e.data.test == 4 * e.data.train and e.evaluation.attacks for e in trials)
     kinds = Counter((type(e.method).__name__, e.clients, type(e.method.model.schedule).__name__) for e in trials)
     of_local = {("LocalOnly", 1, "Linear"): 10, ("LocalOnly", 1, "Sigmoid"): 4, ("LocalOnly", 1, "Cosine"): 2}
     assert kinds == {**of_local, ("FedAvg", 4, "Linear"): 10}

@@ -127,7 +127,7 @@ def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
     model = DDPM(network=MLP(width=128, depth=2), timesteps=10)
     averaging = Averaging(weights="uniform", privacy=privacy)
     method = FedAvg(model=model, rounds=1, local=Training(steps=300, batch=16), averaging=averaging)
-    instruments = Evaluation(members=30, attacks=("loss",), distance="none")
+    instruments = Evaluation(members=30, attacks=("loss",), metrics=("accuracy",))
     opened = open_trial(replace(tiny, method=method, partition=Iid(), evaluation=instruments), tmp_path)
     ceiling = f"{gaussian.auc_ceiling(accountants.mu_for(1.0, 1e-5)):.4g}"
     with pytest.raises(AboveCeiling, match=rf"attack/global/\w+ has .* above the ceiling {ceiling} that the ledger"):
@@ -172,7 +172,7 @@ def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
     monkeypatch.setattr(Instruments, "of_client", lambda self, split: read.append(split) or of_client(self, split))
     method = FedAvg(model=tiny.method.model, rounds=2, local=Training(steps=4, batch=4))
     changes = {"method": method, "newcomers": Newcomers(clients=1, classes=3, records=10), "data.train": 100}
-    changes |= {"evaluation.split": "validation", "evaluation.every": 2, "evaluation.distance": "kernel"}
+    changes |= {"evaluation.split": "validation", "evaluation.every": 2, "evaluation.metrics": ("kernel",)}
     *_, last, final = execute(open_trial(overrides.override(tiny, changes), tmp_path))
     assert set(read) == {"validation"} and "new/kd_cnn/all" in final
     readings = {k.removeprefix("eval/"): v for k, v in final.items() if k.startswith("eval/")}
@@ -196,7 +196,7 @@ def test_samples_of_the_servers_model_name_its_guarantee(tiny: Experiment, tmp_p
     """Not under client-level privacy: which classes a client's row shows is not covered."""
     averaging = Averaging(weights="uniform", privacy=ClientPrivacy(epsilon=5.0))
     method = Evolution(epsilon=5.0, rounds=1, candidates=4)
-    changes: dict[str, Any] = {"method": method, "evaluation": Evaluation(attack=False, distance="none")}
+    changes: dict[str, Any] = {"method": method, "evaluation": Evaluation(attacks=None, metrics=("accuracy",))}
     if not covered:
         changes["method"] = FedAvg(model=tiny.method.model, rounds=1, local=Training(steps=1), averaging=averaging)
     opened = open_trial(overrides.override(tiny, changes), tmp_path)
@@ -212,7 +212,7 @@ def test_the_control_of_public_pictures_alone_sends_nothing(
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "docs" / "data" / "frontier")
     method = importlib.import_module("public_only").PublicOnly(candidates=4)
-    changes = {"method": method, "evaluation": Evaluation(attack=False, distance="none")}
+    changes = {"method": method, "evaluation": Evaluation(attacks=None, metrics=("accuracy",))}
     *_, final = execute(open_trial(overrides.override(tiny, changes), tmp_path))
     assert final["comm/bytes_up"] == 0 and final["privacy/epsilon_server"] == 0
 
@@ -428,7 +428,7 @@ def joined(tiny: Experiment) -> Experiment:
         joining=Training(steps=3, batch=8, decay="constant"),
     )
     late = Newcomers(clients=2, classes=2, records=10)
-    instruments = Evaluation(dim=4, attack=False, distance="kernel")
+    instruments = Evaluation(dim=4, attacks=None, metrics=("kernel", "labels"))
     data = replace(tiny.data, train=90)  # chance gives no class too few for them
     return replace(tiny, data=data, method=method, partition=Iid(), newcomers=late, evaluation=instruments)
 

@@ -179,7 +179,7 @@ def test_the_feature_network_is_the_run_s_own(copied, monkeypatch: pytest.Monkey
     assert equal(prepare(replace(finished, trial=measured)).cnn, cnn)
     trained: list[int] = []
     monkeypatch.setattr(features, "train_cnn", lambda public, **k: trained.append(len(public)) or cnn)
-    assert prepare(finished).config == Evaluation() and trained == [80]  # a run without instruments
+    assert prepare(finished).config.dim == Evaluation.dim and trained == [80]  # a run without instruments
 
 
 def test_an_embedding_or_a_private_middle_makes_nobody_forget(joining) -> None:

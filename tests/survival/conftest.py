@@ -21,7 +21,7 @@ from raydiff.experiment import overrides
 ROOT = Path(__file__).resolve().parents[2]
 SWEEP = ["jobs/sweep.py", "digits", "--name", "survivor", "--grid", "method.epsilon=10,none"]
 SWEEP += ["--method.local.steps=60", "--method.server.steps=60", "--method.model.network.width=64"]
-SWEEP += ["--evaluation.attack=false"]
+SWEEP += ["--evaluation.attacks=none"]
 TRIALS = 2 + 1 + 1  # PFDM, LocalOnly, FedAvg
 
 

@@ -67,7 +67,7 @@ def two() -> Iterator[list[Any]]:
 
 def opened(folder: Path) -> Trial:
     runtime = Runtime(noise_secret="00112233445566778899aabbccddeeff", client_timeout_s=TIMEOUT_S)
-    measured = Evaluation(distance="kernel", dim=4, attack=False)
+    measured = Evaluation(metrics=("kernel",), dim=4, attacks=None)
     experiment = Experiment(method=FEDAVG, partition=Iid(), runtime=runtime, evaluation=measured, clients=4)
     return trial.open_trial(experiment, folder)
 

@@ -31,17 +31,19 @@ def copied(drawn: metrics.Drawn) -> dict[str, float]:
     return {"copied": memorized_fraction(drawn.images, drawn.client_records.images)}
 
 
+copied.lower_is_better = True  # type: ignore[attr-defined]
+
+
 def measured(name: str, size: int | None, records: int, steps: int) -> dict[str, Any]:
     """A row."""
-    metrics.METRICS["copied"] = copied
     public = 400 if name == "digits" else 1000
     data = Data(name=name, size=size, train=records, public=public, validation=500, calibration=1, test=1)
     pixels = (size or (8 if name == "digits" else 28)) ** 2 * (3 if name == "cifar10" else 1)
     width, rate = next((width, rate) for most, width, _, rate in SIZES if pixels <= most)
     changes = {"method": LocalOnly, "clients": 1, "partition": Pooled, "data": data, "evaluation.split": "validation"}
     changes |= {"method.model.network": MLP(width=width, skip=True), "method.model.schedule": "cosine"}
-    changes |= {"method.local.steps": steps, "method.local.learning_rate": rate, "evaluation.attack": False}
-    changes |= {"evaluation.metrics": tuple(metrics.METRICS), "runtime.pool": "local"}
+    changes |= {"method.local.steps": steps, "method.local.learning_rate": rate, "evaluation.attacks": None}
+    changes |= {"evaluation.metrics": ("all", f"{__name__}:copied"), "runtime.pool": "local"}
     with tempfile.TemporaryDirectory() as folder:
         this = trial.open_trial(override(rd.preset("digits").experiment, changes), Path(folder) / "s")
         *_, final = trial.run(this, trial.local_executor(this))

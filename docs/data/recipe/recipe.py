@@ -59,7 +59,7 @@ def measured(experiment: rd.Experiment, *, split: str) -> dict[str, float]:
     """Distances, and the CPU seconds of the run."""
     with tempfile.TemporaryDirectory() as folder:
         fixed = {"runtime.pool": "local", "runtime.storage": folder, "numerics.vectorize": True}
-        quick = {"evaluation.attack": False, "evaluation.samplers": False, "evaluation.split": split}
+        quick = {"evaluation.attacks": None, "evaluation.samplers": False, "evaluation.split": split}
         before = time.process_time()
         run = rd.run(override(experiment, {**fixed, **quick}))
         names = {

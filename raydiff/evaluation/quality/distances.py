@@ -17,6 +17,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from raydiff.data.records import half_counts
+
 SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 
 
@@ -44,12 +46,6 @@ def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
     return float(np.mean(estimates)), float(np.std(estimates, ddof=1))
 
 
-def half_counts(reference_classes: Tensor) -> dict[int, int]:
-    """Return records per class in one half of the reference, without classes that have a single record."""
-    values, counts = torch.unique(reference_classes, return_counts=True)
-    return {int(c): int(n) // 2 for c, n in zip(values, counts, strict=True) if n > 1}
-
-
 def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return positions of two disjoint halves of classes (N,), with `half_counts` records of each class."""
     a = b = torch.empty(0, dtype=torch.int64)
@@ -69,16 +65,22 @@ def beside_halves(
     groups: Mapping[str, Sequence[int]],
     rng: torch.Generator,
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """Yield (name, samples, half A, half B) of each group of classes that has a half."""
+    """Yield (name, samples, half A, half B) of each group of classes that has a half. Raises ValueError unless the
+    samples hold `half_counts` of each class."""
+    wanted = half_counts(reference_classes)
+    for c in sorted(set().union(*groups.values())):
+        count, need = int((sample_classes == c).sum()), wanted.get(c, 0)
+        if count != need:
+            raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {count}")
     both = halves(reference_classes, rng)
-    for name, members in groups.items():
-        wanted = torch.tensor(list(members), dtype=torch.int64)
-        a, b = (reference[half[torch.isin(reference_classes[half], wanted)]] for half in both)
+    for name, group in groups.items():
+        members = torch.tensor(list(group), dtype=torch.int64)
+        a, b = (reference[half[torch.isin(reference_classes[half], members)]] for half in both)
         if len(a):
-            yield name, samples[torch.isin(sample_classes, wanted)], a, b
+            yield name, samples[torch.isin(sample_classes, members)], a, b
 
 
-def class_distances(
+def frechet_distances(
     samples: Tensor,
     sample_classes: Tensor,
     reference: Tensor,
@@ -87,29 +89,40 @@ def class_distances(
     groups: Mapping[str, Sequence[int]],
     features: str,
     rng: torch.Generator,
-    gaussian: bool = True,
 ) -> dict[str, float]:
-    """Return distances of samples to real records for each group of classes that has a half, with their floors.
+    """Return Frechet distances of samples to real records for each group of classes that has a half, with their floors.
 
     The reference is split into halves A and B by `rng`. For group g, `fd_<features>/<g>` is the mean of the distances
-    samples-A and samples-B, `fd_<features>/<g>_floor` the distance A-B; `kd_...` the same for the kernel distance, with
-    `kd_<features>/<g>_spread`. Without `gaussian` there is no Frechet distance. Raises ValueError unless the samples
-    hold `half_counts` of each class, and where a half has fewer than 2 records.
+    samples-A and samples-B, `fd_<features>/<g>_floor` the distance A-B. Raises ValueError as `beside_halves` and
+    `frechet`.
     """
-    wanted, out = half_counts(reference_classes), dict[str, float]()
-    for c in sorted(set().union(*groups.values())):
-        count, need = int((sample_classes == c).sum()), wanted.get(c, 0)
-        if count != need:
-            raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {count}")
+    out = dict[str, float]()
     every = (samples, sample_classes, reference, reference_classes)
-    for name, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
-        fd, kd = (f"{distance}/{name}" for distance in distance_names(features))
-        if gaussian:
-            out[fd] = (frechet(of_group, a) + frechet(of_group, b)) / 2
-            out[f"{fd}_floor"] = frechet(a, b)
+    for group, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
+        name = f"{distance_names(features)[0]}/{group}"
+        out[name] = (frechet(of_group, a) + frechet(of_group, b)) / 2
+        out[f"{name}_floor"] = frechet(a, b)
+    return out
+
+
+def kernel_distances(
+    samples: Tensor,
+    sample_classes: Tensor,
+    reference: Tensor,
+    reference_classes: Tensor,
+    *,
+    groups: Mapping[str, Sequence[int]],
+    features: str,
+    rng: torch.Generator,
+) -> dict[str, float]:
+    """Return kernel distances as `frechet_distances`: `kd_<features>/<g>`, with `_floor` and `_spread`."""
+    out = dict[str, float]()
+    every = (samples, sample_classes, reference, reference_classes)
+    for group, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
+        name = f"{distance_names(features)[1]}/{group}"
         readings = [kernel(of_group, half, rng) for half in (a, b)]
-        out[kd], out[f"{kd}_spread"] = (sum(r) / 2 for r in zip(*readings, strict=True))
-        out[f"{kd}_floor"], _ = kernel(a, b, rng)
+        out[name], out[f"{name}_spread"] = (sum(r) / 2 for r in zip(*readings, strict=True))
+        out[f"{name}_floor"], _ = kernel(a, b, rng)
     return out
 
 

@@ -50,7 +50,7 @@ def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Gener
 
 def of_rows(drawn: Drawn) -> Metrics:
     """Attack a client's final rows: members are its records, the others test records in its mix of labels."""
-    if drawn.dataset.mapping is None or drawn.split != "test" or not drawn.config.attack:
+    if not len(drawn.images) or drawn.split != "test" or drawn.config.attacks is None:
         return {}
     others = targets.in_proportion(drawn.reference, drawn.client_records.labels[:, 0])
     members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, others))

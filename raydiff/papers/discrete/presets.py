@@ -46,7 +46,7 @@ def _tabular(data: Data) -> Study:
     100 epochs as in the paper. FedAvg takes as many in ten rounds; a client's members are then its own rows, 6 % of the
     records it is attacked with.
     """
-    base = _alone(data, timesteps=20, epochs=100, evaluation=Evaluation(distance="tables"))
+    base = _alone(data, timesteps=20, epochs=100, evaluation=Evaluation())
     steps = base.method.local.steps  # type: ignore[attr-defined]
     shared = {"method": FedAvg, "partition": Iid, "clients": 4, "method.local.steps": steps // 4}
     sigmoid = {"method.model.schedule": Sigmoid}
@@ -77,7 +77,7 @@ def frontier_adult() -> Study:
     A step of DP-SGD draws 64 of a client's 950 rows. `raydiff tune` chooses its rate and clip, and the others' rates.
     """
     data = replace(ADULT, validation=2000, test=13_200)
-    alone = _alone(data, timesteps=20, epochs=100, evaluation=Evaluation(distance="tables", attack=False))
+    alone = _alone(data, timesteps=20, epochs=100, evaluation=Evaluation(attacks=None))
     base = override(alone, {"clients": 4, "partition": Iid, "audit": None, "method": Marginals})
     local = Training(steps=3000, batch=30, decay="cosine")
     diffusion = {"method.model": DiscreteDiffusion(steps=20), "method.local": local}
@@ -99,7 +99,7 @@ def _removal(data: Data, *, epochs: int, fractions: tuple[float, ...], splits: i
     """Leave the most exposed records out, train on the rest, and train a classifier on what that model makes (Wei et
     al., Figure 6: T = 10, linear schedule), label by label. Beside it the paper's way: a model of the whole table, and
     a tenth removed in one pass."""
-    base = _alone(data, timesteps=10, epochs=epochs, evaluation=Evaluation(distance="tables", attack=False))
+    base = _alone(data, timesteps=10, epochs=epochs, evaluation=Evaluation(attacks=None))
     paper = {"method.model.conditional": False, "audit.batch": 1.0}
     beside = tuple(Arm(changes={**paper, "audit.remove": fraction}) for fraction in (0.0, 0.1))
     return Study(experiment=base, grid={"audit.remove": fractions, "data.split_seed": range(splits)}, beside=beside)

@@ -106,7 +106,7 @@ def feddistr_digits() -> Study:
         data=Data(name="digits", superclasses="pairs", public=500, validation=200, calibration=10, test=400),
         clients=5,
         partition=Entangled(xi=0.0),
-        evaluation=Evaluation(distance="none", attack=False, clients=1),
+        evaluation=Evaluation(metrics=("accuracy",), attacks=None, clients=1),
         runtime=Runtime(workers=1),
     )
     return _feddistr(base, clip=2.1, steps=20, batch=32, bounds=bounds)

@@ -186,7 +186,7 @@ def collaboration_colour() -> Study:
 def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_clip: float) -> Study:
     """Every arm at every (epsilon or its depth, minority size, seed); `centred_clip`: the median distance of the public
     split's pictures from its mean."""
-    base = replace(base, evaluation=Evaluation(attack=False, clusters=True))
+    base = replace(base, evaluation=Evaluation(attacks=None, clusters=True))
     centred = {"method.clip": centred_clip, "method.center": "public"}
     beside = (
         Arm(method=LocalOnly),
@@ -211,7 +211,7 @@ def clients() -> Study:
     """
     changes = {
         "data": replace(SMALL_MNIST, test=400),
-        "evaluation": Evaluation(attack=False, clients=16),
+        "evaluation": Evaluation(attacks=None, clients=16),
         "method.model.network": MLP(width=256, skip=True),
         "method.local.steps": 1000,
         "method.server.steps": 2000,

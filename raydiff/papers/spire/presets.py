@@ -21,6 +21,7 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.pfdm.presets import digits, mnist
 from raydiff.papers.spire.method import SPIRE
 
+METRICS = ("accuracy", "kernel", "coverage", "labels", "memorization")  # no Frechet distance of small groups
 PAPERS_MNIST = Data(name="mnist", train=24_000, public=2000, validation=0, calibration=0, test=4000)
 
 OPTIMISER = ("method.averaging.moments", "method.averaging.update", "method.averaging.rate", "method.averaging.tau")
@@ -72,7 +73,7 @@ def _spire(
     assert isinstance(base.method, PFDM | SPIRE)
     model = replace(base.method.model, conditional=False)
     method = SPIRE(model=model, rounds=rounds, local=local, joining=joining, sampling=base.method.sampling)
-    experiment = replace(base, method=method, evaluation=Evaluation(distance="kernel", attack=False))
+    experiment = replace(base, method=method, evaluation=Evaluation(metrics=METRICS, attacks=None))
     return Study(experiment=experiment, grid={"seed": SEEDS}, beside=beside)
 
 

@@ -149,7 +149,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
         data=Data(name=str(path), labels=("label",), public=0, validation=0, calibration=0, test=100, fitted_on="all"),
         clients=2,
         partition=Iid(),
-        evaluation=Evaluation(distance="tables", attack=False),
+        evaluation=Evaluation(attacks=None),
         audit=RowAudit(remove=0.1),
         runtime=Runtime(pool="local"),
     )
