@@ -23,7 +23,6 @@ def workers(tmp_path_factory):
         log_to_driver=False,
         logging_level="ERROR",
         object_store_memory=100 * 2**20,
-        _system_config={"metrics_report_interval_ms": 500},  # ten seconds by default
     )
     yield start_workers(Slot(workers=2, threads=1, gpu_per_worker=0.0, gpu_server=0.0), None)
     ray.shutdown()

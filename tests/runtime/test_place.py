@@ -22,6 +22,7 @@ ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
         (Runtime(), 3, [{"CPU": 16.0}], 3),  # one per client
         (Runtime(), 8, [LAPTOP], 2),
         (Runtime(gpu_per_worker=0.25), 8, [{"CPU": 64.0, "GPU": 1.0}], 4),
+        (Runtime(gpu_per_worker=0.6, gpu_server=0.4), 9, [{"CPU": 9.0, "GPU": 2.0}], 2),  # One shares the server's GPU.
         (Runtime(gpu_per_worker=0.75), 8, [{"CPU": 8.0, "GPU": 1.0}] * 3, 3),
         # A head without CPUs, and two nodes: the coordinator's tenth of a CPU leaves no room for a fourth worker.
         (Runtime(), 8, [{"memory": 1e9}, LAPTOP, LAPTOP], 3),
@@ -30,6 +31,7 @@ ONE = Slot(workers=1, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
 def test_by_default_a_trial_has_as_many_workers_as_fit(runtime, clients, nodes, workers):
     shape = slot(runtime, threads=1, clients=clients, nodes=nodes)
     assert shape.workers == workers and fitting(shape, nodes) >= 1
+    assert fitting(ONE, [LAPTOP]) == 2
 
 
 @pytest.mark.parametrize(
@@ -41,20 +43,6 @@ def test_ray_takes_a_fraction_from_one_gpu(gpus, fraction, workers):
     nodes = [{"CPU": 64.0, "GPU": float(gpus)}]
     assert slot(Runtime(gpu_per_worker=fraction), threads=1, clients=64, nodes=nodes).workers == workers
     assert unplaced([{"CPU": 1.0, "GPU": fraction}] * 20, nodes) == 20 - workers
-
-
-def test_small_fractions_fill_a_gpu_that_is_in_use():
-    """A coordinator with 0.4 shares the GPU of a worker with 0.6, and the other GPU holds the second worker."""
-    assert (
-        slot(
-            Runtime(gpu_per_worker=0.6, gpu_server=0.4), threads=1, clients=9, nodes=[{"CPU": 9.0, "GPU": 2.0}]
-        ).workers
-        == 2
-    )
-
-
-def test_a_slot_of_one_worker_fits_once_per_core():
-    assert fitting(ONE, [LAPTOP]) == 2
 
 
 @pytest.mark.parametrize(
