@@ -31,7 +31,7 @@ from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
 from raydiff.results.finished import Finished, is_sweep, open_finished, single_trial
 from raydiff.runtime import launch, sweep_folder
-from raydiff.runtime.finish import Ended
+from raydiff.runtime.finish import Ended, Reporter
 from raydiff.runtime.plan import Planned, Search, Space, SweepRequest, plan
 from raydiff.storage import artifact_sync
 
@@ -310,7 +310,9 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
     return Sweep(folder) if is_sweep(folder) and several else Run(single_trial(folder))
 
 
-def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **more: Any) -> tuple[Planned, Ended]:
+def _start(
+    call: str, study: Study, asked: SweepRequest, *, name: str | None, resume: bool, track: bool, report: Reporter
+) -> tuple[Planned, Ended]:
     """Plan and run trials as a command does: files of this user only, output that may fail, signals that end them in
     order. The signal is raised again at the end: a script ends too."""
     name = name or sweep_folder.fresh_name(call)
@@ -318,7 +320,8 @@ def _start(call: str, study: Study, asked: SweepRequest, *, name: str | None, **
     try:
         with process.optional_output("stdout", "stderr"), process.stop_signals(process.interrupt):
             planned = plan(call, study, asked, name=name)
-            ended = launch.start(planned, call=f'rd.{call}(..., name="{name}")', **more)
+            called = f'rd.{call}(..., name="{name}")'
+            ended = launch.start(planned, resume=resume, track=track, report=report, call=called)
             ended.print_incomplete()
     finally:
         os.umask(umask)

@@ -102,10 +102,13 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
 
 def _open_mlflow(planned: Planned, about: sweep_folder.Plan) -> Mlflow:
     """Start the writer of the sweep's MLflow runs: opening a new store takes 10 s, in which Ray starts."""
-    swept = _swept(planned)
-    samplers = planned.asked.samplers
     mlflow = sweep_folder.mlflow(
-        planned.folder, planned.preset, planned.base, about=about, samplers=samplers, swept=swept
+        planned.folder,
+        planned.preset,
+        base=planned.base,
+        about=about,
+        samplers=planned.asked.samplers,
+        swept=_swept(planned),
     )
     mlflow.start()
     return mlflow

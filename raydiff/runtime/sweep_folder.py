@@ -168,7 +168,7 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
     return kept
 
 
-def mlflow(at: Path, preset: str, base: Experiment, *, about: Plan, samplers: bool, swept: Varying) -> Mlflow:
+def mlflow(at: Path, preset: str, *, base: Experiment, about: Plan, samplers: bool, swept: Varying) -> Mlflow:
     """Return the writer of this sweep's MLflow runs. `about`: sweep.json; `samplers`: log those of all finished trials,
     else the best one's if it is small; `swept`: `study.varying_fields`."""
     uri, artifacts = tracking_store(at.parents[1])
@@ -181,8 +181,16 @@ def mlflow(at: Path, preset: str, base: Experiment, *, about: Plan, samplers: bo
         "mlflow.source.type": "JOB",
         **({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {}),
     }
-    log = {"log_sampler": _log_sampler} if samplers else {"log_best": _log_small_sampler}
-    return Mlflow(uri, experiment=about["experiment"], sweep=at, tags=tags, artifacts=artifacts, swept=swept, **log)
+    return Mlflow(
+        uri,
+        experiment=about["experiment"],
+        sweep=at,
+        tags=tags,
+        artifacts=artifacts,
+        swept=swept,
+        log_sampler=_log_sampler if samplers else None,
+        log_best=None if samplers else _log_small_sampler,
+    )
 
 
 def tracking_store(storage: Path) -> tuple[str, str | None]:

@@ -90,7 +90,8 @@ def test_a_run_of_mlflow(
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     shutil.copy(migrated, copied.root / "mlflow.db")
     folder = copied.finish("measured", tiny)
-    follower = sweep_folder.mlflow(folder.parents[1], "digits", tiny, experiment="mine", samplers=True, swept={})
+    about = {"experiment": "mine", "command": ["raydiff"]}
+    follower = sweep_folder.mlflow(folder.parents[1], "digits", base=tiny, about=about, samplers=True, swept={})
     follower.start()
     follower.wait_ready()
     follower.begin()

@@ -89,8 +89,9 @@ def test_its_run_is_the_trial_s_child(shop: Storage, migrated: Path, monkeypatch
     shutil.copy(migrated, shop.root / "mlflow.db")
     folder = shop.folder("spire")
     experiment = open_finished(folder).trial.experiment
+    about = {"experiment": "raydiff-digits", "command": ["raydiff"]}
     follower = sweep_folder.mlflow(
-        shop.sweeps / "spire", "digits", experiment, experiment="raydiff-digits", samplers=False, swept={}
+        shop.sweeps / "spire", "digits", base=experiment, about=about, samplers=False, swept={}
     )
     follower.start()
     follower.wait_ready()
