@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import difflib
+import inspect
 import math
 import re
 import traceback
@@ -23,6 +24,10 @@ PACKAGES = set[str]()
 """Top-level packages of `module:name`s that this process has imported."""
 ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("ALLOWED", default=None)
 """Top-level packages that a `module:name` may be imported from; None: all. Set by `allowed_packages`."""
+DOORS = dict["type[Any]", "Door[Any]"]()
+"""Base class -> the door of its subclasses."""
+NAMES = dict[type, str]()
+"""Class -> its name in a door, where that is not the class's own name."""
 MOST_KINDS = 8  # of problems that one message tells
 LONGEST = 300  # characters shown of an error of outside code
 OUTSIDE = re.compile(r"\w+(\.\w+)*:\w+")
@@ -71,7 +76,7 @@ def imported(name: str) -> Any:
     except KeyboardInterrupt:
         raise
     except BaseException as e:  # A user's module may fail in any way, and may exit.
-        raise ValueError(f"{name} cannot be imported: {_described(e)}") from e
+        raise ValueError(f"{name} cannot be imported: {describe_error(e)}") from e
     if not hasattr(module, attribute):
         raise ValueError(f"{name} cannot be imported: {path} has no {attribute}{nearest(attribute, vars(module))}")
     return getattr(module, attribute)
@@ -87,12 +92,12 @@ def plug_in_error(error: BaseException, *modules: str) -> str:
         for frame, _ in traceback.walk_tb(e.__traceback__):
             module = str(frame.f_globals.get("__name__"))
             if module.partition(".")[0] in packages:
-                return f"{module}.{frame.f_code.co_qualname} raised {_described(e)}"
+                return f"{module}.{frame.f_code.co_qualname} raised {describe_error(e)}"
     return ""
 
 
-def _described(error: BaseException) -> str:
-    """Type and message in one printable line of at most LONGEST characters."""
+def describe_error(error: BaseException) -> str:
+    """Return type and message in one printable line of at most LONGEST characters."""
     text = traceback.format_exception_only(error)[-1][:LONGEST]
     return " ".join("".join(c if c.isprintable() else " " for c in text).split())
 
@@ -124,6 +129,11 @@ class Door(Mapping[str, T]):
         self.entries = dict(entries)
         self.base = base
         self.check = check
+        if base is not None:
+            DOORS[base] = self
+            for name, entry in entries.items():
+                if isinstance(entry, type) and plain_name(entry.__name__) != plain_name(name):
+                    NAMES[entry] = name
 
     def __getitem__(self, name: str) -> T:
         entry: Any = self.entries[name]
@@ -168,7 +178,10 @@ class Door(Mapping[str, T]):
         if self.base is None and self.check is None and not callable(obj):
             raise ValueError(f"{name} is no {self.what}: it must be a function")
         if self.check is not None:
-            self.check(obj)
+            try:
+                self.check(obj)
+            except ValueError as e:
+                raise ValueError(f"{name} is no {self.what}: {e}") from None
         names = {plain_name(known) for known in self.entries}
         if names & {plain_name(bare_name(name)), plain_name(getattr(obj, "__name__", ""))}:
             raise ValueError(f"{name} has the name of a {self.what} of raydiff: give it another name")
@@ -193,20 +206,42 @@ class Door(Mapping[str, T]):
         return value
 
 
+def resolve(field: str, door: Door[T], name: str) -> T:
+    """`door.resolve`, with the field's name in what it raises."""
+    try:
+        return door.resolve(name)
+    except ValueError as e:
+        raise ValueError(f"{field} {e}" if str(e).startswith("must") else str(e)) from None
+
+
+def takes(*names: str) -> Callable[[Any], None]:
+    """Return the check of a door of functions: ValueError unless the parameters have these names. Nothing is called."""
+
+    def check(function: Any) -> None:
+        try:
+            parameters = [] if isinstance(function, type) else [*inspect.signature(function).parameters]
+        except (TypeError, ValueError):  # no function, or one of a library in C
+            parameters = []
+        if parameters != [*names]:
+            raise ValueError(f"it must be a function of ({', '.join(names)})")
+
+    return check
+
+
 def plain_name(name: str) -> str:
     """The name in lower case, without hyphens and underscores: fedavg of FedAvg and fed-avg."""
     return name.lower().replace("_", "").replace("-", "")
 
 
 def name_on_disk(obj: Any) -> str:
-    """Return the name of a class or function of raydiff, else its `module:name`.
+    """Return the name of a class or function of raydiff, in its door if it has one there, else its `module:name`.
 
     Raises ValueError where no other process could import it.
     """
     name: str = obj.__name__
     module: str = obj.__module__
     if module.startswith("raydiff."):
-        return name
+        return NAMES.get(obj, name)
     if module == "__main__" or "." in obj.__qualname__:
         raise ValueError(f"{name} must be in a module that workers can import, at its top level")
     return f"{module}:{name}"
@@ -270,20 +305,15 @@ def check_positive(config: object, *fields: str) -> None:
             raise ValueError(f"{field} must be a positive number, got {value}")
 
 
-def entries(field: str, table: Mapping[str, T], names: Iterable[str]) -> dict[str, T]:
-    """The functions of these names by `bare_name`, each an entry of the table or a `module:name`. Raises ValueError
-    naming the field where a name is neither, and where two functions have the same name."""
+def entries(field: str, door: Door[T], names: Iterable[str]) -> dict[str, T]:
+    """Return the entries of a door of these names by `bare_name`. Raises ValueError naming the field where a name has
+    none, and where two have the same."""
     functions: dict[str, T] = {}
     for name in names:
         short = bare_name(name)
-        if name not in table and not is_outside(name):
-            allowed = f"{', '.join(table)}, or module:name of another"
-            raise ValueError(f"{field} must be some of {allowed}, got {name!r}{nearest(name, table)}")
-        if short in functions or (short in table and name not in table):
+        if short in functions:
             raise ValueError(f"{field} must have different names, and {name} is called {short} like another")
-        functions[short] = table[name] if name in table else imported(name)
-        if not callable(functions[short]):
-            raise ValueError(f"{field} must be functions, and {name} is none")
+        functions[short] = resolve(field, door, name)
     return functions
 
 

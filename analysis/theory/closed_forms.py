@@ -25,11 +25,11 @@ import torch
 from torch import Generator, Tensor
 
 from raydiff.models.chains import Denoiser, Sampler, denoise
-from raydiff.models.schedules import alphas_bar
+from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for
 from raydiff.tree import clip_records
 
-ABAR = alphas_bar("linear", 1000)
+ABAR = alphas_bar(LinearBetas(), 1000)
 """(1001,): the schedule of all tables."""
 RANK = 1e-10  # eigenvalues below this fraction of the largest one are rounding
 

@@ -23,7 +23,7 @@ from raydiff.evaluation.row_audit import Condition
 from raydiff.formats import plots
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.intervals import student
-from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
+from raydiff.models.d3pm_kernel import CategorySchedule, Linear, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, Audit, ReleasedRows, audit, bounds
 from raydiff.papers.discrete.histograms import Histograms, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
@@ -61,7 +61,7 @@ class RandomTable:
     """k."""
     steps: int = 20
     """T."""
-    schedule: Schedule = Linear()
+    schedule: CategorySchedule = Linear()
     """The noise."""
     epsilon: float = 10.0
     """pDP's."""

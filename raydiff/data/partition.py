@@ -17,6 +17,7 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.data import entangled
 from raydiff.data.records import Records
+from raydiff.lookup import Door
 
 MOST_DRAWS = 1000  # of a Dirichlet partition with a least number of records: seconds where there are 50,000
 TEN_CLASSES = (0, 1, 6, 7, 9)  # PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8
@@ -215,6 +216,21 @@ class Newcomers:
     def __post_init__(self) -> None:
         if self.clients < 1 or self.classes < 1 or self.records < self.classes:
             raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self}")
+
+
+PARTITIONS: Door[type[Partition]] = Door(
+    "partition",
+    {
+        "iid": Iid,
+        "dirichlet": Dirichlet,
+        "majority-minority": MajorityMinority,
+        "by-class": ByClass,
+        "entangled": Entangled,
+        "pooled": Pooled,
+    },
+    base=Partition,
+)
+"""Name -> class of a partition."""
 
 
 def partition(records: Records, clients: int, *, how: Partition, rng: torch.Generator) -> list[Tensor]:

@@ -6,7 +6,6 @@ import dataclasses
 import gzip
 import importlib.util
 import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,10 +21,9 @@ from raydiff.data.source import Picture, Source
 from raydiff.data.tables import read
 from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import TableOptions
-from raydiff.lookup import imported, is_outside, nearest
+from raydiff.lookup import is_outside, nearest
 
 DEFAULTS = TableOptions()
-WANTED = "a function of (folder, labels) that gives a raydiff.data.source.Source, in a module that imports it"
 
 
 def source(
@@ -48,9 +46,10 @@ def source(
     for f in dataclasses.fields(TableOptions):
         if getattr(options, f.name) != f.default:
             raise ValueError(f"data set {name!r} is no table: data.{f.name} is for tables only")
-    out = (_outside(name) if is_outside(name) else SOURCES.get(name, files))(folder, labels)
+    make = SOURCES.resolve(name) if name in SOURCES or is_outside(name) else files
+    out = make(folder, labels)
     if not isinstance(out, Source):
-        raise ValueError(f"{name} must be {WANTED}")
+        raise ValueError(f"{name} must return a raydiff.data.source.Source, got {type(out).__name__}")
     out = out.select(labels)
     if Path(name).is_dir() and folder != Path(name).resolve():
         note = f"this is the data set {name}; the folder here is ./{name}"
@@ -60,15 +59,6 @@ def source(
     declared = name in SOURCES or (public == 0 and not out.fitted_columns)
     out = out.with_used_values(declared=declared)
     return out if table is None else superclasses.applied(out, table).with_used_values(declared=declared)
-
-
-def _outside(name: str) -> Callable[[Path | None, Sequence[str]], Source]:
-    """The function that this names, of a module that imports Source: an experiment could name any function else."""
-    make: Callable[[Path | None, Sequence[str]], Source] = imported(name)
-    module = sys.modules.get(getattr(make, "__module__", None) or "")
-    if not callable(make) or not any(value is Source for value in vars(module or object).values()):
-        raise ValueError(f"{name} must be {WANTED}")
-    return make
 
 
 def is_known(name: str, labels: Sequence[str]) -> bool:
@@ -201,6 +191,7 @@ SOURCES: lookup.Door[Callable[[Path | None, Sequence[str]], Source]] = lookup.Do
         "faces": files,
         "colour-mnist": "raydiff.papers.pfdm.colour_mnist:source",
     },
+    check=lookup.takes("folder", "labels"),
 )
 """Name -> a function of the data set's folder (None: embedded) and the label columns. Their classes are declared."""
 FOLDERS = {name: name for name in ("mnist", "cifar10", "cifar100")} | {"faces": "orl_faces_64", "colour-mnist": "mnist"}

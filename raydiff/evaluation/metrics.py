@@ -24,7 +24,7 @@ from raydiff import lookup, seeding
 from raydiff.data.datasets import Dataset
 from raydiff.data.modality import Modality
 from raydiff.data.records import Records, half_counts
-from raydiff.evaluation.quality import distances, downstream, features, inception
+from raydiff.evaluation.quality import distances, downstream, features
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.quality.neighbours import FED_BACK, coverage, memorized_fraction
 from raydiff.federated.method import Deployed, Metrics
@@ -65,11 +65,9 @@ class Drawn:
     @functools.cached_property
     def features(self) -> tuple[Tensor, Tensor]:
         """(n, dim) of the samples and (N, dim) of the reference. Raises ValueError without the network's weights."""
-        if self.config.features == "inception":
-            network = inception.load(self.config.weights)
-        else:
-            network = functools.partial(features.cnn_features, self.cnn)
-        return network(self.images), network(self.reference.images)
+        weights = self.cnn if self.config.features == "cnn" else self.config.weights
+        network = features.FEATURES.resolve(self.config.features)
+        return network(self.images, weights), network(self.reference.images, weights)
 
 
 def accuracy(drawn: Drawn) -> Metrics:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -36,11 +36,11 @@ Split = Literal["test", "validation"]
 class Evaluation:
     """Which instruments are read, and when."""
 
-    features: Literal["cnn", "inception"] = "cnn"
-    """Feature network of the distances: a small classifier trained on the public split, or clean-fid's Inception. For
-    Inception's 2048 features no group is left out: the floor tells by how much the Frechet distance is too large."""
+    features: Annotated[str, features.FEATURES] = "cnn"
+    """Feature network of the distances: a small classifier trained on the public split (cnn), clean-fid's Inception, or
+    module:name from anywhere. Only of cnn groups are left out: the floor tells by how much a distance is too large."""
     weights: str | None = field(default=None, metadata={"location": "value"})
-    """File of Inception's weights, or its folder; none: clean-fid's folder."""
+    """File of the feature network's weights; of Inception also its folder, none: clean-fid's."""
     dim: int = 16
     """Its feature dimension. Of Frechet distances, groups with fewer than five records a dimension are left out."""
     neighbours: int = NEIGHBOURS
@@ -79,6 +79,7 @@ class Evaluation:
         for name in ("attacks", "metrics"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} must name at least one")
+        lookup.resolve("features", features.FEATURES, self.features)
         targets.check(self.attacks or ())
         metrics.check(self.metrics)
         downstream.check(self.downstream)
@@ -198,8 +199,8 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
     for split in (name for name, wanted in needed.items() if wanted):
         if len(dataset.splits[split]) == 0:
             raise ValueError(f"the evaluation needs records in the split {split}: data.{split} is 0")
-    if config.features == "inception" and {*names} & {*BY_FEATURES}:
-        inception.check(config.weights)
+    if {*names} & {*BY_FEATURES}:
+        _check_features(config, dataset)
     downstream.check_shape(config.downstream, dataset.shape)
     halves = half_counts(dataset.splits[config.split].labels[:, 0])
     for number, records in enumerate(clients):
@@ -222,6 +223,15 @@ def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> N
         most = compared // features.ROWS_PER_FEATURE
         wanted = f"at most n/5 = {most} for the smallest group that is compared, n = {compared} records"
         lookup.check_value("evaluation.dim", config.dim, not cnn or config.dim <= most, wanted)
+
+
+def _check_features(config: Evaluation, dataset: Dataset) -> None:
+    if config.features == "inception":
+        inception.check(config.weights)
+    elif config.features != "cnn":
+        found = features.FEATURES.resolve(config.features)(dataset.splits["public"].images[:2], config.weights)
+        if found.dim() != 2 or len(found) != 2 or not found.isfinite().all():
+            raise ValueError(f"evaluation.features: {config.features} must give finite features (N, dim)")
 
 
 def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callable[[], Params]], Params]) -> Instruments:

@@ -9,12 +9,12 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from raydiff import seeding
 from raydiff.data import datasets
 from raydiff.data.datasets import Data, Dataset
-from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import PARTITIONS, MajorityMinority, Newcomers, Partition
 from raydiff.data.records import public_mean
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
@@ -108,7 +108,7 @@ class Experiment:
     """The data set and its splits."""
     clients: int = 2
     """Number of clients among which the training records are partitioned."""
-    partition: MajorityMinority | Iid | ByClass | Dirichlet | Pooled | Entangled = MajorityMinority()
+    partition: Annotated[Partition, PARTITIONS] = MajorityMinority()
     """How the records are partitioned."""
     participation: float = 1.0
     """Fraction of clients drawn in each round."""

@@ -14,9 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from raydiff import methods
-from raydiff.federated.method import Method
-from raydiff.lookup import is_outside, name_on_disk, nearest
+from raydiff import methods as methods  # the door of methods
+from raydiff.lookup import DOORS, name_on_disk, nearest, unfit
 from raydiff.storage.staging import SECRET
 
 CONSTANTS = {(bool, "true"): True, (bool, "false"): False, (type(None), "none"): None}
@@ -41,11 +40,7 @@ def to_dict(obj: Any, *, locations: bool = True) -> Any:
 
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     """The inverse of `to_dict`; a missing field has its default. Raises ValueError on unknown names."""
-    classes = {name_on_disk(c): c for c in _dataclasses_of(declared)}
-    name = str(data.get("kind"))
-    if name not in classes and not (declared is Method and is_outside(name)):
-        raise ValueError(f"unknown kind {data.get('kind')!r}; known here: {', '.join(classes)}")
-    cls = classes.get(name) or methods.METHODS.resolve(name)
+    cls = _class_on_disk(str(data.get("kind")), declared)
     hints, values = typing.get_type_hints(cls), dict[str, Any]()
     for name, value in ((k, v) for k, v in data.items() if k != "kind"):
         if name not in hints:
@@ -166,8 +161,12 @@ def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any
 def _class_named(text: str, declared: Any, classes: Sequence[type], path: str) -> type | None:
     if text.lower() == "none" and type(None) in typing.get_args(declared):
         return None
-    if declared is Method and is_outside(text):
-        return methods.METHODS.resolve(text)
+    if declared in DOORS:
+        try:
+            chosen: type = DOORS[declared].resolve(text)
+        except ValueError as e:
+            raise ValueError(f"--{path} {e}" if str(e).startswith("must") else str(e)) from None
+        return chosen
     names = {c.__name__.lower(): c for c in classes}
     wanted = text.lower().replace("_", "").replace("-", "")
     if wanted not in names:
@@ -194,6 +193,8 @@ def _fits(value: Any, declared: Any) -> bool:
     if typing.get_origin(declared) is Literal:
         return value in typing.get_args(declared)
     classes = _dataclasses_of(declared)
+    if declared in DOORS:
+        return not unfit(type(value), declared)
     return type(value) in classes if dataclasses.is_dataclass(value) else value is None or not classes
 
 
@@ -259,9 +260,18 @@ def alternatives(declared: Any) -> tuple[Any, ...]:
     return typing.get_args(declared) if in_union else (declared,)
 
 
+def _class_on_disk(kind: str, declared: Any) -> Any:
+    if declared in DOORS:
+        return DOORS[declared].resolve(kind)
+    classes = {name_on_disk(c): c for c in _dataclasses_of(declared)}
+    if kind not in classes:
+        raise ValueError(f"unknown kind {kind!r}; known here: {', '.join(classes)}")
+    return classes[kind]
+
+
 def _dataclasses_of(declared: Any) -> list[type]:
-    if declared is Method:
-        return list(methods.METHODS.values())
+    if declared in DOORS:
+        return list(DOORS[declared].values())
     return [o for o in alternatives(declared) if dataclasses.is_dataclass(o) and isinstance(o, type)]
 
 

@@ -29,6 +29,7 @@ from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, LocalResult, Round
 from raydiff.lookup import check_least, check_positive
 from raydiff.methods._averaging import FineTuned
+from raydiff.models.networks import Network
 from raydiff.tree import Params
 
 PREVIOUS = f"{SCRATCH}/previous"
@@ -49,6 +50,9 @@ class Moon(FineTuned):
         check_positive(self, "temperature")
         if not callable(getattr(self.model, "features", None)):
             raise ValueError(f"MOON compares models by their features, and {type(self.model).__name__} has none")
+        network = getattr(self.model, "network", None)
+        if isinstance(network, Network) and network.features is None:
+            raise ValueError(f"MOON compares models by their features, and the network {network} has none")
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train from the server's weights on both terms; send the difference, and keep the model for the next round."""

@@ -78,7 +78,12 @@ class SharedRep(Averaged):
 
     @property
     def _prefixes(self) -> tuple[str, ...]:
-        return self.model.network.middle if self.private is None else self.private
+        if self.private is not None:
+            return self.private
+        middle = self.model.network.middle
+        if middle is None:
+            raise ValueError(f"private must name parameters: the network {self.model.network} has no middle")
+        return (middle,)
 
     def _split(self, params: Params) -> tuple[Params, Params]:
         """(private, shared)."""

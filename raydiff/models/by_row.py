@@ -15,7 +15,7 @@ from torch import Tensor
 
 from raydiff.data.records import label_rows
 from raydiff.models.chains import Denoiser
-from raydiff.models.schedules import alphas_bar
+from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.tree import Params
 
 
@@ -47,7 +47,7 @@ class ByRow:
     @property
     def abar(self) -> Tensor:
         """abar_0 .. abar_T of the linear schedule, (T + 1,) float64: the steps of `posterior`."""
-        return alphas_bar("linear", 1000)
+        return alphas_bar(LinearBetas(), 1000)
 
     def posterior(self, points: Tensor) -> Denoiser:
         """(x_t, t, labels) -> E[z | x_t], with x uniform on the points (R, P, d) of the labels' row."""

@@ -12,7 +12,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
 from torch import Tensor
@@ -23,9 +23,6 @@ from raydiff.models.compute import device, with_progress
 if TYPE_CHECKING:
     from raydiff.models.ddpm import DDPM
 
-Sampler = Literal["ancestral", "ddim", "dpmsolver"]
-MEASURED: tuple[Sampler, ...] = ("ancestral", "ddim")
-"""Samplers that every model is evaluated with, beside the configured one."""
 Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
 """z_theta(x_t (B, C, H, W), t (B,) in 1..T, labels (B, K)): the predicted noise, (B, C, H, W)."""
 
@@ -33,21 +30,93 @@ LEAST_KEPT = 1e-10  # of the signal's variance in a step: with less, Algorithm 4
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """One step of a reverse chain, from x_t to x_s with s < t."""
+
+    x: Tensor
+    """x_t (B, C, H, W)."""
+    x0: Tensor
+    """The predicted x_0, clamped where the chain has a bound."""
+    z: Tensor
+    """The predicted noise, which goes with `x0`."""
+    a_t: float
+    """abar_t."""
+    a_s: float
+    """abar_s; 1 in the step to 0."""
+    last: Step | None
+    """The step before, whose own `last` is None."""
+    rng: torch.Generator
+    """For the step's noise, drawn on the CPU."""
+
+
+Sampler = str
+"""Name of a function of SAMPLERS, or module:name."""
+Advance = Callable[[Step], Tensor]
+"""A sampler: x_s (B, C, H, W) of a step."""
+
+
+def ancestral(step: Step) -> Tensor:
+    """Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by beta = 1 - abar_t / abar_s;
+    no noise in the step that reaches 0."""
+    beta = 1 - step.a_t / step.a_s
+    if 1 - beta > LEAST_KEPT:
+        x = (step.x - beta / math.sqrt(1 - step.a_t) * step.z) / math.sqrt(1 - beta)
+    else:  # Ho et al., Eq. 7: the same mean
+        x = math.sqrt(step.a_s) * beta * step.x0 + math.sqrt(1 - beta) * (1 - step.a_s) * step.x
+        x = x / (1 - step.a_t)
+    if step.a_s < 1:
+        x = x + math.sqrt(beta) * torch.randn(x.shape, generator=step.rng).to(x.device)
+    return x
+
+
+def ddim(step: Step) -> Tensor:
+    """Song et al., Eq. 12 with eta = 0."""
+    return math.sqrt(step.a_s) * step.x0 + math.sqrt(1 - step.a_s) * step.z
+
+
+def dpmsolver(step: Step) -> Tensor:
+    """Lu et al., Algorithm 2; the first step, and that to 0, are of first order."""
+    if step.a_s == 1:
+        return ddim(step)
+    length = _log_snr_step(step)
+    ahead = step.x0
+    if step.last is not None:
+        ahead = step.x0 + (step.x0 - step.last.x0) * (length / (2 * _log_snr_step(step.last)))
+    kept = math.sqrt((1 - step.a_s) / (1 - step.a_t)) * step.x
+    return kept - math.sqrt(step.a_s) * math.expm1(-length) * ahead
+
+
+def _log_snr_step(step: Step) -> float:
+    return 0.5 * math.log(step.a_s / (1 - step.a_s)) - 0.5 * math.log(step.a_t / (1 - step.a_t))
+
+
+SAMPLERS: lookup.Door[Advance] = lookup.Door(
+    "sampler",
+    {"ancestral": ancestral, "ddim": ddim, "dpmsolver": dpmsolver},
+    check=lookup.takes("step"),
+)
+MEASURED = ("ancestral", "ddim")
+"""Samplers that every model is evaluated with, beside the configured one."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sampling:
     """How a reverse chain is run."""
 
-    sampler: Sampler = "ancestral"
-    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), for few steps."""
+    sampler: Annotated[str, SAMPLERS] = "ancestral"
+    """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), for few steps; or
+    module:name from anywhere."""
     steps: int | None = None
     """Steps of a whole chain from T to 0 (default: T); part of a chain takes its fraction."""
 
     def __post_init__(self) -> None:
-        lookup.check_one_of("sampler", self.sampler, get_args(Sampler))
+        lookup.resolve("sampler", SAMPLERS, self.sampler)
         lookup.check_least(self, 1, "steps")
 
     def variants(self) -> dict[str, Sampling]:
         """This chain with each evaluated sampler, by name; its own first."""
-        return {name: replace(self, sampler=name) for name in dict.fromkeys((self.sampler, *MEASURED))}
+        names = dict.fromkeys((self.sampler, *MEASURED))
+        return {lookup.bare_name(name): replace(self, sampler=name) for name in names}
 
     def samplers(self, model: DDPM, z_theta: Denoiser) -> dict[str, Callable[[Tensor, torch.Generator], Tensor]]:
         """The whole chain from noise to x_0 as functions of (labels, rng), by sampler; its own first."""
@@ -91,40 +160,26 @@ def denoise(
     abar: Tensor,
     start: int,
     stop: int = 0,
-    sampler: Sampler,
+    sampler: str,
     steps: int | None = None,
     bound: float | None = None,
     rng: torch.Generator,
 ) -> Tensor:
     """Run the reverse chain from x = x_start to x_stop, in `steps` evenly spaced steps (default: all).
 
-    `ancestral` is Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by
-    beta = 1 - abar_t / abar_s; no noise in the step that reaches 0. `ddim` is Song et al., Eq. 12 with eta = 0.
-    `dpmsolver` is Lu et al., Algorithm 2; its first step, and that to 0, are of first order. `bound` clamps the
-    predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 the chain diverges without it.
+    `bound` clamps the predicted x_0 to [-bound, bound] in each step: where abar_t is nearly 0 the chain diverges
+    without it.
     """
-    times = chain(start, stop, steps)
-    last: tuple[Tensor, float] | None = None  # the previous step's predicted x_0 and length
-    for t, s in with_progress(itertools.pairwise(times)):
+    advance = SAMPLERS.resolve(sampler)
+    last: Step | None = None
+    for t, s in with_progress(itertools.pairwise(chain(start, stop, steps))):
         z = z_theta(x, torch.full((len(x),), t, device=x.device), labels)
-        a_t, a_s = float(abar[t]), float(abar[s])
+        a_t = float(abar[t])
         x0 = (x - math.sqrt(1 - a_t) * z) / math.sqrt(a_t)
         if bound is not None:
             x0 = x0.clamp(-bound, bound)
             z = (x - math.sqrt(a_t) * x0) / math.sqrt(1 - a_t)
-        if sampler == "dpmsolver" and s > 0:
-            length = 0.5 * math.log(a_s / (1 - a_s)) - 0.5 * math.log(a_t / (1 - a_t))
-            ahead = x0 if last is None else x0 + (x0 - last[0]) * (length / (2 * last[1]))
-            x = math.sqrt((1 - a_s) / (1 - a_t)) * x - math.sqrt(a_s) * math.expm1(-length) * ahead
-            last = x0, length
-        elif sampler != "ancestral":
-            x = math.sqrt(a_s) * x0 + math.sqrt(1 - a_s) * z
-        else:
-            beta = 1 - a_t / a_s
-            if 1 - beta > LEAST_KEPT:
-                x = (x - beta / math.sqrt(1 - a_t) * z) / math.sqrt(1 - beta)
-            else:  # Ho et al., Eq. 7: the same mean
-                x = (math.sqrt(a_s) * beta * x0 + math.sqrt(1 - beta) * (1 - a_s) * x) / (1 - a_t)
-            if s > 0:
-                x = x + math.sqrt(beta) * torch.randn(x.shape, generator=rng).to(x.device)
+        step = Step(x=x, x0=x0, z=z, a_t=a_t, a_s=float(abar[s]), last=last, rng=rng)
+        x = advance(step)
+        last = replace(step, last=None)
     return x

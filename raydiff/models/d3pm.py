@@ -21,7 +21,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ from torch.nn import functional as F
 
 from raydiff import lookup
 from raydiff.models.compute import frozen
-from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid, abar
+from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, CategorySchedule, Linear, abar
 from raydiff.models.functional import call, fresh
 from raydiff.tree import Params
 
@@ -45,7 +45,7 @@ class DiscreteDiffusion:
     """Units of each hidden layer."""
     layers: int = 4
     """Linear layers, including the last, which outputs logits."""
-    schedule: Linear | Sigmoid | Cosine = Linear()
+    schedule: Annotated[CategorySchedule, CATEGORY_SCHEDULES] = Linear()
     """Noise schedule."""
     steps: int = 10
     """T."""
@@ -63,8 +63,9 @@ class DiscreteDiffusion:
     def __post_init__(self) -> None:
         lookup.check_least(self, 1, "hidden", "steps")
         lookup.check_least(self, 2, "layers")
-        if not isinstance(self.schedule, Linear | Sigmoid | Cosine):
-            raise ValueError(f"schedule must be linear, sigmoid or cosine, got {self.schedule!r}")
+        if not isinstance(self.schedule, CategorySchedule):
+            raise ValueError(f"schedule must be an instance of {CATEGORY_SCHEDULES.choices}, got {self.schedule!r}")
+        _schedule(self)
         lookup.check_one_of("objective", self.objective, get_args(Objective))
         if not 0 <= self.release <= self.steps:
             raise ValueError(f"release must be in 0..{self.steps} (steps), got {self.release}")

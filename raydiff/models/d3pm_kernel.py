@@ -10,17 +10,27 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
-from typing import get_args
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from raydiff.lookup import check_least, check_one_of, check_positive
+from raydiff.lookup import Door, check_least, check_positive, resolve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class CategorySchedule(ABC):
+    """Base class of noise schedules of categories. A subclass is a frozen dataclass with a default for each field."""
+
+    @abstractmethod
+    def alpha(self, steps: int) -> Tensor:
+        """alpha_0 .. alpha_T, (T + 1,) float64 in [0, 1] with alpha_0 = 1, for T = `steps`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear(CategorySchedule):
     """alpha_t = 1 - rate t / T."""
 
     rate: float = 1.0
@@ -35,7 +45,7 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sigmoid:
+class Sigmoid(CategorySchedule):
     """alpha_t = (Sig(3 rate) - Sig(3 rate t / T)) / (Sig(3 rate) - 1/2), which is 0 at T."""
 
     rate: float = 1.0
@@ -51,7 +61,7 @@ class Sigmoid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cosine:
+class Cosine(CategorySchedule):
     """abar_t = f(t) / f(0) with f(t) = cos^2((t / T + offset) / (1 + offset) pi / 2)."""
 
     offset: float = 0.008
@@ -66,22 +76,31 @@ class Cosine:
         return _tensor([1.0] + [after / before for before, after in itertools.pairwise(f)])
 
 
-Schedule = Linear | Sigmoid | Cosine
+CATEGORY_SCHEDULES: Door[type[CategorySchedule]] = Door(
+    "schedule", {"linear": Linear, "sigmoid": Sigmoid, "cosine": Cosine}, base=CategorySchedule
+)
+"""Name -> class of a noise schedule of categories."""
 
 
-def abar(schedule: Schedule, steps: int) -> Tensor:
-    """abar_0 .. abar_T, (T + 1,) float64."""
-    return torch.cumprod(schedule.alpha(steps), dim=0)
+def abar(schedule: CategorySchedule, steps: int) -> Tensor:
+    """abar_0 .. abar_T, (T + 1,) float64. Raises ValueError where `alpha` is none."""
+    alpha = schedule.alpha(steps)
+    within = (alpha >= 0) & (alpha <= 1)
+    if alpha.shape != (steps + 1,) or alpha.dtype != torch.float64 or alpha[0] != 1 or not within.all():
+        raise ValueError(f"schedule must give {steps + 1} numbers in [0, 1], float64, the first 1: {schedule} does not")
+    return torch.cumprod(alpha, dim=0)
 
 
-def schedule_named(name: str, rate: float = 1.0) -> Schedule:
-    """linear, sigmoid or cosine; the cosine has no rate. Raises ValueError for another name."""
-    check_one_of("schedule", name, (kind.__name__.lower() for kind in get_args(Schedule)))
-    if name == "cosine":
-        if rate != 1:
-            raise ValueError(f"the cosine schedule has no rate, got {rate}")
-        return Cosine()
-    return Linear(rate=rate) if name == "linear" else Sigmoid(rate=rate)
+def schedule_named(name: str, rate: float = 1.0) -> CategorySchedule:
+    """The schedule of this name, with this rate where it has one. Raises ValueError for another name or a rate."""
+    cls = resolve("--schedule", CATEGORY_SCHEDULES, name)
+    if "rate" in {f.name for f in fields(cls)}:
+        rated: Any = cls
+        with_rate: CategorySchedule = rated(rate=rate)
+        return with_rate
+    if rate != 1:
+        raise ValueError(f"the schedule {name} has no rate, got {rate}")
+    return cls()
 
 
 def _times(steps: int) -> range:

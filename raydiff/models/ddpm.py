@@ -10,7 +10,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,9 +18,17 @@ from torch import Tensor, nn
 from raydiff import lookup
 from raydiff.models.chains import Denoiser
 from raydiff.models.compute import Precision, frozen
-from raydiff.models.functional import call, fresh, module_of
-from raydiff.models.networks import MLP, UNet
-from raydiff.models.schedules import Level, ScheduleName, alphas_bar, lognormal_levels, signal_and_noise
+from raydiff.models.functional import call, call_features, fresh, module_of
+from raydiff.models.networks import MLP, NETWORKS, Conditions, Network
+from raydiff.models.schedules import (
+    SCHEDULES,
+    Level,
+    LinearBetas,
+    Schedule,
+    alphas_bar,
+    lognormal_levels,
+    signal_and_noise,
+)
 from raydiff.tree import Params
 
 Prediction = Literal["epsilon", "v", "x0", "edm"]
@@ -35,9 +43,9 @@ it is trained. At dynamo's default of 8 the third model of a process runs eagerl
 class DDPM:
     """A DDPM: a network, a schedule, and nothing learned."""
 
-    network: MLP | UNet = MLP()
+    network: Annotated[Network, NETWORKS] = MLP()
     """The denoiser."""
-    schedule: ScheduleName = "linear"
+    schedule: Annotated[Schedule, SCHEDULES] = LinearBetas()
     """Noise schedule."""
     timesteps: int = 1000
     """T."""
@@ -79,15 +87,22 @@ class DDPM:
         lookup.check_positive(self, "sigma_data", "snr_cap")
         lookup.check_value("lognormal_mean", self.lognormal_mean, math.isfinite(self.lognormal_mean), "finite")
         lookup.check_one_of("precision", self.precision, get_args(Precision))
-        self.network.check(self.shape)
 
     @property
     def abar(self) -> Tensor:
         return alphas_bar(self.schedule, self.timesteps)
 
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DDPM:
-        """The same for pictures of this shape, with this many values in each label column."""
+        """The same for pictures of this shape, with this many values in each label column. Raises ValueError where the
+        network does not take them."""
+        self.network.check(shape)
         return replace(self, shape=shape, labels=labels if self.conditional else ())
+
+    @property
+    def embedding_width(self) -> int:
+        """Entries of a client's embedding."""
+        conditions: Any = module_of(self).conditions
+        return int(conditions.width)
 
     def init(self, rng: torch.Generator) -> Params:
         return fresh(self, rng)
@@ -151,10 +166,10 @@ class DDPM:
         return ((self.sigma_data * signal).square() + noise.square()).sqrt()
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
-        """Features of the noised images, (B, dim): the last hidden layer (MLP) or the middle block (UNet), for MOON."""
+        """Features of the noised images, (B, dim), at the network's `features`, for MOON."""
         x, t = batch[0], draws["t"]
         signal, noise = level = signal_and_noise(x, self.abar, t)
-        return self._output(params, signal * x + noise * draws["z"], t, batch[1], level, features=True)
+        return self._output(params, signal * x + noise * draws["z"], t, batch[1], level, features=self.network.features)
 
     def denoiser(self, params: Params, *, fixed: tuple[int, ...] = ()) -> Denoiser:
         """`predict` with bound parameters, as `frozen`; `fixed`: values of further label columns, for all records."""
@@ -167,20 +182,25 @@ class DDPM:
         return with_fixed
 
     def _output(
-        self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, level: Level, *, features: bool = False
+        self, params: Params, x_t: Tensor, t: Tensor, labels: Tensor, level: Level, *, features: str | None = None
     ) -> Tensor:
-        network = _compiled(self) if self.compile and not features else functools.partial(call, self)
+        network: Callable[..., Tensor] = functools.partial(call, self)
+        if features is not None:
+            network = functools.partial(call_features, self, features)
+        elif self.compile:
+            network = _compiled(self)
         if self.prediction == "edm":
             x_t = x_t / self._std(*level)
         if not self.conditional:  # Columns that a method appends to the data's labels stay.
             labels = labels[:, labels.shape[1] - len(self.labels) :]
+        time = t * (1000 / self.timesteps)
         if self.precision != "bfloat16":
-            return network(params, x_t, t, labels, features)
+            return network(params, x_t, time, labels)
         with torch.autocast(x_t.device.type, dtype=torch.bfloat16):
-            return network(params, x_t, t, labels, features).float()
+            return network(params, x_t, time, labels).float()
 
     def build(self) -> nn.Module:
-        return self.network.build(self.shape, self.labels, self.timesteps, client=self.embedding)
+        return self.network.build(self.shape, functools.partial(Conditions, self.labels, self.embedding))
 
 
 @functools.lru_cache(maxsize=16)

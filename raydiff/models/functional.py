@@ -40,3 +40,14 @@ def call(model: Buildable, params: Params, *inputs: Any) -> Tensor:
     """The output of the model's network with these parameters and buffers."""
     out: Tensor = torch.func.functional_call(module_of(model), dict(params), inputs, tie_weights=False)
     return out
+
+
+def call_features(model: Buildable, submodule: str, params: Params, *inputs: Any) -> Tensor:
+    """The output (B, ...) of a submodule of the model's network, a mean over all but the first two dimensions."""
+    outputs = list[Tensor]()
+    hook = module_of(model).get_submodule(submodule).register_forward_hook(lambda _, args, out: outputs.append(out))
+    try:
+        call(model, params, *inputs)
+    finally:
+        hook.remove()
+    return outputs[0] if outputs[0].dim() == 2 else outputs[0].mean(dim=tuple(range(2, outputs[0].dim())))

@@ -1,27 +1,26 @@
 """Denoiser networks: a small class-conditional MLP, and diffusers' UNet2DModel.
 
-Both map x (B, C, H, W), t (B,) in 1..T and labels (B, K) to a prediction (B, C, H, W). Each of the K conditions has an
-embedding, added to the time embedding (PFDM, appendix D); so is a client's embedding, the parameter CLIENT (SPIRE).
-
-With `features` the module returns (B, dim) features, by which methods compare models. Of a network `embedding_width` is
-the width of its time embedding, `middle` the prefixes of the parameters in its middle; `build` makes the module from
-the global generator.
+All map x (B, C, H, W), t (B,) in (0, 1000] and labels (B, K) to a prediction (B, C, H, W). Each of the K conditions has
+an embedding, added to the time embedding (PFDM, appendix D); so is a client's embedding, the parameter CLIENT (SPIRE).
 """
 
 from __future__ import annotations
 
+import functools
 import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from raydiff.lookup import check_least
+from raydiff.lookup import Door, check_least, describe_error
 
 Shape = tuple[int, int, int]
 
-CLIENT = "client"
+CLIENT = "conditions.client"
 """Name of the client's embedding among the parameters."""
 
 
@@ -30,8 +29,73 @@ def table(column: int) -> str:
     return f"conditions.tables.{column}.weight"
 
 
+class Conditions(nn.Module):
+    """Sum of one embedding per label column, as wide as the time embedding; a network keeps it as `conditions`.
+
+    Args:
+        labels: Number of values of each label column.
+        client: Whether there is a client's embedding, which is added.
+        width: Width of the network's time embedding.
+    """
+
+    def __init__(self, labels: tuple[int, ...], client: bool, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(n, width) for n in labels)
+        self.width = width
+        self.client = nn.Parameter(torch.zeros(width)) if client else None
+
+    def forward(self, labels: Tensor, time: Tensor | float = 0.0) -> Tensor:
+        """(B, width) for labels (B, K), added to the time embedding (B, width)."""
+        if labels.shape[1] != len(self.tables):
+            raise ValueError(f"the model has {len(self.tables)} conditions, the labels have {labels.shape[1]} columns")
+        none = torch.zeros(len(labels), self.width, device=labels.device)
+        out: Tensor = time + sum((table(labels[:, i]) for i, table in enumerate(self.tables)), none)
+        return out if self.client is None else out + self.client
+
+
+Embed = Callable[[int], Conditions]
+"""Makes the `Conditions` of a network from the width of its time embedding."""
+
+
 @dataclass(frozen=True, kw_only=True)
-class MLP:
+class Network(ABC):
+    """Base class of denoiser networks. A subclass is a frozen dataclass with a default for each field."""
+
+    @property
+    def middle(self) -> str | None:
+        """Prefix of the parameters in the middle, which SharedRep keeps at the client; None: its `private` says."""
+        return None
+
+    @property
+    def features(self) -> str | None:
+        """Name of the submodule whose output MOON compares models by; None: MOON refuses the network."""
+        return None
+
+    @abstractmethod
+    def build(self, shape: Shape, embed: Embed) -> nn.Module:
+        """Return the module, initialised from the global generator: (x (B, C, H, W), t (B,) float32 in (0, 1000],
+        labels (B, K)) -> (B, C, H, W), for pictures of this shape. It has `conditions = embed(width)`."""
+
+    def check(self, shape: Shape) -> None:
+        """Raise ValueError where pictures of this shape do not fit: here, by a prediction for one."""
+        try:
+            fits = _predict_one(self, shape) == (1, *shape)
+        except Exception as e:
+            raise ValueError(f"network does not take pictures of shape {shape}: {describe_error(e)}") from e
+        if not fits:
+            raise ValueError(f"network must keep the shape of pictures and have `conditions = embed(width)`: {self}")
+
+
+@functools.lru_cache(maxsize=16)
+def _predict_one(network: Network, shape: Shape) -> tuple[int, ...]:
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        module = network.build(shape, functools.partial(Conditions, (1,), False))
+        out = module(torch.zeros(1, *shape), torch.ones(1), torch.zeros(1, 1, dtype=torch.int64))
+    return tuple(out.shape) if isinstance(getattr(module, "conditions", None), Conditions) else ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MLP(Network):
     """A residual MLP on the flattened image, for 8x8 and 14x14 images on a CPU, where a UNet is many times slower."""
 
     width: int = 256
@@ -48,21 +112,23 @@ class MLP:
         """Every image size fits."""
 
     @property
-    def embedding_width(self) -> int:
-        return self.width
+    def middle(self) -> str:
+        return f"blocks.{self.depth // 2}."
 
     @property
-    def middle(self) -> tuple[str, ...]:
-        return (f"blocks.{self.depth // 2}.",)
+    def features(self) -> str:
+        return f"blocks.{self.depth - 1}"
 
-    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
-        return _MLP(self, shape, labels, timesteps, client)
+    def build(self, shape: Shape, embed: Embed) -> nn.Module:
+        return _MLP(self, shape, embed)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UNet:
+class UNet(Network):
     """diffusers' UNet2DModel, as in PFDM's and SPIRE's networks."""
 
+    middle = "unet.mid_block."
+    features = "unet.mid_block"
     widths: tuple[int, ...] = (32, 64)
     """Channels at each scale; each scale but the last halves the image."""
     layers: int = 1
@@ -85,54 +151,27 @@ class UNet:
             wanted = f"{len(self.widths)} scales, so images must be divisible by {factor}"
             raise ValueError(f"network.widths has {wanted}, got {shape[1]}x{shape[2]}")
 
-    @property
-    def embedding_width(self) -> int:
-        return 4 * self.widths[0]
-
-    @property
-    def middle(self) -> tuple[str, ...]:
-        return ("unet.mid_block.",)
-
-    def build(self, shape: Shape, labels: tuple[int, ...], timesteps: int, *, client: bool = False) -> nn.Module:
-        return _UNet(self, shape, labels, timesteps, client)
-
-
-class _Conditions(nn.Module):
-    """Sum of one embedding per label column, as wide as the time embedding; 0 without columns."""
-
-    def __init__(self, labels: tuple[int, ...], width: int) -> None:
-        super().__init__()
-        self.tables = nn.ModuleList(nn.Embedding(n, width) for n in labels)
-        self.width = width
-
-    def forward(self, labels: Tensor) -> Tensor:
-        if labels.shape[1] != len(self.tables):
-            raise ValueError(f"the model has {len(self.tables)} conditions, the labels have {labels.shape[1]} columns")
-        none = torch.zeros(len(labels), self.width, device=labels.device)
-        return sum((table(labels[:, i]) for i, table in enumerate(self.tables)), none)
+    def build(self, shape: Shape, embed: Embed) -> nn.Module:
+        return _UNet(self, shape, embed)
 
 
 class _MLP(nn.Module):
-    def __init__(self, config: MLP, shape: Shape, labels: tuple[int, ...], timesteps: int, client: bool) -> None:
+    def __init__(self, config: MLP, shape: Shape, embed: Embed) -> None:
         super().__init__()
-        width, pixels = config.width, math.prod(shape)
-        self.timesteps = timesteps
+        width = config.width
+        pixels = math.prod(shape)
         self.time = nn.Sequential(nn.Linear(64, width), nn.SiLU(), nn.Linear(width, width))
-        self.conditions = _Conditions(labels, width)
+        self.conditions = embed(width)
         self.enter = nn.Linear(pixels, width)
         self.blocks = nn.ModuleList(_Block(width) for _ in range(config.depth))
         self.leave = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, pixels))
         self.skip = nn.Linear(width, 1) if config.skip else None
-        self.client = nn.Parameter(torch.zeros(width)) if client else None
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor, features: bool = False) -> Tensor:
-        emb = self.time(_sinusoids(t * (1000 / self.timesteps))) + self.conditions(labels)
-        emb = nn.functional.silu(emb if self.client is None else emb + self.client)
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        emb = nn.functional.silu(self.conditions(labels, self.time(_sinusoids(t))))
         h: Tensor = self.enter(x.flatten(1))
         for block in self.blocks:
             h = block(h, emb)
-        if features:
-            return h
         out: Tensor = self.leave(h) if self.skip is None else self.leave(h) + self.skip(emb) * x.flatten(1)
         return out.view_as(x)
 
@@ -155,12 +194,12 @@ def _sinusoids(t: Tensor) -> Tensor:
     """Transformer position code of t (B,), (B, 64)."""
     half = 32
     frequency = torch.exp(torch.arange(half, device=t.device) * (-math.log(10_000) / half))
-    angle = t.float()[:, None] * frequency
+    angle = t[:, None] * frequency
     return torch.cat([angle.sin(), angle.cos()], dim=1)
 
 
 class _UNet(nn.Module):
-    def __init__(self, config: UNet, shape: Shape, labels: tuple[int, ...], timesteps: int, client: bool) -> None:
+    def __init__(self, config: UNet, shape: Shape, embed: Embed) -> None:
         super().__init__()
         from diffusers import UNet2DModel  # seconds to import: only where it is used
 
@@ -181,20 +220,12 @@ class _UNet(nn.Module):
             add_attention=bool(config.attention),
             class_embed_type="identity",
         )
-        self.timesteps = timesteps
-        width = config.embedding_width
-        self.conditions = _Conditions(labels, width)
-        self.client = nn.Parameter(torch.zeros(width)) if client else None
+        self.conditions = embed(4 * config.widths[0])
 
-    def forward(self, x: Tensor, t: Tensor, labels: Tensor, features: bool = False) -> Tensor:
-        emb = self.conditions(labels)
-        if self.client is not None:
-            emb = emb + self.client
-        middle: list[Tensor] = []
-        hook = self.unet.mid_block.register_forward_hook(lambda _, args, out: middle.append(out)) if features else None
-        out: Tensor = self.unet(x, t * (1000 / self.timesteps), class_labels=emb).sample
-        if hook is None:
-            return out.contiguous()
-        hook.remove()
-        pooled: Tensor = middle[0].mean(dim=(2, 3))
-        return pooled
+    def forward(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
+        out: Tensor = self.unet(x, t, class_labels=self.conditions(labels)).sample
+        return out.contiguous()
+
+
+NETWORKS: Door[type[Network]] = Door("network", {"mlp": MLP, "unet": UNet}, base=Network)
+"""Name -> class of a denoiser network."""

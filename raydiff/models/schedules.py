@@ -8,47 +8,90 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Literal, get_args
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from raydiff import lookup
+from raydiff.lookup import Door
 
-ScheduleName = Literal["linear", "cosine", "sigmoid", "scaled_linear"]
 Level = tuple[Tensor, Tensor]
 """(sqrt(abar_t), sqrt(1 - abar_t)) of each picture, both (B, 1, 1, 1)."""
 
 LOG_SIGMA_STD = 1.2  # of ln(sigma) in training (Karras et al. 2022, Table 1)
+MOST_TIMESTEPS = 10**6  # beyond, float32 rounds abar_1 to 1
+MOST_BETA = 0.999
+
+
+@dataclass(frozen=True, kw_only=True)
+class Schedule(ABC):
+    """Base class of noise schedules. A subclass is a frozen dataclass with a default for each field."""
+
+    @abstractmethod
+    def betas(self, timesteps: int) -> Tensor:
+        """beta_1 .. beta_T, (T,) float64, for T = `timesteps`: the fraction of the variance that step t replaces."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinearBetas(Schedule):
+    """Ho et al.'s at T = 1000; for other T betas are scaled by 1000 / T, here and below."""
+
+    def betas(self, timesteps: int) -> Tensor:
+        return torch.linspace(1e-4, 0.02, timesteps, dtype=torch.float64) * (1000 / timesteps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledLinearBetas(Schedule):
+    """Linear in the square root, as in Stable Diffusion."""
+
+    def betas(self, timesteps: int) -> Tensor:
+        return torch.linspace(0.00085**0.5, 0.012**0.5, timesteps, dtype=torch.float64) ** 2 * (1000 / timesteps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigmoidBetas(Schedule):
+    """A sigmoid between the linear schedule's ends."""
+
+    def betas(self, timesteps: int) -> Tensor:
+        rise = torch.sigmoid(torch.linspace(-6, 6, timesteps, dtype=torch.float64))
+        return (rise * (0.02 - 1e-4) + 1e-4) * (1000 / timesteps)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosineBetas(Schedule):
+    """Nichol & Dhariwal's, abar_t proportional to cos^2((t / T + 0.008) / 1.008 pi / 2)."""
+
+    def betas(self, timesteps: int) -> Tensor:
+        T = timesteps
+        f = [math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(T + 1)]
+        return torch.tensor([1 - f[t + 1] / f[t] for t in range(T)], dtype=torch.float64)
+
+
+SCHEDULES: Door[type[Schedule]] = Door(
+    "schedule",
+    {"linear": LinearBetas, "cosine": CosineBetas, "sigmoid": SigmoidBetas, "scaled_linear": ScaledLinearBetas},
+    base=Schedule,
+)
+"""Name -> class of a noise schedule of pictures."""
 
 
 @functools.lru_cache
-def alphas_bar(schedule: str, timesteps: int) -> Tensor:
-    """abar_0 .. abar_T, (T + 1,) float64.
-
-    linear, scaled_linear and sigmoid have their usual beta range at T = 1000; for other T betas are scaled by 1000 / T.
-    cosine is Nichol & Dhariwal's (arXiv 2102.09672). Raises ValueError for an unknown schedule or T outside 1..10^6.
-    """
-    lookup.check_one_of("schedule", schedule, get_args(ScheduleName))
-    if not 1 <= timesteps <= 10**6:  # Beyond, float32 rounds abar_1 to 1.
+def alphas_bar(schedule: Schedule, timesteps: int) -> Tensor:
+    """abar_0 .. abar_T, (T + 1,) float64. Raises ValueError for T outside 1..10^6, or betas that are none."""
+    if not 1 <= timesteps <= MOST_TIMESTEPS:
         raise ValueError(f"timesteps must be in 1..1,000,000, got {timesteps}")
-    T = timesteps
-    if schedule == "cosine":
-        f = [math.cos((t / T + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(T + 1)]
-        beta = torch.tensor([1 - f[t + 1] / f[t] for t in range(T)], dtype=torch.float64)
-    elif schedule == "linear":
-        beta = torch.linspace(1e-4, 0.02, T, dtype=torch.float64) * (1000 / T)
-    elif schedule == "scaled_linear":
-        beta = torch.linspace(0.00085**0.5, 0.012**0.5, T, dtype=torch.float64) ** 2 * (1000 / T)
-    else:
-        beta = torch.sigmoid(torch.linspace(-6, 6, T, dtype=torch.float64))
-        beta = (beta * (0.02 - 1e-4) + 1e-4) * (1000 / T)
-    abar = torch.cumprod(1 - beta.clamp_max(0.999), dim=0)
+    if not isinstance(schedule, Schedule):
+        raise ValueError(f"schedule must be an instance of {SCHEDULES.choices}, got {schedule!r}")
+    betas = schedule.betas(timesteps)
+    if betas.shape != (timesteps,) or betas.dtype != torch.float64 or not (betas > 0).all():
+        raise ValueError(f"schedule must give {timesteps} betas above 0, float64: {schedule} does not")
+    abar = torch.cumprod(1 - betas.clamp_max(MOST_BETA), dim=0)
     return torch.cat([torch.ones(1, dtype=torch.float64), abar])
 
 
 @functools.lru_cache
-def lognormal_levels(schedule: str, timesteps: int, mean: float) -> Tensor:
+def lognormal_levels(schedule: Schedule, timesteps: int, mean: float) -> Tensor:
     """P(t <= 1 .. T), (T,) float64, where ln(sigma_t) of sigma_t^2 = 1 / abar_t - 1 is rounded from a normal number
     of this mean."""
     log_sigma = 0.5 * (1 / alphas_bar(schedule, timesteps)[1:] - 1).log()

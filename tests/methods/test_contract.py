@@ -435,7 +435,7 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
 @pytest.mark.parametrize(("sampler", "schedule"), [("ancestral", "linear"), ("ddim", "cosine")])
 def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str) -> None:
     chains = [p for p in ("method.sampling", "method.client_sampling") if overrides.has_path(experiment, p)]
-    changes: dict[str, Any] = {p: Sampling(sampler=sampler, steps=7) for p in chains}  # type: ignore[arg-type]
+    changes: dict[str, Any] = {p: Sampling(sampler=sampler, steps=7) for p in chains}
     if overrides.has_path(experiment, "method.model.schedule"):
         changes["method.model.schedule"] = schedule
     method = overrides.override(experiment, changes).method

@@ -23,6 +23,7 @@ from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.sketch import Sketch
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM
+from raydiff.models.schedules import ScaledLinearBetas
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
@@ -97,7 +98,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (PFDM, {"start": "warm"}, "start"),
     (PFDM, {"start": "gaussian", "epsilon": None}, "start"),
     (PFDM, {"accountant": "none"}, "accountant"),
-    (PFDM, {"model": DDPM(schedule="scaled_linear"), "epsilon": 0.001}, "epsilon"),
+    (PFDM, {"model": DDPM(schedule=ScaledLinearBetas()), "epsilon": 0.001}, "epsilon"),
     (SPIRE, {"embedding_std": -1}, "embedding_std"),
     (SPIRE, {"embeddings": 0}, "embeddings"),
     (SPIRE, {"model": DDPM(), "embeddings": 2}, "model.conditional"),

@@ -39,7 +39,7 @@ def test_by_name() -> None:
     assert schedule_named("linear", 0.5) == Linear(rate=0.5)
     assert schedule_named("sigmoid", 2.5) == Sigmoid(rate=2.5)
     assert schedule_named("cosine") == Cosine()
-    with pytest.raises(ValueError, match=r"one of linear, sigmoid, cosine, got 'cubic'"):
+    with pytest.raises(ValueError, match=r"one of linear, sigmoid, cosine, or module:name of another, got 'cubic'"):
         schedule_named("cubic")
     with pytest.raises(ValueError, match="has no rate"):
         schedule_named("cosine", 0.5)

@@ -17,13 +17,13 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.evaluation.grids import to_bytes
 from raydiff.federated.method import Deployed
-from raydiff.models import chains, compute, ddpm, schedules
+from raydiff.models import chains, compute, ddpm
 from raydiff.models.chains import Sampling, chain, denoise
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
 from raydiff.models.generator import Generator
 from raydiff.models.networks import MLP
-from raydiff.models.schedules import alphas_bar
+from raydiff.models.schedules import SCHEDULES, CosineBetas, LinearBetas, ScaledLinearBetas, Schedule, alphas_bar
 from raydiff.seeding import generator
 
 SMALL = DDPM(network=MLP(width=16, depth=1), timesteps=20, shape=(1, 4, 4), labels=(3, 2))
@@ -49,7 +49,7 @@ def test_schedules_are_those_of_diffusers_at_1000(schedule: str, theirs: str, st
     from diffusers import DDPMScheduler
 
     reference: Any = DDPMScheduler(1000, beta_start=start, beta_end=end, beta_schedule=theirs)
-    abar = alphas_bar(schedule, 1000)
+    abar = alphas_bar(SCHEDULES[schedule](), 1000)
     assert abar.dtype == torch.float64 and abar.shape == (1001,) and abar[0] == 1
     torch.testing.assert_close(1 - abar[1:] / abar[:-1], reference.betas.double(), rtol=1e-5, atol=1e-8)
     torch.testing.assert_close(abar[1:], reference.alphas_cumprod.double(), rtol=1e-4, atol=0)
@@ -60,7 +60,7 @@ def test_loss_is_algorithm_3_by_hand(prediction: Any) -> None:
     model = replace(SMALL, prediction=prediction)
     params, (x, labels) = model.init(generator(0)), batch(SMALL, 6)
     draws = model.draws(6, generator(1))
-    module = model.network.build(model.shape, model.labels, model.timesteps)
+    module = model.build()
     module.load_state_dict(params)
     errors = []
     for i in range(6):
@@ -69,7 +69,7 @@ def test_loss_is_algorithm_3_by_hand(prediction: Any) -> None:
             abar *= 1 - min(0.999, (1e-4 + (0.02 - 1e-4) * (s - 1) / 19) * 50)
         x_t = math.sqrt(abar) * x[i] + math.sqrt(1 - abar) * draws["z"][i]
         seen = x_t / math.sqrt(0.25 * abar + 1 - abar) if prediction == "edm" else x_t
-        predicted = module(seen[None], draws["t"][i : i + 1], labels[i : i + 1])[0]
+        predicted = module(seen[None], draws["t"][i : i + 1] * 50.0, labels[i : i + 1])[0]
         z = draws["z"][i]
         target = {
             "epsilon": z,
@@ -106,14 +106,15 @@ def test_whatever_is_predicted_the_noise_is_what_one_gets(prediction: Any, monke
 def test_lognormal_levels_are_edms() -> None:
     """ln sigma is normal with mean -1.2, or another one, and deviation 1.2, on a schedule that has all of it; uniform
     levels are not."""
-    model = DDPM(schedule="cosine", timesteps=4000, shape=(1, 1, 1), levels="lognormal")
+    model = DDPM(schedule=CosineBetas(), timesteps=4000, shape=(1, 1, 1), levels="lognormal")
     higher = replace(model, lognormal_mean=0.9)
     for of, mean, close in ((model, -1.2, True), (higher, 0.9, True), (replace(model, levels="uniform"), -1.2, False)):
         t = of.draws(20_000, generator(0))["t"]
         log_sigma = 0.5 * (1 / model.abar[t] - 1).log()
         moments = float(log_sigma.mean()), float(log_sigma.std())
         assert (moments == pytest.approx((mean, 1.2), abs=0.03)) is close
-    few = DDPM(schedule="cosine", timesteps=3, shape=(1, 1, 1), levels="lognormal").draws(20_000, generator(0))["t"]
+    model = DDPM(schedule=CosineBetas(), timesteps=3, shape=(1, 1, 1), levels="lognormal")
+    few = model.draws(20_000, generator(0))["t"]
     assert set(few.tolist()) == {1, 2, 3}
 
 
@@ -179,7 +180,7 @@ def start(n: int = 5) -> tuple[Tensor, Tensor]:
 
 def test_the_ancestral_chain_is_algorithm_4_by_hand() -> None:
     T, (x, labels) = 12, start()
-    abar = alphas_bar("scaled_linear", T)
+    abar = alphas_bar(ScaledLinearBetas(), T)
     out = denoise(odd, x, labels=labels, abar=abar, start=T, sampler="ancestral", rng=generator(3))
     rng = generator(3)
     for t in range(T, 0, -1):
@@ -193,7 +194,7 @@ def test_the_ancestral_chain_is_algorithm_4_by_hand() -> None:
 @pytest.mark.parametrize(("first", "steps"), [(100, 10), (100, 25), (60, 7), (100, 1)])
 def test_dpm_solver_is_that_of_diffusers(first: int, steps: int) -> None:
     """Its timesteps count from 0."""
-    (x, labels), abar = start(), alphas_bar("scaled_linear", 100)
+    (x, labels), abar = start(), alphas_bar(ScaledLinearBetas(), 100)
     betas = (1 - abar[1:] / abar[:-1]).numpy()
     theirs = DPMSolverMultistepScheduler(
         num_train_timesteps=100, trained_betas=betas, final_sigmas_type="zero", lower_order_final=False
@@ -209,7 +210,7 @@ def test_dpm_solver_is_that_of_diffusers(first: int, steps: int) -> None:
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpmsolver"])
 @pytest.mark.parametrize("steps", [None, 1, 7])
 def test_a_perfect_denoiser_of_one_point_gives_that_point(sampler: Any, steps: int | None) -> None:
-    (x, labels), abar = start(), alphas_bar("linear", 100)
+    (x, labels), abar = start(), alphas_bar(LinearBetas(), 100)
     point = torch.linspace(-1, 1, 16, dtype=torch.float64).view(1, 1, 4, 4)
 
     def perfect(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
@@ -223,7 +224,7 @@ def test_a_perfect_denoiser_of_one_point_gives_that_point(sampler: Any, steps: i
 @pytest.mark.parametrize("steps", [None, 4, 1])
 def test_ddim_follows_the_flow_of_a_unit_gaussian(steps: int | None) -> None:
     """For data N(0, 1) the flow leaves x where it is; a DDIM step shrinks it by the cosine of its angle."""
-    (x, labels), abar = start(), alphas_bar("cosine", 100)
+    (x, labels), abar = start(), alphas_bar(CosineBetas(), 100)
 
     def exact(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         return (1 - abar[t]).sqrt().view(-1, 1, 1, 1) * x
@@ -237,7 +238,7 @@ def test_ddim_follows_the_flow_of_a_unit_gaussian(steps: int | None) -> None:
 @pytest.mark.parametrize("steps", [None, 4, 1])
 def test_skipped_ancestral_steps_keep_a_unit_gaussian(steps: int | None) -> None:
     """Data N(0, 1): x_s given x_t ~ N(sqrt(a) x_t, 1 - a), a = abar_t / abar_s, however many steps."""
-    abar, labels = alphas_bar("linear", 100), torch.zeros(10_000, 1)
+    abar, labels = alphas_bar(LinearBetas(), 100), torch.zeros(10_000, 1)
 
     def exact(x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         return (1 - abar[t]).sqrt().view(-1, 1, 1, 1) * x
@@ -254,7 +255,7 @@ def test_skipped_ancestral_steps_keep_a_unit_gaussian(steps: int | None) -> None
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim"])
 def test_a_chain_in_two_parts_is_the_whole_chain(sampler: Any) -> None:
-    (x, labels), abar = start(), alphas_bar("linear", 20)
+    (x, labels), abar = start(), alphas_bar(LinearBetas(), 20)
 
     def part(x: Tensor, rng: torch.Generator, first: int, stop: int) -> Tensor:
         return denoise(odd, x, labels=labels, abar=abar, start=first, stop=stop, sampler=sampler, rng=rng)
@@ -265,7 +266,7 @@ def test_a_chain_in_two_parts_is_the_whole_chain(sampler: Any) -> None:
 
 @pytest.mark.parametrize("sampler", ["ancestral", "ddim", "dpmsolver"])
 def test_the_bound_holds_where_the_network_errs(sampler: Any) -> None:
-    (x, labels), abar = start(), alphas_bar("cosine", 20)
+    (x, labels), abar = start(), alphas_bar(CosineBetas(), 20)
     options: dict[str, Any] = {"labels": labels, "abar": abar, "start": 20, "sampler": sampler}
     lost = denoise(odd, x, **options, rng=generator(0))
     kept = denoise(odd, x, **options, bound=1.5, rng=generator(0))
@@ -311,9 +312,9 @@ def test_a_compiled_network_computes_the_same() -> None:
     assert torch.allclose(small(compile=True)[1], small()[1], atol=1e-5)
 
 
-@pytest.mark.parametrize("schedule", get_args(schedules.ScheduleName))
+@pytest.mark.parametrize("schedule", [cls() for cls in SCHEDULES.values()])
 def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_steps(
-    schedule: Any, monkeypatch: pytest.MonkeyPatch
+    schedule: Schedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the network's outputs are 0, or far from what they should be."""
     outputs = torch.tensor([0.0, 1.0, 1e6]).view(3, 1, 1, 1)
@@ -321,7 +322,7 @@ def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_
     labels = torch.zeros(3, 1, dtype=torch.long)
     for timesteps, prediction in itertools.product((1, 2, 5, 7, 9, 10, 16, 20, 100), get_args(ddpm.Prediction)):
         model = DDPM(schedule=schedule, timesteps=timesteps, prediction=prediction, shape=(1, 1, 2), labels=(2,))
-        for sampler, steps in itertools.product(get_args(chains.Sampler), {1, 2, min(timesteps, 5)}):
+        for sampler, steps in itertools.product(chains.SAMPLERS, {1, 2, min(timesteps, 5)}):
             samples = Sampling(sampler=sampler, steps=steps).samplers(model, model.denoiser({}))[sampler]
             largest = float(samples(labels, generator(0)).abs().max())
             assert largest < 1.1, (timesteps, prediction, sampler, steps, largest)
@@ -329,7 +330,7 @@ def test_samples_are_finite_and_within_the_bound_at_any_number_of_timesteps_and_
 
 def test_a_step_that_keeps_little_signal_has_the_same_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chain of a preset has such a step, since they have 100 or 1000 timesteps: bits are as before."""
-    ends = [alphas_bar(schedule, T)[-1] for schedule in get_args(schedules.ScheduleName) for T in (100, 1000)]
+    ends = [alphas_bar(schedule(), T)[-1] for schedule in SCHEDULES.values() for T in (100, 1000)]
     assert min(ends) > chains.LEAST_KEPT
     abar, x = torch.tensor([1.0, 0.9, 0.3], dtype=torch.float64), torch.randn(4, 1, 2, 2, generator=generator(0))
     for stop in (0, 1):

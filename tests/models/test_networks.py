@@ -60,7 +60,7 @@ def test_time_and_every_label_column_matter(model: DDPM) -> None:
 
 def test_attention_is_at_the_scales_that_are_named() -> None:
     """SPIRE's UNet for MNIST: the second and third of three scales."""
-    network = UNet(widths=(8, 16, 16), attention=(1, -1)).build((1, 8, 8), (), 20).unet
+    network = DDPM(network=UNet(widths=(8, 16, 16), attention=(1, -1)), labels=()).build().unet
     assert [hasattr(block, "attentions") for block in network.down_blocks] == [False, True, True]
     assert [hasattr(block, "attentions") for block in network.up_blocks] == [True, True, False]
     for scales in ((2,), (0,)):
@@ -86,3 +86,8 @@ def test_with_a_skip_more_pixels_than_hidden_units_are_predicted() -> None:
         params, _, _ = fit(model, model.init(generator(0)), blank, labels, training=training, rng=generator(1))
         losses.append(float(model.loss(params, (blank, labels), model.draws(64, generator(2)), {})))
     assert losses[0] > 1 - 16 / 64 - 0.1 and losses[1] < 0.35
+
+
+def test_a_picture_that_cannot_be_halved_often_enough_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"network.widths has 3 scales, so images must be divisible by 4, got 14x14"):
+        DDPM(network=UNet(widths=(8, 8, 8))).for_data((1, 14, 14), (10,))

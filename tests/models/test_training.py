@@ -18,6 +18,7 @@ from raydiff import tree
 from raydiff.models.classifier import Classifier, Perceptron
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP, UNet
+from raydiff.models.schedules import CosineBetas
 from raydiff.models.training import Diverged, Training, fit, fit_part, with_clipped_copies
 from raydiff.seeding import generator
 from raydiff.tree import Params
@@ -26,7 +27,7 @@ MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20, shape=(1, 4, 4), labe
 GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "losses.json"
 GOLDEN_MODELS = {
     "mlp": DDPM(network=MLP(width=32, depth=2), timesteps=100),
-    "unet": DDPM(network=UNet(widths=(8, 16)), timesteps=100, schedule="cosine"),
+    "unet": DDPM(network=UNet(widths=(8, 16)), timesteps=100, schedule=CosineBetas()),
 }
 
 

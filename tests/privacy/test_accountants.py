@@ -20,7 +20,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from raydiff.formats import rounding as bounds
-from raydiff.models.schedules import alphas_bar
+from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
 from raydiff.privacy import accountants, gaussian, renyi
 from raydiff.privacy import tradeoff as losses
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("real_gaussians")
 
 NAMES = ("theorem", "rdp", "exact")
 EVERY = (*NAMES, "pld")
-LINEAR = alphas_bar("linear", 1000)
+LINEAR = alphas_bar(LinearBetas(), 1000)
 
 mus = st.floats(-6, 6).map(lambda e: 10.0**e)
 deltas = st.floats(-30, -0.3).map(lambda e: 10.0**e)

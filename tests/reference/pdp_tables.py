@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 from hypothesis import strategies as st
 
-from raydiff.models.d3pm_kernel import Cosine, Linear, Schedule, Sigmoid
+from raydiff.models.d3pm_kernel import CategorySchedule, Cosine, Linear, Sigmoid
 from raydiff.papers.discrete.kernel import Ints, Kernel
 
-SCHEDULES: tuple[Schedule, ...] = (
+SCHEDULES: tuple[CategorySchedule, ...] = (
     Linear(),
     Linear(rate=0.4),
     Linear(rate=0.05),
@@ -16,16 +16,16 @@ SCHEDULES: tuple[Schedule, ...] = (
     Sigmoid(rate=3.0),
     Cosine(),
 )
-CLEAR: st.SearchStrategy[Schedule] = st.floats(-5, 0).map(lambda e: Linear(rate=10.0**e))
+CLEAR: st.SearchStrategy[CategorySchedule] = st.floats(-5, 0).map(lambda e: Linear(rate=10.0**e))
 """Most of these stop before pure noise."""
-NOISY: st.SearchStrategy[Schedule] = st.one_of(
+NOISY: st.SearchStrategy[CategorySchedule] = st.one_of(
     st.just(Linear()), st.just(Cosine()), st.floats(-1, 1).map(lambda e: Sigmoid(rate=10.0**e))
 )
 """These end in pure noise."""
 CONDITIONS = ("theorem", "relaxed")
 
 
-def kernel(schedule: Schedule, steps: int, categories: int) -> Kernel:
+def kernel(schedule: CategorySchedule, steps: int, categories: int) -> Kernel:
     return Kernel(alpha=schedule.alpha(steps).tolist(), categories=categories)
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.lookup import Door
+from raydiff.lookup import Door, takes
 from raydiff.models.chains import Denoiser
 
 DRAWS = 4  # noise draws per loss
@@ -73,7 +73,11 @@ def sima(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise:
     return [_power(z(x0, t), 4) for t in timesteps]
 
 
-ATTACKS: Door[Attack] = Door("attack", {"loss": loss, "pia": pia, "secmi": secmi, "sima": sima})
+ATTACKS: Door[Attack] = Door(
+    "attack",
+    {"loss": loss, "pia": pia, "secmi": secmi, "sima": sima},
+    check=takes("z", "x0", "abar", "timesteps", "noise"),
+)
 
 
 def scores(

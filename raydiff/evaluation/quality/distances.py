@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import half_counts
+from raydiff.lookup import bare_name
 
 SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 
@@ -128,7 +129,8 @@ def kernel_distances(
 
 def distance_names(features: str) -> tuple[str, str]:
     """Return the names of the Frechet and the kernel distance in these features."""
-    return ("fid", "kid") if features == "inception" else (f"fd_{features}", f"kd_{features}")
+    name = bare_name(features)
+    return ("fid", "kid") if name == "inception" else (f"fd_{name}", f"kd_{name}")
 
 
 def label_accuracy(logits: Tensor, classes: Tensor) -> float:

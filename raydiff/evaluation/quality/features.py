@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff.data.datasets import Records
+from raydiff.lookup import Door, takes
 from raydiff.models.compute import with_progress
 from raydiff.models.optimizers import ADAM
 from raydiff.seeding import generator
@@ -55,6 +57,20 @@ def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps:
 def cnn_features(params: Params, images: Tensor) -> Tensor:
     """Return penultimate features of images (N, C, H, W): (N, dim) float32 on the parameters' device."""
     return _batched(lambda x: _trunk(params, x), params, images)
+
+
+def cnn(images: Tensor, weights: Params) -> Tensor:
+    """`cnn_features`, as in FEATURES."""
+    return cnn_features(weights, images)
+
+
+FEATURES: Door[Callable[[Tensor, Any], Tensor]] = Door(
+    "feature network",
+    {"cnn": cnn, "inception": "raydiff.evaluation.quality.inception:inception"},
+    check=takes("images", "weights"),
+)
+"""Name -> function of images (N, C, H, W) on [-1, 1] and `evaluation.weights` that gives features (N, dim) float32. Of
+cnn the weights are the trained network's parameters."""
 
 
 def cnn_logits(params: Params, images: Tensor) -> Tensor:

@@ -55,6 +55,11 @@ def load(path: str | None) -> Callable[[Tensor], Tensor]:
     return _load(weights(path).absolute())
 
 
+def inception(images: Tensor, weights: str | None) -> Tensor:
+    """`load`, as in `features.FEATURES`."""
+    return load(weights)(images)
+
+
 @functools.lru_cache(maxsize=1)
 def _load(path: Path) -> Callable[[Tensor], Tensor]:
     from cleanfid.resize import build_resizer

@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any
 
 import numpy as np
 
@@ -27,7 +27,7 @@ from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, RawTable, read
 from raydiff.experiment import overrides
 from raydiff.experiment.overrides import short
-from raydiff.models.d3pm_kernel import schedule_named
+from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Kernel
@@ -56,8 +56,8 @@ class AuditOptions(StorageOptions):
     """For a model that is conditional on nothing: each record is bounded among all rows."""
     steps: int = 10
     """T."""
-    schedule: Literal["linear", "sigmoid", "cosine"] = "linear"
-    """The noise schedule."""
+    schedule: Annotated[str, CATEGORY_SCHEDULES] = "linear"
+    """The noise schedule: linear, sigmoid or cosine, or module:name from anywhere."""
     rate: float = 1.0
     """Of the linear or sigmoid schedule."""
     epsilon: float = 1.0

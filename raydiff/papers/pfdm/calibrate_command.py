@@ -13,10 +13,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from raydiff import lookup
 from raydiff.cli.options import parse
 from raydiff.formats import rounding
 from raydiff.formats.tables import aligned
-from raydiff.models.schedules import alphas_bar
+from raydiff.models.schedules import SCHEDULES, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
 from raydiff.privacy.accountants import check_budget, epsilon_of
 
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     """Print the table."""
     options = parse(CalibrateOptions, argv, __doc__)
     check_budget(options.epsilon, options.delta)
-    lines = table(alphas_bar(options.schedule, options.steps), options)
+    lines = table(alphas_bar(lookup.resolve("--schedule", SCHEDULES, options.schedule)(), options.steps), options)
     print(
         f"PFDM at clip {options.clip:g}: epsilon {options.epsilon:g}, delta {options.delta:g} "
         f"(per example, replace-one, local trust); {options.schedule} schedule, T = {options.steps}"

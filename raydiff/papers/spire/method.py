@@ -118,7 +118,7 @@ class SPIRE(Averaged):
 
     def shared(self, server: Params) -> Params:
         """The backbone with embedding 0."""
-        return {**tree.without(MOMENTS, server), CLIENT: torch.zeros(self.model.network.embedding_width)}
+        return {**tree.without(MOMENTS, server), CLIENT: torch.zeros(self._with_one.embedding_width)}
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the backbone with the client's embedding, with one of several for each picture, or with 0."""
@@ -146,7 +146,7 @@ class SPIRE(Averaged):
         return replace(self.model, embedding=True)
 
     def _fresh(self, rng: torch.Generator, *count: int) -> Tensor:
-        return self.embedding_std * torch.randn(*count, self.model.network.embedding_width, generator=rng)
+        return self.embedding_std * torch.randn(*count, self._with_one.embedding_width, generator=rng)
 
 
 def _of_kinds(chain: Sampler, fractions: Tensor, labels: Tensor, rng: torch.Generator) -> Tensor:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
 from analysis.theory.exact import Exact, column_chances, exact, hockey_stick, joint, noise
-from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
+from raydiff.models.d3pm_kernel import Linear, CategorySchedule, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
 from raydiff.papers.discrete.histograms import Distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
@@ -35,12 +35,12 @@ def theorem_1(rows: Ints, weights: Ints, release: ReleasedRows) -> float:
 epsilons = st.sampled_from([0.01, 0.1, 1.0, 4.0])
 
 
-def cases(schedules: st.SearchStrategy[Schedule]) -> st.SearchStrategy[Any]:
+def cases(schedules: st.SearchStrategy[CategorySchedule]) -> st.SearchStrategy[Any]:
     return st.tuples(weighted_tables(), schedules, st.integers(1, 8), epsilons)
 
 
 def bounded(
-    table: tuple[Ints, Ints, int], schedule: Schedule, steps: int, epsilon: float, data: st.DataObject
+    table: tuple[Ints, Ints, int], schedule: CategorySchedule, steps: int, epsilon: float, data: st.DataObject
 ) -> list[tuple[Exact, float]]:
     """(what row 0 changes, which keeps to its KL bounds; Theorem 1's bound, to rounding) under each condition."""
     rows, weights, categories = table
@@ -88,7 +88,11 @@ def test_counterexample_to_theorem_1_where_the_schedule_stops_before_pure_noise(
 @settings(max_examples=15, deadline=None)
 @given(weighted_tables(largest=40), weighted_tables(largest=400), NOISY, st.integers(1, 8), epsilons)
 def test_exact_of_a_conditional_model_below_the_bound_by_label(
-    table: tuple[Ints, Ints, int], others: tuple[Ints, Ints, int], schedule: Schedule, steps: int, epsilon: float
+    table: tuple[Ints, Ints, int],
+    others: tuple[Ints, Ints, int],
+    schedule: CategorySchedule,
+    steps: int,
+    epsilon: float,
 ) -> None:
     """The record's own label beside another, whose rows are told of by another model and hide nothing."""
     rows, weights, categories = table

@@ -22,7 +22,7 @@ from analysis.theory.exact import (
 )
 from analysis.theory.trained import Predictions, predictions, trained, transitions
 from raydiff.models.d3pm import DiscreteDiffusion
-from raydiff.models.d3pm_kernel import Schedule
+from raydiff.models.d3pm_kernel import CategorySchedule
 from raydiff.papers.discrete.bound import ReleasedRows
 from raydiff.papers.discrete.kernel import Floats, Kernel
 from raydiff.seeding import generator
@@ -48,7 +48,7 @@ def chain(model: Predictions, noise: Kernel, columns: int, step: int) -> Floats:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("step", [0, 2])
-def test_perfect_models_have_no_error(schedule: Schedule, step: int) -> None:
+def test_perfect_models_have_no_error(schedule: CategorySchedule, step: int) -> None:
     table, noise = skewed(12, 2, 3, p=0.5), kernel(schedule, 5, 3)
     release = ReleasedRows(kernel=noise, epsilon=0.05, step=step)
     tables = neighbours(table, 4, noise)

@@ -22,7 +22,7 @@ from raydiff import tree
 from raydiff.data.datasets import Data
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.models.schedules import alphas_bar
+from raydiff.models.schedules import ScaledLinearBetas, alphas_bar
 from raydiff.papers.feddistr.latent import folder as latent_folder
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, load
@@ -67,7 +67,7 @@ def direct(model: LatentDiffusion, z_t: Tensor, t: Tensor, condition: Tensor) ->
 
 def test_stable_diffusions_schedule_is_ours(own: Path) -> None:
     latents.edit(own / "scheduler/scheduler_config.json", num_train_timesteps=1000, beta_start=0.00085, beta_end=0.012)
-    torch.testing.assert_close(load(str(own)).abar, alphas_bar("scaled_linear", 1000), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(load(str(own)).abar, alphas_bar(ScaledLinearBetas(), 1000), rtol=1e-4, atol=1e-7)
 
 
 def test_encoding_is_the_scaled_mean_and_decoding_its_inverse(model: LatentDiffusion, monkeypatch) -> None:

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from raydiff.models.chains import denoise
-from raydiff.models.schedules import alphas_bar
+from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.papers.pfdm.reconstruction import compare, reconstruct
 from raydiff.seeding import generator
 
-ABAR = alphas_bar("linear", 100)
+ABAR = alphas_bar(LinearBetas(), 100)
 
 
 def records(n: int) -> tuple[Tensor, Tensor]:

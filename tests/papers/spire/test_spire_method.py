@@ -83,7 +83,7 @@ def test_no_release_of_a_whole_run_holds_an_embedding(method: SPIRE) -> None:
     shapes = {k: v.shape for k, v in whole.items() if k != CLIENT}
     assert all({k: v.shape for k, v in upload.release.value.items()} == shapes for upload in clients.sent)
     values = [state[CLIENT] for each in states for state in each if state.keys() == {CLIENT}]
-    assert len(values) == 9 and {v.shape for v in values} == {(method.model.network.embedding_width,)}
+    assert len(values) == 9 and {v.shape for v in values} == {(method.model.network.width,)}
     assert all(not torch.equal(a, b) for i, a in enumerate(values) for b in values[:i])  # each client's, and trained
 
 
@@ -91,7 +91,7 @@ def test_both_parts_follow_one_gradient(method: SPIRE) -> None:
     """Algorithm 1: each local step moves the whole theta_j, the embedding with the backbone."""
     server, embedding = (
         method.init_server(None, generator(0)),
-        {CLIENT: torch.ones(method.model.network.embedding_width)},
+        {CLIENT: torch.ones(method.model.network.width)},
     )
     data, sgd = records(0), Training(steps=1, batch=6, learning_rate=0.1, optimizer="sgd", decay="constant")
     one = replace(method, rounds=1, local=sgd)

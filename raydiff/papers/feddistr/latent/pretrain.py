@@ -24,7 +24,7 @@ from raydiff import seeding, tree
 from raydiff.lookup import check_least, check_positive
 from raydiff.models.compute import device
 from raydiff.models.networks import Shape
-from raydiff.models.schedules import alphas_bar, noised
+from raydiff.models.schedules import ScaledLinearBetas, alphas_bar, noised
 from raydiff.models.training import Training, optimize
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.papers.feddistr.latent.inversion import Clusters, cluster
@@ -191,7 +191,7 @@ def _denoiser(
         words = _first_words(latents, clusters, training.width)
         module = PromptedDenoiser(shape, words, widths=training.widths, layers=training.layers)
     where, batch, empty = device(), training.batch, len(clusters.counts)
-    latents, abar = latents.to(where), alphas_bar("scaled_linear", T)
+    latents, abar = latents.to(where), alphas_bar(ScaledLinearBetas(), T)
 
     def step_loss(call: Callable[..., Tensor]) -> Tensor:
         rows = torch.randint(len(latents), (batch,), generator=rng)
