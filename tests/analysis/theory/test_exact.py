@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
 from analysis.theory.exact import Exact, column_chances, exact, hockey_stick, joint, noise
-from raydiff.models.d3pm_kernel import Linear, CategorySchedule, Sigmoid
+from raydiff.models.d3pm_kernel import CategorySchedule, Linear, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
 from raydiff.papers.discrete.histograms import Distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel

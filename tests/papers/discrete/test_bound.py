@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from reference import pdp_reference
 from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed
 
-from raydiff.models.d3pm_kernel import Linear, Schedule, Sigmoid
+from raydiff.models.d3pm_kernel import CategorySchedule, Linear, Sigmoid
 from raydiff.papers.discrete import bound
 from raydiff.papers.discrete.bound import CAVEATS, CONDITIONAL, UNCONDITIONAL, ReleasedRows, audit, caveats
 from raydiff.papers.discrete.kernel import Ints, Kernel
@@ -52,7 +52,7 @@ def test_agrees_with_algorithm_1(case: tuple[Ints, ReleasedRows]) -> None:
 
 @pytest.mark.parametrize("condition", CONDITIONS)
 @pytest.mark.parametrize("schedule", [Linear(), Linear(rate=0.2), Sigmoid(rate=2.0)], ids=str)
-def test_agrees_on_larger_tables(schedule: Schedule, condition: str) -> None:
+def test_agrees_on_larger_tables(schedule: CategorySchedule, condition: str) -> None:
     """Skewed enough for every radius from 1 to n to occur."""
     table = np.concatenate([skewed(300, 7, 4, p=0.9, seed=1), skewed(40, 7, 4, p=0.2, seed=2)])
     release = ReleasedRows(kernel=kernel(schedule, 12, 4), condition=condition)

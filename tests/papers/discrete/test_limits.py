@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reference.pdp_limits import limit
 from reference.pdp_tables import CONDITIONS, SCHEDULES, kernel, skewed, weighted_tables
 
-from raydiff.models.d3pm_kernel import Linear, Schedule
+from raydiff.models.d3pm_kernel import CategorySchedule, Linear
 from raydiff.papers.discrete.bound import ReleasedRows, audit, bounds
 from raydiff.papers.discrete.histograms import Distinct, histograms
 from raydiff.papers.discrete.kernel import Ints
@@ -18,7 +18,7 @@ from raydiff.papers.discrete.kernel import Ints
 @settings(max_examples=40, deadline=None)
 @given(weighted_tables(), st.sampled_from(SCHEDULES), st.integers(1, 10), st.sampled_from(CONDITIONS))
 def test_no_record_is_above_the_ceiling(
-    table: tuple[Ints, Ints, int], schedule: Schedule, steps: int, condition: str
+    table: tuple[Ints, Ints, int], schedule: CategorySchedule, steps: int, condition: str
 ) -> None:
     rows, weights, categories = table
     release = ReleasedRows(kernel=kernel(schedule, steps, categories), condition=condition)
