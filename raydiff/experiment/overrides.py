@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from raydiff import methods as methods  # the door of methods
-from raydiff.lookup import DOORS, name_on_disk, nearest, unfit
+from raydiff.lookup import DOORS, name_on_disk, nearest, resolve, unfit
 from raydiff.storage.staging import SECRET
 
 CONSTANTS = {(bool, "true"): True, (bool, "false"): False, (type(None), "none"): None}
@@ -40,7 +40,7 @@ def to_dict(obj: Any, *, locations: bool = True) -> Any:
 
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     """The inverse of `to_dict`; a missing field has its default. Raises ValueError on unknown names."""
-    cls = _class_on_disk(str(data.get("kind")), declared)
+    cls = _class_on_disk(data.get("kind"), declared)
     hints, values = typing.get_type_hints(cls), dict[str, Any]()
     for name, value in ((k, v) for k, v in data.items() if k != "kind"):
         if name not in hints:
@@ -84,8 +84,9 @@ def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
             below.setdefault(name, {})[rest] = value
         elif name not in hints:
             raise ValueError(f"unknown field --{prefix}{name}{nearest(name, hints)}")
-        elif isinstance(value, type):
-            changes[name] = switched(getattr(obj, name), value)
+        elif isinstance(value, type) or (isinstance(value, str) and hints[name] in DOORS):
+            cls = value if isinstance(value, type) else _class_named(value, hints[name], (), prefix + name)
+            changes[name] = switched(getattr(obj, name), cls)
         else:
             changes[name] = _exact(value, hints[name], prefix + name)
     for name, deeper in below.items():
@@ -162,10 +163,7 @@ def _class_named(text: str, declared: Any, classes: Sequence[type], path: str) -
     if text.lower() == "none" and type(None) in typing.get_args(declared):
         return None
     if declared in DOORS:
-        try:
-            chosen: type = DOORS[declared].resolve(text)
-        except ValueError as e:
-            raise ValueError(f"--{path} {e}" if str(e).startswith("must") else str(e)) from None
+        chosen: type = resolve(f"--{path}", DOORS[declared], text)
         return chosen
     names = {c.__name__.lower(): c for c in classes}
     wanted = text.lower().replace("_", "").replace("-", "")
@@ -260,9 +258,9 @@ def alternatives(declared: Any) -> tuple[Any, ...]:
     return typing.get_args(declared) if in_union else (declared,)
 
 
-def _class_on_disk(kind: str, declared: Any) -> Any:
+def _class_on_disk(kind: Any, declared: Any) -> Any:
     if declared in DOORS:
-        return DOORS[declared].resolve(kind)
+        return resolve("kind", DOORS[declared], str(kind))
     classes = {name_on_disk(c): c for c in _dataclasses_of(declared)}
     if kind not in classes:
         raise ValueError(f"unknown kind {kind!r}; known here: {', '.join(classes)}")

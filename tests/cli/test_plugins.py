@@ -183,11 +183,12 @@ def test_the_command_of_the_page_runs_as_printed_and_optuna_maximises_its_metric
         ("--method wrong:Pfdm", "wrong:Pfdm has the name of a method"),
         ("--method gone.away:Ditto", "gone.away:Ditto cannot be imported: ModuleNotFoundError"),
         ("--method mylab.ditto:Dito", "mylab.ditto has no Dito; did you mean Ditto"),
-        ("--data.name wrong:source", "wrong:source must be a function .* that gives a .*Source"),
+        ("--data.name wrong:source", "wrong:source must return a raydiff.data.source.Source, got str"),
         ("--evaluation.metrics wrong:nameless", "nameless must .* lower_is_better"),
         ("--evaluation.metrics wrong:fd_mine", "metric fd_mine"),
         ("--evaluation.metrics mylab.measures:vendi mylab.measures:vendi", "metrics .* called vendi like another"),
         ("--evaluation.attacks wrong:best", "attacks .* best"),
+        ("--evaluation.attacks os:system", "os:system is no attack: it must be a function of"),
         ("--grid method=mylab.ditto:Ditto,wrong:Ditto", "mylab.ditto:Ditto and wrong:Ditto are methods of one name"),
     ],
 )

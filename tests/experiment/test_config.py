@@ -27,6 +27,7 @@ from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.scaffold import Scaffold
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
+from raydiff.models.schedules import CosineBetas
 from raydiff.models.training import Training
 from raydiff.papers.feddistr.latent.model import LatentModel
 from raydiff.papers.feddistr.method import FedDistr
@@ -118,7 +119,7 @@ def other(tree: Any, path: str) -> Any:
             return next(v for v in typing.get_args(kind) if v != value)
         if kind in (bool, int, float):
             return {bool: not value, int: (value or 0) + 1, float: (value or 0.4) / 2}[kind]
-    return "/elsewhere"
+    return {"sampler": "ddim", "features": "inception"}.get(name, "/elsewhere")
 
 
 LOCATIONS = {"runtime", "data.root", "data.name", "data.public_from", "evaluation.weights", "method.model.path"}
@@ -161,7 +162,7 @@ def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
         from_dict(tree)
     tree = to_dict(tiny)
     tree["partition"] = {"kind": "Quantity"}
-    with pytest.raises(ValueError, match=r"^unknown kind 'Quantity'; known here: MajorityMinority, Iid, "):
+    with pytest.raises(ValueError, match=r"^kind must be one of iid, dirichlet, .*got 'Quantity'"):
         from_dict(tree)
     with pytest.raises(ValueError, match=r"^unknown kind None; known here: Experiment$"):
         from_dict({})
@@ -169,7 +170,9 @@ def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
 
 def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment) -> None:
     shown = flat(replace(tiny, runtime=Runtime(noise_secret="ab" * 16)))
-    assert set(shown) == {*fields(tiny)} - {"evaluation"}  # a field of one dataclass or none has no name to show
+    assert set(shown) == {*fields(tiny), "method.model.schedule"} - {
+        "evaluation"
+    }  # a field of one dataclass or none has no name to show
     kinds = [shown[path] for path in ("method", "method.model.network", "partition")]
     assert kinds == ["PFDM", "MLP", "MajorityMinority"]
     assert shown["runtime.noise_secret"] == "given" and flat(tiny)["runtime.noise_secret"] == "random"
@@ -188,7 +191,7 @@ def test_resolve_fills_in_what_the_data_tell() -> None:
 
 TYPED: list[tuple[str, Any, Any]] = [("method.epsilon", "1e2", 100.0), ("method.t0", "None", None), ("seed", "-3", -3)]
 TYPED += [("method.model.labels", "10 2", (10, 2)), ("method.model.shape", ["3", "8", "8"], (3, 8, 8))]
-TYPED += [("method.model.schedule", "cosine", "cosine"), ("evaluation.attacks", "pia sima", ("pia", "sima"))]
+TYPED += [("method.model.schedule", "cosine", CosineBetas), ("evaluation.attacks", "pia sima", ("pia", "sima"))]
 TYPED += [
     ("evaluation.ceiling", "True", True),
     ("evaluation", "none", None),
@@ -224,7 +227,7 @@ def test_every_field_can_be_said_as_it_is_printed(tiny: Experiment, name: str) -
         ("clients", "2 3", "--clients must be an integer, got '2 3'$"),
         ("evaluation.ceiling", "maybe", "--evaluation.ceiling must be true or false, got 'maybe'$"),
         ("method", "fedavgg", "--method must be one of pfdm, localonly, fedavg, .*did you mean"),
-        ("partition", "none", "--partition must be one of majorityminority, iid, "),
+        ("partition", "none", "--partition must be one of iid, dirichlet, majority-minority, "),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text: str, message: str) -> None:
