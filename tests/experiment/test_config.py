@@ -44,6 +44,7 @@ def from_dict(tree: dict[str, Any]) -> Any:
 SPECIAL: dict[str, Any] = {
     "method": FedAvg(),
     "method.model.network": UNet(widths=(8, 8)),
+    "method.model.schedule": CosineBetas(),
     "method.model.shape": (3, 8, 8),
     "method.model.labels": (12, 2),
     "method.t0": 20,
@@ -170,9 +171,7 @@ def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
 
 def test_what_is_printed_names_every_field_but_shows_no_secret(tiny: Experiment) -> None:
     shown = flat(replace(tiny, runtime=Runtime(noise_secret="ab" * 16)))
-    assert set(shown) == {*fields(tiny), "method.model.schedule"} - {
-        "evaluation"
-    }  # a field of one dataclass or none has no name to show
+    assert set(shown) == {*fields(tiny)} - {"evaluation"}  # a field of one dataclass or none has no name to show
     kinds = [shown[path] for path in ("method", "method.model.network", "partition")]
     assert kinds == ["PFDM", "MLP", "MajorityMinority"]
     assert shown["runtime.noise_secret"] == "given" and flat(tiny)["runtime.noise_secret"] == "random"
