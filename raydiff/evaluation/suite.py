@@ -22,6 +22,7 @@ from raydiff.evaluation import metrics
 from raydiff.evaluation.attacks import targets
 from raydiff.evaluation.metrics import ALL, BY_FEATURES, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
+from raydiff.evaluation.quality.features import FEATURES
 from raydiff.evaluation.quality.neighbours import NEIGHBOURS
 from raydiff.federated.method import Deployed, Metrics
 from raydiff.formats.metric_names import Metric
@@ -36,7 +37,7 @@ Split = Literal["test", "validation"]
 class Evaluation:
     """Which instruments are read, and when."""
 
-    features: Annotated[str, features.FEATURES] = "cnn"
+    features: Annotated[str, FEATURES] = "cnn"
     """Feature network of the distances: a small classifier trained on the public split (cnn), clean-fid's Inception, or
     module:name from anywhere. Only of cnn groups are left out: the floor tells by how much a distance is too large."""
     weights: str | None = field(default=None, metadata={"location": "value"})
@@ -79,7 +80,7 @@ class Evaluation:
         for name in ("attacks", "metrics"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} must name at least one")
-        lookup.resolve("features", features.FEATURES, self.features)
+        lookup.resolve("features", FEATURES, self.features)
         targets.check(self.attacks or ())
         metrics.check(self.metrics)
         downstream.check(self.downstream)
@@ -229,7 +230,7 @@ def _check_features(config: Evaluation, dataset: Dataset) -> None:
     if config.features == "inception":
         inception.check(config.weights)
     elif config.features != "cnn":
-        found = features.FEATURES.resolve(config.features)(dataset.splits["public"].images[:2], config.weights)
+        found = FEATURES.resolve(config.features)(dataset.splits["public"].images[:2], config.weights)
         if found.dim() != 2 or len(found) != 2 or not found.isfinite().all():
             raise ValueError(f"evaluation.features: {config.features} must give finite features (N, dim)")
 

@@ -85,7 +85,7 @@ def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
         elif name not in hints:
             raise ValueError(f"unknown field --{prefix}{name}{nearest(name, hints)}")
         elif isinstance(value, type) or (isinstance(value, str) and hints[name] in DOORS):
-            cls = value if isinstance(value, type) else _class_named(value, hints[name], (), prefix + name)
+            cls: Any = value if isinstance(value, type) else _class_named(value, hints[name], (), prefix + name)
             changes[name] = switched(getattr(obj, name), cls)
         else:
             changes[name] = _exact(value, hints[name], prefix + name)
