@@ -24,7 +24,7 @@ from raydiff.data.splits import cut
 from raydiff.data.tables import read
 from raydiff.data.tables.encode import Mapping
 from raydiff.data.tables.read import TableOptions
-from raydiff.lookup import MOST_KINDS, check_one_of, is_outside, resolve
+from raydiff.lookup import MOST_KINDS, check_one_of
 
 FittedOn = Literal["public", "all"]
 
@@ -70,11 +70,8 @@ class Data(TableOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("name", "public_from"):
-            value = getattr(self, name)
-            if value == "":
+            if getattr(self, name) == "":
                 raise ValueError(f"data.{name} must name a data set or a folder, got ''")
-            if value is not None and is_outside(value):
-                resolve(f"data.{name}", names.SOURCES, value)
         public = 0 if self.public_from is None else 1
         least = {"size": 1, "train": 1, "public": public, "validation": 0, "calibration": 0, "test": 0}
         for name, low in least.items():
