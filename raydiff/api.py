@@ -22,6 +22,7 @@ from raydiff.data.unseen_client import UnseenClient
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of
+from raydiff.experiment.searchers import Chosen, Space
 from raydiff.experiment.study import Arm, Study
 from raydiff.federated.method import Method
 from raydiff.formats import metric_names
@@ -32,7 +33,7 @@ from raydiff.results import personalization
 from raydiff.results.finished import Finished, is_sweep, open_finished, single_trial
 from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.finish import Ended, Reporter
-from raydiff.runtime.plan import Planned, Search, Space, SweepRequest, plan
+from raydiff.runtime.plan import Planned, SweepRequest, plan
 from raydiff.storage import artifact_sync
 
 if TYPE_CHECKING:
@@ -265,9 +266,10 @@ def sweep(
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
     beside: Sequence[Arm | Method] = (),
-    search: Search = "grid",
+    search: Chosen = "grid",
     sample: Space | None = None,
     samples: int = 16,
+    scheduler: Chosen | None = None,
     metric: str | None = None,
     concurrent: int | None = None,
     budget_s: float | None = None,
@@ -288,6 +290,7 @@ def sweep(
         search=search,
         sample=sample or {},
         samples=samples,
+        scheduler=scheduler,
         metric=metric,
         concurrent=concurrent,
         budget_s=budget_s,
@@ -306,7 +309,7 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sw
     root = artifact_sync.fetch(str(storage)).expanduser().absolute()
     folder = sweep_folder.find_folder(str(artifact_sync.fetch(str(name))), root)
     plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
-    several = len(plan.get("trials", ())) != 1 or plan["search"].startswith("optuna")  # whose trials are not planned
+    several = len(plan.get("trials", ())) != 1 or plan.get("suggested")  # trials that are not planned
     return Sweep(folder) if is_sweep(folder) and several else Run(single_trial(folder))
 
 

@@ -193,10 +193,10 @@ def test_a_sweep_without_ray_stops_at_a_failure_and_runs_it_again(
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"] * 2
 
 
-def test_searches_and_time_budgets_without_ray_are_refused(tiny: rd.Experiment, tmp_path: Path) -> None:
+def test_schedulers_and_time_budgets_without_ray_are_refused(tiny: rd.Experiment, tmp_path: Path) -> None:
     base = replace(local(tiny, tmp_path), evaluation=tiny.evaluation)
-    for more in ({"search": "asha"}, {"budget_s": 5.0}):
-        with pytest.raises(ValueError, match="optuna and asha and a time budget need Ray Tune"):
+    for more in ({"scheduler": "asha"}, {"budget_s": 5.0}):
+        with pytest.raises(ValueError, match="a scheduler and a time budget need Ray Tune"):
             rd.sweep(base, track=False, name="s", **more)  # type: ignore[arg-type]
     assert not (tmp_path / "sweeps" / "s" / "sweep.json").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from typing import Any
 from raydiff.experiment import overrides as paths
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.searchers import DISTRIBUTIONS, Space, check_space
 from raydiff.experiment.study import Study
 from raydiff.lookup import bare_name, is_outside
 from raydiff.storage.staging import SECRET
@@ -23,7 +25,6 @@ SHORT = {
     "--budget": "--runtime.budget.epsilon",
     "--storage": "--runtime.storage",
 }
-DISTRIBUTIONS = ("uniform", "loguniform", "randint", "choice")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,25 +77,37 @@ def axes(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
     return dict(_values(start, text, "an axis looks like method.epsilon=1,5,10") for text in texts)
 
 
-def distributions(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[str, tuple[Any, ...]]]:
+def distributions(start: Experiment, texts: Sequence[str]) -> Space:
     """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"]. Raises ValueError for a text that is
     no distribution of a field's values."""
-    out, form = {}, f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)})"
+    form = f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)})"
+    space = {}
     for text in texts:
         kind = text.partition("=")[2].partition(":")[0]
         if kind not in DISTRIBUTIONS:
             raise ValueError(f"{form}, got {text!r}")
         path, values = _values(start, text.replace(f"{kind}:", "", 1), form)
-        if kind != "choice" and (len(values) != 2 or not all(type(v) in (int, float) for v in values)):
-            raise ValueError(f"{kind} needs two numbers for {path}, got {values}")
-        if kind not in ("choice", "randint") and int in map(type, values):
-            raise ValueError(f"{path} takes integers: use randint or choice, not {kind}")
-        if kind != "choice" and not (values[0] < values[1] and (kind != "loguniform" or values[0] > 0)):
-            raise ValueError(
-                f"the range of {path} must go upwards, for loguniform from a positive number, got {values}"
-            )
-        out[path] = (kind, values)
-    return out
+        space[path] = (kind, values)
+    check_space(start, space)
+    return space
+
+
+def keywords(argv: Sequence[str], *options: str) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """({option: keyword arguments} of `--option.name value`, the other arguments). A value is JSON, else a text."""
+    rest: list[str] = []
+    found: dict[str, dict[str, Any]] = {option: {} for option in options}
+    tokens = iter(argv)
+    for token in tokens:
+        option, _, keyword = token.partition("=")[0].removeprefix("--").partition(".")
+        if not (token.startswith("--") and option in found and keyword):
+            rest.append(token)
+            continue
+        text = token.partition("=")[2] or next(tokens, "")
+        try:
+            found[option][keyword] = json.loads(text)
+        except ValueError:
+            found[option][keyword] = text
+    return found, rest
 
 
 def _values(start: Experiment, text: str, form: str) -> tuple[str, tuple[Any, ...]]:

@@ -2,7 +2,7 @@
 
 raydiff sweep                                         the main job: embedded data, local Ray, local MLflow
 raydiff sweep digits --grid method.epsilon=1,5 seed=0,1,2    these axes in place of the preset's
-raydiff sweep digits --search random --sample method.clip=uniform:3,8 --samples 20
+raydiff sweep digits --search random --sample method.clip=uniform:3,8 --samples 20 --scheduler asha
 ray job submit --working-dir . -- python jobs/sweep.py mnist --name mine --resume    on a cluster: start, or continue
 """
 
@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
@@ -29,13 +29,16 @@ class SweepOptions(arguments.ExperimentOptions):
     grid: tuple[str, ...] | None = None
     """Axes, in place of the preset's: a.b=1,2,3 c=x,y."""
     sample: tuple[str, ...] = ()
-    """Sampled fields of a random or Optuna search: a.b=loguniform:1e-4,1e-2."""
+    """Fields that a search draws: a.b=loguniform:1e-4,1e-2."""
     samples: int = 16
-    """How many samples. Those that repeat an experiment count, and are not run again."""
-    search: Literal["grid", "random", "optuna", "asha"] = "grid"
-    """How trials are chosen."""
+    """How many different experiments a search draws."""
+    search: str = "grid"
+    """What proposes trials: grid, random, optuna, or module:Name of a sampler of Optuna's, a searcher of Tune's or your
+    own, with --search.KEYWORD VALUE for its arguments."""
+    scheduler: str | None = None
+    """What stops trials early: asha, median, or module:Name of Tune's, with --scheduler.KEYWORD VALUE."""
     metric: str | None = None
-    """Objective of Optuna and ASHA (default: the distance on all classes)."""
+    """Objective of a search and a scheduler (default: the distance on all classes)."""
     no_baselines: bool = False
     """Leave out the arms that the preset compares with."""
     max_concurrent: int | None = None
@@ -61,23 +64,29 @@ def main(argv: Sequence[str]) -> int:
     """Plan, check, run, report."""
     since = time.monotonic()
     preset, study, rest = arguments.preset(argv, presets.MAIN)
+    given, rest = arguments.keywords(rest, "search", "scheduler")
     options, fields = parse_known(SweepOptions, arguments.shorthand(rest), __doc__, study.experiment)
     from raydiff.report.after_sweep import FULL
-    from raydiff.runtime import launch, search
+    from raydiff.runtime import launch
 
-    plan = planned(preset, study, options, fields)
+    plan = planned(preset, study, options, fields, keywords=given)
     if options.dry_run:
         return _dry_run(plan)
     ended = launch.start(plan, resume=options.resume, extend=options.extend, report=FULL)
     print(f"whole run: {time.monotonic() - since:.0f} s")
     print(f"open the runs {ended.opened_by}")
-    if plan.asked.search == "optuna":
-        print("\n".join(search.best(plan)))
     ended.print_incomplete()
     return ended.code
 
 
-def planned(preset: str, study: Study, options: SweepOptions, fields: Sequence[str]) -> Planned:
+def planned(
+    preset: str,
+    study: Study,
+    options: SweepOptions,
+    fields: Sequence[str],
+    *,
+    keywords: Mapping[str, Mapping[str, Any]],
+) -> Planned:
     """The sweep that the command line asks for. Raises ValueError where its parts contradict each other."""
     from raydiff.runtime import sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan
@@ -90,9 +99,10 @@ def planned(preset: str, study: Study, options: SweepOptions, fields: Sequence[s
         overrides=changes,
         grid=None if options.grid is None else arguments.axes(base, options.grid),
         baselines=not options.no_baselines,
-        search=options.search,
+        search=(options.search, keywords["search"]),
         sample=arguments.distributions(base, options.sample),
         samples=options.samples,
+        scheduler=options.scheduler and (options.scheduler, keywords["scheduler"]),
         metric=options.metric,
         concurrent=options.max_concurrent,
         budget_s=options.time_budget,

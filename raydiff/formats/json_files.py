@@ -151,7 +151,7 @@ def read_plan(sweep: Path, *, needs: str = "") -> dict[str, Any]:
     """Return a sweep's sweep.json. Raises ValueError where it is damaged, or does not plan the trials that began."""
     path, begun = sweep / "sweep.json", {folder.name for folder in trial_folders(sweep)}
     plan = read_json(path, needs=needs)
-    free = str(plan.get("search")).startswith("optuna") or not SEAL.search(path.read_text())  # added to, or by hand
+    free = plan.get("suggested") or not SEAL.search(path.read_text())  # added to, or by hand
     if not free and (others := begun.difference(plan["trials"])):
         raise ValueError(f"{path} is of another sweep, without trial {min(others)}: {REMEDIES[path.name]}")
     return plan

@@ -37,7 +37,7 @@ def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
 def _unfit(folder: Path, trials: Sequence[Path]) -> str:
     """Why these trials have no composed epsilon; "" where they may."""
     plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
-    if str(plan.get("search", "")).split(" ")[0] in ("optuna", "asha"):
+    if plan.get("suggested") or plan.get("scheduler"):
         return "the search chose trials, or when they end, by those before"
     if plan.get("extended"):
         return "trials were added when others had been seen"

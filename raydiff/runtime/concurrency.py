@@ -22,6 +22,7 @@ from raydiff.runtime.plan import Planned, written
 
 CHECK_EVERY_S = 5.0
 WAITING_S = 10.0  # A sweep without a running trial for so long prints what it waits for.
+OVER: Any = object()  # No trial is left.
 QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at least so many are kept pending.
 
 
@@ -100,9 +101,10 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
 class LimitedSearcher(Searcher):
     """Suggests these trials in their order while fewer than `controller.limit` run. With more, as after a node was
-    drained, the search ends for this fit: then Tune releases the processes of each trial that ends."""
+    drained, the search ends for this fit: then Tune releases the processes of each trial that ends. A trial of None:
+    none before another one has ended."""
 
-    def __init__(self, trials: Iterable[Experiment], controller: ConcurrencyController) -> None:
+    def __init__(self, trials: Iterable[Experiment | None], controller: ConcurrencyController) -> None:
         super().__init__()
         self._trials = iter(trials)
         self._controller = controller
@@ -118,9 +120,11 @@ class LimitedSearcher(Searcher):
             return Searcher.FINISHED
         if len(self._running) == self._controller.limit:
             return None
-        experiment = next(self._trials, None)
-        if experiment is None:
+        experiment = next(self._trials, OVER)
+        if experiment is OVER or (experiment is None and not self._running):
             return Searcher.FINISHED
+        if experiment is None:
+            return None
         self._running.add(trial_id)
         return {"experiment": written(experiment)}
 

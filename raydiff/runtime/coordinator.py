@@ -63,7 +63,7 @@ class Coordinator(tune.Trainable):
             result = {"finished": False, "round": self._round, GPU_LOST: _cause(e).args}
             self._results = itertools.repeat(result)
         except Exception as e:
-            result = _failure(self._trial, e)
+            result = {"round": self._round, **_failure(self._trial, e)}  # Schedulers read the round of every result.
         self._round = result.get("round", self._round)
         if self._trial is not None:
             gauges.export_trial(self._trial, result)

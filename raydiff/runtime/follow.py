@@ -57,16 +57,6 @@ class SweepProgress(tune.Callback):
         begun = {"running": len(self.running), "done": self.done, "failed": self.failed}
         return {"waiting": self.total - sum(begun.values()), **begun}
 
-    def skip(self, suggestion: Experiment | str) -> None:
-        """Optuna suggests an experiment again, which is no trial of its own, or (str) what is no experiment."""
-        if isinstance(suggestion, str):
-            self.failed += 1
-            self.why = suggestion
-            self._print(f"{self._count()} {suggestion}")
-        else:
-            self.total -= 1
-            self._print(f"{self._count()} {self._named(suggestion)}: suggested again, has the result of its one trial")
-
     def give_up(self, reason: str) -> None:
         """No node can hold a trial any more."""
         self.no_capacity = reason

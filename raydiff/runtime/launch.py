@@ -11,7 +11,7 @@ from raydiff import process
 from raydiff.experiment import spending, trial
 from raydiff.experiment.study import Varying, varying_fields
 from raydiff.process import waiting
-from raydiff.runtime import one_process, search, sweep_folder
+from raydiff.runtime import one_process, sweep_folder
 from raydiff.runtime.finish import Ended, Finisher, Reporter
 from raydiff.runtime.plan import Planned
 from raydiff.storage import artifact_sync
@@ -73,8 +73,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
     about = sweep_folder.plan(
         folder,
         trials=planned.trials,
-        space=planned.space,
-        search=planned.asked.search,
+        search=planned.search,
         resume=resume,
         extend=extend,
         secret=planned.secret,
@@ -95,8 +94,9 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
     if storage_at(folder).remote and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
-        same = f" (repeated settings left out: {planned.repeats})" * (planned.repeats > 0)
-        print(f"sweep {folder.name}: {planned.total} trials{same} in {folder}", flush=True)
+        counts = f" ({planned.counts})" * bool(planned.counts)
+        print(f"sweep {folder.name}: {planned.total} trials{counts} in {folder}", flush=True)
+        print("".join(f"{line}\n" for line in planned.refused), end="", flush=True)
         print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
 
 
@@ -168,13 +168,11 @@ def _run(planned: Planned, begin: Beginning, finisher: Finisher) -> Ended:
 
 def _finished(planned: Planned) -> bool:
     """Return whether each trial has an outcome that a resumed sweep keeps."""
-    if planned.suggested and not (planned.folder / search.LOG).exists():
-        return False
-    suggestions = search.Suggestions(planned)
+    suggestions = planned.suggestions()
     trials = (*planned.trials, *suggestions.distinct.values())
     ends = [trial.Trial(experiment, planned.folder).outcome() for experiment in trials]
     kept = all(end and not {end["outcome"], end.get("reason")} & sweep_folder.UNFINISHED for end in ends)
-    return kept and not suggestions.left and not suggestions.refused
+    return kept and next(suggestions.more(), None) is None
 
 
 def _run_on_ray(planned: Planned, begin: Callable[[], None], *, lost: Callable[[str], None]) -> Ended:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -24,20 +25,26 @@ Place = Callable[[trial.Trial], tuple[ClientExecutor, Train | None]]
 
 def run(planned: Planned, begin: Callable[[], None]) -> None:
     """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
-    if planned.asked.search in ("optuna", "asha") or planned.asked.budget_s is not None:
-        raise ValueError("the searches optuna and asha and a time budget need Ray Tune: set runtime.pool to ray")
-    named = varying(planned.trials)
+    if planned.asked.scheduler or planned.asked.budget_s is not None:
+        raise ValueError("a scheduler and a time budget need Ray Tune: set runtime.pool to ray")
     with _places(planned) as place:
         begin()
-        for count, experiment in enumerate(planned.trials, 1):
+        suggestions = planned.suggestions()
+        experiments = [*planned.trials, *suggestions.distinct.values()]
+        name = varying([planned.base, *experiments] if planned.suggested else experiments, planned.space)
+        for count, experiment in enumerate(itertools.chain(experiments, suggestions.more()), 1):
+            if experiment is None:  # The searcher waits for a trial, and none runs.
+                break
             this = trial.Trial(experiment, planned.folder, planned.owner)
             if this.outcome() is not None:
                 continue
             if planned.total > 1:
-                print(f"[{count}/{planned.total}] {named(experiment)}", flush=True)
+                print(f"[{count}/{planned.total}] {name(experiment)}", flush=True)
             _run_trial(this, place)
             if planned.asked.stop_on_error and (this.outcome() or {}).get("outcome") == "failed":
                 return
+    if planned.suggested:
+        print(suggestions.summary(lower_is_better=planned.lower_is_better), flush=True)
 
 
 def _places(planned: Planned) -> contextlib.AbstractContextManager[Place]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from raydiff import lookup, methods
 from raydiff.data import datasets
@@ -17,14 +14,11 @@ from raydiff.evaluation.metrics import lower_is_better
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.searchers import Chosen, Space, build_searcher, check_space, is_adaptive, named
 from raydiff.experiment.study import Study, trials
 from raydiff.runtime import sweep_folder
+from raydiff.runtime.search import Suggestions, count_proposals
 from raydiff.storage.lease import Lease
-from raydiff.storage.object_store import is_bucket
-
-Search = Literal["grid", "random", "optuna", "asha"]
-Space = Mapping[str, tuple[str, tuple[Any, ...]]]
-"""Field path -> (uniform, loguniform, randint or choice; its bounds or values)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +28,11 @@ class SweepRequest:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # field path -> value in every trial
     grid: Mapping[str, Sequence[Any]] | None = None  # axes in place of the study's
     baselines: bool = True  # whether to run the study's baselines too
-    search: Search = "grid"
-    sample: Space = field(default_factory=dict)  # the space of random search and Optuna
-    samples: int = 16  # number of samples of it
-    metric: str | None = None  # objective of Optuna and ASHA, and of the best trial; None: the evaluation's own
+    search: Chosen = "grid"  # the searcher
+    sample: Space = field(default_factory=dict)  # its space
+    samples: int = 16  # number of different experiments that it is asked for
+    scheduler: Chosen | None = None  # what stops trials early
+    metric: str | None = None  # objective of searcher and scheduler, and of the best trial; None: the evaluation's own
     concurrent: int | None = None  # maximum of concurrent trials; None: as many as fit
     budget_s: float | None = None  # stop all trials after so many seconds
     stop_on_error: bool = False  # end the sweep when a trial fails
@@ -53,23 +48,53 @@ class Planned:
     folder: Path  # of the sweep, which may not exist yet; its name is the sweep's
     owner: Lease | None = None  # of the driver that runs the sweep
     base: Experiment
-    trials: tuple[Experiment, ...]  # of a grid or random search; with Optuna, only the baselines
+    trials: tuple[Experiment, ...]  # with an adaptive searcher only the baselines
+    suggested: int = 0  # number of trials that an adaptive searcher suggests
     secret: bytes  # the sweep's noise secret
     asked: SweepRequest = SweepRequest()
-    metric: str  # objective of Optuna and ASHA, and of the best trial shown; measured on the validation split
+    metric: str  # objective of searcher and scheduler, and of the best trial shown
     lower_is_better: bool = True
-    repeats: int = 0  # how many samples, or cells of the grid, are the experiment of another one, and no trials
+    counts: str = ""  # how many settings were asked for, if some are no experiment of their own
+    refused: tuple[str, ...] = ()  # settings that a searcher has drawn and that are no experiment
     tuned: tuple[str, ...] = ()  # one line per method with the settings that `raydiff tune` has chosen
 
     @property
     def space(self) -> Space:
-        """Optuna's search space."""
-        return self.asked.sample if self.asked.search == "optuna" else {}
+        """The space of an adaptive searcher."""
+        return self.asked.sample if self.suggested else {}
 
     @property
-    def suggested(self) -> int:
-        """Number of trials that Optuna suggests."""
-        return self.asked.samples if self.asked.search == "optuna" else 0
+    def search(self) -> dict[str, Any]:
+        """How trials are chosen and stopped, as sweep.json has it."""
+        fields = {
+            "search": named(self.asked.search),
+            "scheduler": self.asked.scheduler and named(self.asked.scheduler),
+            "space": {path: [kind, *map(overrides.short, values)] for path, (kind, values) in self.space.items()},
+            "base": self.base.digest if self.suggested else None,
+            "suggested": self.suggested,
+        }
+        return json.loads(json.dumps(fields))
+
+    @property
+    def objective(self) -> str:
+        """The metric that searcher and scheduler read: on the validation split, so that the test split only judges."""
+        return self.metric.replace("eval/", "validation/")
+
+    def suggestions(self, samples: int | None = None) -> Suggestions:
+        """Return what the searcher suggests: so many experiments; by default those that are not planned."""
+        searcher = build_searcher(
+            self.asked.search, self.asked.sample, seed=self.base.seed, lower_is_better=self.lower_is_better
+        )
+        return Suggestions(
+            searcher,
+            self.base,
+            secret=self.secret,
+            folder=self.folder,
+            space=self.asked.sample,
+            samples=self.suggested if samples is None else samples,
+            objective=self.objective,
+            planned={experiment.digest for experiment in self.trials},
+        )
 
     @property
     def total(self) -> int:
@@ -102,39 +127,60 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
     """Resolve every trial of the study for the sweep of this name. Raises ValueError for contradicting settings."""
     study.check_chosen(asked.overrides, {**(asked.grid or {}), **asked.sample})
     base: Experiment = overrides.override(study.experiment, asked.overrides)
-    evaluation = base.evaluation or Evaluation()
-    metric = asked.metric or evaluation.headline(datasets.load(base.data).modality)
-    lower = True
-    if asked.metric is not None or asked.search in ("asha", "optuna"):  # Else it is only displayed.
-        lower = lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
+    adaptive = is_adaptive(asked.search)
+    metric, lower = _objective(asked, base, guided=adaptive or asked.scheduler is not None)
     _check(asked, base, metric)
-    if asked.search in ("asha", "optuna") and base.evaluation is not None and base.evaluation.every == 0:
-        base = overrides.override(base, {"evaluation.every": 1 if asked.search == "asha" else base.method.rounds})
-    beside = study.beside if asked.baselines and "method" not in asked.overrides else ()
-    if asked.search in ("random", "optuna"):
-        draws = _draw(asked.sample, asked.samples, base.seed) if asked.search == "random" else []
-        planned = [overrides.override(base, values) for values in draws] + trials(base, {}, beside)[1:]
-    elif asked.grid is not None:
-        planned = trials(base, asked.grid, beside)
-    else:
-        grid = {k: v for k, v in study.grid.items() if k not in asked.overrides and overrides.has_path(base, k)}
-        planned = trials(base, grid, beside) + study.others(asked.overrides, baselines=asked.baselines)
-    methods.check_names([type(e.method) for e in planned])
+    if (adaptive or asked.scheduler) and base.evaluation is not None and base.evaluation.every == 0:
+        base = overrides.override(base, {"evaluation.every": 1 if asked.scheduler else base.method.rounds})
+    experiments = _without_search(study, asked, base)
+    methods.check_names([type(e.method) for e in (base, *experiments)])
     folder = sweep_folder.place(base, name)
     secret = trial.planned_secret(folder, base)
-    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in planned)}
-    return Planned(
+    unique = {e.digest: e for e in (trial.resolve(e, secret) for e in experiments)}
+    planned = Planned(
         preset=preset,
         folder=folder,
         base=trial.resolve(base, secret),
         trials=tuple(unique.values()),
-        repeats=len(planned) - len(unique),
+        suggested=asked.samples if adaptive else 0,
+        counts=count_proposals(len(experiments), len(unique), 0) if len(unique) < len(experiments) else "",
         secret=secret,
         asked=asked,
         metric=metric,
         lower_is_better=lower,
         tuned=_tuned(study, asked),
     )
+    return _search(planned) if asked.sample else planned
+
+
+def _search(planned: Planned) -> Planned:
+    """Add all draws of a searcher that reads no results; ask any other for one, so that it fails here or never."""
+    suggestions = planned.suggestions(1 if planned.suggested else planned.asked.samples)
+    drawn = suggestions.draw()
+    if planned.suggested:
+        return planned
+    counts = suggestions.counts if suggestions.asked > len(drawn) else ""
+    return replace(planned, trials=(*drawn, *planned.trials), counts=counts, refused=tuple(suggestions.refused))
+
+
+def _objective(asked: SweepRequest, base: Experiment, *, guided: bool) -> tuple[str, bool]:
+    """The metric that trials are compared by, and whether lower is better."""
+    evaluation = base.evaluation or Evaluation()
+    metric = asked.metric or evaluation.headline(datasets.load(base.data).modality)
+    if asked.metric is None and not guided:  # It is only displayed.
+        return metric, True
+    return metric, lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
+
+
+def _without_search(study: Study, asked: SweepRequest, base: Experiment) -> list[Experiment]:
+    """The trials that no searcher proposes: the grid, the arms beside it, and the study's other trials."""
+    arms = study.beside if asked.baselines and "method" not in asked.overrides else ()
+    if asked.sample:
+        return trials(base, {}, arms)[1:]
+    if asked.grid is not None:
+        return trials(base, asked.grid, arms)
+    grid = {k: v for k, v in study.grid.items() if k not in asked.overrides and overrides.has_path(base, k)}
+    return trials(base, grid, arms) + study.others(asked.overrides, baselines=asked.baselines)
 
 
 def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
@@ -154,23 +200,18 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
     for option, value in numbers.items():
         if value is not None and not value > 0:
             raise ValueError(f"{option} must be positive, got {value}")
-    if asked.search in ("asha", "optuna"):
+    check_space(base, asked.sample)
+    search, _ = named(asked.search)
+    if bool(asked.sample) != (search != "grid"):
+        raise ValueError(f"the search {search} {'takes no sample' if asked.sample else 'needs a sample'}")
+    guides = [f"the scheduler {named(asked.scheduler)[0]}"] if asked.scheduler else []
+    guides += [f"the search {search}"] if is_adaptive(asked.search) else []
+    for guide in guides:
         if base.evaluation is None:
-            raise ValueError(f"--search {asked.search} needs the evaluation that --protocol-only switches off")
+            raise ValueError(f"{guide} needs the evaluation that --protocol-only switches off")
         if metric.endswith(("/major", "/minor")) or metric.startswith("new/"):  # Unseen clients join after all rounds.
-            raise ValueError(f"--search {asked.search} needs a metric of rounds over all classes, got {metric}")
-    if asked.search == "optuna" and is_bucket(base.runtime.storage):
-        raise ValueError("--search optuna keeps its study in a file of the storage, which must then be a folder")
-    if bool(asked.sample) != (asked.search in ("random", "optuna")):
-        raise ValueError("--search random or optuna needs --sample, and no other search takes it")
+            raise ValueError(f"{guide} needs a metric of rounds over all classes, got {metric}")
+    if asked.scheduler:
+        from raydiff.runtime.schedulers import build_scheduler
 
-
-def _draw(space: Space, count: int, seed: int) -> list[dict[str, Any]]:
-    rng = np.random.default_rng(seed)
-    kinds: dict[str, Callable[[Any], Any]] = {
-        "choice": lambda values: values[rng.integers(len(values))],
-        "randint": lambda ends: int(rng.integers(*ends)),
-        "uniform": lambda ends: float(rng.uniform(*ends)),
-        "loguniform": lambda ends: math.exp(rng.uniform(math.log(ends[0]), math.log(ends[1]))),
-    }
-    return [{path: kinds[kind](values) for path, (kind, values) in space.items()} for _ in range(count)]
+        build_scheduler(asked.scheduler, objective=metric, lower_is_better=True, rounds=base.method.rounds)

@@ -1,124 +1,177 @@
-"""Optuna's search: its study is a file of the sweep's folder, and learns from the trials' files."""
+"""Suggestions of a sweep: what its searcher proposes, as experiments."""
 
 from __future__ import annotations
 
+import itertools
 import math
-import os
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Container, Iterator
+from pathlib import Path
 
-from raydiff.experiment import overrides
+from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.trial import Trial, resolve
-from raydiff.formats.json_files import read_lines
-from raydiff.runtime.plan import Planned
+from raydiff.experiment.searchers import Proposal, Searcher, Settings, Space
+from raydiff.experiment.trial import resolve
+from raydiff.formats.json_files import read_lines, read_outcome, trial_folders
 
-LOG, NAME = "optuna.log", "sweep"
-
-
-def metric(plan: Planned) -> str:
-    """The metric that a search reads: on the validation split, so that the test split only judges."""
-    return plan.metric.replace("eval/", "validation/")
+BARREN = 20  # So many proposals in a row without a new experiment end a search.
 
 
 class Suggestions:
-    """What Optuna has suggested and suggests next; nothing in a sweep without it. A suggestion stays open in its study
-    until the trial has finished, so that a resumed sweep runs it again. Raises ValueError for an unreadable study."""
+    """Asks a searcher for settings until there are `samples` experiments. An adaptive searcher learns from the trials'
+    folders, where a resumed sweep finds again what was asked before.
 
-    def __init__(self, plan: Planned) -> None:
-        self._plan = plan
-        self._study: Any = _study(plan) if plan.suggested else None
-        self.experiments: dict[int, Experiment] = {}  # number in the study -> experiment
-        self.refused: dict[int, str] = {}  # number in the study -> why it cannot be an experiment
-        self.distinct: dict[str, Experiment] = {}  # digest -> experiment, without those that are planned anyway
-        self._planned = {e.digest for e in plan.trials}
-        for trial in self._suggested():
-            if trial.params.keys() == plan.space.keys():  # Else the driver was killed while Optuna wrote it.
-                self._resolve(trial)
+    Args:
+        searcher: What proposes settings.
+        base: The experiment that they are changes of.
+        secret: The sweep's noise secret.
+        folder: The sweep's folder.
+        space: The searcher's space.
+        samples: Number of different experiments to ask for.
+        objective: The metric that an adaptive searcher reads.
+        planned: Digests of experiments that are run anyway.
+    """
+
+    def __init__(
+        self,
+        searcher: Searcher,
+        base: Experiment,
+        *,
+        secret: bytes,
+        folder: Path,
+        space: Space,
+        samples: int,
+        objective: str,
+        planned: Container[str] = (),
+    ) -> None:
+        self.distinct: dict[str, Experiment] = {}  # by digest
+        self.refused: list[str] = []  # settings that are no experiment, and why
+        self._searcher = searcher
+        self._base = base
+        self._secret = secret
+        self._folder = folder
+        self._samples = samples
+        self._objective = objective
+        self._planned = planned
+        self._proposals: list[tuple[Proposal, str]] = []  # with the experiment's digest, or "" for refused settings
+        self._barren = 0
+        self._idle = False
+        if searcher.adaptive:
+            self._restore(space)
 
     @property
     def left(self) -> int:
-        """The number of suggestions to come."""
-        return max(0, self._plan.suggested - len(self.experiments) - len(self.refused))
+        """The number of experiments to come, as far as it is known."""
+        over = self._idle or self._barren >= BARREN
+        return 0 if over else max(0, self._samples - len(self.distinct))
 
-    def more(self, skip: Callable[[Experiment | str], None]) -> Iterator[Experiment]:
-        """Yield the suggestions to come, each when it is wanted. An experiment that is suggested again, or the reason
-        why it is refused, is passed to `skip` instead."""
-        while self.left:
-            self.learn()
+    @property
+    def asked(self) -> int:
+        """How many settings the searcher has proposed."""
+        return len(self._proposals)
+
+    @property
+    def counts(self) -> str:
+        """How many settings were asked for, and what they were."""
+        return count_proposals(self.asked, len(self.distinct), len(self.refused))
+
+    def more(self) -> Iterator[Experiment | None]:
+        """Yield the experiments to come, each when it is wanted; None where the searcher waits for a trial to end.
+
+        Raises ValueError where the searcher fails.
+        """
+        while len(self.distinct) < self._samples and self._barren < BARREN:
+            settings = self._ask()
+            self._idle = settings is None
+            if settings is None:
+                yield None
+                continue
             before = len(self.distinct)
-            number = self._resolve(self._study.ask(_distributions(self._plan)))
+            digest = self._add(settings)
+            self._barren = 0 if len(self.distinct) > before else self._barren + 1
             if len(self.distinct) > before:
-                yield self.experiments[number]
-            else:
-                skip(self.refused.get(number) or self.experiments[number])
+                yield self.distinct[digest]
 
-    def learn(self) -> None:
-        """Tell Optuna the results of the trials that have finished."""
-        for number in [trial.number for trial in self._suggested() if not trial.state.is_finished()]:
-            trial = Trial(self.experiments[number], self._plan.folder) if number in self.experiments else None
-            if trial and (trial.outcome() or {}).get("outcome") == "finished":
-                last = {k: v for line in read_lines(trial.folder / "metrics.jsonl") for k, v in line.items()}
-                self._study.tell(number, last.get(metric(self._plan), math.nan))
+    def draw(self) -> list[Experiment]:
+        """The experiments of a searcher that does not wait. Raises ValueError where every proposal is refused."""
+        experiments = [*itertools.takewhile(lambda experiment: experiment is not None, self.more())]
+        if self.refused and not self.distinct:
+            raise ValueError(self.refused[0])
+        return [experiment for experiment in experiments if experiment is not None]
 
-    def _suggested(self) -> list[Any]:
-        return self._study.trials if self._study else []
+    def summary(self, *, lower_is_better: bool) -> str:
+        """What was asked for, what was refused, and the best settings."""
+        sign = 1 if lower_is_better else -1
+        lines = [f"the search {self.counts}", *self.refused]
+        done = [
+            proposal for proposal in self._follow() if proposal.state == "finished" and not math.isnan(proposal.value)
+        ]
+        if done:
+            best = min(done, key=lambda proposal: sign * proposal.value)
+            lines += [f"its best by {self._objective}: {best.value:.4g}: {format_settings(best.settings)}"]
+        return "\n".join(lines)
 
-    def _resolve(self, trial: Any) -> int:
-        number: int = trial.number
+    def _ask(self) -> Settings | None:
         try:
-            experiment = resolve(overrides.override(self._plan.base, trial.params), self._plan.secret)
-            self.experiments[number] = experiment
-            self.distinct |= {} if experiment.digest in self._planned else {experiment.digest: experiment}
+            return self._searcher.ask(self._follow())
+        except Exception as e:  # Code from outside may raise anything.
+            raise ValueError(f"the searcher failed: {type(e).__name__}: {e}") from e
+
+    def _follow(self) -> list[Proposal]:
+        """All proposals, with what their trials have come to."""
+        if self._searcher.adaptive:
+            self._proposals = [
+                (self._read(proposal.settings, digest) if proposal.state == "running" else proposal, digest)
+                for proposal, digest in self._proposals
+            ]
+        return [proposal for proposal, _ in self._proposals]
+
+    def _read(self, settings: Settings, digest: str) -> Proposal:
+        folder = self._folder / "trials" / digest
+        outcome = (read_outcome(folder) or {"outcome": "running"})["outcome"]
+        if outcome not in ("finished", "stopped"):
+            return Proposal(settings, "running" if outcome == "running" else "failed")
+        last = {key: value for line in read_lines(folder / "metrics.jsonl") for key, value in line.items()}
+        return Proposal(settings, outcome, last.get(self._objective, math.nan))
+
+    def _add(self, settings: Settings) -> str:
+        """Record a proposal. Returns its experiment's digest, "" where it is refused."""
+        try:
+            experiment = resolve(overrides.override(self._base, settings), self._secret)
         except ValueError as e:
-            fields = (f"{path.rpartition('.')[2]}={overrides.short(value)}" for path, value in trial.params.items())
-            self.refused[number] = f"{' '.join(fields)}: FAILED, {e}"
-        return number
+            self.refused.append(f"{format_settings(settings)}: refused, {e}")
+            self._proposals.append((Proposal(settings, "failed"), ""))
+            return ""
+        if experiment.digest not in self._planned:
+            self.distinct.setdefault(experiment.digest, experiment)
+        self._proposals.append((Proposal(settings), experiment.digest))
+        return experiment.digest
+
+    def _restore(self, space: Space) -> None:
+        """Add the proposals of earlier processes: the trials with a folder that are not planned."""
+        for folder in trial_folders(self._folder):
+            if folder.name in self._planned:
+                continue
+            flat = overrides.flat(config.read(folder / "config.json"))
+            settings = {path: _read_value(flat[path], *space[path]) for path in space if path in flat}
+            if settings.keys() == space.keys():
+                self._add(settings)
 
 
-def best(plan: Planned) -> Iterator[str]:
-    """Lines on the study's best trial, if one has finished, and the command that shows them all."""
-    for trial in _study(plan).best_trials[:1]:
-        fields = " ".join(f"{path}={overrides.short(value)}" for path, value in trial.params.items())
-        yield f"Optuna's best trial by {metric(plan)}: {trial.value:.4g}: {fields}"
-    yield f"all of Optuna's trials: optuna-dashboard {plan.folder / LOG}    (pip install optuna-dashboard)"
+def count_proposals(asked: int, distinct: int, refused: int) -> str:
+    """How many settings were asked for: a sentence's part, alike for all searches."""
+    return (
+        f"asked for {asked} settings: {distinct} experiments, {asked - distinct - refused} repeats, {refused} refused"
+    )
 
 
-def _distributions(plan: Planned) -> dict[str, Any]:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
-
-    kinds: dict[str, Callable[[Any], Any]] = {
-        "choice": lambda values: CategoricalDistribution(list(values)),
-        "randint": lambda ends: IntDistribution(ends[0], ends[1] - 1),
-        "uniform": lambda ends: FloatDistribution(*ends),
-        "loguniform": lambda ends: FloatDistribution(ends[0], ends[1], log=True),
-    }
-    return {path: kinds[kind](values) for path, (kind, values) in plan.space.items()}
+def format_settings(settings: Settings) -> str:
+    """Settings in one line, by the last part of each path."""
+    return " ".join(f"{path.rpartition('.')[2]}={overrides.short(value)}" for path, value in settings.items())
 
 
-def _study(plan: Planned) -> Any:
-    """Open the study, which the lease of the sweep protects from other drivers; its own lock may be a dead one's."""
-    import optuna
-    from optuna.storages import JournalStorage
-    from optuna.storages.journal import JournalFileBackend
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    log = plan.folder / LOG
-    try:
-        log.with_name(f"{LOG}.lock").unlink(missing_ok=True)
-        if log.exists():  # What follows the last whole line was cut short by a crash.
-            os.truncate(log, log.read_bytes().rfind(b"\n") + 1)
-        study = optuna.create_study(
-            storage=JournalStorage(JournalFileBackend(str(log))),
-            study_name=NAME,
-            load_if_exists=True,
-            direction="minimize" if plan.lower_is_better else "maximize",
-        )
-    except OSError as e:
-        raise ValueError(f"Optuna's study {log} cannot be read and written: {e.strerror}") from None
-    except Exception as e:  # Whatever Optuna raises where a line is not its own.
-        remedy = "remove it and continue with --resume, which asks Optuna anew and runs no finished trial again"
-        raise ValueError(f"Optuna's study {log} is damaged ({type(e).__name__}): {remedy}") from None
-    # The same seed would suggest the same points again.
-    study.sampler = optuna.samplers.TPESampler(seed=plan.base.seed + len(study.trials))
-    return study
+def _read_value(stored: object, kind: str, values: object) -> object:
+    """The value as in the space: a class is stored by its name."""
+    if kind != "choice":
+        return stored
+    assert isinstance(values, tuple | list)
+    return next((v for v in values if stored == (v.__name__ if isinstance(v, type) else v)), stored)

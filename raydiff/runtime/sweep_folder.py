@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import re
 import shlex
@@ -90,8 +89,7 @@ def plan(
     at: Path,
     *,
     trials: Sequence[Experiment],
-    space: Mapping[str, Any],
-    search: str,
+    search: Mapping[str, Any],
     resume: bool,
     extend: bool = False,
     secret: bytes | None = None,
@@ -105,8 +103,7 @@ def plan(
         "code": _code(),
         "git": _git(),
         "trials": sorted(e.digest for e in trials),
-        "space": json.loads(json.dumps(space)),
-        "search": search,
+        **search,
         "command": [call] if call else _command_line(at.name),
         "secret": seeding.keyed_digest(secret, "sweep", at.name)[:16] if secret else None,  # to recognise it
     }
@@ -118,7 +115,7 @@ def plan(
     then: Plan = read_plan(at, needs="trials")
     _check_same(at, then, now, extend=extend)
     if then["trials"] == now["trials"]:
-        return then
+        return {**then, "suggested": now["suggested"]}
     return {**then, "trials": now["trials"], "command": now["command"], "extended": True}
 
 
@@ -131,10 +128,13 @@ def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
     old, new = set(then["trials"]), set(now["trials"])
-    same = all(then[k] == now[k] for k in ("space", "search"))
-    if same and (old <= new if extend else old == new):
+    for field in ("search", "scheduler", "space", "base"):
+        if then.get(field) != now[field]:
+            how = f"it was started by: {shlex.join(then['command'])}"
+            raise ValueError(f"{at.name} has another {field}, and a sweep keeps how its trials are chosen ({how})")
+    if old <= new if extend else old == new:
         return
-    advice = ": --extend adds trials and takes none away" if extend or (same and old < new) else ""
+    advice = ": --extend adds trials and takes none away" if extend or old < new else ""
     raise ValueError(
         f"{at.name} has another space: {len(new - old)} trials are new and {len(old - new)} are gone "
         f"(it was started by: {shlex.join(then['command'])}){advice}"

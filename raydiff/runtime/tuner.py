@@ -18,19 +18,20 @@ from dataclasses import replace
 from typing import Any
 
 from ray import tune
-from ray.tune.schedulers import ASHAScheduler
 
 from raydiff import process
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
-from raydiff.runtime import device_faults, search, sweep_folder
+from raydiff.runtime import device_faults, sweep_folder
 from raydiff.runtime.cluster import NODE, grows, memory_kill, present, storage_is_shared
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.place import Slot, cap_memory, fitting, slot
 from raydiff.runtime.plan import Planned
+from raydiff.runtime.schedulers import build_scheduler
+from raydiff.runtime.search import Suggestions
 from raydiff.storage import artifact_sync
 from raydiff.storage.staging import StorageCredentials
 
@@ -73,14 +74,14 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
     progress.deadline, scheduler = time.monotonic() + (plan.asked.budget_s or math.inf), None
-    if plan.asked.search == "asha":
-        longest = max(e.method.rounds for e in plan.trials)
-        mode = "min" if plan.lower_is_better else "max"
-        scheduler = ASHAScheduler("round", search.metric(plan), mode, max_t=longest, grace_period=1)
-    suggestions = search.Suggestions(plan)
-    progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
-    for why in suggestions.refused.values():
-        progress.skip(why)
+    if plan.asked.scheduler:
+        scheduler = build_scheduler(
+            plan.asked.scheduler,
+            objective=plan.objective,
+            lower_is_better=plan.lower_is_better,
+            rounds=max(e.method.rounds for e in (plan.base, *plan.trials)),
+        )
+    suggestions = plan.suggestions()
     for number in itertools.count():
         pending = _without_outcome(plan, suggestions, progress)
         if not (pending or suggestions.left) or progress.ending:
@@ -92,17 +93,19 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
             break
         tuned = tune.TuneConfig(num_samples=-1, reuse_actors=True, scheduler=scheduler)  # until the searcher ends
         try:
-            _fit(plan, shape, progress, tuned, itertools.chain(pending, suggestions.more(progress.skip)))
+            _fit(plan, shape, progress, tuned, itertools.chain(pending, suggestions.more()))
         except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
             if not (reason := memory_kill()):
                 raise
             progress.give_up(reason)
             break
-    suggestions.learn()
+        progress.total = len(plan.trials) + len(suggestions.distinct) + suggestions.left
+    if plan.suggested:
+        print(suggestions.summary(lower_is_better=plan.lower_is_better), flush=True)
     _close(plan, progress)
 
 
-def _without_outcome(plan: Planned, suggestions: search.Suggestions, progress: SweepProgress) -> list[Experiment]:
+def _without_outcome(plan: Planned, suggestions: Suggestions, progress: SweepProgress) -> list[Experiment]:
     """Trials to run, interrupted ones first."""
     trials = [*plan.trials, *suggestions.distinct.values()]
     pending = progress.begin_fit((e, Trial(e, plan.folder).outcome()) for e in trials)
@@ -139,7 +142,7 @@ def _close(plan: Planned, progress: SweepProgress) -> None:
 
 
 def _fit(
-    plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig, trials: Iterable[Experiment]
+    plan: Planned, shape: Slot, progress: SweepProgress, tuned: tune.TuneConfig, trials: Iterable[Experiment | None]
 ) -> None:
     """Run trials through Tune, as many at once as `ConcurrencyController` allows."""
     controller = ConcurrencyController(plan, shape, progress)

@@ -60,18 +60,19 @@ REFUSED_BY_SWEEP = {
     "--search random --sample method.clip=normal:1,2": "a sampled field looks like",
     "--search random --sample method.clip=uniform:5,2": "the range of method.clip must go upwards",
     "--search random --sample method.clip=loguniform:0,2": "loguniform from a positive number",
-    "--search random --sample clients=uniform:2,5": "clients takes integers",
+    "--search random --sample clients=uniform:2,5": "clients takes no values of uniform",
     "--search random --sample method.epsilon=uniform:none,5": "uniform needs two numbers",
     "--time-budget -5": "--time-budget must be positive, got -5",
     "--max-concurrent 0": "--max-concurrent must be positive, got 0",
-    "--search asha --protocol-only": "needs the evaluation",
+    "--scheduler asha --protocol-only": "needs the evaluation",
     "--log-samplers --protocol-only": "which --protocol-only keeps with them",
-    "--search asha --metric eval/fd_cnn/minor": "needs a metric of rounds over all classes",
+    "--scheduler asha --metric eval/fd_cnn/minor": "needs a metric of rounds over all classes",
     "--name it's": "name must be at most 200 letters",
-    "--search optuna": "needs --sample",
+    "--search optuna": "the search optuna needs a sample",
     "--extend --name x": "--extend is for a sweep that exists",
 }
 Command = Callable[..., tuple[int, str, str]]
+SEARCH = {"search": ["grid", {}], "scheduler": None, "space": {}, "base": None, "suggested": 0}
 
 
 @pytest.mark.parametrize(
@@ -161,15 +162,18 @@ def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path,
 
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     at = tmp_path / "sweeps" / "mine"
-    same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "space": {}, "search": "grid"}
+    same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "search": SEARCH}
     first = sweep_folder.plan(at, **same, resume=False)
     assert not at.exists()
     sweep_folder.write(at, first, SECRET)
     with pytest.raises(ValueError, match="exists already: resume it"):
         sweep_folder.plan(at, **same, resume=False)
     assert sweep_folder.plan(at, **same, resume=True) == first
+    for other in ({"search": ["random", {}]}, {"scheduler": ["asha", {}]}):
+        with pytest.raises(ValueError, match=f"mine has another {next(iter(other))}, and a sweep keeps how"):
+            sweep_folder.plan(at, **{**same, "search": SEARCH | other}, resume=True)
     with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
-        sweep_folder.plan(at, trials=[], space={}, search="grid", resume=True)
+        sweep_folder.plan(at, trials=[], search=SEARCH, resume=True)
 
     grown = {**same, "trials": [*same["trials"], trial.resolve(settings.override(same["trials"][0], {"seed": 7}))]}
     with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds trials"):
@@ -184,10 +188,10 @@ def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
 
 def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
     at = tmp_path / "sweeps" / "mine"
-    sweep_folder.write(at, sweep_folder.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
+    sweep_folder.write(at, sweep_folder.plan(at, trials=[], search=SEARCH, resume=False), SECRET)
     monkeypatch.setattr(sweep_folder, "_code", lambda: {"tree.py": "other"})
     with pytest.raises(ValueError, match=r"started under other code; changed since: .*tree\.py"):
-        sweep_folder.plan(at, trials=[], space={}, search="grid", resume=True)
+        sweep_folder.plan(at, trials=[], search=SEARCH, resume=True)
 
 
 def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
@@ -196,7 +200,7 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
         trial.end(at / "trials" / name, outcome)
     trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
-    sweep_folder.write(at, sweep_folder.plan(at, trials=[], space={}, search="grid", resume=False), SECRET)
+    sweep_folder.write(at, sweep_folder.plan(at, trials=[], search=SEARCH, resume=False), SECRET)
 
     def outcomes_left():
         return {p.parent.name: read_json(p)["outcome"] for p in at.glob("trials/*/outcome.json")}
@@ -265,7 +269,11 @@ def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
 def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
     monkeypatch.setenv("RAYDIFF_NOISE_SECRET", "ab" * 16)
     planned = sweep.planned(
-        "digits", names.PRESETS["digits"](), parse(sweep.SweepOptions, ["--grid", "seed=0"], None), []
+        "digits",
+        names.PRESETS["digits"](),
+        parse(sweep.SweepOptions, ["--grid", "seed=0"], None),
+        [],
+        keywords={"search": {}},
     )
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 

@@ -107,15 +107,15 @@ def test_clients_that_are_other_records_have_none(tmp_path: Path, tiny: Experime
 @pytest.mark.parametrize(
     ("plan", "why"),
     [
-        ({"search": "optuna"}, "the search chose trials"),
-        ({"search": "asha fedavg"}, "the search chose trials"),
-        ({"search": "grid", "extended": True}, "trials were added when others had been seen"),
+        ({"suggested": 4}, "the search chose trials"),
+        ({"scheduler": ["asha", {}]}, "the search chose trials"),
+        ({"extended": True}, "trials were added when others had been seen"),
     ],
 )
 def test_trials_that_were_chosen_by_others_have_none(folder: Path, plan: dict[str, Any], why: str) -> None:
     (folder / "sweep.json").write_text(json.dumps({**plan, "trials": []}))
     assert composed_guarantee(folder).startswith(f"no composed epsilon: {why}")
-    (folder / "sweep.json").write_text(json.dumps({"search": "random", "trials": []}))
+    (folder / "sweep.json").write_text(json.dumps({"search": ["random", {}], "trials": []}))
     assert composed_guarantee(folder).startswith("all 2 trials composed: epsilon 6.58 ")
 
 

@@ -1,150 +1,178 @@
-"""Optuna's study: repeats run once, results come from the trials' files, and damage is mended or named."""
+"""Suggestions of a sweep: one trial per experiment, results from the trials' files, and nothing else to keep."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
-from planned import planned_as
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
-from raydiff.runtime import launch, search
-from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.plan import Planned, SweepRequest
-from raydiff.runtime.search import LOG, Suggestions
+from raydiff.experiment.overrides import override
+from raydiff.experiment.study import Study
+from raydiff.runtime import launch
+from raydiff.runtime.plan import Planned, SweepRequest, plan
+from raydiff.runtime.search import BARREN, Suggestions
 
 RATE = "method.local.learning_rate"
+RATES = {RATE: ("loguniform", (1e-4, 1e-2))}
 
 
 @pytest.fixture
 def plan_of(tmp_path, tiny):
-    """(the space, number of samples) -> a sweep without planned trials."""
+    """(space, number of samples, searcher) -> a plan that is saved, without baselines."""
+    base = override(tiny, {"runtime.storage": str(tmp_path)})
 
-    def plan_of(space: dict, samples: int) -> Planned:
-        asked = SweepRequest(search="optuna", sample=space, samples=samples)
-        return dataclasses.replace(planned_as(tmp_path / "s", [], base=tiny, asked=asked), metric="eval/fd_cnn/all")
+    def plan_of(space: dict, samples: int, search: object = "optuna") -> Planned:
+        asked = SweepRequest(search=search, sample=space, samples=samples)
+        planned = plan("p", Study(experiment=base), asked, name="s")
+        trial.keep_secret(planned.folder, planned.secret) if planned.folder.exists() else planned.folder.mkdir(
+            parents=True
+        )
+        trial.keep_secret(planned.folder, planned.secret)
+        return planned
 
-    (tmp_path / "s").mkdir()
     return plan_of
 
 
-def finish(plan: Planned, experiment: Experiment, value: float) -> None:
-    this = trial.Trial(experiment, plan.folder)
-    this.folder.mkdir(parents=True, exist_ok=True)
-    (this.folder / "metrics.jsonl").write_text(json.dumps({"step": 0, search.metric(plan): value}) + "\n")
+def finish(planned: Planned, experiment: Experiment, value: float) -> None:
+    """Leave the files of a finished trial."""
+    this = trial.Trial(experiment, planned.folder)
+    trial.begin(this)
+    (this.folder / "metrics.jsonl").write_text(json.dumps({"step": 0, planned.objective: value}) + "\n")
     trial.end(this.folder, "finished", final={"time/seconds": 1.0})
 
 
-def run(plan: Planned) -> tuple[list[Experiment], SweepProgress]:
-    """What Optuna lets run, each finished at once, and what the user reads."""
-    suggestions, progress, ran = Suggestions(plan), SweepProgress(plan), []
-    progress.total -= len(suggestions.experiments) - len(suggestions.distinct)
-    for experiment in [
-        *progress.begin_fit((e, trial.Trial(e, plan.folder).outcome()) for e in suggestions.distinct.values())
-    ]:
-        finish(plan, experiment, 1.0)
-    for experiment in suggestions.more(progress.skip):
-        finish(plan, experiment, float(len(ran)))
-        progress._done(experiment, 1.0)
+def run(planned: Planned, suggestions: Suggestions | None = None) -> list[Experiment]:
+    """All suggestions, each finished at once with its number as value."""
+    ran: list[Experiment] = []
+    for experiment in (suggestions or planned.suggestions()).more():
+        if experiment is None:
+            break
+        finish(planned, experiment, float(len(ran)))
         ran.append(experiment)
-    suggestions.learn()
-    return ran, progress
+    return ran
 
 
+@pytest.mark.parametrize("search", ["random", "optuna"])
 @pytest.mark.parametrize(
     ("space", "distinct"),
     [
         ({RATE: ("choice", (0.001, 0.002))}, 2),
-        ({RATE: ("choice", (0.001,))}, 1),
         ({RATE: ("choice", (0.1, 0.10000000000000001))}, 1),
-        ({RATE: ("uniform", (0.1, 0.1))}, 1),
         ({"seed": ("randint", (0, 2))}, 2),
         ({"seed": ("choice", (0, 0, 1))}, 2),
-        ({RATE: ("loguniform", (1e-4, 1e-2))}, 8),
+        (RATES, 8),
+        ({RATE: ("uniform", (0.001, 0.1)), "method.local.steps": ("choice", (2, -1))}, 8),
     ],
 )
-def test_repeats_run_once_and_leave_no_fraction_above_one(plan_of, space, distinct, capsys):
-    plan = plan_of(space, 8)
-    ran, progress = run(plan)
-    assert len({e.digest for e in ran}) == len(ran) == distinct
-    assert (progress.done, progress.failed, progress.total) == (distinct, 0, distinct)
-    assert capsys.readouterr().out.count("suggested again, has the result of its one trial") == 8 - distinct
-    study = search._study(plan)
-    assert [t.state.name for t in study.trials] == ["COMPLETE"] * 8 and launch._finished(plan)
-    for each in study.trials:
-        assert each.value == next(
-            n for n, e in enumerate(ran) if search.overrides.flat(e).items() >= each.params.items()
-        )
+def test_an_experiment_runs_once_and_a_finished_search_has_nothing_left(plan_of, space, distinct, search):
+    planned = plan_of(space, 8, search)
+    suggestions = dataclasses.replace(planned, trials=()).suggestions(8)
+    ran = run(planned, suggestions)
+    assert len({e.digest for e in ran}) == len(ran) == len(suggestions.distinct) == distinct
+    repeats = suggestions.asked - distinct - len(suggestions.refused)
+    assert distinct == 8 or repeats > 0 or search == "random"
+    assert suggestions.counts.startswith(
+        f"asked for {suggestions.asked} settings: {distinct} experiments, {repeats} repeats"
+    )
+    assert all("steps=-1: refused, " in line for line in suggestions.refused)
+    if search == "random":  # All its trials are planned.
+        assert {e.digest for e in planned.trials} == {e.digest for e in ran} and planned.total == distinct
+        assert [*planned.refused] == suggestions.refused and bool(planned.counts) == (suggestions.asked > distinct)
+    else:
+        assert launch._finished(plan_of(space, 8)) and launch._finished(plan_of(space, 9)) == (distinct < 8)
 
 
-def test_the_same_suggestion_on_two_slots_waits_for_the_one_trial_that_runs(plan_of):
-    plan, repeats = plan_of({RATE: ("choice", (0.001,))}, 4), []
-    suggestions = Suggestions(plan)
-    (only,) = suggestions.more(repeats.append)
-    assert repeats == [only] * 3 and {t.state.name for t in search._study(plan).trials} == {"RUNNING"}
-    assert [*Suggestions(plan).distinct] == [only.digest] and not launch._finished(plan)
-    finish(plan, only, 5.0)
-    suggestions.learn()
-    assert [t.value for t in search._study(plan).trials] == [5.0] * 4 and launch._finished(plan)
+def test_a_resumed_search_asks_what_it_would_have_asked(plan_of):
+    planned = plan_of(RATES, 6)
+    whole = [e.digest for e in run(planned)]
+    again = dataclasses.replace(planned, folder=planned.folder.with_name("again"))
+    again.folder.mkdir()
+    trial.keep_secret(again.folder, again.secret)
+    first = run(again, again.suggestions(4))
+    assert [e.digest for e in first] == whole[:4] and not launch._finished(again)
+    for experiment in first:  # Optuna reads the values of an earlier process too, in whatever order.
+        finish(again, experiment, 1.0)
+    assert len(run(again)) == 2 and launch._finished(again)
 
 
-def test_a_suggestion_that_is_no_experiment_fails_by_name(plan_of, capsys):
-    ran, progress = run(plan_of({"method.local.steps": ("choice", (-1,))}, 3))
-    assert not ran and (progress.done, progress.failed) == (0, 3)
-    assert capsys.readouterr().out.splitlines()[0].startswith("[1/3] steps=-1: FAILED, ")
+def test_what_an_earlier_process_left_open_is_no_new_suggestion(plan_of):
+    planned = plan_of(RATES, 3)
+    more = planned.suggestions().more()
+    for experiment in (next(more), next(more)):
+        trial.begin(trial.Trial(experiment, planned.folder))
+    again = planned.suggestions()
+    assert len(again.distinct) == 2 and again.left == 1 and not launch._finished(planned)
 
 
-DAMAGE = {
-    "cut short": lambda text: text[:-40],
-    "the last newline": lambda text: text[:-1],
-    "all but one line": lambda text: text[: text.index(b"\n") + 1],
-    "within the first line": lambda text: text[:20],
-    "empty": lambda text: b"",
-    "NULs at the end": lambda text: text[:-40] + b"\0" * 40,
-    "only NULs": lambda text: b"\0" * len(text),
-    "gone": None,
-    "its lock is left": lambda text: text,
-    "a byte of garbage": lambda text: text[:300] + b"\xff" + text[301:],
-    "NULs within": lambda text: text[:300] + b"\0" * 30 + text[330:],
-    "another file": lambda text: b"{}\n",
-    "a list": lambda text: b"[1]\n" + text,
-    "a folder": "folder",
-}
+class Waits:
+    """A searcher from outside: half of the range, then, once that has ended, half of the best."""
+
+    adaptive = True
+
+    def __init__(self, space, *, seed, lower_is_better, factor=0.5):
+        (self.path,) = space
+        self.factor = factor
+
+    def ask(self, done):
+        if done and done[-1].state == "running":
+            return None
+        return {self.path: self.factor * (done[-1].settings[self.path] if done else 1.0)}
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_study_goes_on_or_is_named_and_its_remedy_works(plan_of, damage):
-    """What is removed is asked again: the same seed suggests the same."""
-    plan, change = plan_of({RATE: ("loguniform", (1e-4, 1e-2))}, 4), DAMAGE[damage]
-    run(dataclasses.replace(plan, asked=dataclasses.replace(plan.asked, samples=3)))
-    log, finished = plan.folder / LOG, sorted(plan.folder.glob("trials/*/outcome.json"))
-    text = log.read_bytes()
-    log.unlink()
-    if change == "folder":
-        log.mkdir()
-    elif change is not None:
-        log.write_bytes(change(text))
-    if damage == "its lock is left":
-        Path(f"{log}.lock").symlink_to(log)
-    if damage in ("a byte of garbage", "NULs within", "another file", "a list", "a folder"):
-        with pytest.raises(ValueError, match=f"Optuna's study {log} (is damaged.*: remove it|cannot be read)"):
-            launch._finished(plan)
-        log.rmdir() if log.is_dir() else log.unlink()
-    _, progress = run(plan)
-    assert launch._finished(plan) and progress.total == progress.done + progress.failed <= 4
-    assert len([*plan.folder.glob("trials/*")]) >= 4 and all(path.exists() for path in finished)
-    states = [t.state.name for t in search._study(plan).trials]
-    assert states.count("COMPLETE") == 4, states
+def test_a_searcher_from_outside_takes_keywords_and_may_wait(plan_of):
+    planned = plan_of({RATE: ("uniform", (0.0, 1.0))}, 3, ("test_search:Waits", {"factor": 0.25}))
+    suggestions = planned.suggestions()
+    more = suggestions.more()
+    first = next(more)
+    trial.begin(trial.Trial(first, planned.folder))
+    assert [next(more), next(more)] == [None, None] and suggestions.left == 0
+    finish(planned, first, 2.0)
+    assert next(more).method.local.learning_rate == 0.25**2 and suggestions.left == 1
+    assert suggestions.summary(lower_is_better=True).endswith(": 2: learning_rate=0.25")
 
 
-def test_the_best_trial_is_shown_once(plan_of):
-    plan = plan_of({RATE: ("choice", (0.001,))}, 2)
-    suggestions = Suggestions(plan)
-    assert len([*search.best(plan)]) == 1
-    (only,) = suggestions.more(lambda _: None)
-    finish(plan, only, 2.0)
-    suggestions.learn()
-    assert [*search.best(plan)][:-1] == [f"Optuna's best trial by validation/fd_cnn/all: 2: {RATE}=0.001"]
+@pytest.mark.parametrize(
+    "search",
+    [
+        "optuna.samplers:RandomSampler",
+        ("optuna.samplers:QMCSampler", {"scramble": True}),
+        ("optuna.samplers:TPESampler", {"n_startup_trials": 2, "multivariate": True}),
+        "ray.tune.search.optuna:OptunaSearch",
+    ],
+)
+@pytest.mark.filterwarnings("ignore::Warning")
+def test_samplers_of_optuna_and_searchers_of_tune_search_too(plan_of, search):
+    planned = plan_of({RATE: ("loguniform", (1e-4, 1e-2)), "method.local.steps": ("choice", (2, 3))}, 4, search)
+    ran = run(planned)
+    assert len(ran) == 4 and all(1e-4 <= e.method.local.learning_rate <= 1e-2 for e in ran)
+    assert launch._finished(planned)
+
+
+@pytest.mark.parametrize(
+    ("search", "space", "message"),
+    [
+        ("tpe", RATES, "searcher: must be one of grid, random, optuna, or module:name"),
+        ("os:path", RATES, "is no searcher: it must be a class"),
+        ("test_search:Gone", RATES, "cannot be imported"),
+        (("optuna", {"startup": 1}), RATES, "startup"),
+        (("test_search:Waits", {"factor": "x"}), RATES, "the searcher failed: TypeError"),
+        ("optuna", {"method.local.steps": ("choice", (-1,))}, "steps=-1: refused, "),
+        ("random", {"method.local.steps": ("choice", (-1,))}, "steps=-1: refused, "),
+        ("random", {RATE: ("normal", (0, 1))}, "must be one of uniform, loguniform, randint, choice"),
+        ("random", {"method.local.step": ("choice", (1,))}, "did you mean"),
+        ("random", {"clients": ("uniform", (2.0, 5.0))}, "clients takes no values of uniform"),
+        ("optuna", {}, "needs a sample"),
+        ("grid", RATES, "takes no sample"),
+    ],
+)
+def test_what_cannot_search_is_refused_before_anything_runs(plan_of, search, space, message):
+    with pytest.raises(ValueError, match=message):
+        plan_of(space, 4, search)
+
+
+def test_a_search_without_new_settings_ends(plan_of):
+    suggestions = plan_of({RATE: ("choice", (0.001,))}, 4).suggestions()
+    assert len([*suggestions.more()]) == 1 and suggestions.asked == 1 + BARREN and suggestions.left == 0
