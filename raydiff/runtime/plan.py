@@ -73,7 +73,8 @@ class Planned:
             "base": self.base.digest if self.suggested else None,
             "suggested": self.suggested,
         }
-        return json.loads(json.dumps(fields))
+        stored: dict[str, Any] = json.loads(json.dumps(fields))
+        return stored
 
     @property
     def objective(self) -> str:

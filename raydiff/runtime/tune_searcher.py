@@ -39,8 +39,8 @@ class TuneSearcher:
             if proposal.state != "running" and number not in self._told:
                 self._told.add(number)
                 self._tell(number, proposal)
-        settings = self._searcher.suggest(str(len(done)))
-        if settings is None or settings == Suggester.FINISHED:
+        settings: dict[str, Any] | str | None = self._searcher.suggest(str(len(done)))
+        if settings is None or isinstance(settings, str):  # Suggester.FINISHED
             return None
         self._asked.add(len(done))
         return settings
