@@ -25,8 +25,8 @@ from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.searchers import Chosen, Space
 from raydiff.experiment.study import Arm, Study
 from raydiff.federated.method import Method
-from raydiff.formats import metric_names
 from raydiff.formats.json_files import outcomes, read_lines, read_plan
+from raydiff.formats.metric_records import Metric, columns, read_metrics, select_shown
 from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
@@ -96,15 +96,20 @@ class Run:
     @property
     def metrics(self) -> Numbers:
         """The final numbers that one compares, by plain names as in MLflow: distances, epsilon, attacks, costs."""
-        return Numbers(metric_names.plain(self.all_metrics))
+        return Numbers(select_shown(self.records))
 
     @property
     def all_metrics(self) -> dict[str, float]:
-        """Every final number by its name in the report's tables: with intervals, noise floors, each class, attack and
+        """Every final number by its column in the report's tables: with intervals, noise floors, each attack and
         sampler."""
+        return columns(self.records)
+
+    @property
+    def records(self) -> list[Metric]:
+        """Every final number as a record."""
         outcome = self.finished.trial.outcome()
         assert outcome is not None
-        return dict(outcome["final"])
+        return read_metrics(outcome["final"])
 
     @property
     def rounds(self) -> pd.DataFrame:
@@ -112,7 +117,10 @@ class Run:
         import pandas as pd
 
         lines = read_lines(self.folder / "metrics.jsonl")
-        return pd.DataFrame([{k: v for k, v in line.items() if not isinstance(v, Mapping)} for line in lines])
+        rows = [
+            {"step": line["step"], "time": line["time"], **columns(read_metrics(line["metrics"]))} for line in lines
+        ]
+        return pd.DataFrame(rows)
 
     @property
     def ledger(self) -> pd.DataFrame:

@@ -34,7 +34,7 @@ def result(this: Trial) -> dict[str, object]:
     """Its outcome, commits and rounds, without times and without what only says that an upload was resent."""
     outcome, storage = this.outcome(), storage_at(this.folder, private=True)
     assert outcome is not None
-    outcome["final"] = {k: v for k, v in outcome["final"].items() if not k.startswith("time/")}
+    outcome["final"] = [metric for metric in outcome["final"] if metric["name"] != "time/seconds"]
     names = [name for name in storage.list_names() if name.startswith("commit-")]
     commits = [json.loads(storage.get(name) or b"") for name in names]
     for commit in commits:

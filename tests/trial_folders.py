@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
-import json
 import math
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raydiff.formats.json_files import dumps
+from raydiff.formats.metric_records import CUMULATIVE, ENDINGS, SECONDS, Metric
+
+SPLITS = ("eval", "new", "validation")
+ABOUT = {
+    str(metric): metric
+    for metric in (
+        *CUMULATIVE,
+        SECONDS,
+        Metric(name="fd_cnn", group="all", rank=2, lower_is_better=True, shown="distance_all"),
+        Metric(name="fd_cnn", group="minor", rank=1, lower_is_better=True, shown="distance_minority"),
+        Metric(name="kd_cnn", group="all", rank=4, lower_is_better=True, shown="distance_all"),
+        Metric(name="accuracy", shown="accuracy"),
+        *(Metric(name="auc", target=name, attack="best", shown=f"attack_auc_{name}") for name in ("global", "client")),
+    )
+}
+"""Column, without its split -> what raydiff says of such a metric."""
 GAUSSIAN = {"unit": "example", "relation": "replace_one", "trust": "local"}
 FIELDS: dict[str, dict[str, Any]] = {
     "PFDM": {
@@ -50,11 +68,40 @@ def write_trial(
         "runtime": {"kind": "Runtime", "threads": 1, "workers": 1},
         "data_digest": f"hmac:fb425{split}",
     }
-    (folder / "config.json").write_text(json.dumps(config, indent=1))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines or []))
+    (folder / "config.json").write_text(dumps(config, indent=1))
+    (folder / "metrics.jsonl").write_text("".join(dumps(line) + "\n" for line in lines or []))
     if outcome is not None:
-        (folder / "outcome.json").write_text(json.dumps(outcome))
+        (folder / "outcome.json").write_text(dumps(outcome))
     return folder
+
+
+def metric(column: str, value: float) -> Metric:
+    """The metric that has this column."""
+    words = column.split("/")
+    where: dict[str, Any] = {}
+    if words[0] == "attack":
+        where = {"target": words[1], "attack": words[2]}
+        words = words[3:]
+    for field, values in (("split", SPLITS), ("sampler", ("ddim", "ancestral"))):
+        if words[0] in values:
+            where[field] = words.pop(0)
+    stem, _, ending = words[-1].rpartition("_")
+    if stem and ending in ENDINGS:
+        where["role"] = ending
+        words[-1] = stem
+    if words[-1] in ("all", "major", "minor", "real"):
+        where["group"] = words.pop()
+    if where.get("group") == "real":
+        where["role"] = "real"
+    name = "/".join(words)
+    of_method = Metric(name=name, shown=name.replace("/", "_") if not where else "")
+    about = ABOUT.get(column.partition("/")[2] if where.get("split") else column, of_method)
+    return replace(about, name=name, value=value, **where)
+
+
+def written(values: Mapping[str, float]) -> list[dict[str, Any]]:
+    """Metrics by column, as files have them."""
+    return [metric(column, value).to_json() for column, value in values.items()]
 
 
 def finished(epsilon: float, distance: float, **changes: Any) -> dict[str, Any]:
@@ -83,18 +130,22 @@ def finished(epsilon: float, distance: float, **changes: Any) -> dict[str, Any]:
     for group, factor in (("all", 0.6), ("major", 0.7), ("minor", 1.0)):
         final.setdefault(f"eval/fd_cnn/{group}", distance * factor)
         final.setdefault(f"eval/fd_cnn/{group}_floor", 0.686 if group != "all" else 0.431)
-    return {"outcome": "finished", "final": final, "server": guarantee, "outsiders": guarantee}
+    return {"outcome": "finished", "final": written(final), "server": guarantee, "outsiders": guarantee}
 
 
 def line(step: int, epsilon: float = 9.77, **more: Any) -> dict[str, Any]:
     """A round of metrics.jsonl."""
-    privacy: dict[str, Any] = {
+    values = {
         "privacy/epsilon_server": epsilon,
         "privacy/epsilon_outsiders": epsilon,
         "privacy/auc_ceiling": 0.9,
+        "comm/bytes_up": 100.0,
+        "time/seconds": 2.0,
+        **{k: v for k, v in more.items() if "/" in k},
     }
-    privacy |= {view: finished(epsilon, 1.0)[view] for view in ("server", "outsiders")}
-    return {"step": step, "time": 1.8e9 + step, **privacy, "comm/bytes_up": 100.0, "time/seconds": 2.0, **more}
+    fields = {view: finished(epsilon, 1.0)[view] for view in ("server", "outsiders")}
+    fields |= {k: v for k, v in more.items() if "/" not in k}
+    return {"step": step, "time": 1.8e9 + step, "metrics": written(values), **fields}
 
 
 def stop(sweep: Path, digest: str, epsilon: float, distance: float, **fields: Any) -> None:

@@ -12,7 +12,6 @@ DOMIAS). DIR gets readings.json, readings.csv and roc.png. No reading is a guara
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
@@ -29,6 +28,8 @@ from raydiff.evaluation.attacks import anonymeter, closest, domias, lira, quanti
 from raydiff.evaluation.attacks.membership import LOW_FPRS, Interval, attack, needed
 from raydiff.evaluation.figures import draw_roc
 from raydiff.formats.csv_files import write_csv
+from raydiff.formats.json_files import dumps
+from raydiff.formats.metric_records import columns
 from raydiff.formats.tables import aligned
 from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
@@ -78,7 +79,7 @@ def _write(out: Path, readings: Sequence[Mapping[str, Any]], **about: Any) -> No
     """Write readings.json, with `about` in it, and readings.csv; at least one reading."""
     out.mkdir(parents=True, exist_ok=True)
     content = {**about, "privacy": "none", "made_by": sweep_folder.version(), "readings": readings}
-    write_text(out / "readings.json", json.dumps(content, indent=1))
+    write_text(out / "readings.json", dumps(content, indent=1))
     write_csv(out / "readings.csv", pd.DataFrame(readings))
 
 
@@ -164,7 +165,7 @@ def reading(name: str, scores: dict[str, Tensor], timesteps: Sequence[int]) -> t
     """(a row of readings.csv, the column of the scores (n, S + 1) that the calibration records chose)."""
     result = attack(**scores)
     column = result.timestep_index
-    rates = {key.removeprefix("/"): value for key, value in result.metrics("").items() if key != "/timestep_index"}
+    rates = columns(metric for metric in result.metrics() if metric.name != "timestep_index")
     empty: dict[str, Any] = dict.fromkeys(f"{TPR}{end}" for end in ("", "_low", "_high"))
     return {"attack": name, "timestep": [*timesteps, "mean"][column], **empty, **rates}, column
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from raydiff.cli.options import StorageOptions, parse, positional
 from raydiff.formats.json_files import read_lines, read_outcome
+from raydiff.formats.metric_records import read_metrics
 from raydiff.runtime import sweep_folder
 
 PERIOD_S = 1.0  # between looks at the files
@@ -49,8 +50,7 @@ def lines(folder: Path, *, follow: bool = False) -> Iterator[str]:
         for line in (line for line in rounds if line["step"] not in shown):
             shown.add(line["step"])
             at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(line["time"]))
-            metrics = {k: v for k, v in line.items() if k not in ("step", "time") and not isinstance(v, dict)}
-            yield f"{at} round {line['step'] + 1}: {', '.join(_numbers(metrics))}"
+            yield f"{at} round {line['step'] + 1}: {', '.join(_numbers(line['metrics']))}"
             reasons = rejected.get(line["step"], {})
             yield from (f"  rejected {who}: {reasons[who]}" for who in reasons if who not in ("step", "time"))
         if outcome is not None or not follow:
@@ -61,10 +61,10 @@ def lines(folder: Path, *, follow: bool = False) -> Iterator[str]:
         return
     yield f"{outcome['outcome']}" + (f": {outcome['reason']}" if outcome.get("reason") else "")
     yield from (outcome[name] for name in ("text", "released") if name in outcome)
-    yield from (f"  {number}" for number in _numbers(dict(sorted(outcome.get("final", {}).items()))))
+    yield from (f"  {number}" for number in sorted(_numbers(outcome.get("final", []))))
     if outcome["outcome"] == "failed" and (folder / "error.txt").exists():
         yield (folder / "error.txt").read_text().rstrip()
 
 
-def _numbers(metrics: Mapping[str, Any]) -> list[str]:
-    return [f"{k} {v:.4g}" for k, v in metrics.items() if not k.startswith("client/")]
+def _numbers(written: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [f"{metric} {metric.value:.4g}" for metric in read_metrics(written) if metric.part is None]

@@ -17,7 +17,7 @@ from raydiff.cli.options import parse_known
 from raydiff.experiment import config, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Study
-from raydiff.formats import metric_names
+from raydiff.formats.metric_records import read_metrics, select_shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
         print(f"{outcome.get('outcome', 'not finished')}: {outcome.get('reason', 'no reason recorded')}")
     else:
         print(f"{outcome['text']}\n{outcome['released']}")
-        for metric, value in metric_names.plain(outcome["final"]).items():
+        for metric, value in select_shown(read_metrics(outcome["final"])).items():
             print(f"  {metric} {value:.4g}")
     print(f"files: {ended.folder / 'trials' / planned.trials[0].digest}")
     report = shlex.join(["raydiff", "report", str(ended.folder)])

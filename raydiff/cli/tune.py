@@ -18,7 +18,7 @@ from pathlib import Path
 from raydiff.cli import arguments
 from raydiff.cli.options import check, parse_known
 from raydiff.data import datasets
-from raydiff.evaluation.metrics import lower_is_better
+from raydiff.evaluation.metrics import metric_to_rank_by
 from raydiff.experiment import overrides, tuning
 from raydiff.experiment.study import Study
 
@@ -53,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
     evaluation = next(iter(candidates.values())).start.evaluation
     assert evaluation is not None  # `candidates` would have raised.
     metric = options.metric or evaluation.headline(datasets.load(base.data).modality)
-    lower = lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
+    lower = bool(metric_to_rank_by(metric, evaluation, newcomers=base.newcomers is not None).lower_is_better)
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
     asked = SweepRequest(metric=metric, experiment=options.experiment)
     planned = plan(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)

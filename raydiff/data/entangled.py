@@ -8,6 +8,8 @@ import math
 import torch
 from torch import Tensor
 
+from raydiff.formats.metric_records import Metric
+
 
 def mixing(xi: float, clients: int) -> float:
     """r in pi_k = (1 - r) u_k + r u, at which every pair of the K clients has the coefficient xi in [0, 1).
@@ -51,14 +53,14 @@ def coefficients(counts: Tensor) -> Tensor:
     return unit @ unit.T
 
 
-def measured(counts: Tensor) -> dict[str, float]:
+def measured(counts: Tensor) -> list[Metric]:
     """Metrics of a partition with counts (K, m): average coefficient over pairs, by which the paper names experiments
     (appendix A.1), the largest, and Theorem 2's condition, that all are below 1 / (K - 1)^2. Empty for one client."""
     clients = len(counts)
     if clients < 2:
-        return {}
+        return []
     rows, columns = torch.triu_indices(clients, clients, offset=1)
     pairs = coefficients(counts)[rows, columns]
     holds = pairs.max() < 1 / (clients - 1) ** 2
     of = {"entanglement_mean": pairs.mean(), "entanglement_max": pairs.max(), "theorem2": holds}
-    return {f"partition/{name}": float(value) for name, value in of.items()}
+    return [Metric(name=f"partition/{name}", value=float(value)) for name, value in of.items()]

@@ -1,8 +1,8 @@
 """METRICS: what is measured of the samples of a client's model.
 
-A metric is a function of `Drawn` that returns numbers by name, or {} where there is nothing for it to measure. One of
-another package is named `module:name`: its numbers have its name, or begin with it (`vendi`, `vendi/minor`), and its
-attribute `lower_is_better` says which way is up.
+A metric is a function of `Drawn` that returns records (`formats.metric_records`), none where there is nothing for it to
+measure. One of another package is named `module:name` and returns a number, or several by name (`vendi/NAME`). Its
+attribute `lower_is_better` says which way is up, `bounds` (least, greatest) and `unit` may say more.
 
 Shapes: n samples, N records, K label columns; column 0 is the class.
 """
@@ -13,8 +13,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from numbers import Real
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,8 +26,8 @@ from raydiff.data.records import Records, half_counts
 from raydiff.evaluation.quality import distances, downstream, features
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.quality.neighbours import FED_BACK, coverage, memorized_fraction
-from raydiff.federated.method import Deployed, Metrics
-from raydiff.formats.metric_names import FAMILIES, SAMPLERS, Metric
+from raydiff.federated.method import Deployed
+from raydiff.formats.metric_records import COMPARED, DETAILED, FRACTION, UNBOUNDED, Metric
 from raydiff.models.d3pm import codes_of
 from raydiff.tree import Params
 
@@ -36,6 +35,9 @@ if TYPE_CHECKING:
     from raydiff.evaluation.suite import Evaluation
 
 Groups = Mapping[str, tuple[int, ...]]  # classes by the name of their group
+LABEL_ACCURACY = Metric(name="label_accuracy", lower_is_better=False, bounds=FRACTION)
+OWN_CLASSES = Metric(name="own_classes", lower_is_better=False, bounds=FRACTION)
+MEMORIZED = Metric(name="memorized_fraction", bounds=FRACTION)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,41 +72,44 @@ class Drawn:
         return network(self.images, weights), network(self.reference.images, weights)
 
 
-def accuracy(drawn: Drawn) -> Metrics:
-    """Of a classifier, on the whole split: `accuracy` and, lower for better, `utility_loss`."""
+def accuracy(drawn: Drawn) -> list[Metric]:
+    """Accuracy of a classifier on the whole split."""
     if drawn.deployed.classify is None:
-        return {}
+        return []
     records = drawn.dataset.splits[drawn.split]
     right = distances.label_accuracy(drawn.deployed.classify(records.images), records.labels[:, 0])
-    return {"accuracy": right, "utility_loss": 1 - right}
+    return [tables.ACCURACY.with_value(right), tables.UTILITY_LOSS.with_value(1 - right)]
 
 
-def frechet_distances(drawn: Drawn) -> Metrics:
+def frechet_distances(drawn: Drawn) -> list[Metric]:
     """Frechet distances of the large groups, with floors."""
     if not len(drawn.images):
-        return {}
+        return []
     return distances.frechet_distances(**_compared(drawn), features=drawn.config.features)
 
 
-def kernel_distances(drawn: Drawn) -> Metrics:
+def kernel_distances(drawn: Drawn) -> list[Metric]:
     """Kernel distances of the large groups, with floors."""
     if not len(drawn.images):
-        return {}
+        return []
     return distances.kernel_distances(**_compared(drawn), features=drawn.config.features)
 
 
-def sample_coverage(drawn: Drawn) -> Metrics:
-    """Precision, recall, density and coverage at equal counts: the mean over both halves of the reference; `_real` is
+def sample_coverage(drawn: Drawn) -> list[Metric]:
+    """Precision, recall, density and coverage at equal counts: the mean over both halves of the reference; role real is
     that of one half beside the other. A group with too few records for the neighbours is left out."""
     if not len(drawn.images):
-        return {}
-    neighbours, metrics = drawn.config.neighbours, Metrics()
-    for name, samples, a, b in distances.beside_halves(**_compared(drawn)):
+        return []
+    neighbours = drawn.config.neighbours
+    metrics: list[Metric] = []
+    for group, samples, a, b in distances.beside_halves(**_compared(drawn)):
         if len(a) <= neighbours:
             continue
         one, other, real = (coverage(x, y, neighbours=neighbours) for x, y in ((samples, a), (samples, b), (a, b)))
-        metrics |= {f"{k}/{name}": (one[k] + other[k]) / 2 for k in one}
-        metrics |= {f"{k}/{name}_real": value for k, value in real.items()}
+        for name, value in real.items():
+            metric = Metric(name=name, group=group, lower_is_better=False)
+            metrics.append(metric.with_value((one[name] + other[name]) / 2))
+            metrics.append(metric.with_value(value, role="real"))
     return metrics
 
 
@@ -121,40 +126,42 @@ def _compared(drawn: Drawn) -> dict[str, Any]:
     }
 
 
-def label_accuracy(drawn: Drawn) -> Metrics:
-    """The network's accuracy on samples, `label_accuracy/<group>`, and on real records, `label_accuracy/real`, its
-    ceiling; `own_classes`: the fraction of samples of a class that the client has."""
+def label_accuracy(drawn: Drawn) -> list[Metric]:
+    """The network's accuracy on samples, and on real records, its ceiling; OWN_CLASSES is the fraction of samples of a
+    class that the client has."""
     if not len(drawn.images):
-        return {}
+        return []
     classes, of_real = drawn.labels[:, 0], drawn.reference.labels[:, 0]
     logits, logits_real = (features.cnn_logits(drawn.cnn, x) for x in (drawn.images, drawn.reference.images))
-    metrics = {"own_classes": float(torch.isin(logits.argmax(1), of_real.unique()).double().mean())}
+    metrics = [OWN_CLASSES.with_value(torch.isin(logits.argmax(1), of_real.unique()).double().mean())]
     if not drawn.deployed.conditional:
         return metrics
-    metrics["label_accuracy/real"] = distances.label_accuracy(logits_real, of_real)
-    for name, members in drawn.large_groups.items():
+    metrics.append(LABEL_ACCURACY.with_value(distances.label_accuracy(logits_real, of_real), group="real", role="real"))
+    for group, members in drawn.large_groups.items():
         mask = torch.isin(classes, torch.tensor(members))
         if mask.any():
-            metrics[f"label_accuracy/{name}"] = distances.label_accuracy(logits[mask], classes[mask])
+            right = distances.label_accuracy(logits[mask], classes[mask])
+            shown = "label_accuracy" if group == "all" else ""
+            metrics.append(LABEL_ACCURACY.with_value(right, group=group, shown=shown))
     return metrics
 
 
-def memorized(drawn: Drawn) -> Metrics:
-    """`memorized_fraction` of the final samples, with `/sanity`: of the client's own records, fed back."""
+def memorized(drawn: Drawn) -> list[Metric]:
+    """Memorised fraction of the final samples; group sanity: of the client's own records, fed back."""
     if not len(drawn.images) or drawn.split != "test":
-        return {}
+        return []
     training = drawn.client_records.images
-    return {
-        "memorized_fraction": memorized_fraction(drawn.images, training),
-        "memorized_fraction/sanity": memorized_fraction(training[:FED_BACK], training),
-    }
+    return [
+        MEMORIZED.with_value(memorized_fraction(drawn.images, training), shown="memorized_fraction"),
+        MEMORIZED.with_value(memorized_fraction(training[:FED_BACK], training), group="sanity"),
+    ]
 
 
-def downstream_accuracy(drawn: Drawn) -> Metrics:
+def downstream_accuracy(drawn: Drawn) -> list[Metric]:
     """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
     config, local, real = drawn.config, drawn.client_records, drawn.reference
     if not (len(drawn.images) and drawn.split == "test" and config.downstream and drawn.deployed.conditional):
-        return {}
+        return []
     images, labels = drawn.images, drawn.labels
     if config.per_class is not None:
         labels = downstream.labels_per_class(local.labels, config.per_class)
@@ -169,16 +176,16 @@ def downstream_accuracy(drawn: Drawn) -> Metrics:
     )
 
 
-def table_quality(drawn: Drawn) -> Metrics:
+def table_quality(drawn: Drawn) -> list[Metric]:
     """`tables.quality` of rows."""
     if not len(drawn.images):
-        return {}
+        return []
     samples = codes_of(drawn.images), drawn.labels[:, 0]
     local, real = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, drawn.reference))
     return tables.quality(samples, local, real, classes=drawn.dataset.cardinalities[0])
 
 
-METRICS: lookup.Door[Callable[[Drawn], Metrics]] = lookup.Door(
+METRICS: lookup.Door[Callable[[Drawn], Any]] = lookup.Door(
     "metric",
     {
         "accuracy": accuracy,
@@ -195,45 +202,58 @@ METRICS: lookup.Door[Callable[[Drawn], Metrics]] = lookup.Door(
 ALL = "all"  # in `Evaluation.metrics`: every metric of the data's modality
 BY_FEATURES = ("frechet", "kernel", "coverage")  # read in the space of the feature network
 BY_SAMPLER = (*BY_FEATURES, "labels")  # also measured of each of the model's samplers by itself
-TAKEN = (*FAMILIES, *SAMPLERS, "class", "client")  # first words of numbers that no outside metric may take
 GROUPS = ("all", "major", "minor")
-RANKED = {
-    "accuracy": ("utility_loss", "accuracy"),
-    "frechet": tuple(f"{distance}/{group}" for distance in ("fd_cnn", "fid") for group in GROUPS),
-    "kernel": tuple(f"{distance}/{group}" for distance in ("kd_cnn", "kid") for group in GROUPS),
-    "labels": tuple(f"label_accuracy/{group}" for group in GROUPS),
-    "table": ("tv_pairs", "tv_columns", "utility_loss", "accuracy"),
-}
-"""Metric -> the numbers of it that trials may be ranked by."""
+RESERVED = (
+    *("fd_cnn", "kd_cnn", "fid", "kid", "precision", "recall", "density", "coverage", "own_classes", "label_accuracy"),
+    *("memorized_fraction", "downstream", "blackbox", "tv_columns", "tv_pairs", "accuracy", "utility_loss"),
+    *COMPARED,
+    *DETAILED,
+)
+"""Names that no metric of another package may have."""
 
 
-def lower_is_better(metric: str, config: Evaluation, *, newcomers: bool = False) -> bool:
-    """Whether lower is better of a number to rank trials by: `eval/...`, and `new/...` where unseen clients join.
-    Raises ValueError where the evaluation has none of this name."""
-    names = METRICS if ALL in config.metrics else config.metrics
-    numbers = (number for name in names for number in RANKED.get(name, ()))
-    lower = {f"eval/{number}": bool(Metric.parse(number).lower_is_better) for number in numbers}
-    for name in filter(lookup.is_outside, config.metrics):
-        prefix = f"eval/{lookup.bare_name(name)}"
-        lower |= {
-            k: lookup.imported(name).lower_is_better for k in (prefix, metric) if f"{k}/".startswith(f"{prefix}/")
-        }
-    if newcomers:
-        lower |= {f"new/{name.removeprefix('eval/')}": is_lower for name, is_lower in lower.items()}
-    if metric not in lower:
-        raise ValueError(f"unknown metric {metric!r}{lookup.nearest(metric, lower)}")
-    return lower[metric]
+def metric_to_rank_by(name: str, config: Evaluation, *, newcomers: bool = False) -> Metric:
+    """Return the metric of a column, to rank trials by: `eval/...`, and `new/...` where unseen clients join. Raises
+    ValueError where the evaluation measures none of this name that has a direction."""
+    splits = ("eval", "new") if newcomers else ("eval",)
+    known = {str(m): m for metric in _rankable(config) for m in (replace(metric, split=split) for split in splits)}
+    for outside in (metric for metric in known.values() if metric.name not in RESERVED):
+        group = name.removeprefix(f"{outside}/")
+        if group != name:
+            known[name] = replace(outside, group=group)
+            break
+    if name not in known:
+        raise ValueError(f"unknown metric {name!r}{lookup.nearest(name, known)}")
+    return known[name]
+
+
+def _rankable(config: Evaluation) -> list[Metric]:
+    """The metrics, without split and value, that trials may be ranked by."""
+    own = {
+        "accuracy": [tables.UTILITY_LOSS, tables.ACCURACY],
+        "frechet": [distances.frechet_metric(config.features, group) for group in GROUPS],
+        "kernel": [distances.kernel_metric(config.features, group) for group in GROUPS],
+        "labels": [replace(LABEL_ACCURACY, group=group) for group in GROUPS],
+        "table": [tables.TV_PAIRS, tables.TV_COLUMNS, tables.UTILITY_LOSS, tables.ACCURACY],
+    }
+    names = [*METRICS] if ALL in config.metrics else config.metrics
+    metrics = [metric for name in names for metric in own.get(name, ())]
+    outside = [name for name in config.metrics if lookup.is_outside(name)]
+    return metrics + [_describe(lookup.bare_name(name), lookup.imported(name)) for name in outside]
 
 
 def check(names: tuple[str, ...]) -> None:
     """Raise ValueError unless each is a metric, and those of other packages have a direction and a free name."""
-    for name, metric in lookup.entries("metrics", METRICS, [name for name in names if name != ALL]).items():
-        if name in METRICS:
-            continue
-        if name in TAKEN or Metric.parse(name).family in TAKEN:
+    found = lookup.entries("metrics", METRICS, [name for name in names if name != ALL])
+    for name in (lookup.bare_name(text) for text in names if lookup.is_outside(text)):
+        metric = found[name]
+        if name in RESERVED:
             raise ValueError(f"the metric {name} is called like numbers of raydiff's own: give it another name")
         if not isinstance(getattr(metric, "lower_is_better", None), bool):
             raise ValueError(f"the metric {name} must have an attribute lower_is_better, True or False")
+        bounds = getattr(metric, "bounds", UNBOUNDED)
+        if not (isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]):
+            raise ValueError(f"the metric {name} must have bounds (least, greatest), or none, not {bounds!r}")
 
 
 def names_of(config: Evaluation, modality: Modality) -> tuple[str, ...]:
@@ -247,26 +267,38 @@ def names_of(config: Evaluation, modality: Modality) -> tuple[str, ...]:
     return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
 
 
-def measured(drawn: Drawn, *, by_sampler: bool = False) -> Metrics:
-    """Return the numbers of all configured metrics, or of those in BY_SAMPLER. Raises ValueError for a number that is
-    not named after its metric."""
-    out: Metrics = {}
+def measure(drawn: Drawn, *, by_sampler: bool = False) -> dict[str, list[Metric]]:
+    """Return the metrics of each configured name, or of those in BY_SAMPLER. Raises ValueError for what another package
+    returns unless it is a finite number within bounds, or several by name."""
+    out: dict[str, list[Metric]] = {}
     every = names_of(drawn.config, drawn.dataset.modality)
     names = [name for name in every if name in BY_SAMPLER or not by_sampler]
     for name, metric in lookup.entries("metrics", METRICS, names).items():
-        numbers = metric(drawn)
-        out |= numbers if name in METRICS else _checked(name, numbers)
+        measured = metric(drawn)
+        out[name] = measured if name in METRICS else _records(name, metric, measured)
     return out
 
 
-def _checked(name: str, numbers: Any) -> Metrics:
-    """The numbers of an outside metric as floats. Raises ValueError unless they are finite, and named after it."""
-    out: Metrics = {}
-    for k, v in numbers.items() if isinstance(numbers, Mapping) else [(name, numbers)]:
-        if not f"{k}/".startswith(f"{name}/"):
-            raise ValueError(f"the metric {name} must call its numbers {name} or {name}/..., not {k!r}")
-        value = v.item() if getattr(v, "ndim", None) == 0 else v  # a scalar of numpy or torch
-        if not (isinstance(value, Real) and math.isfinite(value)):
-            raise ValueError(f"the metric {name} must return finite numbers by name, or {{}}: {k} is {repr(v)[:80]}")
-        out[k] = float(value)
-    return out
+def _describe(name: str, function: Any) -> Metric:
+    """The metric of a function from another package, whose attributes say direction, bounds and unit."""
+    low, high = getattr(function, "bounds", UNBOUNDED)
+    unit = str(getattr(function, "unit", ""))
+    return Metric(name=name, lower_is_better=function.lower_is_better, bounds=(float(low), float(high)), unit=unit)
+
+
+def _records(name: str, function: Any, measured: Any) -> list[Metric]:
+    """The records of what a function from another package returned: a number, or several by name."""
+    described = _describe(name, function)
+    numbers = measured if isinstance(measured, Mapping) else {"": measured}
+    metrics: list[Metric] = []
+    for group, number in numbers.items():
+        value = number.item() if getattr(number, "ndim", None) == 0 else number  # a scalar of numpy or torch
+        metric = replace(described, group=str(group))
+        if not (isinstance(value, (int, float)) and math.isfinite(value)):
+            says = f"must return a finite number, or several by name, or {{}}: {metric} is {repr(value)[:80]}"
+            raise ValueError(f"the metric {name} {says}")
+        low, high = described.bounds
+        if not low <= value <= high:
+            raise ValueError(f"the metric {name} must be within {low:g} and {high:g}: {metric} is {value:g}")
+        metrics.append(metric.with_value(float(value), shown=str(metric)))
+    return metrics

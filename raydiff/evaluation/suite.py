@@ -20,12 +20,13 @@ from raydiff.data.partition import clusters, groups
 from raydiff.data.records import Records, half_counts
 from raydiff.evaluation import metrics
 from raydiff.evaluation.attacks import targets
-from raydiff.evaluation.metrics import ALL, BY_FEATURES, Drawn
+from raydiff.evaluation.metrics import ALL, BY_FEATURES, BY_SAMPLER, Drawn
 from raydiff.evaluation.quality import distances, downstream, features, inception
 from raydiff.evaluation.quality.features import FEATURES
 from raydiff.evaluation.quality.neighbours import NEIGHBOURS
-from raydiff.federated.method import Deployed, Metrics
-from raydiff.formats.metric_names import Metric
+from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
+from raydiff.federated.method import Deployed
+from raydiff.formats.metric_records import Metric, columns, mean_metrics
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
@@ -94,17 +95,20 @@ class Evaluation:
     def headline(self, modality: Modality) -> str:
         """The default metric of a sweep over data of this modality."""
         names = metrics.names_of(self, modality)
-        fd, kd = distances.distance_names(self.features)
-        numbers = {"frechet": f"{fd}/all", "kernel": f"{kd}/all", "table": "tv_pairs"}
-        first = next((numbers[name] for name in numbers if name in names), "utility_loss")
-        return f"eval/{first}"
+        ranking = {
+            "frechet": distances.frechet_metric(self.features, "all"),
+            "kernel": distances.kernel_metric(self.features, "all"),
+            "table": TV_PAIRS,
+        }
+        first = next((ranking[name] for name in ranking if name in names), UTILITY_LOSS)
+        return str(replace(first, split="eval"))
 
 
 @dataclass(frozen=True)
 class ClientReport:
     """One client's metrics, attack scores and sample pictures."""
 
-    metrics: Metrics
+    metrics: Sequence[Metric]
     scores: targets.Scores  # of the membership attacks
     pictures: Tensor  # (n, C, H, W), samples of each class, or of an unconditional model; n is 0 for a classifier
     of_server: bool  # `Deployed.of_server`
@@ -128,12 +132,16 @@ class Instruments:
 
         def evaluate(deployed: Deployed, records: Records, rng: torch.Generator) -> ClientReport:
             drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
-            values = metrics.measured(drawn)
-            for name, images in by_sampler.items() if len(by_sampler) > 1 else ():
+            by_name = metrics.measure(drawn)
+            measured = [metric for of_name in by_name.values() for metric in of_name]
+            for sampler, images in by_sampler.items() if len(by_sampler) > 1 else ():
                 again = replace(drawn, images=images)
-                each = values if images is drawn.images else metrics.measured(again, by_sampler=True)
-                values = values | {f"{name}/{k}": v for k, v in each.items() if Metric.parse(k).of_samples}
-            return ClientReport(values, self._attacked(deployed, split, records, cache), shown, deployed.of_server)
+                each = by_name if images is drawn.images else metrics.measure(again, by_sampler=True)
+                for metric in (metric for name in BY_SAMPLER for metric in each.get(name, ())):
+                    if metric.role not in ("floor", "real"):
+                        measured.append(replace(metric, sampler=sampler, shown="", rank=0))
+            columns(measured)  # refuses a metric that is measured twice
+            return ClientReport(measured, self._attacked(deployed, split, records, cache), shown, deployed.of_server)
 
         return evaluate
 
@@ -246,14 +254,10 @@ def prepare(dataset: Dataset, config: Evaluation, cached: Callable[[str, Callabl
     return Instruments(config, dataset, cnn)
 
 
-def summarise(reports: Sequence[ClientReport]) -> Metrics:
+def summarise(reports: Sequence[ClientReport]) -> list[Metric]:
     """Return means over clients, and the attacks' `targets.summary`."""
-    values: dict[str, list[float]] = {}
-    for report in reports:
-        for k, v in report.metrics.items():
-            values.setdefault(k, []).append(v)
-    out = {f"eval/{k}": sum(v) / len(v) for k, v in values.items()}
-    return out | targets.summary([report.scores for report in reports])
+    means = [replace(metric, split="eval") for metric in mean_metrics([report.metrics for report in reports])]
+    return means + targets.summary([report.scores for report in reports])
 
 
 def _needs_samples(config: Evaluation, dataset: Dataset) -> bool:

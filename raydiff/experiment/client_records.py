@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from raydiff.data import datasets, partition, sources
 from raydiff.data.datasets import Dataset
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
-from raydiff.formats.json_files import flatten, read_json
+from raydiff.formats.json_files import dumps, flatten, read_json
 from raydiff.models.d3pm import DiscreteDiffusion
 
 
@@ -53,9 +52,7 @@ def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str,
         train = dataset.splits["train"].numbers
         rows += sorted(sorted(train[part].tolist()) for part in shares(experiment, dataset))
     other = data.public_from and sources.identity(data.public_from, data.root)
-    text = json.dumps(
-        [sources.identity(data.name, data.root), other, data.superclasses, data.labels, data.classes, rows]
-    )
+    text = dumps([sources.identity(data.name, data.root), other, data.superclasses, data.labels, data.classes, rows])
     return {**_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
 
 

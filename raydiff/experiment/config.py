@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import math
 import re
 from dataclasses import dataclass, field
@@ -21,7 +20,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides
 from raydiff.federated.heartbeat import FAR_S
 from raydiff.federated.method import Method
-from raydiff.formats.json_files import KEYED, read_json
+from raydiff.formats.json_files import KEYED, dumps, read_json
 from raydiff.lookup import check_value
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -168,7 +167,7 @@ class Experiment:
     def digest(self) -> str:
         """16 hex digits over all that can change a number: the tree without fields that declare a location."""
         tree = overrides.to_dict(self, locations=False)
-        return hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
+        return hashlib.sha256(dumps(tree, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:

@@ -4,6 +4,7 @@ the clients' data, quality of their models, and what attacks learn of them."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -14,25 +15,34 @@ from raydiff.evaluation import figures, grids, row_audit, suite
 from raydiff.evaluation.suite import ClientReport
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Metrics, WithNewClients
+from raydiff.federated.method import WithNewClients
 from raydiff.federated.rounds import ClientExecutor, Progress
+from raydiff.formats.metric_records import BYTES_UP, EPSILON_OUTSIDERS, EPSILON_SERVER, Metric
 from raydiff.lookup import imported
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy import ceilings
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
 
 
-def of_ledger(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> Metrics:
+def of_round(progress: Progress) -> list[Metric]:
+    """What the method has measured in a round: the server's and clients' means, then each client's."""
+    metrics = [Metric(name=k, value=v, shown=k.replace("/", "_")) for k, v in progress.metrics.items()]
+    for client, own in progress.client_metrics.items():
+        metrics += [Metric(name=name, value=value, part=("client", client)) for name, value in own.items()]
+    return metrics
+
+
+def of_ledger(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee) -> list[Metric]:
     """The guaranteed epsilon, the largest membership AUC of any attack on the uploads, and its mu if it has one."""
-    return {
-        **ceilings.of_ledger(odometer),
-        "privacy/epsilon_server": server.epsilon,
-        "privacy/epsilon_outsiders": outsiders.epsilon,
-        "comm/bytes_up": float(odometer.bytes_up),
-    }
+    return [
+        *ceilings.of_ledger(odometer),
+        EPSILON_SERVER.with_value(server.epsilon),
+        EPSILON_OUTSIDERS.with_value(outsiders.epsilon),
+        BYTES_UP.with_value(odometer.bytes_up),
+    ]
 
 
-def of_data(experiment: Experiment, *, together: bool) -> Metrics:
+def of_data(experiment: Experiment, *, together: bool) -> list[Metric]:
     """Overlap of the training clients' data, and what rows of their models (one if `together`) reveal of them (pDP)."""
     dataset = datasets.load(experiment.data)
     train, parts = dataset.splits["train"], shares(experiment, dataset)[: experiment.clients]
@@ -41,26 +51,27 @@ def of_data(experiment: Experiment, *, together: bool) -> Metrics:
     if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
         return overlap
     tables = [train.select(part) for part in parts]
-    return {**overlap, **imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)}
+    measured = imported(f"{row_audit.AUDIT}:measured")(experiment.audit, tables, model, together=together)
+    return [*overlap, *measured]
 
 
-def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> Metrics:
+def validation(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> list[Metric]:
     """Quality of the clients' models after a round, on the validation split."""
     assert experiment.evaluation is not None
     measured = pool.clients[: experiment.evaluation.clients]
     reports = list(pool.evaluate(measured, progress.sent, progress.number, "validation"))
-    return {k.replace("eval/", "validation/"): v for k, v in suite.summarise(reports).items()}
+    return [replace(metric, split="validation") for metric in suite.summarise(reports)]
 
 
 def of_models(
     experiment: Experiment,
     pool: ClientExecutor,
     progress: Progress,
-    of_ledger: Metrics,
+    of_ledger: Sequence[Metric],
     *,
     artifacts: Path,
     outsiders: Guarantee,
-) -> Metrics:
+) -> list[Metric]:
     """Quality of the clients' models at the end and what attacks learn of them, with pictures in `artifacts`, which
     name the guarantee against `outsiders` where it holds for them. Raises `ceilings.AboveCeiling` where an attack
     exceeds a ceiling in `of_ledger`."""
@@ -70,12 +81,12 @@ def of_models(
     evaluated = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
     reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
     final = suite.summarise(reports)
-    ceilings.check_attacks({**of_ledger, **final}, unlike=_unlike(experiment, sorted(senders & set(measured))))
+    ceilings.check_attacks([*of_ledger, *final], unlike=_unlike(experiment, sorted(senders & set(measured))))
     _draw_samples(experiment, reports, measured, artifacts / "samples.png", outsiders)
     dataset = datasets.load(experiment.data)
     sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
     figures.draw_counts(sizes, dataset.base_names, artifacts / "partition.png")
-    return {**final, **_newcomers(experiment, pool, progress, artifacts, outsiders)}
+    return final + _newcomers(experiment, pool, progress, artifacts, outsiders)
 
 
 def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
@@ -95,19 +106,23 @@ def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
 
 def _newcomers(
     experiment: Experiment, pool: ClientExecutor, progress: Progress, artifacts: Path, outsiders: Guarantee
-) -> Metrics:
+) -> list[Metric]:
     """Quality of the unseen clients' models, and how much of the model they train."""
     assert experiment.evaluation is not None
     method, split = experiment.method, experiment.evaluation.split
     if not (late := experiment.everyone[experiment.clients :]):
-        return {}
+        return []
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]
     _draw_samples(experiment, reports, late, artifacts / "newcomers.png", outsiders)
-    metrics = {f"new/{k.removeprefix('eval/')}": v for k, v in suite.summarise(reports).items()}
+    metrics = [
+        replace(metric, split="new", shown="distance_unseen" if metric.shown == "distance_all" else "")
+        for metric in suite.summarise(reports)
+    ]
     if isinstance(method, WithNewClients):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
         personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
-        metrics |= {"new/parameters": personal, "new/parameters_share": personal / (personal + fixed)}
+        metrics.append(Metric(name="parameters", split="new", value=personal))
+        metrics.append(Metric(name="parameters_share", split="new", value=personal / (personal + fixed)))
     return metrics
 
 

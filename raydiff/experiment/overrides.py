@@ -47,6 +47,8 @@ def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
             raise ValueError(f"{cls.__name__} has no field {name!r}{nearest(name, hints)}")
         if isinstance(value, Mapping):
             value = from_dict(value, hints[name])
+        elif value == "inf" and float in (hints[name], *typing.get_args(hints[name])):
+            value = float(value)
         values[name] = tuple(value) if isinstance(value, list) else value
     return cls(**values)
 

@@ -34,10 +34,11 @@ from raydiff.experiment.ledgers import cautioned, ledger_of, setup_of
 from raydiff.experiment.spending import BudgetGuard, budget_log_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
-from raydiff.federated.method import Metrics, WithRequirements, WithTables
-from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, rounds
+from raydiff.federated.method import WithRequirements, WithTables
+from raydiff.federated.rounds import REJECTED, ClientExecutor, LocalExecutor, Progress, rounds
 from raydiff.formats import rounding
 from raydiff.formats.json_files import Jsonl, read_outcome, sealed
+from raydiff.formats.metric_records import SECONDS, Metric, columns, read_metrics, sum_over_rounds
 from raydiff.models.compute import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy import ceilings
@@ -227,7 +228,7 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
     compute(trial.experiment)
     recorded = trial.outcome()
     if recorded and recorded["outcome"] == "finished":
-        yield {"round": trial.experiment.method.rounds, "finished": True, **recorded["final"]}
+        yield {"round": trial.experiment.method.rounds, "finished": True, **columns(read_metrics(recorded["final"]))}
         return
     experiment, log = trial.experiment, Jsonl(trial.folder / "metrics.jsonl")
     charge(experiment, trial.folder)  # before anything is trained or sent
@@ -248,47 +249,55 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
         resumed = resumed or progress.resumed
         odometer.follow(progress.ledger)
         server, outsiders = guarantees(odometer, experiment)
-        metrics = {**progress.metrics, **measurements.of_ledger(odometer, server, outsiders)}
+        metrics = measurements.of_ledger(odometer, server, outsiders)
         if evaluation and evaluation.every and (progress.number + 1) % evaluation.every == 0:
-            metrics.update(measurements.validation(experiment, pool, progress))
-        metrics["time/seconds"], clock = time.perf_counter() - clock, time.perf_counter()
+            metrics += measurements.validation(experiment, pool, progress)
+        metrics += measurements.of_round(progress)
+        now = time.perf_counter()
+        metrics.append(SECONDS.with_value(now - clock))
+        clock = now
+        result = {"round": progress.number, "finished": False, **columns(metrics)}
         why = {f"client {client}": reason for client, reason in progress.rejected.items()}
         if why:
             rejected.log(progress.number, why)
-        log.log(progress.number, {**metrics, "server": asdict(server), "outsiders": asdict(outsiders)})
+        written = {"metrics": [metric.to_json() for metric in metrics]}
+        log.log(progress.number, {**written, "server": asdict(server), "outsiders": asdict(outsiders)})
         artifact_sync.put(trial.folder)
-        yield {"round": progress.number, "finished": False, "rejected": why, **metrics}
+        yield {**result, "rejected": why}
     assert progress is not None  # a method has at least one round
     if resumed and not trial.store.storage.remote:  # A client of no remaining round has not read its state since.
         for client in pool.clients:
             trial.store.load_client(client, before=experiment.method.rounds)
     final = _finish(trial, pool, progress, odometer, log=log, clock=clock)
-    yield {"round": experiment.method.rounds, "finished": True, **final}
+    yield {"round": experiment.method.rounds, "finished": True, **columns(final)}
 
 
 def _finish(
     trial: Trial, pool: ClientExecutor, progress: Progress, odometer: PrivacyOdometer, *, log: Jsonl, clock: float
-) -> Metrics:
+) -> list[Metric]:
     experiment, artifacts = trial.experiment, trial.folder / "artifacts"
     artifacts.mkdir(exist_ok=True)
     views = guarantees(odometer, experiment)
-    final = measurements.of_ledger(odometer, *views) | ceilings.rates(odometer)
+    final = measurements.of_ledger(odometer, *views) + ceilings.rates(odometer)
     if experiment.evaluation is not None:
-        final |= measurements.of_data(experiment, together=odometer.bytes_up > 0)
-        final |= measurements.of_models(experiment, pool, progress, final, artifacts=artifacts, outsiders=views[1])
-    if rejected := log.total("clients/rejected"):
-        final["clients/rejected"] = rejected
-    final["time/seconds"] = log.total("time/seconds") + time.perf_counter() - clock
+        final += measurements.of_data(experiment, together=odometer.bytes_up > 0)
+        final += measurements.of_models(experiment, pool, progress, final, artifacts=artifacts, outsiders=views[1])
+    totals = {name: sum_over_rounds(log.lines, name) for name in (REJECTED, SECONDS.name)}
+    if totals[REJECTED]:
+        final.append(Metric(name=REJECTED, value=totals[REJECTED]))
+    final.append(SECONDS.with_value(totals[SECONDS.name] + time.perf_counter() - clock))
     ledger = progress.ledger.table(experiment.method.delta)
     tables = {"ledger": ([*ledger[0]] if ledger else [], [[*map(str, row.values())] for row in ledger])}
     if isinstance(experiment.method, WithTables) and experiment.evaluation is not None:
         tables |= experiment.method.tables(progress.server)
-    for name, (columns, rows) in tables.items():
+    for name, (header, rows) in tables.items():
         path = artifacts / f"{name}.json"
-        write_text(path, sealed({"columns": columns, "data": rows}, path))
+        write_text(path, sealed({"columns": header, "data": rows}, path))
     if trial.owner is not None:
         trial.owner()
-    end(trial.folder, "finished", final=final, **_fields_of(*views), released=_released(trial, progress, views[1]))
+    columns(final)  # refuses a metric that is measured twice
+    written = [metric.to_json() for metric in final]
+    end(trial.folder, "finished", final=written, **_fields_of(*views), released=_released(trial, progress, views[1]))
     return final
 
 

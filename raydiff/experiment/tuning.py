@@ -7,7 +7,6 @@ PRESET.json beside the presets, the search as PRESET.csv; `with_tuned` puts them
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,7 +20,8 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Arm, Choices, Settings, Study
 from raydiff.formats.csv_files import write_csv
-from raydiff.formats.json_files import read_json
+from raydiff.formats.json_files import dumps, read_json
+from raydiff.formats.metric_records import columns, read_metrics
 from raydiff.lookup import nearest
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sw
         its = candidates[name]
         number = next(i for i, settings in enumerate(its.settings) if all(flat[p] == v for p, v in settings.items()))
         outcome = Trial(experiment, sweep).outcome() or {"outcome": "unfinished"}
-        value = outcome.get("final", {}).get(metric, math.nan) if outcome["outcome"] == "finished" else math.nan
+        final = read_metrics(outcome.get("final", [])) if outcome["outcome"] == "finished" else []
+        value = columns(final).get(metric, math.nan)
         cell = {path: flat[path] for path in (*its.axes, "seed")}
         row = {"method": name, "setting": number, **its.settings[number], **cell}
         rows.append({**row, "outcome": outcome["outcome"], metric: value})
@@ -136,7 +137,7 @@ def keep(
     """Write PRESET.json and PRESET.csv into the folder; returns the former."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{preset}.json"
-    path.write_text(json.dumps({"settings": settings, "search": search}, indent=1) + "\n")
+    path.write_text(dumps({"settings": settings, "search": search}, indent=1) + "\n")
     write_csv(path.with_suffix(".csv"), rows)
     return path
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from torch import Tensor
 
+from raydiff.formats.json_files import dumps
 from raydiff.models.compute import ON_PROGRESS
 from raydiff.models.training import ON_STEP
 from raydiff.storage.atomic_files import write_text
@@ -65,7 +66,9 @@ def read(trial: Path) -> list[Heartbeat]:
     beats = []
     for path in (trial / FOLDER).glob(f"*{STEPS}"):
         with contextlib.suppress(OSError, ValueError, TypeError):  # A file that cannot be read is skipped.
-            beats.append(Heartbeat(**json.loads(path.read_text())))
+            fields = json.loads(path.read_text())
+            loss = None if fields["loss"] is None else float(fields["loss"])
+            beats.append(Heartbeat(**{**fields, "loss": loss}))
     return sorted(beats, key=lambda beat: beat.fraction_done)
 
 
@@ -127,7 +130,7 @@ def beating(
         def content() -> str:
             mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
             where = {"who": who, "round": number, "turn": turn, "turns": turns, "step": step, "steps": steps}
-            return json.dumps({**where, "loss": mean, "began": began, "at": at})
+            return dumps({**where, "loss": mean, "began": began, "at": at})
 
         write(STEPS, content)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,6 +20,7 @@ from raydiff.federated.client import Client, Evaluate, Failed, Keys, failing_as,
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, partial_sum
+from raydiff.formats.json_files import read_numbers
 from raydiff.models.training import TRAINER_OVERRIDE, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
@@ -28,6 +29,7 @@ from raydiff.storage.checkpoint import INITIAL, Checkpoint
 from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
+REJECTED = "clients/rejected"  # metric of a round: uploads that were not aggregated
 NAMED = 5  # rejected clients in the reason of a failed trial
 
 
@@ -81,7 +83,8 @@ class Progress:
     number: int
     server: Params  # the server's whole state; `sent` is what clients may see of it
     ledger: Ledger
-    metrics: Metrics
+    metrics: Metrics  # the server's, and means over clients
+    client_metrics: Mapping[int, Metrics] = field(default_factory=dict)  # client -> its own; empty where many take part
     rejected: Mapping[int, str] = field(default_factory=dict)  # client -> why its upload was not aggregated
     resumed: bool = False  # an earlier process committed this round; it is only reported again
 
@@ -126,7 +129,9 @@ def rounds(
         server = store.load_server(number)
         rejected = {int(client): why for client, why in record["rejected"].items()}
         committed = len(ledger.entries)
-        yield Progress(number, server, ledger, record["metrics"], rejected, resumed=True)
+        metrics = read_numbers(record["metrics"])
+        of_clients = {int(client): read_numbers(values) for client, values in record["client_metrics"].items()}
+        yield Progress(number, server, ledger, metrics, of_clients, rejected, resumed=True)
     else:
         ledger = ledger.with_setup(pool.clients, setup)
         committed = 0  # What was spent before round 0 (SETUP) is committed with it.
@@ -148,7 +153,8 @@ def rounds(
         if store:
             store.save_server(number, server)
             new, committed = Ledger(ledger.entries[committed:]).to_json(), len(ledger.entries)
-            store.commit(number, {"ledger": new, "metrics": progress.metrics, "rejected": dict(progress.rejected)})
+            record = {"ledger": new, "metrics": progress.metrics, "rejected": dict(progress.rejected)}
+            store.commit(number, {**record, "client_metrics": dict(progress.client_metrics)})
         yield progress
 
 
@@ -180,13 +186,12 @@ def _round(
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
             pass
     sent, rejected = collector.sent, collector.rejected
-    metrics = {
-        **_client_metrics([(s.client, s.metrics) for s in sent if s.rejected is None]),
-        **_rejections(rejected, len(ids)),
-        **(metrics if instruments else {}),
-    }
+    used = {record.client: record.metrics for record in sent if record.rejected is None}
+    metrics = {**_mean_metrics(used), **(metrics if instruments else {})}
+    if rejected:
+        metrics[REJECTED] = float(len(rejected))
     ledger = ledger.with_uploads(number, [(s.client, s.event, s.bytes) for s in sent]).with_published(number, events)
-    return Progress(number, after, ledger, metrics, rejected)
+    return Progress(number, after, ledger, metrics, used if len(used) <= PER_CLIENT_METRICS else {}, rejected)
 
 
 @dataclass
@@ -227,14 +232,6 @@ class _RoundCollector:
             raise Failed("the server", number, f"{says} ({'; '.join(rejected[:NAMED] + more)})" if rejected else says)
 
 
-def _rejections(rejected: Collection[int], participants: int) -> Metrics:
-    """How many uploads were rejected, if any, and each of them if participants are few."""
-    if not rejected:
-        return {}
-    each = {f"client/{i}/rejected": 1.0 for i in rejected} if participants <= PER_CLIENT_METRICS else {}
-    return {"clients/rejected": float(len(rejected)), **each}
-
-
 def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
     """Return the `count` clients that the experiment's seed draws for a round, ascending."""
     if count >= len(clients):
@@ -243,13 +240,10 @@ def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> lis
     return sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:count].tolist())
 
 
-def _client_metrics(seen: Sequence[tuple[int, Metrics]]) -> Metrics:
-    """The mean of each metric over the clients that have it, and each client's own if there are few."""
+def _mean_metrics(of_clients: Mapping[int, Metrics]) -> Metrics:
+    """The mean of each metric over the clients that have it."""
     values: dict[str, list[float]] = {}
-    for _, metrics in seen:
-        for k, v in metrics.items():
-            values.setdefault(k, []).append(v)
-    out = {k: sum(v) / len(v) for k, v in values.items()}
-    if len(seen) <= PER_CLIENT_METRICS:
-        out.update({f"client/{i}/{k}": v for i, metrics in seen for k, v in metrics.items()})
-    return out
+    for metrics in of_clients.values():
+        for name, value in metrics.items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(each) / len(each) for name, each in values.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import time
@@ -37,9 +38,32 @@ def identity(where: object) -> str:
     return match[1] if match else str(where).rpartition("/")[2]
 
 
+def dumps(tree: Any, **options: Any) -> str:
+    """Return `tree` as JSON that every parser reads: an infinite number is the text "inf" or "-inf", NaN is null."""
+    return json.dumps(_finite(tree), allow_nan=False, **options)
+
+
+def _finite(tree: Any) -> Any:
+    if isinstance(tree, float) and not math.isfinite(tree):
+        return None if math.isnan(tree) else str(tree)
+    if isinstance(tree, Mapping):
+        return {key: _finite(value) for key, value in tree.items()}
+    return [_finite(value) for value in tree] if isinstance(tree, (list, tuple)) else tree
+
+
+def read_number(value: Any) -> float:
+    """Return the number that `dumps` has written."""
+    return math.nan if value is None else float(value)
+
+
+def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return numbers by name that `dumps` has written."""
+    return {name: read_number(value) for name, value in values.items()}
+
+
 def sealed(fields: Mapping[str, Any], of: str | Path, *, indent: int | None = None) -> str:
     """Return the fields as JSON, with what they are `of`, of a path its `identity`, and their digest."""
-    body = json.dumps({**fields, "of": identity(of) if isinstance(of, Path) else of}, indent=indent)[:-1].rstrip()
+    body = dumps({**fields, "of": identity(of) if isinstance(of, Path) else of}, indent=indent)[:-1].rstrip()
     gap, end = (" ", "}") if indent is None else ("\n" + " " * indent, "\n}")
     return f'{body},{gap}"sha256": "{hashlib.sha256(body.encode()).hexdigest()}"{end}'
 
@@ -83,7 +107,7 @@ def cut_short(path: Path) -> list[int]:
 
 
 class Jsonl:
-    """One JSON object per line: step, time (Unix seconds) and the metrics."""
+    """One JSON object per line: step, time (Unix seconds) and what is logged."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -91,15 +115,16 @@ class Jsonl:
         if path.exists() and not path.read_bytes().endswith(b"\n"):  # A crash cut the last line short.
             self._append("")
 
-    def log(self, step: int, metrics: Mapping[str, object]) -> None:
+    def log(self, step: int, fields: Mapping[str, object]) -> None:
         """Append a round; a replayed one is ignored."""
         if step not in self._lines:
-            self._lines[step] = {"step": step, "time": time.time(), **metrics}
+            self._lines[step] = {"step": step, "time": time.time(), **fields}
             self._append(sealed(self._lines[step], self.path))
 
-    def total(self, name: str) -> float:
-        """Return the sum of a metric over the recorded rounds."""
-        return sum(float(line.get(name, 0.0)) for line in self._lines.values())
+    @property
+    def lines(self) -> list[dict[str, Any]]:
+        """The recorded lines, one per step."""
+        return list(self._lines.values())
 
     def _append(self, line: str) -> None:
         with self.path.open("a") as f:
@@ -137,7 +162,13 @@ def parse_json(
 def read_outcome(folder: Path) -> dict[str, Any] | None:
     """Return the outcome.json of a trial's folder, None before there is one. Raises ValueError where it is damaged."""
     path = folder / "outcome.json"
-    return read_json(path, needs="outcome") if path.exists() else None
+    if not path.exists():
+        return None
+    outcome = read_json(path, needs="outcome")
+    for view in ("server", "outsiders"):
+        if view in outcome:
+            outcome[view]["epsilon"] = read_number(outcome[view]["epsilon"])
+    return outcome
 
 
 def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Names of a trial's metrics, such as `Metric.parse("eval/ddim/fd_cnn/minor_floor")`.
+"""Names of a trial's metrics, such as `ColumnName.parse("eval/ddim/fd_cnn/minor_floor")`.
 
 In metrics.jsonl and outcome.json a name is words between slashes, the last one with an ending for its role:
 
@@ -11,10 +11,7 @@ them under plain names (`plain`); all of them are in `final.json` and `Run.all_m
 
 from __future__ import annotations
 
-import hashlib
-import re
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 SPLITS = ("eval", "new", "validation")  # test split, unseen clients, validation split
@@ -28,34 +25,11 @@ CALIBRATION = ("threshold", "timestep_index", "fpr_reached")
 ENDINGS = ("floor", "low", "high", "spread", "real")
 NAME = 250  # characters of a name that MLflow takes
 DISTANCES = ("fd_cnn", "fid", "kd_cnn", "kid")  # an evaluation measures the first or the third, or the others
-Names = Mapping[str, tuple[str, ...]]
-"""Plain name -> the metrics that have it, of which a trial's first one counts."""
-COMPARED: Names = {
-    "distance_all": (*(f"eval/{name}/all" for name in DISTANCES), "eval/tv_pairs"),
-    "distance_minority": tuple(f"eval/{name}/minor" for name in DISTANCES),
-    "distance_unseen": tuple(f"new/{name}/all" for name in DISTANCES),
-    "accuracy": ("eval/accuracy",),
-    "epsilon": ("privacy/epsilon_server",),
-    "attack_auc_global": ("attack/global/best/auc", "attack/pool/best/auc"),
-    "attack_auc_client": ("attack/client/best/auc",),
-    "attack_accuracy": ("eval/blackbox/accuracy",),
-    "bytes_sent": ("comm/bytes_up",),
-    "seconds": ("time/seconds",),
-}
-"""Quality is first: MLflow's page for comparing runs opens on the first metric that a run got."""
-DETAILED: Names = {
-    "label_accuracy": ("eval/label_accuracy/all",),
-    "auc_ceiling": ("privacy/auc_ceiling",),
-    "memorized_fraction": ("eval/memorized_fraction",),
-    "attack_auc_uploads": ("attack/uploads/best/auc",),
-}
-PLAIN_AT_MOST = 12  # of a trial
-QUALITY = ("distance_all", "distance_minority", "distance_unseen", "accuracy")
 Role = Literal["value", "floor", "low", "high", "spread", "real", "count", "calibration"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Metric:
+class ColumnName:
     """One number of a trial."""
 
     name: str  # the reading or statistic: fd_cnn, label_accuracy, auc, privacy/mu
@@ -70,7 +44,7 @@ class Metric:
     same of real records; count: a number of records; calibration: chosen on the calibration split."""
 
     @classmethod
-    def parse(cls, text: str) -> Metric:
+    def parse(cls, text: str) -> ColumnName:
         """Return the metric of a name on disk, or of a column of `report.load.runs`."""
         words = text.removeprefix("final/").split("/")
         where: dict[str, Any] = {}
@@ -109,58 +83,3 @@ class Metric:
         """fd of fd_cnn, kd of kd_cnn, tv of tv_pairs; else the first word."""
         first = self.name.partition("/")[0]
         return first[:2] if first[:3] in ("fd_", "kd_", "tv_") else first
-
-    @property
-    def lower_is_better(self) -> bool | None:
-        """Which way is better; None where neither is."""
-        if self.attack or self.family not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
-            return None
-        return self.family in LOWER_IS_BETTER
-
-    @property
-    def qualifies(self) -> bool:
-        """Whether the number stands beside another one: an interval's end, a floor, a count, another sampler's."""
-        return self.role not in ("value", "real") or bool(self.sampler)
-
-    @property
-    def of_samples(self) -> bool:
-        """Whether the number changes with the sampler of pictures."""
-        families = ("fd", "kd", "fid", "kid", "label_accuracy", "own_classes", *COVERAGE)
-        return self.family in families and self.role not in ("floor", "real")
-
-    @property
-    def added(self) -> bool:
-        """Whether it is the value of another package's measure of quality."""
-        alone = self.role == "value" and not (self.sampler or self.part)
-        return self.split == "eval" and self.family not in FAMILIES and alone
-
-
-def mlflow_name(name: str) -> str:
-    """Return the name that MLflow gets: the same where it takes it; else with `_` for the letters it refuses, and a
-    digest of the name at the end, so that no two names become one."""
-    allowed = "/".join(word for word in re.sub(r"[^\w\-. :/]", "_", name).split("/") if word.strip("."))
-    if allowed == name and 0 < len(name) <= NAME:
-        return name
-    return f"{allowed[: NAME - 9]}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
-
-
-def plain(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a trial's final numbers by their plain names, at most PLAIN_AT_MOST: of COMPARED, then those of other
-    packages, then of DETAILED."""
-    added = {str(replace(m, split="")): values[text] for text in values if (m := Metric.parse(text)).added}
-    compared, detailed = _named(COMPARED, values), _named(DETAILED, values)
-    every = {**compared, **added, **compared, **detailed}  # again: nobody else's number has a name of raydiff's
-    return dict(list(every.items())[:PLAIN_AT_MOST])
-
-
-def _named(names: Names, values: Mapping[str, Any]) -> dict[str, Any]:
-    first = {name: next((m for m in metrics if m in values), None) for name, metrics in names.items()}
-    return {name: values[metric] for name, metric in first.items() if metric is not None}
-
-
-def of_round(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what MLflow gets of a round: epsilon, the quality on the validation split, losses and clipping."""
-    named = _named(COMPARED, {text.replace("validation/", "eval/", 1): value for text, value in values.items()})
-    out = {f"round/{name}": value for name, value in named.items() if name in ("epsilon", *QUALITY)}
-    losses = (k for k in values if k.endswith(("loss", "clipped_fraction")) and not k.startswith("client/"))
-    return out | {f"round/{k.replace('/', '_')}": values[k] for k in losses}

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from raydiff.formats import rounding
+from raydiff.formats.json_files import dumps
 from raydiff.privacy import accountants, release, tradeoff
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing, definition
 
@@ -187,7 +188,7 @@ class Ledger:
         events = {e.event: release.event_to_dict(e.event) for e in self.entries}
         places = {event: place for place, event in enumerate(events)}
         rows = [(e.round, e.client, places[e.event], e.bytes) for e in self.entries]
-        return json.dumps({"events": list(events.values()), "entries": rows})
+        return dumps({"events": list(events.values()), "entries": rows})
 
     @classmethod
     def from_json(cls, text: str) -> Ledger:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from raydiff.formats.metric_names import plain
 from raydiff.formats.tables import Table, number
 from raydiff.report import load, page
 from raydiff.report.frontier import command as frontier
@@ -49,7 +48,7 @@ def describe(folder: Path) -> SweepSummary:
             cells = [[v if isinstance(v, str) else number(v) for v in row] for row in table.to_numpy()]
             markdown = str(Table([*table], cells))
             best, column, value = view.best
-            name = next(iter(plain({column.removeprefix("final/"): value})), column)
+            name = view.metrics[column].shown or column
             measure = f"{name} ({number(value)})"
     except Exception as e:  # Its trials are done and recorded.
         conclusion = f"Nothing to report: {type(e).__name__}: {e}"

@@ -12,7 +12,6 @@ Columns of `runs`:
 from __future__ import annotations
 
 import argparse
-import json
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -21,6 +20,8 @@ from typing import Any
 import pandas as pd
 
 from raydiff.formats import json_files
+from raydiff.formats.json_files import dumps, read_number
+from raydiff.formats.metric_records import CUMULATIVE, SECONDS, Metric, read_metrics, sum_over_rounds
 from raydiff.storage.file_names import NAMES, strays
 
 Row = dict[str, Any]
@@ -29,8 +30,6 @@ STORAGE = Path("~/raydiff")  # as `Runtime.storage`
 VIEWS = ("server", "outsiders")
 """Whom a guarantee holds against."""
 UNRECORDED = "metrics.jsonl lacks rounds in which something was sent"
-CUMULATIVE = (*(f"privacy/epsilon_{view}" for view in VIEWS), "privacy/auc_ceiling", "comm/bytes_up")
-"""Metrics whose value in the last round is that of the whole trial."""
 
 
 def runs(sweep: Path) -> pd.DataFrame:
@@ -41,14 +40,23 @@ def runs(sweep: Path) -> pd.DataFrame:
     return frame[order].apply(of_one_type)
 
 
+def metrics(sweep: Path) -> dict[str, Metric]:
+    """Column of `runs` -> the metric of some trial that it holds. Raises ValueError as `runs` does."""
+    columns: dict[str, Metric] = {}
+    for folder in _trials(sweep):
+        lines = json_files.read_lines(folder / "metrics.jsonl")
+        for column, metric in _metrics(folder, _end(folder), lines).items():
+            columns.setdefault(column, metric)
+    return columns
+
+
 def rounds(sweep: Path) -> pd.DataFrame:
     """Long format: digest, step, metric, value. Raises ValueError as `runs` does."""
     rows = [
-        (folder.name, line["step"], metric, float(value))
+        (folder.name, line["step"], str(metric), metric.value)
         for folder in _trials(sweep)
         for line in json_files.read_lines(folder / "metrics.jsonl")
-        for metric, value in line.items()
-        if metric not in ("step", "time") and isinstance(value, (int, float))
+        for metric in read_metrics(line["metrics"])
     ]
     frame = pd.DataFrame(rows, columns=["digest", "step", "metric", "value"])
     return frame.astype({"step": "int64", "value": "float64"})
@@ -113,27 +121,46 @@ def _trials(sweep: Path) -> list[Path]:
 
 def _run(folder: Path) -> Row:
     tree = json_files.read_json(folder / "config.json", needs="method")
-    config = {k: json.dumps(v) if isinstance(v, list) else v for k, v in json_files.flatten(tree).items()}
-    end: Row = json_files.read_outcome(folder) or {"outcome": "unfinished"}
+    config = {k: dumps(v) if isinstance(v, list) else v for k, v in json_files.flatten(tree).items()}
+    end = _end(folder)
     lines = json_files.read_lines(folder / "metrics.jsonl")
     row: Row = {"digest": folder.name, "outcome": end["outcome"], "reason": end.get("reason"), **config}
-    last = lines[-1]["step"] if lines else -1
-    behind = any(number > last for number in [*_unrecorded(folder), *_rounds(folder / "releases", "releases")])
+    behind = _is_behind(folder, lines)
     for view in VIEWS:
         guarantee = end.get(view) or _guarantee_so_far(view, lines, config, behind=behind)
         row |= {f"{view}/{k}": ", ".join(v) if isinstance(v, list) else v for k, v in guarantee.items()}
-    if not (final := end.get("final")) and lines and not behind:
-        final = {k: v for k, v in lines[-1].items() if k in CUMULATIVE}
-        final["time/seconds"] = sum(line.get("time/seconds", 0.0) for line in lines)
-    row |= {f"final/{k}": v for k, v in (final or {}).items()}
-    return row | {f"last/{k}": v for line in lines for k, v in line.items() if k.startswith("validation/")}
+    return row | {column: metric.value for column, metric in _metrics(folder, end, lines).items()}
+
+
+def _end(folder: Path) -> Row:
+    """A trial's outcome.json."""
+    return json_files.read_outcome(folder) or {"outcome": "unfinished"}
+
+
+def _metrics(folder: Path, end: Row, lines: Sequence[Row]) -> dict[str, Metric]:
+    """The final metrics, or of an unfinished trial those that add up over rounds, and the last of each on the
+    validation split, by column of `runs`."""
+    of_rounds = [read_metrics(line["metrics"]) for line in lines]
+    final = read_metrics(end.get("final", []))
+    if not final and lines and not _is_behind(folder, lines):
+        cumulative = {*map(str, CUMULATIVE)}
+        final = [metric for metric in of_rounds[-1] if str(metric) in cumulative]
+        final.append(SECONDS.with_value(sum_over_rounds(lines, SECONDS.name)))
+    last = [metric for metrics in of_rounds for metric in metrics if metric.split == "validation"]
+    return {f"final/{metric}": metric for metric in final} | {f"last/{metric}": metric for metric in last}
+
+
+def _is_behind(folder: Path, lines: Sequence[Row]) -> bool:
+    """Whether the lines lack a round that was committed, or in which something was sent."""
+    last = lines[-1]["step"] if lines else -1
+    return any(number > last for number in [*_unrecorded(folder), *_rounds(folder / "releases", "releases")])
 
 
 def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
     """The guarantee of the last recorded round; none if the lines are `behind` the commits or stored uploads."""
     last = lines[-1] if lines else {}
     if view in last and not behind:
-        return dict(last[view])
+        return {**last[view], "epsilon": read_number(last[view]["epsilon"])}
     fields: Row = dict.fromkeys(("epsilon", "unit", "relation", "trust", "declared", "unprotected"))
     fields |= {"delta": config.get("method.delta"), "accountant": config.get("method.accountant")}
     return fields | ({"epsilon": math.inf, "unprotected": [UNRECORDED]} if behind else {})

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,8 @@ from pathlib import Path
 import pandas as pd
 
 from raydiff.experiment import presets
-from raydiff.formats.json_files import read_lines, read_plan
+from raydiff.formats.json_files import dumps, read_lines, read_plan
+from raydiff.formats.metric_records import SECONDS, Metric
 from raydiff.formats.tables import short
 from raydiff.report import load
 from raydiff.report.frontier.rows import EVAL, frontier, has, ranked_by, settings
@@ -31,6 +31,8 @@ class SweepView:
     folder: Path
     runs: pd.DataFrame
     """`load.runs`."""
+    metrics: Mapping[str, Metric]
+    """`load.metrics`: what the columns of `runs` hold."""
     rounds: pd.DataFrame
     """`load.rounds`."""
     about: Row
@@ -65,11 +67,11 @@ class SweepView:
     def origin(self) -> str:
         """Where the numbers come from, as markdown: command, finished trials, their time, day, version and code."""
         git, words = self.about.get("git") or "", self.words
-        digest = hashlib.sha256(json.dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()
+        digest = hashlib.sha256(dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()
         changed = " and uncommitted changes" * git.endswith("-dirty")
         code = f"commit {git[:12]}{changed}" if git else f"code {digest[:8]}"
         command = "Not by `raydiff sweep`" if words is None else f"`{' '.join(['raydiff sweep', *_published(words)])}`"
-        minutes = load.column(self.finished, "final/time/seconds").sum() / 60
+        minutes = load.column(self.finished, f"final/{SECONDS}").sum() / 60
         lines = [line for digest in self.runs["digest"] for line in read_lines(self.trial(digest) / "metrics.jsonl")]
         last = max((line["time"] for line in lines), default=None)
         day = "an unknown day" if last is None else time.strftime("%Y-%m-%d", time.gmtime(last))
@@ -154,7 +156,8 @@ class Section:
 def open_sweep(folder: Path) -> SweepView:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
     path = folder / "sweep.json"
-    return SweepView(folder, load.runs(folder), load.rounds(folder), read_plan(folder) if path.exists() else {})
+    plan = read_plan(folder) if path.exists() else {}
+    return SweepView(folder, load.runs(folder), load.metrics(folder), load.rounds(folder), plan)
 
 
 def _published(words: Sequence[str]) -> list[str]:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 
+from raydiff.evaluation.metrics import LABEL_ACCURACY
 from raydiff.experiment import config, overrides
 from raydiff.formats.json_files import outcomes
+from raydiff.formats.metric_records import metric_values, read_metrics
 
+ACCURACIES = (
+    replace(LABEL_ACCURACY, split="eval", group="all"),
+    replace(LABEL_ACCURACY, split="eval", group="real", role="real"),
+)
 LEAST = 0.2  # of the way from chance to a classifier's accuracy on real pictures
 CURES = ("local.steps", "server.steps", "training.steps", "model.network.width", "epsilon")  # fields of the method
 
@@ -15,9 +23,8 @@ def noise(folder: Path) -> str:
     """Return which of a sweep's trials have samples that a classifier of real pictures takes for noise, or ""."""
     noisy, count = [], 0
     for path, outcome in outcomes(folder):
-        final = outcome.get("final") or {}
-        accuracy, ceiling = (final.get(f"eval/label_accuracy/{records}") for records in ("all", "real"))
-        if accuracy is None or ceiling is None:
+        accuracy, ceiling = metric_values(read_metrics(outcome.get("final", [])), *ACCURACIES)
+        if math.isnan(accuracy) or math.isnan(ceiling):
             continue
         count += 1
         experiment = config.read(path / "config.json")

@@ -28,7 +28,7 @@ from raydiff.data.tables.rows_file import Numbers
 from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
 from raydiff.formats.csv_files import write_csv
-from raydiff.formats.json_files import read_json, trial_folders
+from raydiff.formats.json_files import dumps, read_json, trial_folders
 from raydiff.lookup import check_one_of
 from raydiff.models.compute import device
 from raydiff.models.d3pm import codes_of
@@ -166,7 +166,7 @@ def write(
     whole = mapping is not None and (out / rows_file.FILE).exists()
     existing = {path.name for path in out.glob("train-*")}
     done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in existing)
-    write_text(out / "card.json", json.dumps(card, indent=1))
+    write_text(out / "card.json", dumps(card, indent=1))
     on_progress(done, labels.rows)
     names = [] if whole else _names(labels.rows, mapping)
     for part in spread(make, [part for part, name in enumerate(names) if name not in existing]):
@@ -257,7 +257,7 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
     if (out / "card.json").exists():
         then = read_json(out / "card.json", edited=True)
         keys = sorted({*then, *card} - {"chosen"})  # there may be more trials by now
-        differ = ", ".join(k for k in keys if then.get(k) != json.loads(json.dumps(card)).get(k))
+        differ = ", ".join(k for k in keys if then.get(k) != json.loads(dumps(card)).get(k))
         if differ:
             raise ValueError(f"{out} holds other samples ({differ} differ in its card.json): give another --out")
     elif out.exists() and set(out.iterdir()) - set(left):
@@ -283,8 +283,8 @@ def _write_part(
     schema = pa.schema(
         [("image", image), *((column, pa.int64()) for column in names)],
         metadata={
-            "huggingface": json.dumps({"info": {"features": features}}),
-            "raydiff": json.dumps({"privacy": source.privacy, "about": source.about}),
+            "huggingface": dumps({"info": {"features": features}}),
+            "raydiff": dumps({"privacy": source.privacy, "about": source.about}),
         },
     )
     images = []

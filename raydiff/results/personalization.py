@@ -9,7 +9,6 @@ keeps the trained part alone.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +23,9 @@ from raydiff.data.unseen_client import UnseenClient
 from raydiff.evaluation import suite
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.experiment import overrides
-from raydiff.federated.method import Deployed, Metrics, WithKinds, WithNewClients
+from raydiff.federated.method import Deployed, WithKinds, WithNewClients
+from raydiff.formats.json_files import dumps
+from raydiff.formats.metric_records import columns
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training, fit_personal
@@ -113,7 +114,7 @@ class Joining:
         wanted = (self.finished.trial.experiment.digest, records, held_out, *epochs, *rates, self.seed)
         return seeding.keyed_digest(self.finished.secret, "newcomer", repr(wanted))[:16]
 
-    def _readings(self, deployed: Deployed) -> Metrics:
+    def _readings(self, deployed: Deployed) -> dict[str, float]:
         """`READINGS` against held-out records from the same noise: the run's evaluation, by the configured sampler."""
         records, reference = self.client.records, self.client.held_out
         classes, counts = reference.labels[:, 0].unique(return_counts=True)
@@ -124,8 +125,9 @@ class Joining:
         instruments = Instruments(config, replace(self.instruments.dataset, splits=splits), self.instruments.cnn)
         configured = dict([next(iter(deployed.samplers.items()))])
         report = instruments.of_client(HELD_OUT)(replace(deployed, samplers=configured), records, self._rng("samples"))
-        metrics = {k.replace("/all", ""): v for k, v in report.metrics.items()}
-        return {k: metrics[k] for k in READINGS if k in metrics}
+        of_all = [replace(metric, group="") for metric in report.metrics if metric.group in ("", "all")]
+        values = columns(of_all)
+        return {name: values[name] for name in READINGS if name in values}
 
     def _rng(self, *path: str | int) -> torch.Generator:
         experiment = self.finished.trial.experiment
@@ -174,5 +176,5 @@ def save(folder: Path, joining: Joining, stage: Stage, *, rate: float, more: Map
     }
     path = folder / f"personal-{rate}.safetensors"
     write_bytes(path, dump_tensors(stage.state))
-    write_text(path.with_suffix(".json"), json.dumps(card, indent=1))
+    write_text(path.with_suffix(".json"), dumps(card, indent=1))
     return path

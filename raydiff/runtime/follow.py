@@ -16,6 +16,7 @@ from ray import tune
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.experiment.trial import cut_short
+from raydiff.formats.metric_records import SECONDS, columns, read_metrics
 from raydiff.runtime import device_faults
 from raydiff.runtime.cluster import memory_kill
 from raydiff.runtime.coordinator import GPU_LOST
@@ -72,7 +73,7 @@ class SweepProgress(tune.Callback):
             if outcome is None:
                 pending.append(experiment)
             else:
-                self._done(experiment, outcome.get("final", {}).get("time/seconds"))
+                self._done(experiment, _seconds(outcome))
         return pending
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -226,3 +227,8 @@ def _last_error(trial: Any) -> str:
     if trial.error_file is None or not (path := Path(trial.error_file)).exists():
         return ""
     return path.read_text(errors="replace").strip().splitlines()[-1].strip()[:300]
+
+
+def _seconds(outcome: Mapping[str, Any]) -> float | None:
+    """The seconds that a finished trial took; None of another one."""
+    return columns(read_metrics(outcome.get("final", []))).get(str(SECONDS))

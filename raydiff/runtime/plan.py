@@ -10,12 +10,13 @@ from typing import Any
 
 from raydiff import lookup, methods
 from raydiff.data import datasets
-from raydiff.evaluation.metrics import lower_is_better
+from raydiff.evaluation.metrics import metric_to_rank_by
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.searchers import Chosen, Space, build_searcher, check_space, is_adaptive, named
 from raydiff.experiment.study import Study, trials
+from raydiff.formats.json_files import dumps
 from raydiff.runtime import sweep_folder
 from raydiff.runtime.search import Suggestions, count_proposals
 from raydiff.storage.lease import Lease
@@ -73,7 +74,7 @@ class Planned:
             "base": self.base.digest if self.suggested else None,
             "suggested": self.suggested,
         }
-        stored: dict[str, Any] = json.loads(json.dumps(fields))
+        stored: dict[str, Any] = json.loads(dumps(fields))
         return stored
 
     @property
@@ -115,7 +116,7 @@ class Planned:
 
 def written(experiment: Experiment) -> str:
     """Serialise an experiment for Tune, without the noise secret, since Tune keeps it on disk."""
-    return json.dumps(overrides.to_dict(trial.without_secret(experiment)))
+    return dumps(overrides.to_dict(trial.without_secret(experiment)))
 
 
 def experiment_of(config: Mapping[str, Any]) -> Experiment:
@@ -170,7 +171,7 @@ def _objective(asked: SweepRequest, base: Experiment, *, guided: bool) -> tuple[
     metric = asked.metric or evaluation.headline(datasets.load(base.data).modality)
     if asked.metric is None and not guided:  # It is only displayed.
         return metric, True
-    return metric, lower_is_better(metric, evaluation, newcomers=base.newcomers is not None)
+    return metric, bool(metric_to_rank_by(metric, evaluation, newcomers=base.newcomers is not None).lower_is_better)
 
 
 def _without_search(study: Study, asked: SweepRequest, base: Experiment) -> list[Experiment]:

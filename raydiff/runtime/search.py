@@ -12,6 +12,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.searchers import Proposal, Searcher, Settings, Space
 from raydiff.experiment.trial import resolve
 from raydiff.formats.json_files import read_lines, read_outcome, trial_folders
+from raydiff.formats.metric_records import read_metrics
 
 BARREN = 20  # So many proposals in a row without a new experiment end a search.
 
@@ -130,7 +131,8 @@ class Suggestions:
         outcome = (read_outcome(folder) or {"outcome": "running"})["outcome"]
         if outcome not in ("finished", "stopped"):
             return Proposal(settings, "running" if outcome == "running" else "failed")
-        last = {key: value for line in read_lines(folder / "metrics.jsonl") for key, value in line.items()}
+        lines = read_lines(folder / "metrics.jsonl")
+        last = {str(metric): metric.value for line in lines for metric in read_metrics(line["metrics"])}
         return Proposal(settings, outcome, last.get(self._objective, math.nan))
 
     def _add(self, settings: Settings) -> str:

@@ -27,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from raydiff.formats.json_files import parse_json, sealed
+from raydiff.formats.json_files import dumps, parse_json, read_numbers, sealed
 from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.storage.atomic_files import LeaseLost
@@ -128,7 +128,11 @@ class Checkpoint:
             intact = True
         except ValueError:
             intact = False
-        return already_private(value, event_from_dict(about["event"]), copy=False), about["metrics"], intact
+        return (
+            already_private(value, event_from_dict(about["event"]), copy=False),
+            read_numbers(about["metrics"]),
+            intact,
+        )
 
     def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
         """Write ahead what messages without noise reveal, (client, event, bytes) each, in case the round never commits;
@@ -242,7 +246,7 @@ class Checkpoint:
         return [last + 1] if lost or max(begun, default=0) > last + 1 else []
 
     def _dump(self, name: str, value: Tensors, **about: Any) -> bytes:
-        return dump_tensors(value, self._identity(name), json.dumps(about))
+        return dump_tensors(value, self._identity(name), dumps(about))
 
     def _load(self, name: str, digest: str | None = None) -> tuple[Params, dict[str, Any]] | None:
         """The tensors of this name, and what is noted about them; `digest`: their checksum in the commit."""

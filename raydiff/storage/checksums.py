@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from raydiff.formats.json_files import dumps
 from raydiff.tree import Params, Tensors, aligned
 
 _BLANK = b"0" * 64
@@ -23,7 +24,7 @@ def dump_tensors(tensors: Tensors, of: str = "", note: str = "") -> bytes:
 
     whole = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()}
     # One metadata entry: the order of several, and with it the file's bytes, would be left to chance.
-    data = save(whole, metadata={"seal": json.dumps({"sha256": _BLANK.decode(), "of": of, "note": note})})
+    data = save(whole, metadata={"seal": dumps({"sha256": _BLANK.decode(), "of": of, "note": note})})
     assert data[8 : _AT + 64] == _START + _BLANK
     return b"".join([data[:_AT], hashlib.sha256(data).hexdigest().encode(), memoryview(data)[_AT + 64 :]])
 

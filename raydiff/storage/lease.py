@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from raydiff.formats.json_files import dumps
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.file_names import NAMES
 from raydiff.storage.storage import Storage, storage_at
@@ -79,7 +80,7 @@ def _take(sweep: Path, storage: Storage, me: dict[str, Any]) -> Lease:
         number = max((int(name.partition(".")[0]) for name in names), default=0)
         if number:
             _outlive(sweep.name, storage, _name(number))
-        if storage.put_if_absent(_name(number + 1), json.dumps(me, indent=1).encode()):  # else another was faster
+        if storage.put_if_absent(_name(number + 1), dumps(me, indent=1).encode()):  # else another was faster
             return Lease(sweep, number + 1)
 
 
@@ -137,7 +138,7 @@ def _beat(lease: Lease, storage: Storage, over: threading.Event) -> None:
 
 def _release(lease: Lease, storage: Storage, me: dict[str, Any]) -> None:
     if lease.number > 1 or (lease.sweep / "sweep.json").exists():
-        storage.put(_name(lease.number), json.dumps(me, indent=1).encode())
+        storage.put(_name(lease.number), dumps(me, indent=1).encode())
         return
     storage.delete([_name(lease.number)])
     if not storage.remote:

@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
 import re
@@ -16,6 +15,7 @@ import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from raydiff.formats.json_files import dumps
 from raydiff.storage.atomic_files import appearing, write_text
 from raydiff.storage.lease import process_start
 from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
@@ -71,7 +71,7 @@ def begin(folder: Path, uri: str) -> None:
     """Make this the root of a working copy of a bucket."""
     create(folder)
     folder.chmod(0o700)
-    write_text(folder / MARK, json.dumps({"uri": uri}))
+    write_text(folder / MARK, dumps({"uri": uri}))
 
 
 @dataclass(frozen=True)

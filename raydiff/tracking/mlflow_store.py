@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import functools
-import json
+import hashlib
 import logging
 import math
 import os
@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from raydiff.formats.metric_names import mlflow_name
+from raydiff.formats.json_files import dumps
 
 ARTIFACTS = "mlflow-artifacts"  # the folder beside a SQLite store in which MLflow keeps files
 PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps absolute paths of that folder."""
 PAGE = 1000  # runs
 BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
+NAME = 250  # characters of a name that MLflow takes
 TEXT = 6000  # characters of a parameter or tag that MLflow takes
 REMARK = "raydiff.remark"  # the tag with what MLflow lacks of a run, and why
 CAUSES = {  # pattern of an error's text, or of its causes' types -> what it means, and the remedy
@@ -149,7 +150,7 @@ def log_data(client: Any, run: str, name: str, digest: str) -> None:
     """Log the run's data set. The digest is keyed: it identifies no records without the key."""
     from mlflow.entities import Dataset, DatasetInput, InputTag
 
-    dataset = Dataset(name=Path(name).name, digest=digest, source_type="raydiff", source=json.dumps({"name": name}))
+    dataset = Dataset(name=Path(name).name, digest=digest, source_type="raydiff", source=dumps({"name": name}))
     client.log_inputs(run, [DatasetInput(dataset, [InputTag("mlflow.data.context", "training")])])
 
 
@@ -193,6 +194,15 @@ def log_values(
     metrics = [Metric(mlflow_name(k), float(v), int(at.get(step, now) * 1000), step) for k, step, v in usable]
     for i in range(0, len(metrics), BATCH):
         client.log_batch(run, metrics=metrics[i : i + BATCH])
+
+
+def mlflow_name(name: str) -> str:
+    """Return the name that MLflow gets: the same where it takes it; else with `_` for the letters it refuses, and a
+    digest of the name at the end, so that no two names become one."""
+    allowed = "/".join(word for word in re.sub(r"[^\w\-. :/]", "_", name).split("/") if word.strip("."))
+    if allowed == name and 0 < len(name) <= NAME:
+        return name
+    return f"{allowed[: NAME - 9]}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
 
 
 def storable(value: object) -> str:

@@ -6,13 +6,14 @@ is MLflow's own and not documented: the view is a convenience, and no sweep depe
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raydiff.experiment.study import Varying
-from raydiff.formats.metric_names import COMPARED, QUALITY, mlflow_name
+from raydiff.formats.json_files import dumps
+from raydiff.formats.metric_records import COMPARED, QUALITY
+from raydiff.tracking.mlflow_store import mlflow_name
 
 TAG = "mlflow.sharedViewState."
 SECTIONS = {"Privacy against quality": 2, "What was swept": 1, "Model metrics": 3}
@@ -58,4 +59,4 @@ def state(parent: str, sweep: str, swept: Varying, trials: Sequence[Mapping[str,
         ],
         "compareRunCharts": [{"uuid": f"chart-{i}", **more, **chart} for i, chart in enumerate(charts)],
     }
-    return json.dumps(view)
+    return dumps(view)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from raydiff.experiment.study import Varying, trial_name
-from raydiff.formats import metric_names, rounding
-from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines_from
-from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_params, log_values, storable
+from raydiff.formats import rounding
+from raydiff.formats.json_files import KEYED, dumps, flatten, read_json, read_lines_from, read_outcome
+from raydiff.formats.metric_records import Metric, read_metrics, select_shown
+from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_params, log_values, mlflow_name, storable
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
@@ -73,7 +73,7 @@ class TrialRun:
         else:
             logged = client.get_run(run)
             names = logged.data.params  # MLflow's are write-once.
-            params = {k: v for k, v in params.items() if metric_names.mlflow_name(k) not in names}
+            params = {k: v for k, v in params.items() if mlflow_name(k) not in names}
             client.set_tag(run, "mlflow.parentRunId", self.sweep.run)  # An earlier parent may have been deleted.
             client.update_run(run, name=name)  # An extended sweep varies more.
         self.run, self.client = run, (client := RunClient(client, run))
@@ -95,7 +95,7 @@ class TrialRun:
         written, outcome = modified_ns(path), None
         if written:
             with contextlib.suppress(FileNotFoundError):  # A trial that is about to run again removes its outcome.
-                outcome = read_json(path, needs="outcome")
+                outcome = read_outcome(self.folder)
         if outcome is not None and self.earlier_outcome == outcome["outcome"] in ("finished", "stopped"):
             self.ended_ns = written
             return
@@ -110,11 +110,10 @@ class TrialRun:
     def _log_rounds(self) -> None:
         lines, read = read_lines_from(self.folder / "metrics.jsonl", self.read)
         new = {line["step"]: line for line in lines if line["step"] > self.step}
-        rows = (
-            (k, step, v)
-            for step in sorted(new)
-            for k, v in (*metric_names.of_round(new[step]).items(), ("round", step))
-        )
+        rows: list[tuple[str, int, object]] = []
+        for step in sorted(new):
+            rows += [(f"round/{m.shown}", step, m.value) for m in read_metrics(new[step]["metrics"]) if m.shown]
+            rows.append(("round", step, step))
         log_values(self.client, self.run, rows, at={step: line["time"] for step, line in new.items()})
         self.step, self.read = max(new, default=self.step), read
 
@@ -122,9 +121,9 @@ class TrialRun:
         from mlflow.entities import RunTag
 
         client, run = self.client, self.run
-        final = outcome.get("final", {})
+        final = read_metrics(outcome.get("final", []))
         # At step 0 a metric has a bar for each run in MLflow's charts, at a later one a curve.
-        values = ((name, 0, value) for name, value in metric_names.plain(final).items())
+        values = ((name, 0, value) for name, value in select_shown(final).items())
         log_values(client, run, values, at={0: self.folder.stat().st_mtime})
         epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
         released = outcome.get("released", "")
@@ -150,16 +149,16 @@ class TrialRun:
             self.client.set_tag(self.run, "raydiff.sampler", storable(f"not logged: {e}"))
 
 
-def attach_artifacts(client: Any, run: str, folder: Path, final: Mapping[str, object]) -> None:
-    """Log a trial's tables and pictures, and its final numbers as a table."""
+def attach_artifacts(client: Any, run: str, folder: Path, final: Sequence[Metric]) -> None:
+    """Log a trial's tables and pictures, and its final metrics as a table."""
     tables = {path.name: read_json(path) for path in sorted(folder.glob("*.json"))}
     if final:
-        rows = [[name, str(value)] for name, value in final.items()]
+        rows = [[str(metric), str(metric.value)] for metric in final]
         tables["final.json"] = {"columns": ["name", "value"], "data": rows}
     for name, table in tables.items():
         client.log_dict(run, table, name)
     if tables:
-        client.set_tag(run, "mlflow.loggedArtifacts", json.dumps([{"path": n, "type": "table"} for n in tables]))
+        client.set_tag(run, "mlflow.loggedArtifacts", dumps([{"path": n, "type": "table"} for n in tables]))
     if (partition := folder / "partition.png").exists():
         client.log_artifact(run, str(partition))
     for name in ("samples", "newcomers"):

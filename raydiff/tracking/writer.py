@@ -16,8 +16,8 @@ from typing import Any
 
 from raydiff import __version__
 from raydiff.experiment.study import Varying
-from raydiff.formats import metric_names
 from raydiff.formats.json_files import outcomes, read_json, trial_folders
+from raydiff.formats.metric_records import read_metrics, select_shown
 from raydiff.tracking import mlflow_store, shared_view
 from raydiff.tracking.mlflow_store import RunClient, redacted, storable
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
@@ -144,7 +144,8 @@ class Mlflow(threading.Thread):
             picture = next((path for path in files if path.name == "frontier.png"), None)
             self._log_summary(client, summary, picture, self.log_best if status == "FINISHED" else None)
             self._log_means(client, summary.means)
-            self._log_view([metric_names.plain(end["final"]) for _, end in outcomes(self.sweep) if end.get("final")])
+            final = [read_metrics(end["final"]) for _, end in outcomes(self.sweep) if end.get("final")]
+            self._log_view([select_shown(metrics) for metrics in final])
             gaps = {name: trial.client.lacks for name, trial in self._trials.items()} | self._failed
             lacking = [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]
             where = redacted(client.get_experiment(self.experiment_id).artifact_location)

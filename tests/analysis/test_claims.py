@@ -8,6 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from trial_folders import written
 
 from analysis import referee_presets
 from analysis.claims import NOT, REPRODUCED, SCALE, Verdict, claims_of, main, rows_of, verdict
@@ -148,8 +149,8 @@ def kept(folder: Path, command: list[str], **about: str) -> Path:
         trial.mkdir(parents=True)
         config = {"method": {"kind": "SPIRE"}, "data": {"kind": "Data", "name": "digits"}, "seed": seed}
         (trial / "config.json").write_text(json.dumps({"kind": "Experiment", **config}))
-        (trial / "metrics.jsonl").write_text(json.dumps({"step": 0, "time": 1e9, "loss": 1.0}) + "\n")
-    end = {"outcome": "finished", "says": {}, "final": {"time/seconds": 100.0}}
+        (trial / "metrics.jsonl").write_text(json.dumps({"step": 0, "time": 1e9, "metrics": []}) + "\n")
+    end = {"outcome": "finished", "says": {}, "final": written({"time/seconds": 100.0})}
     (folder / "trials" / f"{0:016x}" / "outcome.json").write_text(json.dumps(end))
     sweep = {"command": command, "version": "9.9", "code": {"a.py": "1"}, "trials": ["0", "1"], **about}
     (folder / "sweep.json").write_text(json.dumps(sweep))

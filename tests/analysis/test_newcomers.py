@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from trial_folders import written
 
 from analysis import newcomers
 
@@ -36,7 +37,7 @@ def trial(
     (folder / "artifacts").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "metrics.jsonl").write_text("")
-    outcome = {"outcome": "finished", "final": final, "server": {}, "outsiders": {}}
+    outcome = {"outcome": "finished", "final": written(final), "server": {}, "outsiders": {}}
     (folder / "outcome.json").write_text(json.dumps(outcome))
     for name in ("samples", "newcomers"):
         Image.fromarray(np.full((8, 8), 40 * seed, np.uint8)).save(folder / "artifacts" / f"{name}.png")

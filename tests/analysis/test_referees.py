@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from trial_folders import written
 
 from analysis import referees
 from analysis.claims import rows_of, values, where
@@ -35,7 +36,7 @@ def write(
     (folder / "metrics.jsonl").write_text("")
     if accuracy is not None:
         final = dict.fromkeys(("eval/accuracy", "eval/downstream/lenet/all"), accuracy)
-        end = {"outcome": "finished", "final": final, "server": {}, "outsiders": {}}
+        end = {"outcome": "finished", "final": written(final), "server": {}, "outsiders": {}}
         (folder / "outcome.json").write_text(json.dumps(end))
 
 

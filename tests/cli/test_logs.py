@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trial_folders import written as records
 
 from raydiff.cli import logs
 from raydiff.experiment import trial
 from raydiff.formats.json_files import Jsonl
+from raydiff.formats.metric_records import columns, read_metrics
 
 
 def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -22,7 +24,8 @@ def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> N
     written = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     assert first == f"fedavg/{folder.name}"
     assert [re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d round (\d): ", line)[1] for line in rounds] == ["1", "2"]
-    assert f"comm/bytes_up {written[1]['comm/bytes_up']:.4g}" in rounds[1] and "client/" not in rounds[1]
+    sent = columns(read_metrics(written[1]["metrics"]))["comm/bytes_up"]
+    assert f"comm/bytes_up {sent:.4g}" in rounds[1] and "client/" not in rounds[1]
     assert (
         outcome == "finished"
         and guarantee.startswith("epsilon inf")
@@ -33,7 +36,7 @@ def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:
     for number in (0, 1):
-        Jsonl(tmp_path / "metrics.jsonl").log(number, {"loss": 0.5, "client/0/loss": 0.25})
+        Jsonl(tmp_path / "metrics.jsonl").log(number, {"metrics": records({"loss": 0.5})})
     Jsonl(tmp_path / "rejected.jsonl").log(0, {"client 3": "it is not finite", "client 10": "it is too long"})
     shown = [line.partition("round ")[2] or line for line in list(logs.lines(tmp_path))[1:-1]]
     reasons = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
@@ -44,11 +47,11 @@ def test_following_shows_each_round_once_and_ends_with_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, slept = Jsonl(tmp_path / "metrics.jsonl"), []
-    log.log(0, {"loss": 0.5})
+    log.log(0, {"metrics": records({"loss": 0.5})})
 
     def trial_goes_on(seconds: float) -> None:
         slept.append(seconds)
-        log.log(len(slept), {"loss": 0.25})
+        log.log(len(slept), {"metrics": records({"loss": 0.25})})
         if len(slept) == 2:
             trial.end(tmp_path, "stopped", reason="scheduler")
 

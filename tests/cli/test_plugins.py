@@ -24,6 +24,7 @@ from raydiff.evaluation import metrics
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides, trial
 from raydiff.formats.json_files import read_json, read_lines
+from raydiff.formats.metric_records import columns
 from raydiff.methods import check_names
 from raydiff.methods.fedavg import FedAvg
 from raydiff.report import load
@@ -58,11 +59,12 @@ def source(folder, labels): return "no source"
 
 def nameless(drawn): return {}
 
-def fd_mine(drawn): return {}
-fd_mine.lower_is_better = True
+def recall(drawn): return {}
+recall.lower_is_better = True
 
-def stray(drawn): return {"other": 1.0}
-stray.lower_is_better = True
+def unbounded(drawn): return 1.0
+unbounded.lower_is_better = True
+unbounded.bounds = 1.0
 
 def best(z, x0, *, abar, timesteps, noise): return []
 """
@@ -163,7 +165,7 @@ def test_the_command_of_the_page_runs_as_printed_and_optuna_maximises_its_metric
     assert set(rows["method"]) == {"mylab.ditto:Ditto"} and rows["vendi"].between(1, 100).all()
     assert "vendi" in done.stdout.decode() and "vendi" in (sweep / "report" / "report.html").read_text()
     values = [
-        max(line["validation/vendi"] for line in read_lines(p) if "validation/vendi" in line)
+        max(m.value for line in read_lines(p) for m in read_metrics(line["metrics"]) if str(m) == "validation/vendi")
         for p in sweep.glob("trials/*/metrics.jsonl")
     ]
     assert f"its best by validation/vendi: {max(values):.4g}: pull=" in done.stdout.decode() and len(values) == 4
@@ -181,7 +183,8 @@ def test_the_command_of_the_page_runs_as_printed_and_optuna_maximises_its_metric
         ("--method mylab.ditto:Dito", "mylab.ditto has no Dito; did you mean Ditto"),
         ("--data.name wrong:source", "wrong:source must return a raydiff.data.source.Source, got str"),
         ("--evaluation.metrics wrong:nameless", "nameless must .* lower_is_better"),
-        ("--evaluation.metrics wrong:fd_mine", "metric fd_mine"),
+        ("--evaluation.metrics wrong:recall", "metric recall"),
+        ("--evaluation.metrics wrong:unbounded", "metric unbounded must have bounds"),
         ("--evaluation.metrics mylab.measures:vendi mylab.measures:vendi", "metrics .* called vendi like another"),
         ("--evaluation.attacks wrong:best", "attacks .* best"),
         ("--evaluation.attacks os:system", "os:system is no attack: it must be a function of"),
@@ -194,13 +197,6 @@ def test_what_does_not_fit_is_one_sentence(
     code, _, err = command("sweep", "digits", *arguments.split(), "--dry-run", "--runtime.storage", tmp_path / "s")
     assert (code, err.count("\n")) == (2, 1) and re.match(f"error: .*{message}", err)
     assert not (tmp_path / "s").exists()
-
-
-def test_a_number_of_another_name_is_refused_when_it_is_measured(package: Path, tmp_path: Path, tiny) -> None:
-    evaluation = replace(tiny.evaluation, metrics=("wrong:stray",), attacks=None, clients=1)
-    opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path)
-    with pytest.raises(ValueError, match=r"the metric stray must call its numbers stray or stray/\.\.\., not 'other'"):
-        list(trial.run(opened, trial.local_executor(opened)))
 
 
 def odd_trials(tmp_path: Path, tiny: Any, now: dict[str, Any]) -> tuple[dict[str, Any], ...]:
@@ -299,9 +295,12 @@ def test_an_interrupt_in_outside_code_remains_one(package: Path, tmp_path: Path,
 
 
 def test_a_metric_that_is_no_finite_number_fails_its_trial(package: Path, tmp_path: Path, tiny: Any) -> None:
-    failed, other = odd_trials(tmp_path, tiny, {"numbers": {"measure/x": math.nan}})
+    failed, other = odd_trials(tmp_path, tiny, {"numbers": {"x": math.nan}})
     assert (failed["outcome"], other["outcome"]) == ("failed", "finished")
-    assert failed["reason"] == "the metric measure must return finite numbers by name, or {}: measure/x is nan"
+    assert (
+        failed["reason"]
+        == "the metric measure must return a finite number, or several by name, or {}: measure/x is nan"
+    )
 
 
 WORDS = [math.nan, math.inf, -math.inf, None, "1.5", b"1", 1j, [1.0], np.ones(1), np.float32("nan"), torch.ones(2), {}]
@@ -309,14 +308,20 @@ NUMBERS = [1, True, 0.5, np.float32(0.5), np.int8(3), np.array(0.5), torch.tenso
 
 
 def test_numbers_of_a_metric_are_finite_and_of_any_type() -> None:
+    def vendi(drawn: Any) -> None: ...
+
+    vendi.lower_is_better = False
+    vendi.bounds = (0, 3)
     for value in WORDS:
-        for numbers in ({"vendi/x": value}, value):
+        for numbers in ({"x": value}, value):
             if numbers != {}:
-                with pytest.raises(ValueError, match=r"^the metric vendi must return finite numbers by name, or {}: "):
-                    metrics._checked("vendi", numbers)
-    assert metrics._checked("vendi", {f"vendi/{i}": v for i, v in enumerate(NUMBERS)}) == {
-        f"vendi/{i}": float(v) for i, v in enumerate(NUMBERS)
-    }
+                with pytest.raises(ValueError, match=r"^the metric vendi must return a finite number, or several"):
+                    metrics._records("vendi", vendi, numbers)
+    with pytest.raises(ValueError, match="the metric vendi must be within 0 and 3: vendi/x is 4"):
+        metrics._records("vendi", vendi, {"x": 4})
+    records = metrics._records("vendi", vendi, dict(enumerate(NUMBERS)))
+    assert columns(records) == {f"vendi/{i}": float(v) for i, v in enumerate(NUMBERS)}
+    assert {(m.lower_is_better, m.bounds) for m in records} == {(False, (0.0, 3.0))}
 
 
 @pytest.mark.parametrize("how", ["exit 0", "base", "picky"])
@@ -339,7 +344,9 @@ def test_a_class_that_no_worker_could_import_has_no_name_on_disk() -> None:
 def test_which_way_is_up(package: Path) -> None:
     evaluation = Evaluation(metrics=("all", "mylab.measures:vendi"))
     expected = {"vendi": False, "vendi/all": False, "fd_cnn/all": True, "label_accuracy/all": False}
-    assert {name: metrics.lower_is_better(f"eval/{name}", evaluation) for name in expected} == expected
+    found = {name: metrics.metric_to_rank_by(f"eval/{name}", evaluation) for name in expected}
+    assert {name: metric.lower_is_better for name, metric in found.items()} == expected
+    assert {name: str(metric) for name, metric in found.items()} == {name: f"eval/{name}" for name in expected}
     for name in ("vendis", "fd_cnn/al", "coverage"):
         with pytest.raises(ValueError, match="unknown metric"):
-            metrics.lower_is_better(f"eval/{name}", evaluation)
+            metrics.metric_to_rank_by(f"eval/{name}", evaluation)

@@ -13,13 +13,15 @@ import pytest
 from raydiff.cli import run
 from raydiff.experiment import config, trial
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
+from raydiff.formats.metric_records import columns, read_metrics
 from raydiff.tracking import mlflow_store, writer
 
 RATES = {"privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"}
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
 COSTS = {"comm/bytes_up", "time/seconds"}
 AT_THE_END = LEDGER | RATES | COSTS
-METRICS = {"round", "round/epsilon", "epsilon", "auc_ceiling", "bytes_sent", "seconds"}
+SHOWN = ("epsilon", "auc_ceiling", "bytes_sent", "seconds")
+METRICS = {"round", *SHOWN, *(f"round/{name}" for name in SHOWN)}
 TAGS = {
     *(f"raydiff.{n}" for n in ("sweep", "id", "trial", "kind", "data", "preset", "accountant", "replayable", "git")),
     *(f"raydiff.{n}" for n in ("outcome", "privacy", "released", "reason", "remark", "epsilon", "sampler")),
@@ -72,12 +74,13 @@ def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatc
         assert (received_data.name, received_data.digest) == ("digits", tree.data_digest.removeprefix(KEYED)[:16])
 
     lines, commits = read_lines(folder / "metrics.jsonl"), sorted(folder.glob("commit-*.json"))
-    assert lines and {key for line in lines for key in line} <= {"step", "time", "server", "outsiders"} | LEDGER | COSTS
+    assert lines and {key for line in lines for key in line} <= {"step", "time", "server", "outsiders", "metrics"}
+    assert {name for line in lines for name in columns(read_metrics(line["metrics"]))} <= LEDGER | COSTS
     assert {key for path in commits for key in json.loads(path.read_text())["metrics"]} == set()
     outcome = read_json(folder / "outcome.json")
     assert (
         set(outcome) == {"outcome", "final", "server", "outsiders", "text", "released"}
-        and set(outcome["final"]) <= AT_THE_END
+        and set(columns(read_metrics(outcome["final"]))) <= AT_THE_END
     )
     assert {p.name for p in (folder / "artifacts").iterdir()} == {"ledger.json"}
 

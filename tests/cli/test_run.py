@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from raydiff.experiment import overrides
+from raydiff.formats.metric_records import columns, read_metrics
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.slow  # each has a Ray of its own
@@ -39,7 +40,8 @@ def trial_of(storage: Path, name: str) -> Path:
 
 def losses(folder: Path) -> list[float]:
     lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
-    return [line["server/loss"] for line in lines if "server/loss" in line]
+    rounds = [columns(read_metrics(line["metrics"])) for line in lines]
+    return [metrics["server/loss"] for metrics in rounds if "server/loss" in metrics]
 
 
 def test_two_processes_train_the_server_as_one_does(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from trial_folders import written
 
 import raydiff as rd
 from raydiff.data import datasets
@@ -160,7 +161,9 @@ def test_a_setting_without_one_of_its_trials_has_no_mean(tmp_path: Path) -> None
     first = tuning.study_of(of, seeds=(7, 8))
     every = trials(first.experiment, first.grid) + first.others({})
     for number, experiment in enumerate(every):
-        ended = {"outcome": "failed"} if number == 0 else {"outcome": "finished", "final": {"m": float(number)}}
+        ended = (
+            {"outcome": "failed"} if number == 0 else {"outcome": "finished", "final": written({"m": float(number)})}
+        )
         at = tmp_path / "trials" / experiment.digest
         at.mkdir(parents=True)
         (at / "outcome.json").write_text(json.dumps(ended))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from raydiff.evaluation.quality import downstream
 from raydiff.evaluation.quality.downstream import NETWORKS, readings, train
+from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
 
 GROUPS = {"all": (0, 1, 2), "major": (0, 1), "minor": (2,), "nobody": (7,)}
@@ -36,14 +37,14 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", ["linear", "mlp", "cnn"])
 def test_what_is_learned_from_synthetic_records_is_measured_on_real_ones(name: str) -> None:
     test = stripes(60, "test")
-    result = readings([name], stripes(90, "a"), stripes(90, "b"), test, groups=GROUPS, classes=4)
+    result = columns(readings([name], stripes(90, "a"), stripes(90, "b"), test, groups=GROUPS, classes=4))
     assert set(result) == {f"downstream/{name}/{end}" for end in ("all", "major", "minor", "real")}
     assert min(result.values()) > 0.9
 
 
 def test_a_classifier_is_as_wrong_as_what_it_learned_from() -> None:
     made, own, test = stripes(90, "a", turn=1), stripes(90, "b"), stripes(60, "test")
-    result = readings(["linear"], made, own, test, groups=GROUPS, classes=4)
+    result = columns(readings(["linear"], made, own, test, groups=GROUPS, classes=4))
     assert result["downstream/linear/all"] < 0.1 < 0.9 < result["downstream/linear/real"]
 
 
@@ -81,8 +82,8 @@ def test_the_real_test_records_choose_nothing(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(downstream, "train", recorded)
     made, own, (images, of) = stripes(40, "a", noise=1.0), stripes(40, "b"), stripes(30, "t")
-    honest = readings(["mlp"], made, own, (images, of), groups=GROUPS, classes=3)
-    poisoned = readings(["mlp"], made, own, (-images, (of + 1) % 3), groups=GROUPS, classes=3)
+    honest = columns(readings(["mlp"], made, own, (images, of), groups=GROUPS, classes=3))
+    poisoned = columns(readings(["mlp"], made, own, (-images, (of + 1) % 3), groups=GROUPS, classes=3))
     for first, second in zip(kept[:2], kept[2:], strict=True):
         assert first.epoch == second.epoch
         assert all(torch.equal(v, second.params[k]) for k, v in first.params.items())

@@ -13,6 +13,7 @@ from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
 from raydiff.evaluation.suite import GRID_COLUMNS, Evaluation, Instruments, check, prepare, summarise
 from raydiff.federated.method import Deployed
+from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
 
 NONE = Evaluation(metrics=("accuracy",), attacks=None)
@@ -76,7 +77,7 @@ def read(deployed: Deployed, *, of: str = "test", config: Evaluation = NONE, own
 @pytest.mark.parametrize("config", [NONE, Evaluation(attacks=None)])
 def test_accuracy_is_of_the_whole_split(of: str, right: tuple[int, ...], accuracy: float, config: Evaluation) -> None:
     report = read(Deployed(classify=tells(*right), of_server=True), of=of, config=config)
-    assert report.metrics == {"accuracy": pytest.approx(accuracy), "utility_loss": pytest.approx(1 - accuracy)}
+    assert columns(report.metrics) == {"accuracy": pytest.approx(accuracy), "utility_loss": pytest.approx(1 - accuracy)}
     assert report.pictures.shape == (0, 1, 2, 2) and report.scores == {} and report.of_server
 
 
@@ -86,7 +87,7 @@ def test_without_a_distance_only_the_grids_pictures_are_made() -> None:
     (labels,) = first.asked
     assert labels[:, 0].tolist() == [0] * GRID_COLUMNS + [2] * GRID_COLUMNS and not second.asked
     assert torch.equal(report.pictures[:, 0, 0, 0], labels[:, 0].float())
-    assert report.metrics == {"accuracy": 1.0, "utility_loss": 0.0} and report.scores == {}
+    assert columns(report.metrics) == {"accuracy": 1.0, "utility_loss": 0.0} and report.scores == {}
 
 
 def test_a_classifier_that_takes_larger_pictures_is_refused_before_anything_is_trained() -> None:
@@ -98,7 +99,7 @@ def test_a_classifier_that_takes_larger_pictures_is_refused_before_anything_is_t
 
 def test_the_summary_is_the_mean_over_clients() -> None:
     reports = [read(Deployed(classify=tells(*right))) for right in ((0, 2, 3), ())]
-    assert summarise(reports)["eval/accuracy"] == pytest.approx((1 + 8 / 24) / 2)
+    assert columns(summarise(reports))["eval/accuracy"] == pytest.approx((1 + 8 / 24) / 2)
 
 
 def test_without_a_distance_no_feature_network_is_trained_and_no_public_split_needed() -> None:

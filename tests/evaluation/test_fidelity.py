@@ -11,6 +11,7 @@ from torch import Tensor
 from raydiff.data.records import half_counts
 from raydiff.evaluation.quality import distances
 from raydiff.evaluation.quality.distances import frechet, frechet_distances, kernel, kernel_distances
+from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
 
 
@@ -110,7 +111,7 @@ def test_every_distance_is_between_equal_counts_of_the_same_classes(monkeypatch:
     out = {}
     for measure in (frechet_distances, kernel_distances):
         rng = generator(0)
-        out |= measure(samples, sample_classes, reference, classes, groups=groups, features="net", rng=rng)
+        out |= columns(measure(samples, sample_classes, reference, classes, groups=groups, features="net", rng=rng))
     assert out == {
         f"{kind}_net/{group}{end}": value
         for kind in ("fd", "kd")
@@ -134,7 +135,7 @@ def test_the_split_and_the_floor_do_not_depend_on_the_samples() -> None:
         out = kernel_distances(
             samples, half, reference, classes, groups={"a": [0], "b": [1]}, features="x", rng=generator(seed)
         )
-        return [v for k, v in out.items() if k.endswith("_floor")]
+        return [metric.value for metric in out if metric.role == "floor"]
 
     first = floors(torch.randn(30, 3, generator=rng), 0)
     assert floors(torch.randn(30, 3, generator=rng) + 5, 0) == first

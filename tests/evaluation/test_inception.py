@@ -15,7 +15,7 @@ from raydiff.data.modality import PICTURES
 from raydiff.data.records import Records
 from raydiff.evaluation import suite
 from raydiff.evaluation.quality import inception
-from raydiff.evaluation.quality.distances import distance_names
+from raydiff.evaluation.quality.distances import frechet_metric, kernel_metric
 from raydiff.evaluation.suite import Evaluation
 
 
@@ -66,7 +66,7 @@ def test_pictures_are_resized_and_scaled_as_clean_fid_does_it(file: Path) -> Non
 
 
 def test_only_its_distances_are_fid_and_kid() -> None:
-    assert distance_names("inception") == ("fid", "kid") and distance_names("cnn") == ("fd_cnn", "kd_cnn")
+    assert (frechet_metric("cnn", "all").name, kernel_metric("cnn", "all").name) == ("fd_cnn", "kd_cnn")
     assert Evaluation(features="inception").headline(PICTURES) == "eval/fid/all"
     assert Evaluation(features="inception", metrics=("kernel",)).headline(PICTURES) == "eval/kid/all"
 

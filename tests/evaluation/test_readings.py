@@ -18,6 +18,7 @@ from raydiff.evaluation.quality.distances import halves
 from raydiff.evaluation.quality.neighbours import coverage
 from raydiff.evaluation.suite import Evaluation, Instruments
 from raydiff.federated.method import Deployed
+from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
 from raydiff.tree import Params
 
@@ -66,7 +67,7 @@ class Counting:
 
 
 def report(cnn: Params, config: Evaluation, deployed: Deployed, split: str = "test") -> dict[str, float]:
-    return Instruments(config, DATASET, cnn).of_client(split)(deployed, OWN, generator(1)).metrics
+    return columns(Instruments(config, DATASET, cnn).of_client(split)(deployed, OWN, generator(1)).metrics)
 
 
 def test_coverage_is_read_for_groups_with_enough_records(cnn: Params) -> None:
@@ -102,7 +103,7 @@ def test_coverage_is_the_mean_over_both_halves() -> None:
         rng=generator(0),
     )
     vars(drawn)["features"] = (made, real)
-    result = sample_coverage(drawn)
+    result = columns(sample_coverage(drawn))
     a, b = (real[half] for half in halves(of, generator(0, "reference halves")))
     each = [coverage(made, half, neighbours=2) for half in (a, b)]
     assert result["recall/all"] == sum(c["recall"] for c in each) / 2

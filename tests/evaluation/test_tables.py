@@ -21,6 +21,7 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
+from raydiff.formats.metric_records import columns
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -72,12 +73,13 @@ def test_a_classifier_learns_from_rows_what_they_say_of_labels() -> None:
 
 def test_good_rows_are_at_the_floor_and_bad_ones_above_it() -> None:
     local, real, (codes, labels) = rows(600), rows(300, seed=2), rows(600, seed=1)
-    good = tables.quality((codes, labels), local, real, classes=2)
+    good = columns(tables.quality((codes, labels), local, real, classes=2))
     assert good["tv_pairs"] < good["tv_pairs_floor"] + 0.03 < 0.13
     assert good["accuracy"] == good["accuracy/real"] == 1
     assert good["utility_loss"] == 0
     assert 0.4 < good["accuracy/majority"] < 0.6
-    bad = tables.quality((torch.randint(4, codes.shape, generator=generator(3)), labels), local, real, classes=2)
+    other = torch.randint(4, codes.shape, generator=generator(3))
+    bad = columns(tables.quality((other, labels), local, real, classes=2))
     assert bad["tv_columns"] > good["tv_columns"] + 0.1
     assert bad["tv_pairs"] > good["tv_pairs"] + 0.2
     assert bad["accuracy"] < 0.8

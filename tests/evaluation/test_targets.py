@@ -16,6 +16,7 @@ from raydiff.evaluation.attacks import scores as attacks
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import Deployed, Target, Upload, Uploads
 from raydiff.federated.rounds import LocalExecutor, rounds
+from raydiff.formats.metric_records import columns
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.ddpm import DDPM
@@ -146,8 +147,8 @@ def test_uploads_without_protection_give_every_record_away_and_noised_ones_keep_
     open_, noised = (
         evaluated(PFDM(model=SMALL, clip=4.0, epsilon=epsilon, **BRIEF), [pictures(200, 0)]) for epsilon in (None, 1.0)
     )
-    assert targets.summary(open_)["attack/uploads/distance/auc"] == 1.0
-    result = targets.summary(noised)
+    assert columns(targets.summary(open_))["attack/uploads/distance/auc"] == 1.0
+    result = columns(targets.summary(noised))
     assert result["attack/uploads/distance/auc_low"] < 0.5 < result["attack/uploads/distance/auc_high"]
 
 
@@ -164,7 +165,7 @@ def test_best_is_the_attack_of_the_best_calibration_whatever_the_evaluation_says
     few = membership.ENOUGH - 1  # too few to be combined
     good, better = roles(3, 2, 0, few), roles(0.5, 2, 1, few)
     good["nonmembers"] = good["nonmembers"] - 3  # nothing is left of it in the evaluation
-    result = targets.summary([{"client": {"a": good, "b": better}}])
+    result = columns(targets.summary([{"client": {"a": good, "b": better}}]))
     assert result["attack/client/best/auc"] == result["attack/client/a/auc"] < result["attack/client/b/auc"]
     assert result["attack/client/best/auc_high"] == result["attack/client/a/auc_high"]
     assert "attack/client/combined/auc" not in result
@@ -172,14 +173,14 @@ def test_best_is_the_attack_of_the_best_calibration_whatever_the_evaluation_says
 
 def test_best_is_the_combination_where_it_helps() -> None:
     of = {name: roles(1, 2, seed, 200) for seed, name in enumerate("abc")}
-    result = targets.summary([{"client": of}])
+    result = columns(targets.summary([{"client": of}]))
     assert result["attack/client/best/auc"] == result["attack/client/combined/auc"]
     assert result["attack/client/best/auc"] > 0.05 + max(result[f"attack/client/{name}/auc"] for name in of)
 
 
 def test_best_is_a_single_attack_where_the_combination_does_not_help() -> None:
     of = {"a": roles(4, 1, 0, 25), "b": roles(0, 30, 1, 25)}
-    result = targets.summary([{"client": of}])
+    result = columns(targets.summary([{"client": of}]))
     assert result["attack/client/best/auc"] == result["attack/client/a/auc"] > result["attack/client/combined/auc"]
 
 
@@ -187,10 +188,10 @@ def test_the_combination_is_of_the_pooled_members_of_a_shared_model_and_missing_
     few = [{"pia": roles(1, 2, seed, 15)} for seed in (0, 1)]
     for name in ("calibration_nonmembers", "nonmembers"):
         few[1]["pia"][name] = few[0]["pia"][name] = roles(1, 2, 2, 40)[name]
-    result = targets.summary([{"global": of, "client": of} for of in few])
+    result = columns(targets.summary([{"global": of, "client": of} for of in few]))
     assert "attack/global/combined/auc" in result and "attack/client/combined/auc" not in result
     enough = {"pia": roles(1, 2, 3, 40)}
-    result = targets.summary([{"client": of} for of in (enough, few[0])])
+    result = columns(targets.summary([{"client": of} for of in (enough, few[0])]))
     assert "attack/client/combined/auc" not in result and "attack/client/best/auc" in result
 
 
@@ -198,7 +199,7 @@ def test_members_of_a_shared_model_are_pooled_and_those_of_the_clients_models_ar
     one, two = roles(1, 3, 0), roles(1, 3, 1)
     two |= {k: one[k] for k in ("calibration_nonmembers", "nonmembers")}
     both = [{"global": {"pia": each}, "client": {"pia": each}} for each in (one, two)]
-    result = targets.summary(both)
+    result = columns(targets.summary(both))
     assert result["attack/global/pia/n_members"] == 120 and result["attack/global/pia/n_nonmembers"] == 60
     each = [membership.attack(**r).auc for r in (one, two)]
     assert result["attack/client/pia/auc"] == pytest.approx(sum(each) / 2)
@@ -209,8 +210,8 @@ def test_members_of_a_shared_model_are_pooled_and_those_of_the_clients_models_ar
 def test_a_reading_that_one_client_has_too_few_records_for_is_left_out() -> None:
     many, few = ({"client": {"pia": roles(1, 1, 0, n)}} for n in (500, 499))
     name = "attack/client/pia/tpr_at_1pct_fpr"
-    assert name in targets.summary([many, many]) and name not in targets.summary([many, few])
-    assert "attack/client/pia/auc" in targets.summary([many, few]) and targets.summary([{}]) == {}
+    assert name in columns(targets.summary([many, many])) and name not in columns(targets.summary([many, few]))
+    assert "attack/client/pia/auc" in columns(targets.summary([many, few])) and targets.summary([{}]) == []
 
 
 def test_proportions_are_kept_and_classes_that_are_not_there_are_left_out() -> None:
@@ -238,7 +239,9 @@ def overfitted() -> dict[str, float]:
         attacked[name] = Target((model.denoiser(params),), model.abar)
     arguments = {"calibration": splits["calibration"], "test": splits["test"]}
     names = tuple(attacks.ATTACKS)
-    return targets.summary([targets.scores(Deployed(targets=attacked), own, names=names, members=40, **arguments)])
+    return columns(
+        targets.summary([targets.scores(Deployed(targets=attacked), own, names=names, members=40, **arguments)])
+    )
 
 
 def test_the_attacks_have_teeth_and_a_model_that_saw_neither_gives_nothing_away(overfitted: dict[str, float]) -> None:

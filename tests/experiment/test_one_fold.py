@@ -16,6 +16,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, open_trial
 from raydiff.federated.rounds import Progress
+from raydiff.formats.metric_records import columns, read_metrics
 from raydiff.privacy.accountants import exact
 from raydiff.privacy.ledger import PUBLISHED, Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing
@@ -86,7 +87,7 @@ def test_metric_outcome_frontier_and_report_say_one_epsilon(
     assert outcome is not None
     for name, number in finished.items():
         assert outcome[name]["epsilon"] == number == last[f"privacy/epsilon_{name}"]
-        assert outcome["final"][f"privacy/epsilon_{name}"] == number
+        assert columns(read_metrics(outcome["final"]))[f"privacy/epsilon_{name}"] == number
 
 
 def epsilons(ledger: Ledger) -> dict[str, float]:
@@ -107,7 +108,8 @@ def epsilons(ledger: Ledger) -> dict[str, float]:
 def stated_by_files(resolved: Trial, outcome: str) -> dict[str, float]:
     """What metrics.jsonl, the table of runs, the frontier and the report agree on, each read from the files."""
     line = json.loads((resolved.folder / "metrics.jsonl").read_text().splitlines()[-1])
-    metrics = {view: line[f"privacy/epsilon_{view}"] for view in VIEWS}
+    numbers = columns(read_metrics(line["metrics"]))
+    metrics = {view: numbers[f"privacy/epsilon_{view}"] for view in VIEWS}
     runs = load.runs(resolved.sweep)
     assert list(runs["outcome"]) == [outcome]
     assert {view: runs[f"{view}/epsilon"][0] for view in VIEWS} == metrics

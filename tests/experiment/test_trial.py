@@ -27,6 +27,7 @@ from raydiff.experiment.trial import Trial, make_clients, noise_secret, open_tri
 from raydiff.federated.client import Failed
 from raydiff.federated.method import Round
 from raydiff.formats.json_files import read_lines
+from raydiff.formats.metric_records import Metric, columns, read_metrics
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.evolution import Evolution
@@ -80,9 +81,7 @@ def test_there_is_a_result_per_round_and_a_last_one(finished: Finished) -> None:
     lines = read_lines(opened.folder / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2, 3]
     for line, result in zip(lines, results, strict=False):
-        assert {
-            k: v for k, v in line.items() if k not in ("step", "time", "server", "outsiders")
-        }.items() <= result.items()
+        assert columns(read_metrics(line["metrics"])).items() <= result.items()
 
 
 def test_privacy_comes_from_the_ledger(finished: Finished) -> None:
@@ -109,10 +108,11 @@ def test_an_attack_above_the_ceiling_fails_the_trial(
 ) -> None:
     """Also above that of DP-SGD's sampled noise; with its whole interval."""
     real = evaluate.summarise
-    monkeypatch.setattr(evaluate, "summarise", lambda r: {**real(r), "attack/global/pia/auc_low": low})
+    reached = Metric(name="auc", target="global", attack="pia", role="low", value=low)
+    monkeypatch.setattr(evaluate, "summarise", lambda r: [*(m for m in real(r) if str(m) != str(reached)), reached])
     opened = open_trial(of(tiny), tmp_path)
     with pytest.raises(
-        AboveCeiling, match=f"attack/global/pia has an AUC of at least {low}, above the ceiling {ceiling}"
+        AboveCeiling, match=f"attack pia on target global has an AUC of at least {low}, above the ceiling {ceiling}"
     ):
         execute(opened)
     assert opened.outcome() is None  # whoever runs it writes that it failed
@@ -130,7 +130,7 @@ def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
     instruments = Evaluation(members=30, attacks=("loss",), metrics=("accuracy",))
     opened = open_trial(replace(tiny, method=method, partition=Iid(), evaluation=instruments), tmp_path)
     ceiling = f"{gaussian.auc_ceiling(accountants.mu_for(1.0, 1e-5)):.4g}"
-    with pytest.raises(AboveCeiling, match=rf"attack/global/\w+ has .* above the ceiling {ceiling} that the ledger"):
+    with pytest.raises(AboveCeiling, match=rf"attack \w+ on target global .* the ceiling {ceiling} that the ledger"):
         execute(opened)
 
 
@@ -155,7 +155,7 @@ def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experi
 def test_the_outcome_has_the_final_numbers_and_the_guarantee(finished: Finished) -> None:
     opened, results = finished
     outcome = opened.outcome() or {}
-    final = outcome["final"]
+    final = columns(read_metrics(outcome["final"]))
     assert outcome["outcome"] == "finished"
     assert final == {k: v for k, v in results[-1].items() if k not in ("round", "finished")}
     assert {"eval/fd_cnn/all", "attack/global/pia/auc", "attack/client/best/auc", "time/seconds"} <= set(final)

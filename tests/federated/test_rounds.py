@@ -441,8 +441,9 @@ def test_the_losses_of_a_replayed_round_are_of_all_clients(tmp_path: Path) -> No
     """One had stored what it sends when the process was killed; the others train in the next one."""
     whole = run(Walk())[0].metrics
     Client(2, Walk(), records_of(2), keys=KEYS, store=Checkpoint(tmp_path)).run({"sum": torch.zeros(1)}, 0)
-    replayed = run(Walk(), Checkpoint(tmp_path))[0].metrics
-    assert replayed["client/2/upload/resent"] == 1.0 and "client/1/upload/resent" not in replayed
+    progress = run(Walk(), Checkpoint(tmp_path))[0]
+    replayed = progress.metrics
+    assert progress.client_metrics[2]["upload/resent"] == 1.0 and "upload/resent" not in progress.client_metrics[1]
     losses = {k: v for k, v in whole.items() if k.endswith("train/loss")}
     assert losses["train/loss"] == 1.0 and losses.items() <= replayed.items()
 

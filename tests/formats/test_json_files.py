@@ -90,7 +90,7 @@ def test_a_line_per_round_and_none_twice_also_in_the_next_process(tmp_path: Path
     log.log(1, {"loss": 0.25})
     lines = read_lines(path)
     assert [(line["step"], line["loss"]) for line in lines] == [(0, 0.5), (1, 0.25)]
-    assert lines[0]["epsilon"] == math.inf and lines[0]["time"] <= lines[1]["time"]
+    assert lines[0]["epsilon"] == "inf" and lines[0]["time"] <= lines[1]["time"]
     log = Jsonl(path)
     log.log(2, {})
     assert log.total("loss") == 0.75

@@ -92,7 +92,7 @@ def test_every_client_keeps_to_the_budget_and_uses_it(method: DPSGD) -> None:
         rate = 8 / n
         sigma = noise_multiplier_for(BUDGET, sampling_rate=rate, steps=8)
         assert {(e.std_over_sensitivity, e.sampling_rate) for e in events} == {(sigma, rate)}  # type: ignore[union-attr]
-        assert last.metrics[f"client/{client}/upload/noise_multiplier"] == sigma
+        assert last.client_metrics[client]["upload/noise_multiplier"] == sigma
         sigmas.append(sigma)
     assert sigmas == sorted(sigmas, reverse=True) and len(set(sigmas)) == 3  # more records, less noise
     assert 9.99 < last.ledger.epsilon(method.delta, method.accountant) <= 10

@@ -51,8 +51,8 @@ def test_two_rounds_by_hand() -> None:
     assert second.server["model/w"].tolist() == [1.875] and second.server["control/w"].tolist() == [-0.375]
     assert second.metrics["server/update_norm"] == 0.375 and second.metrics["server/control_norm"] == 0.375
     # the metric is the loss, without the linear term: client 0 at 1.5 and 1.625, client 1 at 1.5 and 1.875
-    assert second.metrics["client/0/train/loss"] == (0.5**2 + 0.625**2) / 4
-    assert second.metrics["client/1/train/loss"] == (1.5**2 + 1.125**2) / 4
+    assert second.client_metrics[0]["train/loss"] == (0.5**2 + 0.625**2) / 4
+    assert second.client_metrics[1]["train/loss"] == (1.5**2 + 1.125**2) / 4
 
 
 def test_momentum_carries_further_and_c_is_still_a_mean_gradient() -> None:

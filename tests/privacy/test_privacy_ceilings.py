@@ -3,62 +3,75 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import pytest
 import torch
+from trial_folders import metric
 
 from raydiff.evaluation.attacks import membership
+from raydiff.formats.metric_records import AUC_CEILING, columns
 from raydiff.privacy import ceilings, gaussian
 from raydiff.privacy import tradeoff as losses
 from raydiff.privacy.ceilings import AboveCeiling, check_attacks
 from raydiff.privacy.ledger import Ledger, PrivacyOdometer
 from raydiff.privacy.release import Gaussian, NonPrivate
 
+CEILING, MU = str(AUC_CEILING), str(ceilings.MU)
+
+
+def check(values: Mapping[str, float], *, unlike: float = 0.0) -> None:
+    check_attacks([metric(column, value) for column, value in values.items()], unlike=unlike)
+
+
+def of_ledger(ledger: Ledger) -> dict[str, float]:
+    return columns(ceilings.of_ledger(PrivacyOdometer(ledger)))
+
+
+def rates(ledger: Ledger) -> dict[str, float]:
+    return columns(ceilings.rates(PrivacyOdometer(ledger)))
+
 
 def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:
     event = Gaussian(1.0, "example", "add_remove", "local", 0.1, 5)
     sampled = Ledger().with_upload(0, 0, event, 0).with_upload(1, 0, event, 0).with_upload(1, 1, event, 0)
-    rates = {name: losses.tpr_ceiling([event, event], fpr) for fpr, name in ceilings.TPRS.items()}
-    assert ceilings.of_ledger(PrivacyOdometer(sampled)) == {ceilings.CEILING: losses.auc_ceiling([event, event])}
-    assert ceilings.rates(PrivacyOdometer(sampled)) == rates
+    assert of_ledger(sampled) == {CEILING: losses.auc_ceiling([event, event])}
+    assert rates(sampled) == {str(m): losses.tpr_ceiling([event, event], fpr) for fpr, m in ceilings.TPRS.items()}
 
 
 def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
-    odometer = PrivacyOdometer(Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0))
-    assert ceilings.of_ledger(odometer) == {ceilings.CEILING: gaussian.auc_ceiling(2.0), ceilings.MU: 2.0}
-    assert ceilings.rates(odometer) == {name: gaussian.tpr_ceiling(2.0, fpr) for fpr, name in ceilings.TPRS.items()}
-    assert not [
-        name for name in ceilings.of_ledger(odometer) | ceilings.rates(odometer) if name.endswith(ceilings.OUTSIDERS)
-    ]
+    ledger = Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0)
+    assert of_ledger(ledger) == {CEILING: gaussian.auc_ceiling(2.0), MU: 2.0}
+    assert rates(ledger) == {str(m): gaussian.tpr_ceiling(2.0, fpr) for fpr, m in ceilings.TPRS.items()}
 
 
 def test_events_that_do_not_compose_allow_every_attack() -> None:
     both = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "replace_one", "local", 0.1), 0)
     both = both.with_upload(1, 0, Gaussian(1.0, "example", "zero_out", "local", 0.1), 0)
-    assert ceilings.of_ledger(PrivacyOdometer(both)) == {ceilings.CEILING: 1.0}
-    assert set(ceilings.rates(PrivacyOdometer(both)).values()) == {1.0}
+    assert of_ledger(both) == {CEILING: 1.0}
+    assert set(rates(both).values()) == {1.0}
 
 
 def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_server() -> None:
     """Under central trust the server sees the updates, and its own noise covers all that comes after."""
     central = Gaussian(2.0, "client", "replace_one", "central")
     ledger = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
-    metrics = ceilings.of_ledger(PrivacyOdometer(ledger)) | ceilings.rates(PrivacyOdometer(ledger))
-    assert metrics[ceilings.CEILING] == 1.0 and metrics[ceilings.MU] == math.inf
-    assert metrics[ceilings.CEILING + ceilings.OUTSIDERS] == gaussian.auc_ceiling(0.5)
+    metrics = of_ledger(ledger) | rates(ledger)
+    assert metrics[CEILING] == 1.0 and metrics[MU] == math.inf
+    assert metrics[f"{CEILING}_outsiders"] == gaussian.auc_ceiling(0.5)
     for fpr, name in ceilings.TPRS.items():
-        assert (metrics[name], metrics[name + ceilings.OUTSIDERS]) == (1.0, gaussian.tpr_ceiling(0.5, fpr))
+        assert (metrics[str(name)], metrics[f"{name}_outsiders"]) == (1.0, gaussian.tpr_ceiling(0.5, fpr))
     for target in ("global", "pool", "uploads"):
         for number, most in (("auc", gaussian.auc_ceiling(0.5)), ("tpr_at_1pct_fpr", gaussian.tpr_ceiling(0.5, 0.01))):
             name = f"attack/{target}/loss/{number}_low"
-            check_attacks({**metrics, name: most})
+            check({**metrics, name: most})
             if target == "uploads":
-                check_attacks({**metrics, name: 1.0})
+                check({**metrics, name: 1.0})
                 continue
             with pytest.raises(
-                AboveCeiling, match=f"attack/{target}/loss .* ceiling {most:.4g} that the ledger's noise sets"
+                AboveCeiling, match=f"attack loss on target {target} .* ceiling {most:.4g} that the ledger's noise sets"
             ):
-                check_attacks({**metrics, name: most + 1e-9})
+                check({**metrics, name: most + 1e-9})
 
 
 @pytest.mark.parametrize("mu", [0.3, 2.0])
@@ -76,20 +89,20 @@ def test_an_attack_that_reaches_its_ceiling_is_above_it_in_a_fortieth_of_sound_t
 def test_a_true_positive_rate_above_its_ceiling_is_named_too(fpr: float, at: str) -> None:
     """Labels that differ by 0.005 may stand for as many more false positives, which helps by a factor at most."""
     name = f"attack/global/pia/tpr_at_{at}pct_fpr_low"
-    metrics = {ceilings.CEILING: 0.7, ceilings.TPRS[fpr]: 0.05, name: 0.05}
-    check_attacks(metrics)
-    check_attacks({**metrics, name: 0.05 * (fpr + 0.005) / fpr - 1e-9}, unlike=0.005)
-    check_attacks({**metrics, name.replace("global", "client"): 1.0, name.replace("_low", ""): 1.0})
-    check_attacks({name: 1.0})
-    with pytest.raises(AboveCeiling, match=rf"attack/global/pia .* at {at} % false ones, .* ceiling 0\.05"):
-        check_attacks({**metrics, name: 0.06})
+    metrics = {CEILING: 0.7, str(ceilings.TPRS[fpr]): 0.05, name: 0.05}
+    check(metrics)
+    check({**metrics, name: 0.05 * (fpr + 0.005) / fpr - 1e-9}, unlike=0.005)
+    check({**metrics, name.replace("global", "client"): 1.0, name.replace("_low", ""): 1.0})
+    check({name: 1.0})
+    with pytest.raises(AboveCeiling, match=rf"attack pia on target global .* at {at} % false ones, .* ceiling 0\.05"):
+        check({**metrics, name: 0.06})
     with pytest.raises(AboveCeiling, match=r"above the ceiling 0\.05"):
-        check_attacks({**metrics, name: 0.05 * (fpr + 0.005) / fpr + 1e-9}, unlike=0.005)
+        check({**metrics, name: 0.05 * (fpr + 0.005) / fpr + 1e-9}, unlike=0.005)
 
 
 GOOD = {
-    ceilings.MU: 1.0,
-    ceilings.CEILING: gaussian.auc_ceiling(1.0),  # .760
+    MU: 1.0,
+    CEILING: gaussian.auc_ceiling(1.0),  # .760
     "attack/global/pia/auc_low": 0.75,
     "attack/global/pia/auc": 0.9,
     "attack/client/pia/auc_low": 0.99,  # never left its client
@@ -98,13 +111,13 @@ GOOD = {
 
 
 def test_attacks_below_the_ceiling_pass() -> None:
-    check_attacks(GOOD)
-    check_attacks({"attack/global/pia/auc_low": 1.0})
-    check_attacks({**GOOD, "attack/uploads/distance/auc_low": 0.77}, unlike=0.01)
-    check_attacks({**GOOD, ceilings.MU: math.inf, ceilings.CEILING: 1.0, "attack/global/pia/auc_low": 1.0})
+    check(GOOD)
+    check({"attack/global/pia/auc_low": 1.0})
+    check({**GOOD, "attack/uploads/distance/auc_low": 0.77}, unlike=0.01)
+    check({**GOOD, MU: math.inf, CEILING: 1.0, "attack/global/pia/auc_low": 1.0})
 
 
 def test_an_attack_above_the_ceiling_is_named_with_its_limit_and_the_ceiling() -> None:
-    says = r"attack/global/secmi has an AUC of at least 0\.77, above the ceiling 0\.7602 .* \(mu 1\)"
+    says = r"attack secmi on target global has an AUC of at least 0\.77, above the ceiling 0\.7602 .* \(mu 1\)"
     with pytest.raises(AboveCeiling, match=says):
-        check_attacks({**GOOD, "attack/global/secmi/auc_low": 0.77, "attack/global/sima/auc_low": 0.765})
+        check({**GOOD, "attack/global/secmi/auc_low": 0.77, "attack/global/sima/auc_low": 0.765})

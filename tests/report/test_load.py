@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from trial_folders import GAUSSIAN, finished, line, write_trial
+from trial_folders import GAUSSIAN, finished, line, write_trial, written
 
 from raydiff.report import load
 
@@ -84,7 +84,8 @@ def test_what_was_sent_after_the_last_line_leaves_nothing_guaranteed(
 
 
 def test_rounds_are_long_and_leave_the_clock_out(tmp_path: Path) -> None:
-    lines = [{"step": 0, "time": 1.8e9, "train/loss": 0.5, "e": math.inf}, {"step": 1, "train/loss": 0.25}]
+    each = ({"train/loss": 0.5, "e": math.inf}, {"train/loss": 0.25})
+    lines = [{"step": i, "time": 1.8e9, "metrics": written(values)} for i, values in enumerate(each)]
     write_trial(tmp_path, "aa", lines=lines)
     write_trial(tmp_path, "bb")
     rows = list(load.rounds(tmp_path).itertuples(index=False, name=None))

@@ -203,8 +203,7 @@ def test_means_of_settings_are_named_by_what_was_swept(sweep: Path) -> None:
 )
 def test_the_best_trial_is_best_by_the_sweeps_metric(tmp_path: Path, metric: Any, digest: str) -> None:
     for name, minor, every, accuracy in (("a", 3.0, 3.0, 0.9), ("b", 2.0, 1.0, 0.8), ("c", 1.0, 2.0, 0.7)):
-        end = finished(9.0, minor)
-        end["final"] |= {"eval/fd_cnn/all": every, "eval/accuracy": accuracy}
+        end = finished(9.0, minor, **{"eval/fd_cnn/all": every, "eval/accuracy": accuracy})
         write_trial(tmp_path, name, seed=ord(name), outcome=end)
     (tmp_path / "sweep.json").write_text(json.dumps({"command": ["raydiff", "sweep"], "metric": metric}))
     assert open_sweep(tmp_path).best[0] == digest
@@ -336,7 +335,7 @@ def test_the_preset_is_that_of_the_command(tmp_path: Path) -> None:
 
 def test_one_trial_without_anything_else_has_few_sections(tmp_path: Path) -> None:
     end = finished(9.77, 3.0)
-    end["final"] = {k: v for k, v in end["final"].items() if not k.startswith("attack")}
+    end["final"] = [metric for metric in end["final"] if "attack" not in metric]
     write_trial(tmp_path, "aa", outcome=end)
     sections = texts(tmp_path)
     assert "could not be made" not in "".join(sections.values())

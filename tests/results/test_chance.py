@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from trial_folders import written
 
 from raydiff.experiment import overrides
 from raydiff.experiment.presets import PRESETS
@@ -20,7 +21,7 @@ def sweep(folder: Path, *accuracies: float | None, method: str = "pfdm") -> Path
         at.mkdir(parents=True)
         (at / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
         final = {} if accuracy is None else {"eval/label_accuracy/all": accuracy, "eval/label_accuracy/real": 0.96}
-        (at / "outcome.json").write_text(json.dumps({"outcome": "finished", "final": final}))
+        (at / "outcome.json").write_text(json.dumps({"outcome": "finished", "final": written(final)}))
     return folder
 
 

@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+from trial_folders import written
 
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
@@ -40,8 +41,9 @@ def finish(planned: Planned, experiment: Experiment, value: float) -> None:
     """Leave the files of a finished trial."""
     this = trial.Trial(experiment, planned.folder)
     trial.begin(this)
-    (this.folder / "metrics.jsonl").write_text(json.dumps({"step": 0, planned.objective: value}) + "\n")
-    trial.end(this.folder, "finished", final={"time/seconds": 1.0})
+    line = {"step": 0, "metrics": written({planned.objective: value})}
+    (this.folder / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    trial.end(this.folder, "finished", final=written({"time/seconds": 1.0}))
 
 
 def run(planned: Planned, suggestions: Suggestions | None = None) -> list[Experiment]:

@@ -66,7 +66,7 @@ class Sweep:
         return {
             digest: (
                 outcome["outcome"],
-                {k: v for k, v in outcome.get("final", {}).items() if not k.startswith("time/")},
+                [metric for metric in outcome.get("final", []) if metric["name"] != "time/seconds"],
                 outcome.get("text"),
             )
             for digest, outcome in self.outcomes().items()

@@ -18,12 +18,14 @@ import pytest
 import torch
 from mlflow.entities import LoggedModelOutput
 from PIL import Image
+from trial_folders import written
 
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.formats import json_files
-from raydiff.formats.json_files import Jsonl
+from raydiff.formats.json_files import Jsonl, dumps
+from raydiff.formats.metric_records import Metric
 from raydiff.seeding import generator
 from raydiff.tracking import mlflow_store, shared_view, trial_run, writer
 from raydiff.tracking.writer import Mlflow, SweepSummary
@@ -59,7 +61,7 @@ class Sweep:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
         for step, loss in enumerate(losses):
-            Jsonl(folder / "metrics.jsonl").log(step, {"server/loss": loss})
+            Jsonl(folder / "metrics.jsonl").log(step, {"metrics": written({"server/loss": loss})})
         return folder
 
     def runs(self, kind: str) -> list[Any]:
@@ -92,7 +94,7 @@ def experiment(tiny: Experiment) -> Experiment:
 
 def finish(folder: Path, outcome: str = "finished", **more: Any) -> None:
     end: dict[str, Any] = {"text": "epsilon inf", "server": {"epsilon": math.inf}}
-    (folder / "outcome.json").write_text(json.dumps({"outcome": outcome, **end, **more}))
+    (folder / "outcome.json").write_text(dumps({"outcome": outcome, **end, **more}))
 
 
 def test_no_two_trials_of_a_sweep_share_a_name(sweep: Sweep, experiment: Experiment) -> None:
@@ -111,14 +113,15 @@ def test_no_two_trials_of_a_sweep_share_a_name(sweep: Sweep, experiment: Experim
 
 def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> None:
     folder = sweep.trial(experiment)
-    line = {"upload/clipped": 0.5, "nan": math.nan, "client/0/train/loss": 1.0, "privacy/epsilon_outsiders": math.inf}
+    line = {"privacy/epsilon_server": 9.7, "privacy/epsilon_outsiders": math.inf, "nan": math.nan}
+    of_client = Metric(name="train/loss", part=("client", 0), value=1.0).to_json()
     for step in range(2):
-        metrics = {**line, "server/loss": 1 / (step + 1), "privacy/epsilon_server": 9.7}
-        Jsonl(folder / "metrics.jsonl").log(step, metrics)
+        metrics = written({**line, "server/loss": 1 / (step + 1), "validation/fd_cnn/all": 3.0})
+        Jsonl(folder / "metrics.jsonl").log(step, {"metrics": [*metrics, of_client]})
     sweep.follow()
     (run,) = sweep.runs("trial")
     assert run.info.run_name == "PFDM epsilon=10 seed=0" and math.isnan(run.data.metrics["distance_all"])
-    finish(folder, text="epsilon 9.51", server={"epsilon": 9.5117}, final={"eval/fd_cnn/all": 2.5})
+    finish(folder, text="epsilon 9.51", server={"epsilon": 9.5117}, final=written({"eval/fd_cnn/all": 2.5}))
     sweep.follow()
     (parent,), (run,) = sweep.runs("sweep"), sweep.runs("trial")
     assert (parent.info.run_name, run.info.run_name) == ("mine", "PFDM epsilon=10 seed=0")
@@ -138,7 +141,8 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     assert losses == [(0, 1.0), (1, 0.5)] and sweep.history(run, "round") == [(0, 0), (1, 1)]
     assert sweep.history(run, "distance_all")[1:] == [(0, 2.5)]
     # The page for comparing runs opens on the first one.
-    assert list(run.data.metrics) == ["distance_all", "round/epsilon", "round/server_loss", "round"]
+    names = ["distance_all", "round/epsilon", "round/server_loss", "round/distance_all", "round"]
+    assert list(run.data.metrics) == names
     assert {"method": "PFDM", "method.epsilon": "10.0", "clients": "2"}.items() <= run.data.params.items()
     assert set(run.data.params) == set(json_files.flatten(overrides.to_dict(experiment)))
 
@@ -164,7 +168,7 @@ def test_artifacts_carry_their_privacy_and_the_final_numbers(sweep: Sweep, exper
     sample_grid([pictures], folder / "artifacts" / "samples.png", privacy="none")
     (folder / "artifacts" / "ledger.json").write_text(json.dumps({"columns": ["client"], "data": [["0"]]}))
     final = {"eval/fd_cnn/minor": 1.0, "eval/fd_cnn/major": 2.0, "attack/global/best/auc_low": 0.4}
-    finish(folder, final=final)
+    finish(folder, final=written(final))
     sweep.follow()
     (run,) = sweep.runs("trial")
     assert run.data.tags["raydiff.privacy.samples"] == "none"
@@ -212,7 +216,7 @@ def test_the_sweep_shows_its_best_trial_its_frontier_and_a_view(
     client = MlflowClient(sweep.uri)
     first, second = (sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2))
     for folder in (first, second):
-        finish(folder, final={"eval/fd_cnn/all": 1.0})
+        finish(folder, final=written({"eval/fd_cnn/all": 1.0}))
     Image.new("RGB", (2000, 500)).save(tmp_path / "frontier.png")
 
     def log_best(client: Any, run: str, folder: Path) -> None:
@@ -253,9 +257,9 @@ def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
     folder = sweep.trial(experiment, 4.0, 3.0)
     sweep.follow()
     before = sweep.ids()
-    Jsonl(folder / "metrics.jsonl").log(2, {"server/loss": 2.0})
+    Jsonl(folder / "metrics.jsonl").log(2, {"metrics": written({"server/loss": 2.0})})
     second = sweep.trial(replace(experiment, seed=1), 9.0)
-    finish(folder, final={"eval/fd_cnn/all": 2.5})
+    finish(folder, final=written({"eval/fd_cnn/all": 2.5}))
     sweep.follow()
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
     assert before < sweep.ids() and len(sweep.runs("sweep")) == 1 and len(runs) == 2
@@ -286,7 +290,7 @@ def test_new_rounds_cost_their_own_bytes_and_one_request(
     monkeypatch.setattr(trial_run, "read_lines_from", read)
     monkeypatch.setattr(follower._client, "log_batch", log_batch)
     for step in (9, 10, 11):
-        Jsonl(path).log(step, {"server/loss": float(step)})
+        Jsonl(path).log(step, {"metrics": written({"server/loss": float(step)})})
     follower._update()
     follower._update()
     assert starts == [size, path.stat().st_size] and requests == [6]
@@ -316,11 +320,11 @@ def test_a_name_given_again_is_another_sweep(sweep: Sweep, experiment: Experimen
 def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, experiment: Experiment) -> None:
     folder, other = sweep.trial(experiment, 1.0), sweep.trial(replace(experiment, seed=1), 1.0)
     for each, outcome in ((folder, "killed"), (other, "finished")):
-        finish(each, outcome, final={"eval/accuracy": 1.0}, reason="why")
+        finish(each, outcome, final=written({"eval/accuracy": 1.0}), reason="why")
     sweep.follow()
     ended = {run.data.tags["raydiff.trial"]: run.info.end_time for run in sweep.runs("trial")}
-    Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
-    finish(folder, final={"eval/accuracy": 0.5})
+    Jsonl(folder / "metrics.jsonl").log(1, {"metrics": written({"server/loss": 0.5})})
+    finish(folder, final=written({"eval/accuracy": 0.5}))
     sweep.follow()
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
     again = runs[folder.name]
@@ -403,7 +407,7 @@ def test_a_follower_that_dies_at_any_call_leaves_the_rest_to_the_next(
     deaths, died = 0, True
     while died:
         folder = sweep.trial(replace(experiment, seed=deaths), 1.0)
-        finish(folder, final={"eval/accuracy": 2.0})
+        finish(folder, final=written({"eval/accuracy": 2.0}))
         follower = sweep.follower()
         follower._open()
         follower._find_runs()
@@ -498,7 +502,7 @@ def test_what_is_refused_of_one_trial_costs_nothing_else(
     folders = [sweep.trial(replace(experiment, seed=seed), 1.0) for seed in range(2)]
     for folder in folders:
         sample_grid([torch.rand(4, 1, 8, 8)], folder / "artifacts" / "samples.png", privacy="none")
-        finish(folder, final={"eval/accuracy": 2.0})
+        finish(folder, final=written({"eval/accuracy": 2.0}))
     original, victim = getattr(MlflowClient, call), min(folder.name for folder in folders)  # the first that is logged
 
     def refuse(client: Any, run: str, *args: Any, **options: Any) -> Any:
@@ -538,7 +542,7 @@ def test_without_a_store_of_artifacts_the_runs_have_their_numbers(
 ) -> None:
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
     sweep.artifacts = location  # type: ignore[assignment]
-    finish(sweep.trial(experiment, 1.0), final={"eval/accuracy": 2.0})
+    finish(sweep.trial(experiment, 1.0), final=written({"eval/accuracy": 2.0}))
     reason = sweep.follow().end("FINISHED")
     assert reason is not None and location in reason
     (trial,), (parent,) = sweep.runs("trial"), sweep.runs("sweep")
@@ -583,8 +587,8 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
         remove(sweep, kind)
         follower = sweep.follower()
     for folder in folders:
-        Jsonl(folder / "metrics.jsonl").log(1, {"server/loss": 0.5})
-        finish(folder, final={"eval/accuracy": 0.5})
+        Jsonl(folder / "metrics.jsonl").log(1, {"metrics": written({"server/loss": 0.5})})
+        finish(folder, final=written({"eval/accuracy": 0.5}))
     follower.start()
     if kind == "experiment" and when == "before it is resumed":
         with pytest.raises(ValueError, match=r"experiment digits is deleted: name another by --experiment, or restore"):

@@ -41,14 +41,14 @@ def said(text: str) -> float:
 
 def reached(run: rd.Run) -> dict[str, object]:
     """What a record is, and how good the samples are: pictures and rows of a table by measures of their own."""
-    if "eval/tv_pairs" in run.metrics:
+    if "eval/tv_pairs" in run.all_metrics:
         values = f"{len(run.experiment.method.model.counts)} columns"
         distance, right = "tv_pairs", ("accuracy", "accuracy/real")
     else:
         values = "x".join(map(str, run.experiment.method.model.shape))
         distance, right = "fd_cnn/all", ("label_accuracy/all", "label_accuracy/real")
     names = (distance, f"{distance}_floor", *right)
-    d, floor, samples, real = (run.metrics[f"eval/{name}"] for name in names)
+    d, floor, samples, real = (run.all_metrics[f"eval/{name}"] for name in names)
     return {"values": values, "distance": d, "floor": floor, "accuracy": samples, "real": real, "floors": d / floor}
 
 

@@ -22,13 +22,14 @@ from raydiff.evaluation.quality.neighbours import memorized_fraction
 from raydiff.experiment import trial
 from raydiff.experiment.overrides import override
 from raydiff.experiment.suggested import BATCH, SIZES
+from raydiff.formats.metric_records import Metric
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
 
 
-def copied(drawn: metrics.Drawn) -> dict[str, float]:
+def copied(drawn: metrics.Drawn) -> list[Metric]:
     """The fraction of copied samples, also where nothing is final."""
-    return {"copied": memorized_fraction(drawn.images, drawn.client_records.images)}
+    return [Metric(name="copied", value=memorized_fraction(drawn.images, drawn.client_records.images))]
 
 
 copied.lower_is_better = True  # type: ignore[attr-defined]

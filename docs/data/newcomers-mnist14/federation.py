@@ -32,6 +32,7 @@ from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.rounds import LocalExecutor, rounds
 from raydiff.formats.intervals import shown, student
+from raydiff.formats.metric_records import columns
 
 HERE = Path(__file__).parent
 MEASURED = 10  # clients of each kind
@@ -94,7 +95,8 @@ def one(out: Path, way: str, method: str, seed: int, split: str) -> None:
             for embeddings in (1, 3) if method == "spire" and group == "new" else (1,):
                 for client in found if embeddings > 1 else ():
                     client.method = overrides.override(e.method, {"embeddings": embeddings})
-                reports = [client.evaluate(server, e.method.rounds - 1, read).metrics for client in found]
+                evaluated = [client.evaluate(server, e.method.rounds - 1, read) for client in found]
+                reports = [columns(report.metrics) for report in evaluated]
                 name = f"{group}, 3 embeddings" if embeddings > 1 else group
                 kept = {short: long for long, short in METRICS.items() if long in reports[0]}
                 row |= {f"{name}/{k}": sum(r[long] for r in reports) / len(reports) for k, long in kept.items()}

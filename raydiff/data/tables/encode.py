@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from raydiff.data.tables import kinds
 from raydiff.data.tables.kinds import Kind, canonical, number_text, value
+from raydiff.formats.json_files import dumps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -96,7 +97,7 @@ class Mapping:
 
     def save(self, path: Path) -> None:
         """Write the mapping as JSON."""
-        path.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        path.write_text(dumps(asdict(self), indent=1) + "\n")
 
     @staticmethod
     def load(path: Path) -> Mapping:

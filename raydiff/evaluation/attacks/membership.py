@@ -12,9 +12,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+
+from raydiff.formats.metric_records import FRACTION, Metric
 
 Z95 = 1.959963984540054  # two-sided 95 % point of the standard normal law
 Interval = tuple[float, float]
@@ -24,6 +27,11 @@ COMBINED, BEST = "combined", "best"  # attacks that are derived from the others
 ENOUGH = 20  # calibration rows of each side that combining scores takes
 FOLDS = 5
 PENALTY = 0.1  # scikit-learn's C of the combination: the inverse weight of the squared coefficients
+
+
+def tpr_name(fpr: float) -> str:
+    """Return the name of the true positive rate at a false positive rate."""
+    return f"tpr_at_{100 * fpr:g}pct_fpr"
 
 
 def needed(fpr: float) -> int:
@@ -55,17 +63,22 @@ class AttackResult:
     n_members: int  # members among the evaluation rows
     n_nonmembers: int  # non-members among the evaluation rows
 
-    def metrics(self, prefix: str) -> dict[str, float]:
-        """Return flat numbers under `prefix/`, with `_low` and `_high` of intervals."""
-        out = {k: float(getattr(self, k)) for k in ("timestep_index", "threshold", "n_members", "n_nonmembers")}
-        spread = [(k, getattr(self, k), getattr(self, f"{k}_interval")) for k in ("auc", "balanced_accuracy")]
-        for rate in self.low_fpr:
-            at = f"{100 * rate.fpr:g}pct"
-            spread.append((f"tpr_at_{at}_fpr", rate.tpr, rate.interval))
-            out[f"fpr_reached_at_{at}"] = rate.fpr_reached
-        for name, value, (low, high) in spread:
-            out |= {name: value, f"{name}_low": low, f"{name}_high": high}
-        return {f"{prefix}/{name}": value for name, value in out.items()}
+    def metrics(self, **where: Any) -> list[Metric]:
+        """Return all numbers, those with an interval with its ends; `where` is the target and the attack."""
+        measured = [("auc", self.auc, self.auc_interval)]
+        measured.append(("balanced_accuracy", self.balanced_accuracy, self.balanced_accuracy_interval))
+        measured += [(tpr_name(rate.fpr), rate.tpr, rate.interval) for rate in self.low_fpr]
+        chosen = {"timestep_index": self.timestep_index, "threshold": self.threshold}
+        chosen |= {f"fpr_reached_at_{100 * rate.fpr:g}pct": rate.fpr_reached for rate in self.low_fpr}
+        counts = {"n_members": self.n_members, "n_nonmembers": self.n_nonmembers}
+        metrics = [Metric(name=name, role="calibration", **where).with_value(value) for name, value in chosen.items()]
+        metrics += [Metric(name=name, role="count", **where).with_value(value) for name, value in counts.items()]
+        for name, value, (low, high) in measured:
+            metric = Metric(name=name, bounds=FRACTION, **where)
+            metrics.append(metric.with_value(value))
+            metrics.append(metric.with_value(low, role="low"))
+            metrics.append(metric.with_value(high, role="high"))
+        return metrics
 
 
 def attack(

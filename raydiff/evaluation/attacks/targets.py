@@ -11,7 +11,7 @@
 The method defines its targets (`Deployed.targets`, `Deployed.uploads` where uploads are records). An AUC near 1 on
 `global_uploaded` tells the server only which uploads it has; what these tell about the records is `uploads`.
 
-Metrics are `attack/<target>/<attack>/<reading>`. Two attacks are derived: `combined`, a logistic regression on all
+Two attacks are derived: `combined`, a logistic regression on all
 scores, and `best`, which is `combined` or the best attack and timestep by cross-validation on the calibration rows.
 """
 
@@ -27,7 +27,8 @@ from raydiff import lookup, seeding
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks import membership
 from raydiff.evaluation.attacks import scores as attacks
-from raydiff.federated.method import Deployed, Metrics, Target, Uploads
+from raydiff.federated.method import Deployed, Target, Uploads
+from raydiff.formats.metric_records import Metric, mean_metrics
 from raydiff.models.chains import Denoiser
 from raydiff.seeding import NoiseStream
 
@@ -37,6 +38,11 @@ Scores = dict[str, Roled]  # by target
 SHARED = ("global", "global_uploaded", "pool")  # one model, trained on all clients' records
 OF_SENDERS = (*SHARED, "uploads")  # targets without records of a client that sent nothing
 DISTANCE = "distance"  # the attack on uploads
+PLAIN_NAMES = {
+    (target, membership.BEST, "auc", "value"): f"attack_auc_{name}"
+    for target, name in {"global": "global", "pool": "global", "client": "client", "uploads": "uploads"}.items()
+}
+"""(target, attack, name, role) -> plain name of the metric."""
 
 
 def check(names: Sequence[str]) -> None:
@@ -123,10 +129,10 @@ def distances(uploads: Uploads, records: Records) -> Tensor:
     return out
 
 
-def summary(clients: Sequence[Scores]) -> Metrics:
-    """Return `attack/<target>/<attack>/<reading>`: members of `SHARED` targets pooled, others averaged over clients. An
-    attack or a reading that one client has too few records for is left out."""
-    out: Metrics = {}
+def summary(clients: Sequence[Scores]) -> list[Metric]:
+    """Return the metrics of all attacks: members of `SHARED` targets pooled, others averaged over clients. An attack or
+    a metric that one client has too few records for is left out."""
+    metrics: list[Metric] = []
     for target in dict.fromkeys(target for client in clients for target in client):
         each = [client[target] for client in clients if target in client]
         if target in SHARED:
@@ -134,9 +140,9 @@ def summary(clients: Sequence[Scores]) -> Metrics:
         every = [{k: torch.cat([roles[k] for roles in of.values()], dim=1) for k in membership.ROLES} for of in each]
         each = [{**of, **membership.derived(columns)} for of, columns in zip(each, every, strict=True)]
         for name in (name for name in each[0] if all(name in of for of in each)):
-            values = [membership.attack(**of[name]).metrics(f"attack/{target}/{name}") for of in each]
-            out |= {k: sum(v[k] for v in values) / len(values) for k in values[0] if all(k in v for v in values)}
-    return out
+            of_clients = [membership.attack(**of[name]).metrics(target=target, attack=name) for of in each]
+            metrics += mean_metrics(of_clients, complete=True)
+    return [replace(m, shown=PLAIN_NAMES.get((m.target, m.attack, m.name, m.role), "")) for m in metrics]
 
 
 def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:

@@ -18,8 +18,10 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import half_counts
+from raydiff.formats.metric_records import Metric
 from raydiff.lookup import bare_name
 
+PLAIN_NAMES = {"all": "distance_all", "minor": "distance_minority"}  # group of classes -> plain name of its distance
 SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 
 
@@ -90,20 +92,19 @@ def frechet_distances(
     groups: Mapping[str, Sequence[int]],
     features: str,
     rng: torch.Generator,
-) -> dict[str, float]:
+) -> list[Metric]:
     """Return Frechet distances of samples to real records for each group of classes that has a half, with their floors.
 
-    The reference is split into halves A and B by `rng`. For group g, `fd_<features>/<g>` is the mean of the distances
-    samples-A and samples-B, `fd_<features>/<g>_floor` the distance A-B. Raises ValueError as `beside_halves` and
-    `frechet`.
+    The reference is split into halves A and B by `rng`. A group's distance is the mean of the distances samples-A and
+    samples-B, its floor the distance A-B. Raises ValueError as `beside_halves` and `frechet`.
     """
-    out = dict[str, float]()
+    metrics: list[Metric] = []
     every = (samples, sample_classes, reference, reference_classes)
     for group, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
-        name = f"{distance_names(features)[0]}/{group}"
-        out[name] = (frechet(of_group, a) + frechet(of_group, b)) / 2
-        out[f"{name}_floor"] = frechet(a, b)
-    return out
+        metric = frechet_metric(features, group)
+        metrics.append(metric.with_value((frechet(of_group, a) + frechet(of_group, b)) / 2))
+        metrics.append(metric.beside(frechet(a, b), role="floor"))
+    return metrics
 
 
 def kernel_distances(
@@ -115,22 +116,40 @@ def kernel_distances(
     groups: Mapping[str, Sequence[int]],
     features: str,
     rng: torch.Generator,
-) -> dict[str, float]:
-    """Return kernel distances as `frechet_distances`: `kd_<features>/<g>`, with `_floor` and `_spread`."""
-    out = dict[str, float]()
+) -> list[Metric]:
+    """Return kernel distances as `frechet_distances`, and their spread."""
+    metrics: list[Metric] = []
     every = (samples, sample_classes, reference, reference_classes)
     for group, of_group, a, b in beside_halves(*every, groups=groups, rng=rng):
-        name = f"{distance_names(features)[1]}/{group}"
+        metric = kernel_metric(features, group)
         readings = [kernel(of_group, half, rng) for half in (a, b)]
-        out[name], out[f"{name}_spread"] = (sum(r) / 2 for r in zip(*readings, strict=True))
-        out[f"{name}_floor"], _ = kernel(a, b, rng)
-    return out
+        distance, spread = (sum(r) / 2 for r in zip(*readings, strict=True))
+        metrics.append(metric.with_value(distance))
+        metrics.append(metric.beside(spread, role="spread"))
+        metrics.append(metric.beside(kernel(a, b, rng)[0], role="floor"))
+    return metrics
 
 
-def distance_names(features: str) -> tuple[str, str]:
-    """Return the names of the Frechet and the kernel distance in these features."""
-    name = bare_name(features)
-    return ("fid", "kid") if name == "inception" else (f"fd_{name}", f"kd_{name}")
+def frechet_metric(features: str, group: str) -> Metric:
+    """Return the Frechet distance of a group in these features, without a value. Of Inception's many features the bias
+    is too large to rank by a small group."""
+    network = bare_name(features)
+    ranks = {"all": 3} if network == "inception" else {"minor": 1, "all": 2}
+    name = "fid" if network == "inception" else f"fd_{network}"
+    return _distance(name, group, f"Fréchet distance of {network} features", ranks)
+
+
+def kernel_metric(features: str, group: str) -> Metric:
+    """Return the kernel distance of a group in these features, without a value."""
+    network = bare_name(features)
+    name = "kid" if network == "inception" else f"kd_{network}"
+    return _distance(name, group, f"kernel distance of {network} features", {"all": 4})
+
+
+def _distance(name: str, group: str, description: str, ranks: Mapping[str, int]) -> Metric:
+    shown = PLAIN_NAMES.get(group, "")
+    rank = ranks.get(group, 0)
+    return Metric(name=name, group=group, lower_is_better=True, shown=shown, rank=rank, description=description)
 
 
 def label_accuracy(logits: Tensor, classes: Tensor) -> float:

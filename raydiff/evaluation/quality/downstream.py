@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff import seeding
-from raydiff.federated.method import Metrics
+from raydiff.formats.metric_records import FRACTION, Metric, Role
 from raydiff.models.classifier import CNN, Classifier, LeNet, Perceptron, ResNet18
 from raydiff.models.training import Model, Training, fit
 from raydiff.tree import Params
@@ -59,21 +59,24 @@ def readings(
     *,
     groups: Mapping[str, Sequence[int]],
     classes: int,
-) -> Metrics:
-    """Return accuracies on real test records; each argument is (images, classes). `downstream/<name>/<group>` is that
-    of the classifier trained on synthetic records, on test records of the group's classes; `downstream/<name>/real`
-    that of one trained on the client's own (`local`), the ceiling."""
-    out: Metrics = {}
+) -> list[Metric]:
+    """Return accuracies on real test records; each argument is (images, classes). Of each group of classes the accuracy
+    of the classifier trained on synthetic records; `real` is that of one trained on the client's own (`local`)."""
+    metrics: list[Metric] = []
     images, labels = test
     masks = {k: torch.isin(labels, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}
     for name in names:
+        accuracy = Metric(name=f"downstream/{name}", lower_is_better=False, bounds=FRACTION)
         for records, tested in ((synthetic, masks), (local, {"real": torch.ones_like(labels).bool()})):
             if records is None:
                 continue
             rng = seeding.generator(0, "evaluation", "downstream", name)  # the same weights and batches for all clients
             right = train(name, *records, classes=classes, rng=rng).right(images, labels).double()
-            out |= {f"downstream/{name}/{group}": float(right[m].mean()) for group, m in tested.items() if m.any()}
-    return out
+            for group, mask in tested.items():
+                if mask.any():
+                    role: Role = "real" if group == "real" else "value"
+                    metrics.append(accuracy.with_value(right[mask].mean(), group=group, role=role))
+    return metrics
 
 
 def train(name: str, images: Tensor, labels: Tensor, *, classes: int, rng: torch.Generator) -> TrainedClassifier:

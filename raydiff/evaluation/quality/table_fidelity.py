@@ -13,36 +13,57 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.federated.method import Metrics
+from raydiff.formats.metric_records import FRACTION, Metric
 
 if TYPE_CHECKING:
     from sklearn.neural_network import MLPClassifier
 
 HIDDEN = (64,)  # the paper (Wei et al., appendix H.2.2) gives no width
 MOST_ITERATIONS = 60
-
+TV_COLUMNS = Metric(name="tv_columns", lower_is_better=True, bounds=FRACTION)
+TV_PAIRS = Metric(
+    name="tv_pairs",
+    lower_is_better=True,
+    bounds=FRACTION,
+    shown="distance_all",
+    rank=5,
+    description="total variation of pairs of columns",
+)
+ACCURACY = Metric(name="accuracy", lower_is_better=False, bounds=FRACTION, shown="accuracy")
+UTILITY_LOSS = Metric(
+    name="utility_loss",
+    lower_is_better=True,
+    bounds=FRACTION,
+    rank=6,
+    description="1 - accuracy on the test split",
+)
 
 Rows = tuple[Tensor, Tensor]
 """Codes (N, n) int64 and labels (N,) int64."""
 
 
-def quality(samples: Rows, local: Rows, real: Rows, *, classes: int) -> Metrics:
+def quality(samples: Rows, local: Rows, real: Rows, *, classes: int) -> list[Metric]:
     """Measure synthetic rows, and the client's own (`local`), against real rows that nobody trained on.
 
-    `tv_columns` and `tv_pairs` are means over columns and pairs, including the label, with `_floor` of the local rows.
-    `accuracy` is a classifier's, trained on the synthetic rows and tested on the real ones, `accuracy/real` of one
-    trained on the local rows, `accuracy/majority` that of their majority class.
+    TV_COLUMNS and TV_PAIRS are means over columns and pairs, including the label, their floors those of the local rows.
+    ACCURACY is a classifier's, trained on the synthetic rows and tested on the real ones; `real` is that of one trained
+    on the local rows, `majority` that of their majority class.
     """
-    metrics: Metrics = {}
     whole = [torch.cat([codes, labels[:, None]], dim=1) for codes, labels in (samples, local, real)]
-    for suffix, rows in (("", whole[0]), ("_floor", whole[1])):
-        columns, pairs = total_variation(rows, whole[2])
-        metrics |= {f"tv_columns{suffix}": float(columns.mean()), f"tv_pairs{suffix}": float(pairs.mean())}
+    columns, pairs = total_variation(whole[0], whole[2])
+    local_columns, local_pairs = total_variation(whole[1], whole[2])
     right = downstream_accuracy(*samples, *real)
-    metrics |= {"accuracy": right, "utility_loss": 1 - right, "accuracy/real": downstream_accuracy(*local, *real)}
     first = local[1].bincount(minlength=classes).argmax()
-    metrics["accuracy/majority"] = float((real[1] == first).double().mean())
-    return metrics
+    return [
+        TV_COLUMNS.with_value(columns.mean()),
+        TV_PAIRS.with_value(pairs.mean()),
+        TV_COLUMNS.beside(local_columns.mean(), role="floor"),
+        TV_PAIRS.beside(local_pairs.mean(), role="floor"),
+        ACCURACY.with_value(right),
+        UTILITY_LOSS.with_value(1 - right),
+        ACCURACY.with_value(downstream_accuracy(*local, *real), group="real", role="real", shown=""),
+        ACCURACY.with_value((real[1] == first).double().mean(), group="majority", shown=""),
+    ]
 
 
 def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:

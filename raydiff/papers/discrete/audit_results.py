@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from raydiff.data.tables.read import Encoded
+from raydiff.formats.json_files import dumps
 from raydiff.formats.plots import panels
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, caveats
 from raydiff.papers.discrete.kernel import Ints
@@ -53,7 +53,7 @@ class AuditResults:
             text = "\n".join([text, "", *self.record_lines()])
             self.frame().to_parquet(folder / "records.parquet")
         (folder / "report.txt").write_text(text + "\n")
-        (folder / "removals.json").write_text(json.dumps([dataclasses.asdict(r) for r in self.removals], indent=1))
+        (folder / "removals.json").write_text(dumps([dataclasses.asdict(r) for r in self.removals], indent=1))
         _draw(self.audit if with_records else None, self.removals, folder / "audit.png")
         return text
 

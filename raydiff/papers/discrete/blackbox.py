@@ -19,21 +19,23 @@ from raydiff.evaluation.attacks import targets
 from raydiff.evaluation.attacks.membership import wilson
 from raydiff.evaluation.metrics import Drawn
 from raydiff.evaluation.quality.table_fidelity import classifier_of, one_hot
-from raydiff.federated.method import Metrics
+from raydiff.formats.metric_records import FRACTION, Metric
 from raydiff.models.d3pm import codes_of
 
 SEEDS = 2**31  # scikit-learn's seeds are below 2^32
+ACCURACY = Metric(name="blackbox/accuracy", bounds=FRACTION)
+RANDOM = Metric(name="blackbox/random", bounds=FRACTION)
 
 Rows = tuple[Tensor, Tensor]
 """Codes (N, n) int64 and labels (N,) int64."""
 
 
-def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> Metrics:
+def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Generator) -> list[Metric]:
     """Train on synthetic rows, then call the m records members whose true label the classifier is surest of.
 
-    `accuracy` is the precision of these calls, which equals their recall, with Wilson's 95 % interval (1927) for these
+    ACCURACY is the precision of these calls, which equals their recall, with Wilson's 95 % interval (1927) for these
     rows and this classifier: it takes the calls as independent, which is cautious, for guesses without replacement vary
-    less. `random` is that of guessing. Raises ValueError on rows with one label only, from which none is trained.
+    less. RANDOM is that of guessing. Raises ValueError on rows with one label only, from which none is trained.
     """
     if len(synthetic[1].unique()) < 2:
         raise ValueError("synthetic rows must have at least two labels: a classifier is trained to tell them apart")
@@ -44,14 +46,20 @@ def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Gener
     called = order[sure[order].argsort(descending=True, stable=True)[:m]]
     hits = int((called < m).sum())
     low, high = wilson(hits, m)
-    rates = {"accuracy": hits / m, "accuracy_low": low, "accuracy_high": high, "random": m / (m + o)}
-    return {f"blackbox/{k}": v for k, v in {**rates, "n_members": float(m), "n_nonmembers": float(o)}.items()}
+    return [
+        ACCURACY.with_value(hits / m, shown="attack_accuracy"),
+        ACCURACY.with_value(low, role="low"),
+        ACCURACY.with_value(high, role="high"),
+        RANDOM.with_value(m / (m + o)),
+        Metric(name="blackbox/n_members", role="count", value=float(m)),
+        Metric(name="blackbox/n_nonmembers", role="count", value=float(o)),
+    ]
 
 
-def of_rows(drawn: Drawn) -> Metrics:
+def of_rows(drawn: Drawn) -> list[Metric]:
     """Attack a client's final rows: members are its records, the others test records in its mix of labels."""
     if not len(drawn.images) or drawn.split != "test" or drawn.config.attacks is None:
-        return {}
+        return []
     others = targets.in_proportion(drawn.reference, drawn.client_records.labels[:, 0])
     members, nonmembers = ((codes_of(r.images), r.labels[:, 0]) for r in (drawn.client_records, others))
     synthetic = codes_of(drawn.images), drawn.labels[:, 0]

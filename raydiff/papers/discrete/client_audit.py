@@ -25,7 +25,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records, joined, label_rows
 from raydiff.evaluation.row_audit import RowAudit
-from raydiff.federated.method import Metrics
+from raydiff.formats.metric_records import Metric
 from raydiff.models.d3pm import DiscreteDiffusion, codes_of
 from raydiff.papers.discrete.bound import ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
@@ -53,7 +53,7 @@ def kept(config: RowAudit, records: Records, model: DiscreteDiffusion) -> Tensor
     return torch.from_numpy(np.delete(np.arange(len(records)), out))
 
 
-def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> Metrics:
+def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusion, *, together: bool) -> list[Metric]:
     """A summary of the bounds of all clients' records: `pdp/union/` where the tables are one, else `pdp/own/`.
 
     `mean` is over the finite bounds, `vacuous_share` the fraction of records with a bound of 1 or more.
@@ -62,9 +62,9 @@ def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusi
         tables = [joined(tables)]
     summary = summarize(np.concatenate([bounds(config, table, model) for table in tables]))
     scope = f"pdp/{'union' if together else 'own'}"
-    return {
-        f"{scope}/largest": summary.largest,
-        f"{scope}/mean": summary.mean,
-        f"{scope}/vacuous_share": summary.vacuous / summary.records,
-        f"{scope}/records": float(summary.records),
-    }
+    return [
+        Metric(name=f"{scope}/largest", value=summary.largest),
+        Metric(name=f"{scope}/mean", value=summary.mean),
+        Metric(name=f"{scope}/vacuous_share", value=summary.vacuous / summary.records),
+        Metric(name=f"{scope}/records", value=float(summary.records)),
+    ]

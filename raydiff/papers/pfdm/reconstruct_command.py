@@ -9,7 +9,6 @@ show private records: both are confidential.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from raydiff.cli.options import RunOptions, parse
 from raydiff.data.records import Records, joined
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
+from raydiff.formats.json_files import dumps
 from raydiff.formats.tables import aligned
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import fit
@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
     print("\n".join(table(results, len(originals), method)))
     metrics = {k: v for name, one in results.items() for k, v in one.metrics(f"reconstruction/{name}").items()}
     options.out.mkdir(parents=True, exist_ok=True)
-    write_text(options.out / "metrics.json", json.dumps(metrics, indent=1))
+    write_text(options.out / "metrics.json", dumps(metrics, indent=1))
     rows = {"upload": uploads, "original": images, **dict(reversed(attacked.items()))}
     privacy = "none: the second row are private records"
     picture = options.out / "reconstruction.png"

@@ -8,7 +8,7 @@ from typing import Any
 
 import pandas as pd
 
-from raydiff.formats.metric_names import FAMILIES, Metric
+from raydiff.formats.metric_names import FAMILIES, ColumnName
 from raydiff.report import guarantees
 from raydiff.report.load import Row, column, groups, records
 
@@ -102,7 +102,7 @@ def _short_name(path: str, others: Sequence[str]) -> str:
 
 def added(names: Iterable[str]) -> list[str]:
     """Of the columns of runs, the values of metrics that raydiff itself does not have."""
-    metrics = [Metric.parse(name) for name in names if name.startswith(EVAL)]
+    metrics = [ColumnName.parse(name) for name in names if name.startswith(EVAL)]
     others = [m for m in metrics if m.family not in IN_REPORT and m.role == "value" and not (m.sampler or m.part)]
     return [str(metric).removeprefix("eval/") for metric in others]
 
@@ -117,7 +117,7 @@ def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
     for name in () if network else measures(str(c).removeprefix(EVAL) for c in runs):
         out[name] = column(runs, EVAL + name)
     for name, source in NUMBERS.items():
-        for end in ("", "_low", "_high") if Metric.parse(source).attack else ("",):
+        for end in ("", "_low", "_high") if ColumnName.parse(source).attack else ("",):
             out[name + end] = column(runs, source + end)
     out["digests"] = runs["digest"]
     return out.assign(**{name: column(runs, EVAL + name) for name in added(map(str, runs))})
@@ -166,7 +166,7 @@ def _dominates(a: Point, b: Point) -> bool:
 
 def network_of(frame: pd.DataFrame) -> str | None:
     """The feature network of the Fréchet distances, None if nothing was measured."""
-    metrics = (Metric.parse(str(c)) for c in frame)
+    metrics = (ColumnName.parse(str(c)) for c in frame)
     networks = sorted({m.name[3:] for m in metrics if m.family == "fd" and m.group in GROUPS and m.role == "value"})
     if len(networks) > 1:
         raise ValueError(f"distances of several feature networks cannot share a table: {', '.join(networks)}")

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pandas as pd
 
-from raydiff.formats.metric_names import Metric
 from raydiff.formats.tables import Table, number
 from raydiff.report.frontier.text import with_interval
 from raydiff.report.html import html, sheet
@@ -39,7 +38,7 @@ def attacks(sweep: SweepView, out: Path) -> Section:
     if table.empty:
         return Section([])
     measured = [str(c) for c in table if c not in (*KEYS, "digest", "auc_ceiling", "above_ceiling")]
-    plain = [name for name in measured if Metric.parse(f"attack/x/x/{name}").role in ("value", "count")]
+    plain = [m.name for m in sweep.metrics.values() if m.attack and m.role in ("value", "count")]
     stats = [s for s in dict.fromkeys([*TITLES, "balanced_accuracy", *plain]) if s in measured]
     header = [*KEYS, *(TITLES.get(s, s.replace("_", " ")) for s in stats), "AUC's ceiling", ""]
     marked, cells = [i for i, above in enumerate(table["above_ceiling"]) if above], []
@@ -55,7 +54,7 @@ def attacks(sweep: SweepView, out: Path) -> Section:
 
 def readings(sweep: SweepView) -> pd.DataFrame:
     """digest, setting, seed, target, attack, every number of the attack, auc_ceiling, above_ceiling."""
-    metrics = [(c, Metric.parse(c)) for c in map(str, sweep.runs) if c.startswith("final/attack/")]
+    metrics = [(c, m) for c, m in sweep.metrics.items() if m.attack and not m.split]
     pairs = dict.fromkeys((m.target, m.attack) for _, m in metrics)
     ceilings = {target: _ceilings(sweep, target) for target, _ in pairs}
     rows: list[Row] = []

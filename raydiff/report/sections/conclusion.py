@@ -12,7 +12,7 @@ from raydiff.experiment.study import trial_name
 from raydiff.formats import rounding
 from raydiff.formats.intervals import shown, student
 from raydiff.formats.json_files import flatten, read_json
-from raydiff.formats.metric_names import plain
+from raydiff.formats.metric_records import select_shown
 from raydiff.formats.tables import number, span
 from raydiff.lookup import bare_name
 from raydiff.report.frontier.rows import cell_fields, measure_in_words
@@ -146,7 +146,7 @@ def means(sweep: SweepView) -> dict[str, Row]:
         config = flatten(read_json(sweep.trial(runs["digest"].iloc[0]) / "config.json"))
         params = {path: str(config[path]) for path in ("method", *sweep.fields) if path in config}
         final = runs.filter(like="final/").select_dtypes("number").mean().dropna()
-        numbers = plain({str(name).removeprefix("final/"): float(value) for name, value in final.items()})
+        numbers = select_shown(sweep.metrics[str(column)].with_value(value) for column, value in final.items())
         row = {**params, "seeds": str(len(by_seed)), "interval": span((low, high), number), **numbers}
         row["epsilon"] = float(group["epsilon"].max())
         name = trial_name(config, {bare_name(config["method"]): [*sweep.fields]})

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from raydiff.formats import rounding
 from raydiff.formats.intervals import shown
-from raydiff.formats.metric_names import Metric
 from raydiff.formats.tables import Table, number, with_deviation
 from raydiff.report.frontier.rows import DONE, EVAL
 from raydiff.report.gain_over_local import gains
@@ -47,7 +46,7 @@ def quality(sweep: SweepView, out: Path) -> Section:
         floor = f"{name}_floor"
         return f"{text} [{number(mean[floor].loc[setting])}]" if floor in mean else text
 
-    measures = [name for name in map(str, mean) if not Metric.parse(name).qualifies]
+    measures = [name for name in map(str, mean) if not sweep.metrics[f"{EVAL}{name}"].qualifies]
     settings = [setting for setting in sweep.order if setting in mean.index]
     rows = [[s, str(counts[s]), *(cell(s, name) for name in measures)] for s in settings]
     return Section([*sheet(Table(["setting", "n", *measures], rows, note=NOTE), "quality by setting")])

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from raydiff import tree
 from raydiff.data import hub
+from raydiff.formats.json_files import dumps
 from raydiff.tree import Params
 
 T = TypeVar("T")
@@ -114,7 +115,7 @@ def tokens(folder: Path, *, encoder: bool) -> Params:
 def digest(configs: dict[str, dict[str, Any]], weights: Params) -> str:
     """Hex SHA-256 over all weights and configs, without provenance such as `_diffusers_version`."""
     plain = {part: {k: v for k, v in c.items() if not k.startswith("_")} for part, c in configs.items()}
-    text = json.dumps(plain, sort_keys=True) + tree.digest(weights)
+    text = dumps(plain, sort_keys=True) + tree.digest(weights)
     return hashlib.sha256(text.encode()).hexdigest()
 
 

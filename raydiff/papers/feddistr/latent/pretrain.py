@@ -10,7 +10,6 @@ V words of `width` numbers.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from raydiff import seeding, tree
+from raydiff.formats.json_files import dumps
 from raydiff.lookup import check_least, check_positive
 from raydiff.models.compute import device
 from raydiff.models.networks import Shape
@@ -162,7 +162,7 @@ def save(trained: Pretrained, folder: Path, *, images: Tensor, card: dict[str, A
     index = {part: ["diffusers", kind] for part, kind in {**folders.MODULES, "scheduler": "DDIMScheduler"}.items()}
     files = {folders.CARD: card, folders.PUBLIC: {"sha256": tree.digests(images)}, folders.INDEX: index}
     for name, content in files.items():
-        (folder / name).write_text(json.dumps(content, indent=1) + "\n")
+        (folder / name).write_text(dumps(content, indent=1) + "\n")
 
 
 def _autoencoder(images: Tensor, training: Pretraining, rng: torch.Generator, say: Say) -> tuple[Any, float]:
