@@ -97,7 +97,7 @@ def event_to_dict(event: Event) -> dict[str, Any]:
 def event_from_dict(data: dict[str, Any]) -> Event:
     """Return the event that `event_to_dict` wrote. Raises ValueError for an unknown class."""
     check_one_of("a privacy event's kind", data.get("kind"), KINDS)
-    fields = {k: tuple(v) if k == "declared" else v for k, v in data.items() if k != "kind"}
+    fields: dict[str, Any] = {k: tuple(v) if k == "declared" else v for k, v in data.items() if k != "kind"}
     if "std_over_sensitivity" in fields:
         fields["std_over_sensitivity"] = float(fields["std_over_sensitivity"])  # infinity is written as a word
     event: Event = KINDS[data["kind"]](**fields)
