@@ -24,7 +24,7 @@ from raydiff.evaluation import metrics
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides, trial
 from raydiff.formats.json_files import read_json, read_lines
-from raydiff.formats.metric_records import columns
+from raydiff.formats.metric_records import columns, read_metrics
 from raydiff.methods import check_names
 from raydiff.methods.fedavg import FedAvg
 from raydiff.report import load
