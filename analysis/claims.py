@@ -41,6 +41,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from analysis.origin import origin_of, preset_of
 from raydiff.__main__ import leave
 from raydiff.formats.csv_files import read_csv
 from raydiff.formats.intervals import decided, shown, student
@@ -53,7 +54,7 @@ REPRODUCED, NOT, SCALE = "reproduced", "not reproduced", "not tested at this sca
 NO_TRIALS = "not tested: no such trials or reading"
 UNTESTED = "no data or trials"
 COLUMNS = ("claim", "source", "paper", "ours", "n", "outcome", "differs", "sweep", "made")
-"""Of claims.csv: `made` is the sweep's `origin`."""
+"""Of claims.csv: `made` is `origin.origin_of` of the sweep."""
 PAIRED = ("seed", "data.split_seed", "data.name", "data.train", "partition.xi", "clients", "method.model.steps")
 NOT_THEIRS = re.compile("; (Fréchet|kernel) distance of a small CNN's features, not (FID|KID)")
 Where = dict[str, Any]  # column -> value, or None where it must be empty
@@ -208,7 +209,7 @@ def _read(path: Path) -> pd.DataFrame:
     table = judged(sweep.runs)
     if table.empty:
         raise ValueError(f"{sweep.name} has no finished trial of a method that a paper's claims are about")
-    return table.assign(sweep=sweep.preset or sweep.name, made=sweep.origin)
+    return table.assign(sweep=preset_of(sweep) or sweep.name, made=origin_of(sweep))
 
 
 def main(argv: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 import pandas as pd
 
 from analysis.claims import rows_of, values, where
+from analysis.origin import origin_of
 from raydiff.__main__ import leave
 from raydiff.formats.intervals import interval, shown
 from raydiff.formats.tables import Table, publish, short, span
@@ -71,7 +72,7 @@ def main(argv: Sequence[str]) -> None:
     rows = beside(pd.concat([sweep.runs for sweep in sweeps]))
     if rows.empty:
         raise ValueError(f"{', '.join(map(str, options.sweeps))}: no finished trial of a published cell")
-    page = "\n\n".join([str(shown_table(rows)), *(sweep.origin for sweep in sweeps)])
+    page = "\n\n".join([str(shown_table(rows)), *map(origin_of, sweeps)])
     publish(options.out, "referees", page, {"referees": rows})
 
 

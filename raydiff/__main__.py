@@ -42,6 +42,7 @@ COMMANDS = {
     "finished sweeps": {
         "report": ("report.page", "a page with tables and pictures"),
         "frontier": ("report.frontier.command", "privacy against quality: the table and the picture"),
+        "paired": ("report.paired", "each setting minus another one, seed by seed, with an interval"),
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""

@@ -62,9 +62,11 @@ class Numbers(Mapping[str, float]):
         return "\n".join(f"{name:20}{value:.4g}" for name, value in self.items())
 
     def _repr_html_(self) -> str:
-        from raydiff.report.html import html
+        import pandas as pd
 
-        return str(html.table(["number", "value"], [[k, f"{v:.4g}"] for k, v in self.items()], name="metrics"))
+        from raydiff.report import html
+
+        return html.table(pd.DataFrame({"number": list(self), "value": [f"{v:.4g}" for v in self.values()]}))
 
 
 @dataclass(frozen=True)
@@ -131,7 +133,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Guarantee, final numbers and sample grid, as a notebook shows them."""
-        from raydiff.report.html import html
+        from raydiff.report import html
 
         grid = self.folder / "artifacts" / "samples.png"
         picture = html.picture(grid.read_bytes(), alt="samples") if grid.exists() else ""
@@ -250,8 +252,9 @@ class Sweep:
     def report(self) -> Path:
         """Write a page with all tables and pictures."""
         from raydiff.report import page
+        from raydiff.report.sweep_view import open_sweep
 
-        return page.write(self.folder / "report", self.folder)
+        return page.write(self.folder / "report", open_sweep(self.folder))
 
 
 def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import html
 import math
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
-from markupsafe import Markup
 
 from raydiff.formats.csv_files import write_csv
 
 
 class Table(NamedTuple):
-    """A table of text. A cell may be `Markup` (HTML), of whose tags the markdown keeps <strong>."""
+    """A table of text."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -25,7 +22,7 @@ class Table(NamedTuple):
 
     def __str__(self) -> str:
         """Return markdown: the title as a heading, the rows, the note below."""
-        head, *below = (f"| {' | '.join(map(_plain, line))} |" for line in (self.header, *self.rows))
+        head, *below = (f"| {' | '.join(line)} |" for line in (self.header, *self.rows))
         text = "\n".join([head, "|" + "---|" * len(self.header), *below])
         return "\n\n".join(block for block in (f"## {self.title}" if self.title else "", text, self.note) if block)
 
@@ -39,13 +36,9 @@ def aligned(rows: Sequence[Sequence[str]], *, words: int | None = None) -> list[
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 
 
-def _plain(cell: str) -> str:
-    return html.unescape(re.sub("</?strong>", "**", cell)) if isinstance(cell, Markup) else cell
-
-
 def strong(text: str, *, when: bool = True) -> str:
     """Return a cell in bold."""
-    return Markup("<strong>{}</strong>").format(text) if when else text
+    return f"**{text}**" if when else text
 
 
 def publish(out: Path, name: str, text: str, tables: Mapping[str, pd.DataFrame]) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 
 from raydiff.formats.tables import Table, number
 from raydiff.report import load, page
+from raydiff.report.conclusion import conclude, means
 from raydiff.report.frontier import command as frontier
 from raydiff.report.frontier import rows
 from raydiff.report.frontier.text import brief
 from raydiff.report.guarantees import shown
-from raydiff.report.sections.conclusion import means, summary
 from raydiff.report.sweep_view import open_sweep
 from raydiff.runtime.finish import Reporter
 from raydiff.runtime.sweep_folder import resume_command
@@ -25,12 +25,16 @@ def write(folder: Path, composed: Callable[[Path], str]) -> None:
     for message in load.cut_short(folder):
         print(message)
     try:
-        table = frontier.write(folder, out)
-        print(f"\n{table}\n{composed(folder)}" + (f"\nplot: {png}" if (png := out / "frontier.png").exists() else ""))
+        view = open_sweep(folder)
+        table = frontier.write(view, out)
+        print(f"\n{table}\n{composed(folder)}")
+        if view.picture:
+            print(f"plot: {out / 'frontier.png'}")
     except (ValueError, OSError) as e:
         print(f"no table: {e}")
+        return
     try:
-        print(f"report: {page.write(out, folder)}")
+        print(f"report: {page.write(out, view)}")
     except Exception as e:
         print(f"no report: {type(e).__name__}: {e}")
 
@@ -40,7 +44,7 @@ def describe(folder: Path) -> SweepSummary:
     numbers, best, measure, markdown = dict[str, dict[str, Any]](), "", "", ""
     try:
         view = open_sweep(folder)
-        paragraphs, lines = summary(view)
+        paragraphs, lines = conclude(view)
         conclusion, numbers = "\n\n".join([*paragraphs, *(f"- {line}" for line in lines)]), means(view)
         if view.measure and len(view.runs) > 1:
             table = rows.frontier(view.runs)

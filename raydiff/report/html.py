@@ -1,55 +1,65 @@
-"""The report's HTML: one page that loads nothing from elsewhere, readable without its script, which sorts and filters.
-
-`html` has the macros of templates/page.html as functions that return `Markup`: `html.paragraph("...", note=True)`.
-Their arguments are escaped, unless they are `Markup` already.
-"""
+"""HTML of the report: text, tables and pictures in one page that loads nothing from elsewhere and has no script."""
 
 from __future__ import annotations
 
 import base64
-import math
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable
+from html import escape
 
-from jinja2 import Environment, PackageLoader
-from markupsafe import Markup, escape
+import pandas as pd
 
-from raydiff.formats.tables import Table
+from raydiff.formats.tables import number
 
-NUMBER = re.compile(r"[-+<>≥]?[\d.]+(e[-+]\d+)?( ?[%skMGTB]+)?|inf|-|")
-"""A cell that is aligned right, without what follows in brackets or after ±."""
-
-
-def sheet(table: Table, name: str, *, most: float = math.inf, marked: Sequence[int] = ()) -> Iterator[str]:
-    """A table as blocks: title, columns that are not empty (folded beyond `most` rows), note."""
-    if table.title:
-        yield html.heading(table.title)
-    kept, count = [i for i in range(len(table.header)) if any(row[i] for row in table.rows)], len(table.rows)
-    header, rows = [table.header[i] for i in kept], [[row[i] for i in kept] for row in table.rows]
-    grid = html.table(header, rows, name=name, marked=marked)
-    yield grid if count <= most else html.folded(f"{count} rows", [grid])
-    if table.note:
-        yield html.paragraph(table.note, note=True)
-
-
-def _sides(rows: Sequence[Sequence[Any]], header: Sequence[str]) -> list[str]:
-    """The CSS class of each column: numbers, or wide."""
-    return [_side([re.sub("<.*?>", "", str(row[i])) for row in rows]) for i in range(len(header))]
+OPEN = 40  # rows of a table that is shown unfolded
+STYLE = """
+:root { color-scheme: light dark }
+body { margin: 0 auto; padding: 1rem; max-width: 90rem; font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere }
+h2 { font-size: 1.2rem; margin: 2.5rem 0 .5rem; padding-top: .75rem; border-top: 1px solid #8886 }
+p, ul { max-width: 75ch; margin: .5rem 0 }
+.note, figcaption { font-size: .85em; opacity: .75 }
+.scroll { overflow: auto; width: fit-content; max-width: 100%; max-height: 75vh; border: 1px solid #8886 }
+table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabular-nums }
+th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; overflow-wrap: normal; max-width: 26rem;
+  border-bottom: 1px solid #8883 }
+thead th { position: sticky; top: 0; background: Canvas; white-space: nowrap }
+figure { margin: .75rem 0 }
+img { display: block; max-width: 100%; max-height: 44rem; background: #fff }
+.samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(24rem, 100%), 1fr)); gap: .5rem 1rem }
+.samples img { max-height: 22rem; background: none }
+@media print { .scroll { overflow: visible; max-height: none } body { font-size: 11px } }
+"""
 
 
-def _side(cells: Sequence[str]) -> str:
-    first = (re.split(r" ?[±\[(]", cell)[0].replace(",", "") for cell in cells)
-    if any(cells) and all(map(NUMBER.fullmatch, first)):
-        return Markup(' class="n"')
-    return Markup(' class="w"') if max(map(len, cells), default=0) > 24 else ""
+def paragraph(text: str, *, note: bool = False) -> str:
+    """A paragraph; `words` between backquotes are code."""
+    code = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return f'<p class="note">{code}</p>' if note else f"<p>{code}</p>"
 
 
-_PAGES = Environment(loader=PackageLoader("raydiff.report"), autoescape=True, trim_blocks=True, lstrip_blocks=True)
-_PAGES.filters |= {
-    "code": lambda text: Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text)))),
-    "sides": _sides,
-    "anchor": lambda title: re.sub(r"\W+", "-", title.lower()).strip("-"),
-    "base64": lambda data: base64.b64encode(data).decode(),
-}
-html: Any = _PAGES.get_template("page.html").module
+def bullets(lines: Iterable[str]) -> str:
+    """A list of sentences."""
+    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+
+
+def table(rows: pd.DataFrame) -> str:
+    """A table in a box that scrolls by itself, folded if it is long; columns without any value are left out."""
+    used = rows.loc[:, (rows.notna() & rows.ne("")).any()]
+    text = used.to_html(index=False, border=0, na_rep="", float_format=number)
+    box = f'<div class="scroll" tabindex="0">{text}</div>'
+    return box if len(rows) <= OPEN else f"<details><summary>{len(rows)} rows</summary>{box}</details>"
+
+
+def picture(data: bytes, *, alt: str, caption: str = "") -> str:
+    """A PNG inside the page."""
+    source = f"data:image/png;base64,{base64.b64encode(data).decode()}"
+    return f'<figure><img src="{source}" alt="{escape(alt)}"><figcaption>{escape(caption)}</figcaption></figure>'
+
+
+def page(title: str, sections: Iterable[tuple[str, str]], footer: str) -> str:
+    """The document, from (title, HTML) of its sections."""
+    body = "\n".join(f"<section><h2>{escape(name)}</h2>\n{text}</section>" for name, text in sections)
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
+    head += f'<title>{escape(title)}</title><link rel="icon" href="data:,"><style>{STYLE}</style>'
+    body = f"<h1>{escape(title)}</h1>\n{body}\n<footer>{footer}</footer>"
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head>\n<body>{body}</body></html>\n'

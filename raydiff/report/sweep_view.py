@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
+import io
 import math
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 import pandas as pd
 
-from raydiff.experiment import presets
-from raydiff.formats.json_files import dumps, read_lines, read_plan
-from raydiff.formats.metric_records import SECONDS, Metric
+from raydiff.formats.json_files import read_plan
+from raydiff.formats.metric_records import Metric
 from raydiff.formats.tables import short
 from raydiff.report import load
-from raydiff.report.frontier.rows import EVAL, frontier, has, ranked_by, settings
+from raydiff.report.frontier.rows import EVAL, cell_fields, frontier, has, ranked_by, settings
+from raydiff.report.frontier.scatter import draw
 from raydiff.report.load import Row, records
-
-LOCAL_OPTIONS = ("--name", "--storage", "--runtime.storage", "--runtime.noise-secret")
-"""Options of this machine alone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,37 +42,6 @@ class SweepView:
     def trial(self, digest: str) -> Path:
         """The folder of one of its trials."""
         return self.folder / "trials" / digest
-
-    @property
-    def words(self) -> list[str] | None:
-        """The command's words after `raydiff sweep`; None where none was recorded, or another command."""
-        program, *words = self.about.get("command") or [""]
-        if Path(program).name == "sweep.py":
-            return list(words)
-        return words[1:] if words[:1] == ["sweep"] else None
-
-    @property
-    def preset(self) -> str | None:
-        """The preset that the sweep's command named; None without such a command."""
-        words = self.words
-        if words is None:
-            return None
-        return words[0] if words and not words[0].startswith("-") else presets.MAIN
-
-    @property
-    def origin(self) -> str:
-        """Where the numbers come from, as markdown: command, finished trials, their time, day, version and code."""
-        git, words = self.about.get("git") or "", self.words
-        digest = hashlib.sha256(dumps(self.about.get("code", {}), sort_keys=True).encode()).hexdigest()
-        changed = " and uncommitted changes" * git.endswith("-dirty")
-        code = f"commit {git[:12]}{changed}" if git else f"code {digest[:8]}"
-        command = "Not by `raydiff sweep`" if words is None else f"`{' '.join(['raydiff sweep', *_published(words)])}`"
-        minutes = load.column(self.finished, f"final/{SECONDS}").sum() / 60
-        lines = [line for digest in self.runs["digest"] for line in read_lines(self.trial(digest) / "metrics.jsonl")]
-        last = max((line["time"] for line in lines), default=None)
-        day = "an unknown day" if last is None else time.strftime("%Y-%m-%d", time.gmtime(last))
-        count = f"{len(self.finished)} of {len(self.runs)} trials finished, {minutes:.0f} minutes in all"
-        return f"{command}: {count}, on {day}, by raydiff {self.about.get('version', '(unknown)')}, {code}."
 
     @cached_property
     def fields(self) -> dict[str, str]:
@@ -119,6 +84,13 @@ class SweepView:
         """`frontier.rows.frontier`."""
         return frontier(self.runs)
 
+    @cached_property
+    def picture(self) -> bytes:
+        """The frontier's picture as a PNG; empty where no setting has a finite epsilon and a measure."""
+        file = io.BytesIO()
+        draw(self.frontier, file, cell=cell_fields(self.fields))
+        return file.getvalue()
+
     @property
     def finished(self) -> pd.DataFrame:
         """The finished rows of `runs`."""
@@ -143,16 +115,6 @@ class SweepView:
         return str(first["digest"]), str(column), float(first["value"])
 
 
-@dataclass(frozen=True)
-class Section:
-    """One part of the report."""
-
-    blocks: Sequence[str]
-    """HTML, in order; the page leaves out a section without any."""
-    tables: dict[str, pd.DataFrame] = field(default_factory=dict)
-    """File name without its ending -> what is written as CSV and parquet."""
-
-
 def open_sweep(folder: Path) -> SweepView:
     """Read a sweep. Raises ValueError, in one sentence, where it has no trial or a file is damaged."""
     path = folder / "sweep.json"
@@ -160,18 +122,6 @@ def open_sweep(folder: Path) -> SweepView:
     return SweepView(folder, load.runs(folder), load.metrics(folder), load.rounds(folder), plan)
 
 
-def _published(words: Sequence[str]) -> list[str]:
-    """The words without LOCAL_OPTIONS and their values."""
-    values = {i + 1 for i, word in enumerate(words) if word in LOCAL_OPTIONS}
-    kept = [word for i, word in enumerate(words) if i not in values]
-    return [word for word in kept if word != "--resume" and word.partition("=")[0] not in LOCAL_OPTIONS]
-
-
 def setting_name(row: Row, names: list[str]) -> str:
     """`PFDM, schedule linear, epsilon 10` from a row of `trials` and the short names of what was swept."""
     return ", ".join([str(row["method"]), *(f"{n} {short(row[n])}" for n in names if row[n] is not None)])
-
-
-def short_column(name: str) -> str:
-    """A column of `runs` without final/ and eval/."""
-    return name.removeprefix("final/").removeprefix("eval/")

@@ -28,8 +28,7 @@ from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.classifier import CNN, Classifier
 from raydiff.models.training import Training
-from raydiff.report import after_sweep
-from raydiff.report.sections.setting import what_was_run
+from raydiff.report import after_sweep, page
 from raydiff.report.sweep_view import open_sweep
 
 Command = Callable[..., tuple[int, str, str]]
@@ -125,8 +124,8 @@ def test_the_sweep_and_its_report_say_what_was_chosen(
     _, out, _ = command("sweep", "small", "--name", "s", *quick)
     lines = ["FedAvg: local.learning_rate 0.01", "FedProx: local.learning_rate 0.01, mu 0.01"]
     assert [line for line in out.splitlines() if line.startswith("tuned: ")] == [f"tuned: {line}" for line in lines]
-    section = what_was_run(open_sweep(tmp_path / "sweeps" / "s"), tmp_path)
-    assert all(f"tuned: {line}" in "".join(section.blocks) for line in lines)
+    report = page.write(tmp_path / "report", open_sweep(tmp_path / "sweeps" / "s")).read_text()
+    assert all(line in report for line in lines)
     more = ["--no-baselines", f"--{RATE}", 0.5]
     assert "tuned: " not in command("sweep", "small", "--name", "given", *more, *quick)[1]
 

@@ -114,8 +114,8 @@ def stated_by_files(resolved: Trial, outcome: str) -> dict[str, float]:
     assert list(runs["outcome"]) == [outcome]
     assert {view: runs[f"{view}/epsilon"][0] for view in VIEWS} == metrics
     assert shown(frontier(runs).iloc[0], ("epsilon", "epsilon_outsiders")) == stated(metrics)
-    report = page.SECTIONS["Cost, failures and resumes"](open_sweep(resolved.sweep), resolved.sweep / "report")
-    assert shown(report.tables["trials"].iloc[0], ("epsilon_server", "epsilon_outsiders")) == tuple(metrics.values())
+    trials = page.list_trials(open_sweep(resolved.sweep))
+    assert shown(trials.iloc[0], ("epsilon_server", "epsilon_outsiders")) == tuple(metrics.values())
     return metrics
 
 

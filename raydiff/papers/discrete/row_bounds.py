@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import pandas as pd
 
-from raydiff.formats.tables import Table
 from raydiff.papers.discrete.summary import shown
-from raydiff.report.html import sheet
+from raydiff.report import html
 from raydiff.report.load import column
-from raydiff.report.sweep_view import Section, SweepView
+from raydiff.report.sweep_view import SweepView
 
 PDP = {"own": "by each client's own model", "union": "by a model of all tables"}
 """Scope of the per-instance bounds of a trial -> what makes the rows."""
+NOTE = (
+    "No guarantee: what released rows reveal of a record, given all others (pDP). Where it says nothing, use fewer "
+    "bins or columns, release a noisier step (--method.model.release), or take a method with a guarantee for each "
+    "record: --method marginals --method.epsilon 1."
+)
 
 
-def row_bounds(sweep: SweepView, out: Path) -> Section:
-    """Of tables: of how many records the per-instance bound says nothing, and what to do then."""
+def show_row_bounds(sweep: SweepView) -> str:
+    """Of how many records the per-instance bound says nothing, and what to do then; "" without such bounds."""
     rows = []
     for scope, makers in PDP.items():
-        of_runs = [column(sweep.finished, f"final/pdp/{scope}/{n}") for n in ("records", "vacuous_share", "largest")]
-        for i, records, vacuous, largest in zip(sweep.finished.index, *of_runs, strict=True):
-            if records > 0:
-                rows.append([sweep.settings[i], makers, f"{records:g}", f"{records * vacuous:.0f}", shown(largest)])
-    if not rows:
-        return Section([])
-    header = ["setting", "released rows", "records", "bound of 1 or more: says nothing", "largest bound on delta"]
-    note = "No guarantee: what released rows reveal of a record, given all others (pDP). Where it says nothing, use "
-    note += "fewer bins or columns, release a noisier step (--method.model.release), or take a method with a "
-    note += "guarantee for each record: --method marginals --method.epsilon 1."
-    return Section([*sheet(Table(header, rows, note=note), "bounds per record")])
+        numbers = pd.DataFrame({"setting": sweep.settings.loc[sweep.finished.index], "released rows": makers})
+        for name in ("records", "vacuous_share", "largest"):
+            numbers[name] = column(sweep.finished, f"final/pdp/{scope}/{name}")
+        rows.append(numbers[numbers["records"] > 0])
+    table = pd.concat(rows)
+    if table.empty:
+        return ""
+    table["bound of 1 or more: says nothing"] = (table["records"] * table.pop("vacuous_share")).round().astype(int)
+    table["largest bound on delta"] = table.pop("largest").map(shown)
+    return html.table(table.astype({"records": int})) + html.paragraph(NOTE, note=True)

@@ -13,22 +13,21 @@ from pathlib import Path
 
 from raydiff.formats.csv_files import write_csv
 from raydiff.report import guarantees, load
-from raydiff.report.frontier.rows import cell_fields, frontier, settings
-from raydiff.report.frontier.scatter import draw
 from raydiff.report.frontier.text import text
+from raydiff.report.sweep_view import SweepView, open_sweep
 
 
-def write(sweep: Path, out: Path) -> str:
+def write(sweep: SweepView, out: Path) -> str:
     """Write frontier.csv and, with epsilons, frontier.png; returns the table. Raises ValueError as `frontier`."""
-    runs = load.runs(sweep)
-    rows = frontier(runs)
     out.mkdir(parents=True, exist_ok=True)
-    write_csv(out / "frontier.csv", guarantees.flat(rows))
-    drawn = draw(rows, out / "frontier.png", cell=cell_fields(settings(runs)))
-    return text(rows) + ("" if drawn else "\n\nno plot: no setting has a finite epsilon and a measure of quality")
+    write_csv(out / "frontier.csv", guarantees.flat(sweep.frontier))
+    if not sweep.picture:
+        return f"{text(sweep.frontier)}\n\nno plot: no setting has a finite epsilon and a measure of quality"
+    (out / "frontier.png").write_bytes(sweep.picture)
+    return text(sweep.frontier)
 
 
 def main(argv: Sequence[str]) -> None:
     """Print the table, write the files, and print where they are."""
     options = load.arguments(__doc__, argv)
-    print(f"{write(options.sweep, options.out)}\n\n{options.out}")
+    print(f"{write(open_sweep(options.sweep), options.out)}\n\n{options.out}")

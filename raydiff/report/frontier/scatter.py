@@ -6,7 +6,7 @@ import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pandas as pd
 
@@ -25,7 +25,7 @@ STOPPED, FLOOR = "hollow: stopped early\n(validation split)", "noise floor: real
 INTERVALS = "bars and bands: 95 % Student intervals of the mean over seeds"
 
 
-def draw(table: pd.DataFrame, path: Path, *, cell: Sequence[str] = ()) -> bool:
+def draw(table: pd.DataFrame, file: Path | BinaryIO, *, cell: Sequence[str] = ()) -> bool:
     """Write a PNG with a panel for each combination of the columns `cell`; for one, minority classes and all classes.
 
     A colour is a method under one privacy definition, a marker and a line what else was swept; settings that send
@@ -52,7 +52,7 @@ def draw(table: pd.DataFrame, path: Path, *, cell: Sequence[str] = ()) -> bool:
     below = "\n".join(textwrap.fill(note.replace("delta ", "δ = "), 62 * columns) for note in notes)
     figure.supxlabel(below, fontsize=9)
     legend(figure, grid.flat, first=list(dict.fromkeys(rows["label"])))
-    save(figure, path)
+    save(figure, file)
     return True
 
 

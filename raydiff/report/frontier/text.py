@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterator
 
 import pandas as pd
 
@@ -24,7 +23,6 @@ from raydiff.report.guarantees import adversary, definitions, described, epsilon
 from raydiff.report.load import Row, records
 from raydiff.report.sweep_view import setting_name
 
-Column = tuple[str, list[str]]  # a header, and a cell per row
 WIDTH = 100  # characters of a line of notes in a terminal
 RELEASED = (
     "epsilon bounds what clients send. Published samples of the server's model have the epsilon against outsiders, "
@@ -32,24 +30,21 @@ RELEASED = (
 )
 NOTHING_SENT = "epsilon 0: nothing sent; samples of these models carry no guarantee: no star and no ceiling"
 NOT_IN_TERMINAL = ("AUC's ceiling", "label accuracy", "sent", "seconds")
+AVERAGED = {"label accuracy": "label_accuracy", "AUC global": "auc_global", "AUC client": "auc_client"}
 LETTERS = "abcdefghijkl"  # of privacy definitions, where there are several
 
 
 def text(table: pd.DataFrame) -> str:
     """The table for a terminal, what its numbers mean, and the trials that have no row."""
-    done, others = table[table["outcome"].isin(DONE)], table[~table["outcome"].isin(DONE)]
-    blocks = [without_row(others)]
+    done = table[table["outcome"].isin(DONE)]
+    blocks = [list_without_row(table)]
     if len(done):
-        columns = [c for c in columns_of(done) if c[0] not in NOT_IN_TERMINAL and not c[0].endswith("/major")]
-        short_cells = {"AUC global": "±", "AUC client": "±"}  # Intervals and these deviations are left out.
-        cells = [
-            [h, *(c.partition(" [")[0].partition(short_cells.get(h, " ["))[0] for c in values)] for h, values in columns
-        ]
-        head, *lines = aligned(list(zip(*cells, strict=True)), words=2)  # the mark and the method
-        rule = "-" * max(map(len, [head, *lines]))
-        notes = [*meanings(done), "95 % intervals and more columns are in the report and in frontier.csv"]
+        shown_cells = cells(done)
+        names = [n for n in shown_cells if n not in NOT_IN_TERMINAL and not n.endswith("/major")]
+        plain = shown_cells[names].map(lambda cell: cell.partition(" [")[0])
+        notes = [*explain(done), "95 % intervals and more columns are in the report and in frontier.csv"]
         wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="   ")]
-        blocks.insert(0, [head, rule, *lines, "", *wrapped])
+        blocks.insert(0, [*aligned([names, *plain.to_numpy().tolist()], words=2), "", *wrapped])
     return "\n\n".join("\n".join(lines) for lines in blocks if lines)
 
 
@@ -69,62 +64,47 @@ def brief(table: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(columns, index=table.index)
 
 
-def columns_of(rows: pd.DataFrame) -> list[Column]:
-    """The columns that any row has something in, with the noise floors below the rows."""
-    columns = [(header, cells) for header, cells in _columns(rows) if set(cells) != {"-"}]
-    floors = {header: floor for header, _ in columns if (floor := noise_floor(rows, header))}
-    if not floors:
-        return columns
-    last = {header: span(floor, number) for header, floor in floors.items()} | {"method": "noise floor"}
-    return [(header, [*cells, last.get(header, "")]) for header, cells in columns]
-
-
-def _columns(rows: pd.DataFrame) -> Iterator[Column]:
-    items, network, names = records(rows), network_of(rows), list(map(str, rows))
-    yield "", ["o" if r["outcome"] == "stopped" else "*" if r["pareto"] else "" for r in items]
-    yield "method", [r["method"] for r in items]
+def cells(rows: pd.DataFrame) -> pd.DataFrame:
+    """The table as text, without columns in which no row has anything."""
+    items = records(rows)
+    network = network_of(rows)
+    names = list(map(str, rows))
+    out = pd.DataFrame({"": ["o" if row["outcome"] == "stopped" else "*" * row["pareto"] for row in items]}, rows.index)
+    out["method"] = rows["method"]
     for name in swept(rows):
-        yield name, [short(r[name]) for r in items]
+        out[name] = rows[name].map(short)
     if rows["n"].max() > 1:
-        yield "n", [str(r["n"]) for r in items]
-    yield from _epsilons(rows)
-    means = {name: name for name in ([f"fd_{network}/{group}" for group in GROUPS] if network else measures(names))}
-    means |= {"label accuracy": "label_accuracy", "AUC global": "auc_global", "AUC client": "auc_client"}
-    for header, name in means.items():
-        yield header, [_mean(r, name) for r in items]
-    yield "AUC's ceiling", [number(r["auc_ceiling"]) for r in items]
-    yield "sent", [size(r["bytes_up"]) for r in items]
-    yield "seconds", [number(r["seconds"], 3) for r in items]
-    for name in (n for n in names[names.index("digests") + 1 :] if f"{n}_std" in names):  # of other packages
-        yield name, [_mean(r, name) for r in items]
-
-
-def _epsilons(rows: pd.DataFrame) -> Iterator[Column]:
-    """One column; under several privacy definitions one for each, headed by its letter."""
+        out["n"] = rows["n"].map(str)
     all_definitions = definitions(rows)
     if len(all_definitions) < 2:
-        yield "epsilon", list(map(shown, rows["epsilon"]))
-        return
-    for letter, definition in zip(LETTERS, all_definitions, strict=False):
-        pairs = zip(rows["epsilon"], epsilons(rows, definition), strict=True)
-        yield f"epsilon {letter}", ["?" if math.isnan(e) else "-" if math.isnan(of) else shown(of) for e, of in pairs]
+        out["epsilon"] = rows["epsilon"].map(shown)
+    else:
+        for letter, definition in zip(LETTERS, all_definitions, strict=False):
+            own = epsilons(rows, definition).map(lambda epsilon: "-" if math.isnan(epsilon) else shown(epsilon))
+            out[f"epsilon {letter}"] = own.mask(rows["epsilon"].isna(), "?")
+    for name in [f"fd_{network}/{group}" for group in GROUPS] if network else measures(names):
+        out[name] = [_mean(row, name) for row in items]
+    for header, name in AVERAGED.items():
+        out[header] = [_mean(row, name) for row in items]
+    out["AUC's ceiling"] = rows["auc_ceiling"].map(number)
+    out["sent"] = [size(row["bytes_up"]) for row in items]
+    out["seconds"] = [number(row["seconds"], 3) for row in items]
+    for name in (n for n in names[names.index("digests") + 1 :] if f"{n}_std" in names):  # of other packages
+        out[name] = [_mean(row, name) for row in items]
+    return out.loc[:, out.ne("-").any()]
 
 
 def _mean(row: Row, name: str) -> str:
-    """`mean±std` over seeds; of a single one as `with_interval`."""
-    deviation = row[f"{name}_std"]
-    return with_interval(row, name) if deviation is None else with_deviation(row[name], deviation)
+    """`mean±std` over seeds; of a single one `0.512 [0.470 0.554]`, or without an interval `0.512`."""
+    low = row.get(f"{name}_low")
+    if row[f"{name}_std"] is not None or low is None:
+        return with_deviation(row[name], row[f"{name}_std"])
+    return f"{number(row[name])} [{number(low)} {number(row[f'{name}_high'])}]"
 
 
-def with_interval(row: Row, name: str) -> str:
-    """`0.512 [0.470 0.554]`; without an interval `0.512`."""
-    low, high = row.get(f"{name}_low"), row.get(f"{name}_high")
-    return number(row[name]) + ("" if low is None or high is None else f" [{number(low)} {number(high)}]")
-
-
-def meanings(rows: pd.DataFrame) -> list[str]:
+def explain(rows: pd.DataFrame) -> list[str]:
     """What the numbers mean."""
-    all_definitions, distance = definitions(rows), ranked_by(rows)
+    all_definitions = definitions(rows)
     letters = [f" {letter}" for letter in LETTERS] if len(all_definitions) > 1 else [""]
     notes = [
         f"epsilon{letter} (against {adversary(rows, definition)}): {described(rows, definition)}"
@@ -132,17 +112,19 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     ]
     if len(all_definitions) > 1:
         notes.append("epsilons of different privacy definitions do not compare; -: the row has none of this definition")
-    notes += [NOTHING_SENT] if any(g.nothing_sent for g in rows["guarantee"]) else []
+    if any(g.nothing_sent for g in rows["guarantee"]):
+        notes.append(NOTHING_SENT)
     notes.append(RELEASED)
-    reasons = sorted({g.statement.removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf})
-    notes += [f"epsilon inf: no guarantee ({'; '.join(reasons)})"] if reasons else []
+    reasons = {g.statement.removeprefix("no guarantee: ") for g in rows["guarantee"] if g.epsilon == math.inf}
+    if reasons:
+        notes.append(f"epsilon inf: no guarantee ({'; '.join(sorted(reasons))})")
+    distance = ranked_by(rows)
     if distance is not None:
-        floor = "; noise floor: real half against real half" if noise_floor(rows, distance) else ""
-        name = distance.partition("/")[0]
-        notes.append(f"{name}: {measure_in_words(name)}, mean over clients{floor}")
-        notes.append(
-            f"*  Pareto-optimal: with a guarantee, and no setting beside it has less epsilon and less {distance}"
-        )
+        floor = noise_floor(rows, distance)
+        real = f"; real half against real half: {span(floor, number)}" if floor else ""
+        notes.append(f"{distance}: {measure_in_words(distance)}, mean over clients{real}")
+        better = f"has less epsilon and less {distance}"
+        notes.append(f"*  Pareto-optimal: with a guarantee, and no setting beside it {better}")
     if rows[["auc_global", "auc_client"]].notna().any(axis=None):
         notes.append("AUC: of membership inference, by the attack that calibrates best, beside what the noise allows")
     if rows["n"].max() > 1:
@@ -152,12 +134,11 @@ def meanings(rows: pd.DataFrame) -> list[str]:
     return notes
 
 
-def without_row(others: pd.DataFrame) -> list[str]:
+def list_without_row(table: pd.DataFrame) -> list[str]:
     """A line for each setting that failed, was killed or has not finished."""
     lines = []
-    for row in records(others):
-        setting = "".join(f" {k}={short(row[k])}" for k in swept(others) if row[k] is not None)
-        reason, epsilon = row["reason"] or "no reason recorded", shown(row["epsilon"])
-        line = f"{row['outcome']}: {row['method']}{setting}: {reason} (epsilon {epsilon}; {row['digests']})"
-        lines.append(line if len(line) <= 160 else f"{line[:159]}…")
+    for row in records(table[~table["outcome"].isin(DONE)]):
+        setting = "".join(f" {k}={short(row[k])}" for k in swept(table) if row[k] is not None)
+        end = f"{row['reason'] or 'no reason recorded'} (epsilon {shown(row['epsilon'])}; {row['digests']})"
+        lines.append(textwrap.shorten(f"{row['outcome']}: {row['method']}{setting}: {end}", 160, placeholder="…"))
     return lines

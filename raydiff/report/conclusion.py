@@ -1,10 +1,9 @@
-"""Section of the report: which method is best at each epsilon, what carries a guarantee, and what attacks reached."""
+"""What a sweep has shown: which method is best at each epsilon, what carries a guarantee, what attacks reached."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 
 import pandas as pd
 
@@ -15,64 +14,56 @@ from raydiff.formats.json_files import flatten, read_json
 from raydiff.formats.metric_records import select_shown
 from raydiff.formats.tables import number, span
 from raydiff.lookup import bare_name
-from raydiff.report.frontier.rows import cell_fields, measure_in_words
-from raydiff.report.frontier.scatter import draw
-from raydiff.report.gain_over_local import ENDS, by_seed, compared, gains
+from raydiff.report.attack_readings import WITH_CEILING, read_attacks
+from raydiff.report.frontier.rows import measure_in_words
 from raydiff.report.guarantees import adversary, guarantees
-from raydiff.report.html import html
 from raydiff.report.load import Row, groups, records
-from raydiff.report.sections import attacks
-from raydiff.report.sweep_view import Section, SweepView
+from raydiff.report.paired import ENDS, comparable_trials, mean_by_seed, pair_settings
+from raydiff.report.sweep_view import SweepView
 
 MEANS = 30  # settings whose mean is a run in MLflow
-OPEN = 8  # lines that are shown unfolded
 
 
-def conclusion(sweep: SweepView, out: Path) -> Section:
-    """The conclusion in sentences, the best setting at each epsilon, and the frontier's plot."""
-    paragraphs, lines = summary(sweep)
-    blocks = [*map(html.paragraph, paragraphs), html.bullets(lines[:OPEN])]
-    if rest := lines[OPEN:]:
-        blocks.append(html.folded(f"{len(rest)} more", [html.bullets(rest)]))
-    if not draw(sweep.frontier, path := out / "frontier.png", cell=cell_fields(sweep.fields)):
-        return Section([*blocks, html.paragraph("There is no plot: no setting has a finite epsilon and a measure.")])
-    words = f"{measure_in_words(str(sweep.measure))} over epsilon; the numbers are in the frontier"
-    return Section([html.beside(blocks, [html.picture(path.read_bytes(), alt=words)])])
-
-
-def summary(sweep: SweepView) -> tuple[list[str], list[str]]:
+def conclude(sweep: SweepView) -> tuple[list[str], list[str]]:
     """(sentences, a line for each cell, privacy definition and target epsilon)."""
     seeds = sweep.trials["seed"].nunique()
     first = f"{len(sweep.finished)} of {len(sweep.runs)} trials finished"
     first += f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
-    best = list(_best(sweep))
+    best = list(_best_settings(sweep))
     quality = f"{first} {_verdict(best, measure_in_words(sweep.measure))}"
     return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
 
 
-def _best(sweep: SweepView) -> Iterator[Row]:
-    """Of each cell, privacy definition and target epsilon the row of `gains` with the least mean, with `where` and, for
-    several seeds, `verdict`: how it compares with the cell's base; and `line`, all in words."""
-    rows = gains(sweep)
-    seeds = {cell: by_seed(group) for cell, group in compared(sweep).groupby("cell", sort=False)}
+def _best_settings(sweep: SweepView) -> Iterator[Row]:
+    """Of each cell, privacy definition and target epsilon the row of `pair_settings` with the least mean, with `where`
+    and, for several seeds, `verdict`: how it compares with the cell's base; and `line`, all in words."""
+    rows = pair_settings(sweep).sort_values("target", kind="stable")
+    seeds = {cell: mean_by_seed(group) for cell, group in comparable_trials(sweep).groupby("cell", sort=False)}
     several = rows[~rows["target"].isin([*ENDS])]["definition"].nunique() > 1
-    for of, group in groups(rows.sort_values("target", kind="stable"), ["cell", "definition", "target"], sort=False):
+    for of, group in groups(rows, ["cell", "definition", "target"], sort=False):
         best, *others = records(group.sort_values("mean"))
         where = ENDS.get(of["target"], f"at epsilon {of['target']:g}" + f" {of['definition']}" * several)
         where += "" if of["cell"] == "all trials" else f" ({of['cell']})"
-        line, verdict, values = f"{where}: {best['arm']}, {number(best['mean'])}", "", seeds[of["cell"]]
+        line = f"{where}: {best['arm']}, {number(best['mean'])}"
+        verdict = ""
         if best["low"] is not None:
             clear = "better than" if best["high"] < 0 else "worse than" if best["low"] > 0 else ""
             verdict = clear or "not distinguishable from"
             gain = shown(best["difference"], best["low"], best["high"], "+.3f")
             line += f", {verdict} {best['base']} ({gain})"
-        apart = {row["arm"]: student((values[row["setting"]] - values[best["setting"]]).dropna())[1:] for row in others}
-        ties = [arm for arm, (low, high) in apart.items() if low <= 0 <= high]
-        names = " and ".join(ties) if len(ties) < 3 else f"{len(ties)} other settings"
-        line += f"; not distinguishable from {names}" if ties else ""
+        ties = [row["arm"] for row in others if _is_tie(seeds[of["cell"]], row["setting"], best["setting"])]
+        if ties:
+            names = " and ".join(ties) if len(ties) < 3 else f"{len(ties)} other settings"
+            line += f"; not distinguishable from {names}"
         yield {**best, "where": where, "verdict": verdict, "line": line}
+
+
+def _is_tie(by_seed: Mapping[str, pd.Series], one: str, other: str) -> bool:
+    """Whether the 95 % interval of the difference of two settings holds 0; not for a single seed."""
+    _, low, high = student((by_seed[one] - by_seed[other]).dropna())
+    return low <= 0 <= high
 
 
 def _verdict(best: list[Row], measure: str) -> str:
@@ -109,26 +100,31 @@ def _guaranteed(sweep: SweepView) -> str:
 
 def _attacked(sweep: SweepView) -> str:
     """The largest AUC of the attack that calibrates best, on what is shared and on clients' own models."""
-    table = attacks.readings(sweep)
+    table = read_attacks(sweep)
     if table.empty:
         return ""
-    epsilons = guarantees(sweep.runs)["epsilon"].set_axis(sweep.runs["digest"])
-    shared, epsilon = table["target"].isin(attacks.WITH_CEILING), table["digest"].map(epsilons)
+    epsilon = table["digest"].map(guarantees(sweep.runs)["epsilon"].set_axis(sweep.runs["digest"]))
+    shared = table["target"].isin(WITH_CEILING)
     attacked = {
         "what settings with a guarantee send or make of it": shared & (epsilon < math.inf),
         "what the others send or make of it": shared & (epsilon == math.inf),
         "clients' own models, which are not sent and which no epsilon covers": table["target"] == "client",
     }
     parts = []
-    for words, rows in ((words, table[which & (table["attack"] == "best")]) for words, which in attacked.items()):
-        if rows.empty:
-            continue
-        worst = max((g for _, g in groups(rows, ["setting", "target"])), key=lambda group: group["auc"].mean())
-        ends = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
-        mean, low, high = pd.Series(list(ends), dtype=float).clip(0, 1)
-        ceiling = f" (ceiling {rounding.up(most)})" if (most := worst["auc_ceiling"].max()) < 0.995 else ""
-        parts.append(f"{shown(mean, low, high, '.2f')} on {words}{ceiling}")
+    for words, which in attacked.items():
+        rows = table[which & (table["attack"] == "best")]
+        if len(rows):
+            parts.append(f"{_largest_auc(rows)} on {words}")
     return f"Membership attacks reached an AUC (0.5: guessing) of {', '.join(parts)}." if parts else ""
+
+
+def _largest_auc(rows: pd.DataFrame) -> str:
+    """Of the setting and target with the largest mean: over seeds, or of the one seed; and its ceiling, if below 1."""
+    worst = max((group for _, group in groups(rows, ["setting", "target"])), key=lambda group: group["auc"].mean())
+    ends = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
+    mean, low, high = pd.Series(list(ends), dtype=float).clip(0, 1)
+    most = worst["auc_ceiling"].max()
+    return shown(mean, low, high, ".2f") + (f" (ceiling {rounding.up(most)})" if most < 0.995 else "")
 
 
 def means(sweep: SweepView) -> dict[str, Row]:
@@ -137,7 +133,7 @@ def means(sweep: SweepView) -> dict[str, Row]:
     if sweep.measure is None:
         return {}
     rows: dict[str, tuple[float, Row]] = {}
-    for _, group in compared(sweep).groupby(["cell", "setting"], sort=False):
+    for _, group in comparable_trials(sweep).groupby(["cell", "setting"], sort=False):
         by_seed = group.groupby("seed")["value"].mean()
         if len(by_seed) < 2:
             continue
