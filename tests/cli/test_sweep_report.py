@@ -50,7 +50,7 @@ def test_a_line_cut_short_is_named_and_costs_neither_table_nor_report(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = folder / "trials" / "0" / "metrics.jsonl"
-    path.write_text('{"step": 0, "ti\n{"step": 0, "time": 17.0, "train/loss": 0.5}\n')
+    path.write_text('{"step": 0, "ti\n{"step": 0, "time": 17.0, "metrics": []}\n')
     after_sweep.write(folder, composed_guarantee)
     output = capsys.readouterr().out
     assert f"line 1 of {path} " in output and "no table" not in output and "no report" not in output
