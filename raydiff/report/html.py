@@ -23,28 +23,31 @@ table { border-collapse: collapse; font-size: .85rem; font-variant-numeric: tabu
 th, td { padding: .25rem .6rem; text-align: left; vertical-align: top; overflow-wrap: normal; max-width: 26rem;
   border-bottom: 1px solid #8883 }
 thead th { position: sticky; top: 0; background: Canvas; white-space: nowrap }
-figure { margin: .75rem 0 }
-img { display: block; max-width: 100%; max-height: 44rem; background: #fff }
+figure { margin: .75rem 0; overflow-x: auto }
+img { display: block; max-width: 100%; min-width: 36rem; background: #fff }
 .samples { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(24rem, 100%), 1fr)); gap: .5rem 1rem }
-.samples img { max-height: 22rem; background: none }
+.samples img { min-width: 0; max-height: 22rem; background: none }
 @media print { .scroll { overflow: visible; max-height: none } body { font-size: 11px } }
 """
 
 
 def paragraph(text: str, *, note: bool = False) -> str:
     """A paragraph; `words` between backquotes are code."""
-    code = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
-    return f'<p class="note">{code}</p>' if note else f"<p>{code}</p>"
+    return f'<p class="note">{_code(text)}</p>' if note else f"<p>{_code(text)}</p>"
 
 
 def bullets(lines: Iterable[str]) -> str:
     """A list of sentences."""
-    return f"<ul>{''.join(f'<li>{escape(line)}</li>' for line in lines)}</ul>"
+    return f"<ul>{''.join(f'<li>{_code(line)}</li>' for line in lines)}</ul>"
+
+
+def _code(text: str) -> str:
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def table(rows: pd.DataFrame) -> str:
     """A table in a box that scrolls by itself, folded if it is long; columns without any value are left out."""
-    used = rows.loc[:, (rows.notna() & rows.ne("")).any()]
+    used = rows[[name for name in rows if (rows[name].notna() & (rows[name] != "")).any()]]
     text = used.to_html(index=False, border=0, na_rep="", float_format=number)
     box = f'<div class="scroll" tabindex="0">{text}</div>'
     return box if len(rows) <= OPEN else f"<details><summary>{len(rows)} rows</summary>{box}</details>"

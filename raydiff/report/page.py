@@ -94,7 +94,7 @@ def show_frontier(sweep: SweepView) -> str:
 
 def show_trials(sweep: SweepView) -> str:
     """How each trial ended, and what it cost."""
-    return html.table(list_trials(sweep)) + html.bullets(load.cut_short(sweep.folder))
+    return html.table(_round_up(list_trials(sweep))) + html.bullets(load.cut_short(sweep.folder))
 
 
 def list_trials(sweep: SweepView) -> pd.DataFrame:
@@ -113,13 +113,19 @@ def list_trials(sweep: SweepView) -> pd.DataFrame:
     return out.sort_values(["place", "seed"], ignore_index=True).drop(columns="place")
 
 
+def _round_up(table: pd.DataFrame) -> pd.DataFrame:
+    """The table with its epsilons as text, which is never below them."""
+    columns = [name for name in map(str, table) if name.startswith("epsilon")]
+    return table.assign(**{name: table[name].map(guarantees.shown) for name in columns})
+
+
 def show_guarantees(sweep: SweepView) -> str:
     """What each setting guarantees against the server and against outsiders."""
     note = (
         "Epsilon is computed from the ledger of what was sent, the largest over seeds. Samples of a client's own model "
     )
     note += "carry no guarantee. Who sent what, round by round: ledger.json of each trial."
-    return html.table(list_guarantees(sweep)) + html.paragraph(note, note=True)
+    return html.table(_round_up(list_guarantees(sweep))) + html.paragraph(note, note=True)
 
 
 def list_guarantees(sweep: SweepView) -> pd.DataFrame:

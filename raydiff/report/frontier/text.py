@@ -40,7 +40,7 @@ def text(table: pd.DataFrame) -> str:
     blocks = [list_without_row(table)]
     if len(done):
         shown_cells = cells(done)
-        names = [n for n in shown_cells if n not in NOT_IN_TERMINAL and not n.endswith("/major")]
+        names = [n for n in map(str, shown_cells) if n not in NOT_IN_TERMINAL and not n.endswith("/major")]
         plain = shown_cells[names].map(lambda cell: cell.partition(" [")[0])
         notes = [*explain(done), "95 % intervals and more columns are in the report and in frontier.csv"]
         wrapped = [line for note in notes for line in textwrap.wrap(note, WIDTH, subsequent_indent="   ")]
@@ -91,7 +91,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
     out["seconds"] = [number(row["seconds"], 3) for row in items]
     for name in (n for n in names[names.index("digests") + 1 :] if f"{n}_std" in names):  # of other packages
         out[name] = [_mean(row, name) for row in items]
-    return out.loc[:, out.ne("-").any()]
+    return out[[name for name in out if (out[name] != "-").any()]]
 
 
 def _mean(row: Row, name: str) -> str:
