@@ -95,7 +95,7 @@ class RayExecutor:
     ) -> Iterator[tuple[int, Any]]:
         """Yield (worker, message) until each client's result has arrived. A worker that dies is asked again for the
         missing results. `wanted`: whether a worker should compute its next message now."""
-        parts: dict[int, dict[int, None]] = {}  # worker -> its clients: a client is removed in constant time
+        parts: dict[int, dict[int, None]] = {}  # worker -> clients that it owes, each removed in constant time
         for client in ids:
             parts.setdefault(client % len(self.workers), {})[client] = None
         pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
@@ -118,9 +118,7 @@ class RayExecutor:
                 self._supervisor.recover(i, client, deaths=deaths[client])
                 pending[ask(self.workers[i], [*parts[i]], True)] = i
                 continue
-            in_order = isinstance(message, list)
-            clients = itertools.islice(parts[i], len(message)) if in_order else (sent.client for sent in message.sent)
-            for client in [*clients]:
+            for client in _senders(message, parts[i]):
                 parts[i].pop(client, None)
             if parts[i]:
                 idle.add(i)
@@ -132,3 +130,10 @@ class RayExecutor:
         """Describe what a worker computes that still owes these clients, and sends each `alone` or several at once."""
         sure = len(clients) == 1 or (alone and not self.trial.experiment.numerics.vectorize)
         return f"at client {next(iter(clients))}{'' if sure else ' or a later one'}"
+
+
+def _senders(message: Any, owing: Mapping[int, None]) -> list[int]:
+    """Return the clients whose results are in a message: a list of results in the clients' order, or a partial sum."""
+    if isinstance(message, list):
+        return [*itertools.islice(owing, len(message))]
+    return [sent.client for sent in message.sent]

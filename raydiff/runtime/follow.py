@@ -84,10 +84,10 @@ class SweepProgress(tune.Callback):
     ) -> None:
         """A round is over, or the whole trial."""
         this = self._begin(trial)
-        node, why = result.get(GPU_LOST, (None, ""))
+        node, lost_gpu = result.get(GPU_LOST, (None, ""))
         if node and node not in self.left_out:  # Other trials on the node may have reported it.
             self.left_out.add(node)
-            self._print(f"  {why}: the sweep goes on without this node")
+            self._print(f"  {lost_gpu}: the sweep goes on without this node")
         this.round = result.get("round", -1)
         if "digest" in result:  # Else the trial could not begin.
             self._fetch(this, result.get("failed"))
