@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pty
 import shutil
 import signal
 import sqlite3
@@ -51,13 +50,6 @@ def reader_asleep() -> Iterator[int]:
 
 
 @contextmanager
-def terminal_closed() -> Iterator[int]:
-    leader, follower = pty.openpty()
-    os.close(leader)
-    yield follower
-
-
-@contextmanager
 def disk_full() -> Iterator[int]:
     yield os.open("/dev/full", os.O_WRONLY)
 
@@ -67,7 +59,7 @@ def ascii_only() -> Iterator[int]:
     yield os.open(os.devnull, os.O_WRONLY)
 
 
-@pytest.mark.parametrize("output", [reader_gone, reader_asleep, terminal_closed, disk_full, ascii_only, None])
+@pytest.mark.parametrize("output", [reader_gone, reader_asleep, disk_full, ascii_only, None])
 def test_work_goes_on_whatever_becomes_of_its_output(output: Callable[[], Any] | None, tmp_path: Path) -> None:
     """None: closed from the start."""
     command, env = [sys.executable, "-c", PRINTS, str(tmp_path / "end")], {**os.environ, "PYTHONIOENCODING": "ascii"}
