@@ -127,7 +127,7 @@ def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
     from raydiff.runtime.cluster import cluster
 
     with cluster() as nodes:
-        yield from tasks.of_shadows(attacked, workers=workers, nodes=nodes)
+        yield from tasks.train_shadows(attacked, workers=workers, nodes=nodes)
 
 
 def _report(attacked: Attacked, target: Tensor, out: Path) -> None:

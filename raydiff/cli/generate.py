@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         from raydiff.runtime.cluster import cluster
 
         with cluster() as nodes:
-            privacy = write(spread=tasks.of_samples(options.workers, nodes))
+            privacy = write(spread=tasks.spread_samples(options.workers, nodes))
     print(f"samples: {out} (privacy: {privacy})")
     print(f"use them as a data set with {_as_data(finished, out.absolute(), options.numbers)}")
     return 0

@@ -24,7 +24,7 @@ Do = Callable[[int], object]
 RESTARTS = 3  # of a worker that died, and of its current task
 
 
-def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
+def spread_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
     """Return what writes parts with up to so many workers, which divide the nodes' GPUs if this process has one."""
 
     def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
@@ -34,28 +34,29 @@ def of_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
         gpu = _gpu_fraction(min(workers, len(parts)), nodes) if device().type == "cuda" else 0.0
         needed, folder = bundle(trial.experiment.numerics.threads, gpu), trial.folder
 
-        def opened() -> Do:
+        def open_task() -> Do:
             return generation.maker(open_finished(folder), client, out, request).write
 
-        yield from _done(opened, parts, needed, workers=workers, nodes=nodes, folders=(trial.sweep, out))
+        yield from _run_tasks(open_task, parts, needed, workers=workers, nodes=nodes, folders=(trial.sweep, out))
 
     return spread
 
 
-def of_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Resources]) -> Iterator[int]:
+def train_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Resources]) -> Iterator[int]:
     """Train all shadow models with up to `workers` workers, and yield each one's number when it is in the cache."""
     trial, request = attacked.finished.trial, attacked.request
     needed = bundle(trial.experiment.numerics.threads, trial.experiment.runtime.gpu_per_worker)
     numbers, folders = range(request.shadows), (trial.sweep,)
-    yield from _done(
+    yield from _run_tasks(
         lambda: shadows.open_attacked(request).losses, numbers, needed, workers=workers, nodes=nodes, folders=folders
     )
 
 
 class _TaskWorker:
-    def __init__(self, opened: Callable[[], Do], gpu: float) -> None:
+    def __init__(self, open_task: Callable[[], Do], gpu: float) -> None:
         process.begin()
-        self._open, self._gpu = opened, gpu
+        self._open = open_task
+        self._gpu = gpu
         self._do: Do | None = None
 
     def do(self, number: int) -> int:
@@ -66,8 +67,8 @@ class _TaskWorker:
         return number
 
 
-def _done(
-    opened: Callable[[], Do],
+def _run_tasks(
+    open_task: Callable[[], Do],
     numbers: Sequence[int],
     needed: Mapping[str, float],
     *,
@@ -85,7 +86,7 @@ def _done(
         storage_is_shared(folder)
     cpu, gpu = needed["CPU"], needed.get("GPU", 0.0)
     actor = ray.remote(num_cpus=cpu, num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_TaskWorker)
-    pool = ActorPool([actor.remote(opened, gpu) for _ in range(count)])
+    pool = ActorPool([actor.remote(open_task, gpu) for _ in range(count)])
     try:
         done = 0
         with in_one_sentence(), saying(lambda: f"waiting for {len(numbers) - done} tasks on {count} worker(s)", WAIT_S):

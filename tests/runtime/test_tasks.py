@@ -34,7 +34,7 @@ def test_workers_write_the_files_of_one_process(storage, tmp_path: Path, workers
     for name in ("card.json", kept):
         (out / name).write_bytes(expected[name])
     before, seen = (out / kept).stat().st_mtime_ns, list[tuple[int, int]]()
-    spread = tasks.of_samples(1, NODES)  # A process takes seconds to start.
+    spread = tasks.spread_samples(1, NODES)  # A process takes seconds to start.
     generation.write(finished, 1, out, request, code=code, on_progress=lambda *x: seen.append(x), spread=spread)
     assert files(out) == expected and (out / kept).stat().st_mtime_ns == before
     assert seen[0] == (1000, 2005) and seen[-1] == (2005, 2005) and len(seen) == 3
@@ -59,7 +59,7 @@ def test_shadows_have_the_bits_of_one_process(storage, copied, workers, monkeypa
         local_one, finished=replace(local_one.finished, trial=replace(local_one.finished.trial, sweep=elsewhere))
     )
     expected = [alone.losses(i) for i in range(4)]
-    assert sorted(tasks.of_shadows(remote_one, workers=2, nodes=[{"CPU": 4.0}])) == [0, 1, 2, 3]
+    assert sorted(tasks.train_shadows(remote_one, workers=2, nodes=[{"CPU": 4.0}])) == [0, 1, 2, 3]
     monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("it was not kept"))
     assert all(torch.equal(remote_one.losses(i), losses) for i, losses in enumerate(expected))
 
@@ -67,4 +67,4 @@ def test_shadows_have_the_bits_of_one_process(storage, copied, workers, monkeypa
 def test_a_worker_that_fits_on_no_node_is_refused(storage) -> None:
     attacked = open_attacked(ShadowRequest(trial=storage.folder("localonly"), shadows=4))
     with pytest.raises(ValueError, match=r"^no node has 1 CPU for a worker"):
-        list(tasks.of_shadows(attacked, workers=1, nodes=[{"CPU": 0.5, "GPU": 1.0}, {"memory": 9.0}]))
+        list(tasks.train_shadows(attacked, workers=1, nodes=[{"CPU": 0.5, "GPU": 1.0}, {"memory": 9.0}]))
