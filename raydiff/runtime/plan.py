@@ -198,10 +198,10 @@ def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
 
 
 def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
-    numbers = {"--samples": asked.samples, "--max-concurrent": asked.concurrent, "--time-budget": asked.budget_s}
-    for option, value in numbers.items():
+    numbers = {"samples": asked.samples, "concurrent trials": asked.concurrent, "time budget": asked.budget_s}
+    for name, value in numbers.items():
         if value is not None and not value > 0:
-            raise ValueError(f"{option} must be positive, got {value}")
+            raise ValueError(f"{name} must be positive, got {value}")
     check_space(base, asked.sample)
     search, _ = named(asked.search)
     if bool(asked.sample) != (search != "grid"):
@@ -210,7 +210,7 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
     guides += [f"the search {search}"] if is_adaptive(asked.search) else []
     for guide in guides:
         if base.evaluation is None:
-            raise ValueError(f"{guide} needs the evaluation that --protocol-only switches off")
+            raise ValueError(f"{guide} needs an evaluation, which is switched off")
         if metric.endswith(("/major", "/minor")) or metric.startswith("new/"):  # Unseen clients join after all rounds.
             raise ValueError(f"{guide} needs a metric of rounds over all classes, got {metric}")
     if asked.scheduler:

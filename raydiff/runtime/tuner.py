@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import Any
 
 from ray import tune
+from ray.tune.schedulers import TrialScheduler
 
 from raydiff import process
 from raydiff.experiment import overrides
@@ -71,38 +72,44 @@ def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
     return progress.interrupted
 
 
+class NoCapacity(Exception):
+    """No node can hold a trial any more."""
+
+
 def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     """Run one fit after the other, each on the slots that the cluster has then: one, where no capacity is lost."""
-    progress.deadline, scheduler = time.monotonic() + (plan.asked.budget_s or math.inf), None
-    if plan.asked.scheduler:
-        scheduler = build_scheduler(
-            plan.asked.scheduler,
-            objective=plan.objective,
-            lower_is_better=plan.lower_is_better,
-            rounds=max(e.method.rounds for e in (plan.base, *plan.trials)),
-        )
+    progress.deadline = time.monotonic() + (plan.asked.budget_s or math.inf)
+    scheduler = _scheduler(plan)
     suggestions = plan.suggestions()
-    for number in itertools.count():
-        pending = _without_outcome(plan, suggestions, progress)
-        if not (pending or suggestions.left) or progress.ending:
-            break
-        try:
-            shape = _refitted(plan, shape, progress) if number else shape
-        except ValueError as e:
-            progress.give_up(str(e))
-            break
-        tuned = tune.TuneConfig(num_samples=-1, reuse_actors=True, scheduler=scheduler)  # until the searcher ends
-        try:
+    try:
+        for count in itertools.count():
+            pending = _without_outcome(plan, suggestions, progress)
+            if not (pending or suggestions.left) or progress.ending:
+                break
+            shape = _refit(plan, shape, progress) if count else shape
+            tuned = tune.TuneConfig(num_samples=-1, reuse_actors=True, scheduler=scheduler)  # until the searcher ends
             _fit(plan, shape, progress, tuned, itertools.chain(pending, suggestions.more()))
-        except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
-            if not (reason := memory_kill()):
-                raise
-            progress.give_up(reason)
-            break
-        progress.total = len(plan.trials) + len(suggestions.distinct) + suggestions.left
+            progress.total = len(plan.trials) + len(suggestions.distinct) + suggestions.left
+    except NoCapacity as e:
+        progress.give_up(str(e))
+    except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
+        reason = memory_kill()
+        if not reason:
+            raise
+        progress.give_up(reason)
     if plan.suggested:
         print(suggestions.summary(lower_is_better=plan.lower_is_better), flush=True)
-    _close(plan, progress)
+    _end_open_trials(plan, progress)
+
+
+def _scheduler(plan: Planned) -> TrialScheduler | None:
+    """What stops trials early, by rounds."""
+    if not plan.asked.scheduler:
+        return None
+    rounds = max(e.method.rounds for e in (plan.base, *plan.trials))
+    return build_scheduler(
+        plan.asked.scheduler, objective=plan.objective, lower_is_better=plan.lower_is_better, rounds=rounds
+    )
 
 
 def _without_outcome(plan: Planned, suggestions: Suggestions, progress: SweepProgress) -> list[Experiment]:
@@ -112,17 +119,20 @@ def _without_outcome(plan: Planned, suggestions: Suggestions, progress: SweepPro
     return sorted(pending, key=lambda e: not (plan.folder / "trials" / e.digest / "config.json").exists())
 
 
-def _refitted(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
-    """The slot with as many workers as still fit: their number changes no result. Raises ValueError where none fits."""
+def _refit(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
+    """The slot with as many workers as still fit: their number changes no result. Raises NoCapacity."""
     free = replace(plan, base=overrides.override(plan.base, {"runtime.workers": None}))
-    refitted = check(free, list(present(without=progress.left_out).values()))
+    try:
+        refitted = check(free, list(present(without=progress.left_out).values()))
+    except ValueError as e:
+        raise NoCapacity(str(e)) from None
     if refitted.workers >= shape.workers:
         return shape
     print(f"nodes were lost: going on with {refitted.workers} worker(s) per trial", flush=True)
     return refitted
 
 
-def _close(plan: Planned, progress: SweepProgress) -> None:
+def _end_open_trials(plan: Planned, progress: SweepProgress) -> None:
     """Give every trial that began an outcome: the rest was stopped by the scheduler or the clock, or killed."""
     if plan.owner is not None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
@@ -130,15 +140,21 @@ def _close(plan: Planned, progress: SweepProgress) -> None:
         artifact_sync.get_sweep(plan.folder)
     for digest in sweep_folder.open_ended(plan.folder):
         folder = plan.folder / "trials" / digest
-        if progress.interrupted:
-            outcome, reason = "killed", "interrupted"
-        elif digest in progress.stopped or time.monotonic() >= progress.deadline:
-            outcome, reason = "stopped", "scheduler" if digest in progress.stopped else "time budget"
-        else:
-            why = [*filter(None, [progress.no_capacity]), *device_faults.reasons(folder)][-1:]
-            outcome, reason = "killed", ": ".join(["its processes were lost", *why])
+        outcome, reason = _outcome_of(digest, device_faults.reasons(folder), progress)
         with contextlib.suppress(OSError):  # on a full disk
             cut_short(folder, outcome, reason=reason)
+
+
+def _outcome_of(digest: str, losses: Sequence[str], progress: SweepProgress) -> tuple[str, str]:
+    """Return the outcome of a trial that began and did not end, and its reason."""
+    if progress.interrupted:
+        return "killed", "interrupted"
+    if digest in progress.stopped:
+        return "stopped", "scheduler"
+    if time.monotonic() >= progress.deadline:
+        return "stopped", "time budget"
+    why = [*filter(None, [progress.no_capacity]), *losses][-1:]
+    return "killed", ": ".join(["its processes were lost", *why])
 
 
 def _fit(

@@ -100,7 +100,7 @@ def test_a_driver_that_lost_the_sweep_to_another_writes_no_outcome(tmp_path, tin
     (tmp_path / "owners" / "00002.json").write_text("{}")
     plan = planned_as(tmp_path, [opened.experiment], owner=opened.owner)
     with pytest.raises(LeaseLost):
-        tuner._close(plan, SweepProgress(plan))
+        tuner._end_open_trials(plan, SweepProgress(plan))
     with pytest.raises(LeaseLost):
         federation(tmp_path, opened.experiment, owner=opened.owner).step()
     with pytest.raises(LeaseLost):
@@ -128,11 +128,11 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
         assert signal.getsignal(signal.SIGTERM) not in handlers
 
     def full(*_):
-        raise ValueError("a trial needs 1 GPU")
+        raise tuner.NoCapacity("a trial needs 1 GPU")
 
     monkeypatch.setattr(tuner, "_fit", fit)
     monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
-    monkeypatch.setattr(tuner, "_refitted", full)
+    monkeypatch.setattr(tuner, "_refit", full)
     monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
     monkeypatch.setattr(cluster, "head_watched", contextlib.nullcontext)
     ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, lost=print)
@@ -199,7 +199,7 @@ def test_every_trial_that_began_gets_an_outcome(tmp_path, tiny, state, out_of_ti
     progress.interrupted = state == "interrupted"
     progress.stopped |= {this.experiment.digest} if state == "stopped" else set()
     progress.deadline = 0.0 if out_of_time else math.inf
-    tuner._close(plan, progress)
+    tuner._end_open_trials(plan, progress)
     assert (this.outcome()["outcome"], this.outcome()["reason"]) == (outcome, reason)
 
 
