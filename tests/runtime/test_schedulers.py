@@ -5,8 +5,12 @@ from __future__ import annotations
 import pytest
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule
 
+from raydiff.experiment import trial
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import Study
+from raydiff.formats import json_files
+from raydiff.runtime import tuner
+from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.plan import SweepRequest, plan
 from raydiff.runtime.schedulers import build_scheduler
 
@@ -61,3 +65,24 @@ def test_a_scheduler_that_cannot_work_is_refused_before_anything_runs(chosen, me
     with pytest.raises(ValueError, match=message):
         plan("p", study, SweepRequest(scheduler=chosen), name="s")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+def test_a_search_and_a_scheduler_share_a_sweep_and_a_failed_trial_stops_neither(tmp_path, tiny, workers, capsys):
+    base = override(
+        tiny, {"runtime.storage": str(tmp_path), "runtime.pool": "ray", "runtime.workers": 1, "evaluation.every": 2}
+    )
+    space = {"method.server.learning_rate": ("choice", (1e-3, 1e30)), "seed": ("randint", (0, 100))}
+    asked = SweepRequest(search="optuna", sample=space, samples=6, scheduler=("median", {"min_samples_required": 1}))
+    planned = plan("p", Study(experiment=base), asked, name="s")
+    planned.folder.mkdir(parents=True)
+    trial.keep_secret(planned.folder, planned.secret)
+    progress = SweepProgress(planned)
+    assert tuner.run(planned, tuner.check(planned, [{"CPU": 2.0}]), progress) == 0
+    outcomes = [outcome["outcome"] for _, outcome in json_files.outcomes(planned.folder)]
+    assert len(outcomes) == progress.total == progress.done + progress.failed == 6
+    assert "failed" in outcomes and "finished" in outcomes
+    assert "the search asked for 6 settings: 6 experiments" in capsys.readouterr().out
+    again = SweepProgress(planned)
+    assert tuner.run(planned, tuner.check(planned, [{"CPU": 2.0}]), again) == 0 and again.done + again.failed == 6
