@@ -15,7 +15,8 @@ from raydiff.data.partition import Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import tuning
 from raydiff.experiment.overrides import override
-from raydiff.experiment.study import SEEDS, Arm, Settings, Study
+from raydiff.experiment.searchers import Settings
+from raydiff.experiment.study import SEEDS, Arm, Study
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly

@@ -18,7 +18,6 @@ from pathlib import Path
 from raydiff.cli import arguments
 from raydiff.cli.options import check, parse_known
 from raydiff.data import datasets
-from raydiff.evaluation.metrics import metric_to_rank_by
 from raydiff.experiment import overrides, tuning
 from raydiff.experiment.study import Study
 
@@ -53,7 +52,6 @@ def main(argv: Sequence[str]) -> int:
     evaluation = next(iter(candidates.values())).start.evaluation
     assert evaluation is not None  # `candidates` would have raised.
     metric = options.metric or evaluation.headline(datasets.load(base.data).modality)
-    lower = bool(metric_to_rank_by(metric, evaluation, newcomers=base.newcomers is not None).lower_is_better)
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
     asked = SweepRequest(metric=metric, experiment=options.experiment)
     planned = plan(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)
@@ -63,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     if ended.interrupted:
         return ended.code
     rows = tuning.table(candidates, planned.trials, ended.folder, metric)
-    chosen = tuning.chosen(candidates, rows, lower_is_better=lower)
+    chosen = tuning.chosen(candidates, rows, lower_is_better=planned.lower_is_better)
     search = {
         "command": shlex.join(["raydiff", "tune", *argv]),
         "metric": metric,
@@ -73,7 +71,7 @@ def main(argv: Sequence[str]) -> int:
         "made_by": sweep_folder.version(),
     }
     path = tuning.keep(options.out, preset, chosen, search, rows)
-    means = rows.groupby("method")["mean"].agg("min" if lower else "max")
+    means = rows.groupby("method")["mean"].agg("min" if planned.lower_is_better else "max")
     for method, settings in chosen.items():
         shown = ", ".join(f"{field} {overrides.short(value)}" for field, value in settings.items())
         print(f"{method}: {shown} ({metric} {means[method]:.4g})")

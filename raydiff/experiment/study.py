@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.searchers import Grid, Settings, propose_all
 from raydiff.federated.method import Method
 from raydiff.lookup import bare_name, distinguishing_fields
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 
-Settings = Mapping[str, Any]
-"""Field path -> its value."""
 Choices = Mapping[str | tuple[str, ...], Sequence[Any]]
 """Field path -> the values that `raydiff tune` draws from; of several paths, the values that they take together."""
 
@@ -123,8 +121,8 @@ def trials(base: Experiment, grid: Mapping[str, Sequence[Any]], beside: Sequence
 
 
 def _combinations(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[Experiment]:
-    values = itertools.product(*grid.values())
-    return [overrides.override(start, dict(zip(grid, combination, strict=True))) for combination in values]
+    cells = Grid({path: ("choice", values) for path, values in grid.items()})
+    return [overrides.override(start, settings) for settings in propose_all(cells)]
 
 
 def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = ()) -> Varying:

@@ -7,18 +7,18 @@ PRESET.json beside the presets, the search as PRESET.csv; `with_tuned` puts them
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from raydiff import lookup, seeding
+from raydiff import lookup
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.study import Arm, Choices, Settings, Study
+from raydiff.experiment.searchers import Random, Settings, propose_all
+from raydiff.experiment.study import Arm, Choices, Study
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import dumps, read_json
 from raydiff.formats.metric_records import columns, read_metrics
@@ -75,15 +75,16 @@ def _draw(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
     total = math.prod(len(values) for values in space.values())
     if not 1 <= count <= total:
         raise ValueError(f"--trials must be in 1..{total}, the settings that the space of {name} has, got {count}")
-    order = torch.randperm(total, generator=seeding.generator(0, "tune", name))
-    return tuple(_combination(space, number) for number in order[:count].tolist())
+    choices = {key: ("choice", values) for key, values in space.items()}
+    drawn = propose_all(Random(choices, seed=0, stream=("tune", name)))
+    return tuple(_settings_of(combination) for combination in itertools.islice(drawn, count))
 
 
-def _combination(space: Choices, number: int) -> Settings:
+def _settings_of(combination: Mapping[Any, Any]) -> Settings:
+    """Field path -> value, where a key may be several paths with a value each."""
     settings: dict[str, Any] = {}
-    for key, values in space.items():
-        number, at = divmod(number, len(values))
-        settings |= {key: values[at]} if isinstance(key, str) else dict(zip(key, values[at], strict=True))
+    for key, value in combination.items():
+        settings |= {key: value} if isinstance(key, str) else dict(zip(key, value, strict=True))
     return settings
 
 

@@ -12,7 +12,8 @@ from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import tuning
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
-from raydiff.experiment.study import SEEDS, Arm, Choices, Settings, Study
+from raydiff.experiment.searchers import Settings
+from raydiff.experiment.study import SEEDS, Arm, Choices, Study
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.fedprox import FedProx
 from raydiff.methods.localonly import LocalOnly

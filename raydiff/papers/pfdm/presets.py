@@ -10,7 +10,8 @@ from raydiff.data.partition import MajorityMinority, Pooled
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
-from raydiff.experiment.study import BASELINES, EPSILONS, SEEDS, Arm, Settings, Study
+from raydiff.experiment.searchers import Settings
+from raydiff.experiment.study import BASELINES, EPSILONS, SEEDS, Arm, Study
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.evolution import Evolution
