@@ -109,10 +109,10 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
     for argument in arguments:
         option, equals, value = argument.partition("=") if argument.startswith("--") else ("", "", argument)
         if value.startswith(BUCKETS):
-            from raydiff.storage import artifact_sync
+            from raydiff.storage import copies
 
             with process.waiting(f"the storage {value}"):
-                value = str(artifact_sync.fetch(value))
+                value = str(copies.fetch(value))
         fetched.append(f"{option}{equals}{value}")
     return fetched
 

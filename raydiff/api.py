@@ -34,7 +34,7 @@ from raydiff.results.finished import Finished, is_sweep, open_finished, single_t
 from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.finish import Ended, Reporter
 from raydiff.runtime.plan import Planned, SweepRequest, plan
-from raydiff.storage import artifact_sync
+from raydiff.storage import copies
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -317,8 +317,8 @@ def preset(name: str) -> Study:
 def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sweep:
     """A run or a sweep by name, folder or place in a bucket, MLflow run's id, SWEEP/DIGEST, or digest, in `storage`, a
     folder or bucket; a sweep of one trial is its run. Raises ValueError where none or several have the name."""
-    root = artifact_sync.fetch(str(storage)).expanduser().absolute()
-    folder = sweep_folder.find_folder(str(artifact_sync.fetch(str(name))), root)
+    root = copies.fetch(str(storage)).expanduser().absolute()
+    folder = sweep_folder.find_folder(str(copies.fetch(str(name))), root)
     plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
     several = len(plan.get("trials", ())) != 1 or plan.get("suggested")  # trials that are not planned
     return Sweep(folder) if is_sweep(folder) and several else Run(single_trial(folder))

@@ -40,7 +40,7 @@ def result(this: Trial) -> dict[str, object]:
     for commit in commits:
         commit["metrics"] = {k: v for k, v in commit["metrics"].items() if not k.endswith("upload/resent")}
         del commit["previous"], commit["sha256"]
-    lines = [json.loads(line) for line in (this.folder / "metrics.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (this.files.get("metrics.jsonl") or b"").splitlines()]
     return {"outcome": outcome, "commits": commits, "rounds": [line["step"] for line in lines]}
 
 

@@ -19,6 +19,7 @@ from raydiff.formats.tables import size
 from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import sweep_folder
 from raydiff.storage.lease import hold_lease
+from raydiff.storage.object_store import ObjectStore
 from raydiff.storage.storage import storage_at
 
 RECOMPUTED = ("cnn-*", "shadow*")  # cached files that any command trains again; not clients' models, which are sampled
@@ -49,8 +50,10 @@ def main(argv: Sequence[str]) -> int:
         else:
             print(f"{folder}: {ls.state(folder)}, {ls.disk_use(folder)}\n{composed_guarantee(folder)}")
     if options.yes and not options.cache:
-        (storage := storage_at(folder)).remove_all()
-        for copy in (folder, folder.parents[2] / "sweeps" / folder.name) if storage.remote else ():
-            shutil.rmtree(copy, ignore_errors=True)
+        storage = storage_at(folder)
+        storage.remove_all()
+        if isinstance(storage, ObjectStore):
+            for copy in (folder, folder.parents[2] / "sweeps" / folder.name):
+                shutil.rmtree(copy, ignore_errors=True)
     print("removed; runs in MLflow stay" if options.yes else "nothing was removed: --yes does")
     return 0

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan
 
-    start: Experiment = study.experiment if options.config is None else config.read(options.config, edited=True)
+    start: Experiment = study.experiment if options.config is None else config.read(options.config)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     asked = SweepRequest(overrides=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
     planned = plan(preset, Study(experiment=start, chosen_by=study.chosen_by), asked, name=name)

@@ -18,7 +18,6 @@ from raydiff.data.records import public_mean
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides
-from raydiff.federated.heartbeat import FAR_S
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import KEYED, dumps, read_json
 from raydiff.lookup import check_value
@@ -75,8 +74,9 @@ class Runtime:
             raise ValueError(f"storage must be a folder, which all nodes see at one path, or a bucket: {e}") from None
         if self.budget is not None:
             raise ValueError(f"budget needs storage in a folder that all nodes share, got {self.storage!r}")
-        if self.client_timeout_s < 4 * FAR_S:
-            least = f"{4 * FAR_S:g} where storage is a bucket, with a heartbeat every {FAR_S:g} s"
+        if self.client_timeout_s < 4 * ObjectStore.pause_s:
+            beat = f"with a heartbeat every {ObjectStore.pause_s:g} s"
+            least = f"{4 * ObjectStore.pause_s:g} where storage is a bucket, {beat}"
             raise ValueError(f"client_timeout_s must be at least {least}: got {self.client_timeout_s:g}")
 
 
@@ -212,10 +212,10 @@ def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
         )
 
 
-def read(path: Path, *, edited: bool = False) -> Experiment:
-    """The experiment of a config.json, which may be `edited` by hand. Raises ValueError if it is damaged."""
+def read(path: Path) -> Experiment:
+    """The experiment of a config.json. Raises ValueError if it is damaged."""
     try:
-        experiment: Experiment = overrides.from_dict(read_json(path, needs="method", edited=edited), Experiment)
+        experiment: Experiment = overrides.from_dict(read_json(path, needs="method"), Experiment)
         return experiment
     except FileNotFoundError:
         raise ValueError(f"there is no file {path}") from None

@@ -36,7 +36,7 @@ from raydiff.experiment.client_records import privacy_units
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.formats import rounding
-from raydiff.formats.json_files import read_json, read_outcome, sealed, trial_folders
+from raydiff.formats.json_files import place_of, read_json, read_outcome, read_sealed, sealed, trial_folders
 from raydiff.privacy import filters
 from raydiff.privacy.filters import Budget, Order
 from raydiff.privacy.release import Event, NonPrivate
@@ -114,7 +114,7 @@ def charge(experiment: Experiment, folder: Path) -> None:
                 book.add({**record, "key": _key(first, book)}, len(state.records) + 1)
     number = max(n for n, record in enumerate(state.records, 1) if record.get("key") == key)
     note = {"key": key, "book": book.folder.name, "record": number}
-    write_text(folder / NOTE, sealed(note, folder / NOTE), durable=True)
+    write_text(folder / NOTE, sealed(note, place_of(folder / NOTE)), durable=True)
 
 
 def _bound(experiment: Experiment, folder: Path) -> BudgetLog | None:
@@ -249,7 +249,7 @@ def _check_notes(book: BudgetLog, records: Sequence[dict[str, Any]], notes: Mapp
 def _notes(storage: Path, book: BudgetLog) -> Iterator[tuple[Path, dict[str, Any]]]:
     for folder in (f for sweep in storage.glob("sweeps/*") for f in trial_folders(sweep, NOTE)):
         with suppress(FileNotFoundError):  # removed meanwhile
-            note = read_json(folder / NOTE, needs="record")
+            note = read_sealed(folder / NOTE, needs="record")
             if note["book"] == book.folder.name:
                 yield folder, note
 
@@ -271,7 +271,7 @@ def _uncharged(
 
 def _note(folder: Path) -> dict[str, Any]:
     path = folder / NOTE
-    return read_json(path, needs="record") if path.exists() else {}
+    return read_sealed(path, needs="record") if path.exists() else {}
 
 
 def _key_of(folder: Path) -> str:
@@ -284,7 +284,7 @@ def _key(folder: Path, book: BudgetLog) -> str:
     if not (folder / NOTE).exists():
         fresh = {"key": uuid.uuid4().hex, "book": book.folder.name, "record": None}
         with suppress(FileExistsError):  # Another process was faster.
-            write_text(folder / NOTE, sealed(fresh, folder / NOTE), durable=True, if_absent=True)
+            write_text(folder / NOTE, sealed(fresh, place_of(folder / NOTE)), durable=True, if_absent=True)
     return _key_of(folder)
 
 

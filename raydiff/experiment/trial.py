@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import math
 import secrets
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -37,17 +38,20 @@ from raydiff.federated.client import Client, Keys, StateCache
 from raydiff.federated.method import WithRequirements, WithTables
 from raydiff.federated.rounds import REJECTED, ClientExecutor, LocalExecutor, Progress, rounds
 from raydiff.formats import rounding
-from raydiff.formats.json_files import Jsonl, read_outcome, sealed
+from raydiff.formats.json_files import dumps, parse_outcome
 from raydiff.formats.metric_records import SECONDS, Metric, columns, read_metrics, sum_over_rounds
 from raydiff.models.compute import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy import ceilings
 from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
-from raydiff.storage import artifact_sync, staging
-from raydiff.storage.atomic_files import write_text
+from raydiff.storage import copies, staging
 from raydiff.storage.checkpoint import Checkpoint
+from raydiff.storage.json_lines import JsonLines
 from raydiff.storage.lease import Lease
 from raydiff.storage.staging import StorageCredentials
+from raydiff.storage.storage import Storage, storage_at
+
+OUTCOME = "outcome.json"
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,11 @@ class Trial:
         return self.sweep / "trials" / self.experiment.digest
 
     @property
+    def files(self) -> Storage:
+        """The storage of the files that people read, below its folder."""
+        return storage_at(self.folder)
+
+    @property
     def store(self) -> Checkpoint:
         """The trial's checkpoint."""
         guard = BudgetGuard(self.owner, self.folder, budget_log_of(self.folder, self.experiment.data))
@@ -79,7 +88,8 @@ class Trial:
 
     def outcome(self) -> dict[str, Any] | None:
         """The contents of outcome.json; None while there is none."""
-        return read_outcome(self.folder)
+        data = self.files.get(OUTCOME)
+        return None if data is None else parse_outcome(data, self.files.describe(OUTCOME))
 
 
 def localize(trial: Trial) -> Trial:
@@ -93,6 +103,7 @@ def localize(trial: Trial) -> Trial:
 
 def cut_short(folder: Path, outcome: str, **more: Any) -> None:
     """End a trial that did not finish: stopped, failed or killed. The epsilon is that of its ledger so far."""
+    copies.download(folder)
     experiment = config.read(folder / "config.json")
     try:
         views = guarantees(PrivacyOdometer(ledger_of(folder)), experiment)
@@ -101,13 +112,12 @@ def cut_short(folder: Path, outcome: str, **more: Any) -> None:
         about |= {"unit": None, "relation": None, "trust": "local", "clients": 0, "unprotected": (str(e),)}
         views = (Guarantee(epsilon=math.inf, **about),) * 2
     end(folder, outcome, **_fields_of(*views), **more)
+    copies.download(folder)
 
 
 def end(folder: Path, outcome: str, **more: Any) -> None:
     """Write a trial's outcome.json: finished, stopped, failed or killed."""
-    path = folder / "outcome.json"
-    write_text(path, sealed({"outcome": outcome, **more}, path, indent=1), durable=True)
-    artifact_sync.put(folder)
+    storage_at(folder).put(OUTCOME, dumps({"outcome": outcome, **more}, indent=1).encode())
 
 
 def _fields_of(server: Guarantee, outsiders: Guarantee) -> dict[str, Any]:
@@ -144,11 +154,9 @@ def begin(trial: Trial) -> None:
     if trial.owner is not None:
         trial.owner()
     heartbeat.forget(trial.folder)
-    if artifact_sync.get(trial.folder) and (trial.outcome() or {}).get("outcome") != "finished":
-        (trial.folder / "outcome.json").unlink(missing_ok=True)
-    path = trial.folder / "config.json"
-    write_text(path, sealed(overrides.to_dict(without_secret(trial.experiment)), path, indent=1))
-    artifact_sync.put(trial.folder)
+    if (trial.outcome() or {}).get("outcome") != "finished":
+        trial.files.delete([OUTCOME])
+    trial.files.put("config.json", dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1).encode())
 
 
 def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
@@ -161,7 +169,7 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     """The stored, the configured or a random noise secret; writes nothing. Raises ValueError if two of them differ."""
     configured, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
     if not path.exists():
-        if configured is None and artifact_sync.exists(storage, sweep.name):
+        if configured is None and copies.exists(storage, sweep.name):
             where = f"the noise secret of {sweep.name} is not on this machine, and never in its bucket"
             raise ValueError(f"{where}: set {staging.SECRET} to that of the machine where the sweep began")
         return bytes.fromhex(configured) if configured else secrets.token_bytes(32)
@@ -230,9 +238,9 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
     if recorded and recorded["outcome"] == "finished":
         yield {"round": trial.experiment.method.rounds, "finished": True, **columns(read_metrics(recorded["final"]))}
         return
-    experiment, log = trial.experiment, Jsonl(trial.folder / "metrics.jsonl")
+    experiment, log = trial.experiment, JsonLines(trial.files, "metrics.jsonl")
     charge(experiment, trial.folder)  # before anything is trained or sent
-    evaluation, rejected = experiment.evaluation, Jsonl(trial.folder / "rejected.jsonl")
+    evaluation, rejected = experiment.evaluation, JsonLines(trial.files, "rejected.jsonl")
     progress, resumed, odometer, clock = None, False, PrivacyOdometer(), time.perf_counter()
     for progress in rounds(
         experiment.method,
@@ -262,10 +270,9 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
             rejected.log(progress.number, why)
         written = {"metrics": [metric.to_json() for metric in metrics]}
         log.log(progress.number, {**written, "server": asdict(server), "outsiders": asdict(outsiders)})
-        artifact_sync.put(trial.folder)
         yield {**result, "rejected": why}
     assert progress is not None  # a method has at least one round
-    if resumed and not trial.store.storage.remote:  # A client of no remaining round has not read its state since.
+    if resumed:  # A client of no remaining round has not read its state since.
         for client in pool.clients:
             trial.store.load_client(client, before=experiment.method.rounds)
     final = _finish(trial, pool, progress, odometer, log=log, clock=clock)
@@ -273,15 +280,19 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
 
 
 def _finish(
-    trial: Trial, pool: ClientExecutor, progress: Progress, odometer: PrivacyOdometer, *, log: Jsonl, clock: float
+    trial: Trial, pool: ClientExecutor, progress: Progress, odometer: PrivacyOdometer, *, log: JsonLines, clock: float
 ) -> list[Metric]:
-    experiment, artifacts = trial.experiment, trial.folder / "artifacts"
-    artifacts.mkdir(exist_ok=True)
+    experiment = trial.experiment
     views = guarantees(odometer, experiment)
     final = measurements.of_ledger(odometer, *views) + ceilings.rates(odometer)
     if experiment.evaluation is not None:
         final += measurements.of_data(experiment, together=odometer.bytes_up > 0)
-        final += measurements.of_models(experiment, pool, progress, final, artifacts=artifacts, outsiders=views[1])
+        with tempfile.TemporaryDirectory(prefix="raydiff-artifacts-") as artifacts:
+            final += measurements.of_models(
+                experiment, pool, progress, final, artifacts=Path(artifacts), outsiders=views[1]
+            )
+            for path in Path(artifacts).iterdir():
+                trial.files.put(f"artifacts/{path.name}", path.read_bytes())
     totals = {name: sum_over_rounds(log.lines, name) for name in (REJECTED, SECONDS.name)}
     if totals[REJECTED]:
         final.append(Metric(name=REJECTED, value=totals[REJECTED]))
@@ -291,8 +302,7 @@ def _finish(
     if isinstance(experiment.method, WithTables) and experiment.evaluation is not None:
         tables |= experiment.method.tables(progress.server)
     for name, (header, rows) in tables.items():
-        path = artifacts / f"{name}.json"
-        write_text(path, sealed({"columns": header, "data": rows}, path))
+        trial.files.put(f"artifacts/{name}.json", dumps({"columns": header, "data": rows}).encode())
     if trial.owner is not None:
         trial.owner()
     columns(final)  # refuses a metric that is measured twice

@@ -1,7 +1,7 @@
 """Heartbeats of a long training: the step it is at, in `beats/<process>.json` of the trial's folder.
 
 Work without steps, such as sampling, rewrites the empty `<process>.alive` beside it. A training shorter than EVERY_S
-writes neither. Where the storage is a bucket, both are put there too, less often.
+writes neither. An object store gets both less often.
 """
 
 from __future__ import annotations
@@ -20,12 +20,9 @@ from torch import Tensor
 from raydiff.formats.json_files import dumps
 from raydiff.models.compute import ON_PROGRESS
 from raydiff.models.training import ON_STEP
-from raydiff.storage.atomic_files import write_text
-from raydiff.storage.local import LocalFolder
 from raydiff.storage.storage import storage_at
 
 EVERY_S = 2.0
-FAR_S = 30.0  # between two puts to an object store, which bills each
 LATEST = 50  # steps that the loss is a mean of
 FOLDER = "beats"
 STEPS, ALONE = ".json", ".alive"
@@ -63,12 +60,13 @@ class Heartbeat:
 
 def read(trial: Path) -> list[Heartbeat]:
     """Return the latest heartbeat of each process that trains for this trial, the slowest first."""
-    beats = []
-    for path in (trial / FOLDER).glob(f"*{STEPS}"):
-        with contextlib.suppress(OSError, ValueError, TypeError):  # A file that cannot be read is skipped.
-            fields = json.loads(path.read_text())
-            loss = None if fields["loss"] is None else float(fields["loss"])
-            beats.append(Heartbeat(**{**fields, "loss": loss}))
+    storage, beats = storage_at(trial), list[Heartbeat]()
+    for name in storage.list_names(FOLDER):
+        if name.endswith(STEPS):
+            with contextlib.suppress(OSError, ValueError, TypeError):  # A file that cannot be read is skipped.
+                fields = json.loads(storage.get(f"{FOLDER}/{name}") or b"")
+                loss = None if fields["loss"] is None else float(fields["loss"])
+                beats.append(Heartbeat(**{**fields, "loss": loss}))
     return sorted(beats, key=lambda beat: beat.fraction_done)
 
 
@@ -93,9 +91,9 @@ class SilenceTimer:
 
     def silent_s(self, trial: Path) -> float:
         """Return the seconds since the first call after the last sign of progress; to be called regularly."""
-        folder = LocalFolder(trial)
-        names = ["metrics.jsonl", *(f"{FOLDER}/{name}" for name in folder.list_names(FOLDER))]
-        last = [(name, folder.modified(name)) for name in names]
+        storage = storage_at(trial)
+        names = ["metrics.jsonl", *(f"{FOLDER}/{name}" for name in storage.list_names(FOLDER))]
+        last = [(name, storage.modified(name)) for name in names]
         if last != self._last:
             self._last, self._since = last, self._clock()
         return self._clock() - self._since
@@ -103,8 +101,8 @@ class SilenceTimer:
 
 def forget(trial: Path) -> None:
     """Remove the heartbeats of processes that were killed."""
-    for path in (trial / FOLDER).glob("*"):
-        path.unlink(missing_ok=True)
+    storage = storage_at(trial)
+    storage.delete(f"{FOLDER}/{name}" for name in storage.list_names(FOLDER))
 
 
 @contextlib.contextmanager
@@ -112,19 +110,16 @@ def beating(
     trial: Path | None, who: str, number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
 ) -> Iterator[None]:
     """Within it, trainings and work without steps write heartbeats into their trial's folder (None: nowhere)."""
-    start, last, far = time.monotonic(), dict[str, float](), dict[str, float]()  # when each was written, and put
+    start, last = time.monotonic(), dict[str, float]()  # when each was written
+    storage = None if trial is None else storage_at(trial)
 
     def write(kind: str, content: Callable[[], str]) -> None:
         name, now = f"{FOLDER}/{process()}{kind}", time.monotonic()
-        if trial is None or now - last.get(name, start) < EVERY_S:
+        if storage is None or now - last.get(name, start) < max(EVERY_S, storage.pause_s):
             return
-        last[name], text = now, content()
+        last[name] = now
         with contextlib.suppress(OSError):  # On a full disk the training goes on.
-            write_text(trial / name, text)
-            if now - far.get(name, -FAR_S) >= FAR_S:
-                far[name] = now
-                if (storage := storage_at(trial)).remote:
-                    storage.put(name, text.encode())
+            storage.put(name, content().encode())
 
     def on_step(step: int, steps: int, losses: Tensor) -> None:
         def content() -> str:
@@ -140,6 +135,5 @@ def beating(
     finally:
         ON_STEP.reset(tokens[0])
         ON_PROGRESS.reset(tokens[1])
-        if trial is not None and far:
-            LocalFolder(trial).delete(far)
-            storage_at(trial).delete(far)
+        if storage is not None:
+            storage.delete(last)

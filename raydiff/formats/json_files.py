@@ -1,8 +1,8 @@
 """JSON files of a sweep: configs, outcomes, lines of metrics.
 
-Their last field, sha256, is the digest of all bytes before it. It reveals damage, not forgery: who can write a file can
-write its digest. A file without one was written by hand, and is accepted. The field before it says what the file is
-of, its trial and name, so that the file of another trial in its place is refused. It holds wherever the storage moves.
+What epsilon is computed from is sealed: commits, notes of what was sent, a budget's records. The last field, sha256, is
+the digest of all bytes before it. It reveals damage, not forgery: who can write a file can write its digest. The field
+before it says what the file is of, so that the file of another trial in its place is refused.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import re
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -23,19 +21,8 @@ REMEDIES = {  # what to do about a damaged file, by its name
     "outcome.json": "delete it, and continue with --resume, which writes it again after the trial's last commit",
 }
 KEYED = "hmac:"  # prefix of a config's `data_digest`
-SEAL = re.compile(r'(,\s*)"sha256": "([^"]*)"\s*}\s*$')
+SEAL = re.compile(r', "sha256": "([^"]*)"}\s*$')
 TRIAL = re.compile("[0-9a-f]{16}")  # name of a trial's folder
-OF = re.compile(rf"(?:^|/)((?:{TRIAL.pattern}|budgets/[^/]+)/(?:artifacts/)?[^/]+)$")
-
-
-class Misplaced(ValueError):
-    """A whole file, or a line, of another trial or kind."""
-
-
-def identity(where: object) -> str:
-    """Return what the file at a path or URI is of: the digest of its trial, or its budget, and its name."""
-    match = OF.search(str(where))
-    return match[1] if match else str(where).rpartition("/")[2]
 
 
 def dumps(tree: Any, **options: Any) -> str:
@@ -61,114 +48,94 @@ def read_numbers(values: Mapping[str, Any]) -> dict[str, float]:
     return {name: read_number(value) for name, value in values.items()}
 
 
-def sealed(fields: Mapping[str, Any], of: str | Path, *, indent: int | None = None) -> str:
-    """Return the fields as JSON, with what they are `of`, of a path its `identity`, and their digest."""
-    body = dumps({**fields, "of": identity(of) if isinstance(of, Path) else of}, indent=indent)[:-1].rstrip()
-    gap, end = (" ", "}") if indent is None else ("\n" + " " * indent, "\n}")
-    return f'{body},{gap}"sha256": "{hashlib.sha256(body.encode()).hexdigest()}"{end}'
+def sealed(fields: Mapping[str, Any], of: str) -> str:
+    """Return the fields as JSON, with what they are `of` and their digest."""
+    body = dumps({**fields, "of": of})[:-1]
+    return f'{body}, "sha256": "{hashlib.sha256(body.encode()).hexdigest()}"}}'
 
 
-def unsealed(text: str, of: str) -> Any:
-    """Return JSON's content without digest and identity. Raises ValueError where it is damaged, Misplaced where it is
-    not `of` this."""
-    tree = json.loads(text)
-    if not isinstance(tree, dict) or not {"of", "sha256"} & tree.keys():  # One flip can change one of these names.
-        return tree
+def parse_sealed(data: bytes, where: object, *, of: str, needs: str = "") -> dict[str, Any]:
+    """Return the fields that were `sealed`. Raises ValueError, naming `where`, if they are damaged or not `of` this."""
+    text = data.decode(errors="replace")
     seal = SEAL.search(text)
-    if seal is None or hashlib.sha256(text[: seal.start()].encode()).hexdigest() != seal[2]:
-        raise ValueError("it is not what was written")
-    del tree["sha256"]
-    if (other := tree.pop("of", "another file")) != of:
-        raise Misplaced(f"it is a copy of {other}")
+    if seal is None:
+        raise ValueError(f"{where} is damaged: it has no checksum")
+    if hashlib.sha256(text[: seal.start()].encode()).hexdigest() != seal[1]:
+        raise ValueError(f"{where} is damaged: it is not what was written")
+    fields = parse_json(data, where, needs=needs)
+    del fields["sha256"]
+    if (other := fields.pop("of")) != of:
+        raise ValueError(f"{where} is damaged: it is a copy of {other}")
+    return fields
+
+
+def place_of(path: Path) -> str:
+    """Return what a sealed file at this path is of: its folder's name and its own."""
+    return "/".join(path.parts[-2:])
+
+
+def read_sealed(path: Path, *, needs: str = "") -> dict[str, Any]:
+    """Return `parse_sealed` of a file."""
+    return parse_sealed(_read(path), path, of=place_of(path), needs=needs)
+
+
+def read_json(path: Path, *, needs: str = "") -> dict[str, Any]:
+    """Return `parse_json` of a file. Raises ValueError also if it cannot be read."""
+    return parse_json(_read(path), path, needs=needs)
+
+
+def parse_json(data: bytes, where: object, *, needs: str = "") -> dict[str, Any]:
+    """Return the object in the JSON file at a path or URI. Raises ValueError where it is no valid JSON, or has no field
+    that it `needs`."""
+    name = str(where).rpartition("/")[2]
+    remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
+    try:
+        tree = json.loads(data.decode())
+    except ValueError as e:
+        raise ValueError(f"{where} is damaged: it is not valid JSON ({e}){remedy}") from None
+    if not isinstance(tree, dict) or (needs and needs not in tree):
+        raise ValueError(f"{where} has no field {needs!r}{remedy}")
     return tree
 
 
+def parse_lines(data: bytes) -> list[dict[str, Any]]:
+    """Return the readable lines of a log: a crash cuts one short."""
+    return [line for _, line in _numbered(data) if line is not None]
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the readable lines of a JSONL file: a crash cuts one short. Raises ValueError for one of another file."""
-    return [line for _, line in _numbered(path) if line is not None]
+    """Return `parse_lines` of a file, none where it does not exist."""
+    return parse_lines(_read(path)) if path.exists() else []
 
 
 def read_lines_from(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
     """Return the readable whole lines from byte `start` on, and where they end: the next call's start. A shorter file
-    is read from its beginning. Raises ValueError as `read_lines`."""
-    if not path.exists():
-        return [], 0
-    with path.open("rb") as file:
-        start = start if start <= file.seek(0, os.SEEK_END) else 0
-        file.seek(start)
-        data = file.read()
-    data = data[: data.rfind(b"\n") + 1]
-    return [line for _, line in _numbered(path, data) if line is not None], start + len(data)
+    is read from its beginning."""
+    data = _read(path) if path.exists() else b""
+    start = start if start <= len(data) else 0
+    data = data[start : data.rfind(b"\n") + 1]
+    return parse_lines(data), start + len(data)
 
 
 def cut_short(path: Path) -> list[int]:
     """Return the numbers, from 1, of the lines that `read_lines` leaves out."""
-    return [number for number, line in _numbered(path) if line is None]
+    data = _read(path) if path.exists() else b""
+    return [number for number, line in _numbered(data) if line is None]
 
 
-class Jsonl:
-    """One JSON object per line: step, time (Unix seconds) and what is logged."""
-
-    def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self.path, self._lines = path, {line["step"]: line for line in read_lines(path)}
-        if path.exists() and not path.read_bytes().endswith(b"\n"):  # A crash cut the last line short.
-            self._append("")
-
-    def log(self, step: int, fields: Mapping[str, object]) -> None:
-        """Append a round; a replayed one is ignored."""
-        if step not in self._lines:
-            self._lines[step] = {"step": step, "time": time.time(), **fields}
-            self._append(sealed(self._lines[step], self.path))
-
-    @property
-    def lines(self) -> list[dict[str, Any]]:
-        """The recorded lines, one per step."""
-        return list(self._lines.values())
-
-    def _append(self, line: str) -> None:
-        with self.path.open("a") as f:
-            f.write(line + "\n")
-
-
-def read_json(path: Path, *, needs: str = "", edited: bool = False, checksum: bool = False) -> dict[str, Any]:
-    """Return `parse_json` of a file. Raises ValueError also if it cannot be read."""
-    return parse_json(_read(path), path, needs=needs, edited=edited, checksum=checksum)
-
-
-def parse_json(
-    data: bytes, where: object, *, needs: str = "", edited: bool = False, checksum: bool = False, of: str = ""
-) -> dict[str, Any]:
-    """Return the object in the JSON file at a path or URI. Raises ValueError where it is damaged, no object, without
-    the field that it `needs` or the `checksum` that it must have, or not `of` this (default: the `identity` of
-    `where`). Where people may have `edited` it, its checksum is not verified."""
-    name = str(where).rpartition("/")[2]
-    remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
-    try:
-        text = data.decode()
-        tree = json.loads(text) if edited else unsealed(text, of or identity(where))
-    except (json.JSONDecodeError, UnicodeDecodeError) as e:
-        says = "is damaged: it is not valid JSON" if checksum else "is not valid JSON"
-        raise ValueError(f"{where} {says} ({e}){remedy}") from None
-    except ValueError as e:
-        raise ValueError(f"{where} is damaged: {e}{remedy}") from None
-    if checksum and not SEAL.search(text):
-        raise ValueError(f"{where} is damaged: it has no checksum{remedy}")
-    if not isinstance(tree, dict) or (needs and needs not in tree):
-        raise ValueError(f"{where} has no field {needs!r}{remedy}")
-    return {k: v for k, v in tree.items() if k not in ("of", "sha256")} if edited else tree
+def parse_outcome(data: bytes, where: object) -> dict[str, Any]:
+    """Return `parse_json` of an outcome.json, its epsilons as numbers."""
+    outcome = parse_json(data, where, needs="outcome")
+    for view in ("server", "outsiders"):
+        if view in outcome:
+            outcome[view]["epsilon"] = read_number(outcome[view]["epsilon"])
+    return outcome
 
 
 def read_outcome(folder: Path) -> dict[str, Any] | None:
     """Return the outcome.json of a trial's folder, None before there is one. Raises ValueError where it is damaged."""
     path = folder / "outcome.json"
-    if not path.exists():
-        return None
-    outcome = read_json(path, needs="outcome")
-    for view in ("server", "outsiders"):
-        if view in outcome:
-            outcome[view]["epsilon"] = read_number(outcome[view]["epsilon"])
-    return outcome
+    return parse_outcome(_read(path), path) if path.exists() else None
 
 
 def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
@@ -180,10 +147,10 @@ def outcomes(sweep: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
 
 def read_plan(sweep: Path, *, needs: str = "") -> dict[str, Any]:
     """Return a sweep's sweep.json. Raises ValueError where it is damaged, or does not plan the trials that began."""
-    path, begun = sweep / "sweep.json", {folder.name for folder in trial_folders(sweep)}
+    path = sweep / "sweep.json"
+    begun = {folder.name for folder in trial_folders(sweep)}
     plan = read_json(path, needs=needs)
-    free = plan.get("suggested") or not SEAL.search(path.read_text())  # added to, or by hand
-    if not free and (others := begun.difference(plan["trials"])):
+    if not plan.get("suggested") and (others := begun.difference(plan.get("trials", begun))):
         raise ValueError(f"{path} is of another sweep, without trial {min(others)}: {REMEDIES[path.name]}")
     return plan
 
@@ -215,15 +182,12 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"{path} cannot be read: {e.strerror}") from None
 
 
-def _numbered(path: Path, data: bytes | None = None) -> Iterator[tuple[int, dict[str, Any] | None]]:
-    """(number, from 1, what the line holds) of each line, or of those in `data`, a part of the file."""
-    data = (_read(path) if path.exists() else b"") if data is None else data
+def _numbered(data: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """(number, from 1, what the line holds) of each line that is not empty."""
     for number, text in enumerate(data.decode(errors="replace").split("\n"), 1):
         if text:
             try:
-                line = unsealed(text, identity(path))
-            except Misplaced as e:
-                raise ValueError(f"line {number} of {path} is damaged: {e}: put back a copy of the file") from None
+                line = json.loads(text)
             except ValueError:
                 line = None
             yield number, line if isinstance(line, dict) and "step" in line else None

@@ -23,6 +23,7 @@ from raydiff.formats import json_files
 from raydiff.formats.json_files import dumps, read_number
 from raydiff.formats.metric_records import CUMULATIVE, SECONDS, Metric, read_metrics, sum_over_rounds
 from raydiff.storage.file_names import NAMES, strays
+from raydiff.storage.storage import storage_at
 
 Row = dict[str, Any]
 STORAGE = Path("~/raydiff")  # as `Runtime.storage`
@@ -153,7 +154,7 @@ def _metrics(folder: Path, end: Row, lines: Sequence[Row]) -> dict[str, Metric]:
 def _is_behind(folder: Path, lines: Sequence[Row]) -> bool:
     """Whether the lines lack a round that was committed, or in which something was sent."""
     last = lines[-1]["step"] if lines else -1
-    return any(number > last for number in [*_unrecorded(folder), *_rounds(folder / "releases", "releases")])
+    return any(number > last for number in [*_unrecorded(folder), *_rounds(folder, "releases")])
 
 
 def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: bool) -> Row:
@@ -185,8 +186,9 @@ def _unrecorded(folder: Path) -> list[int]:
 
 
 def _rounds(folder: Path, kind: str) -> list[int]:
-    """The rounds in the names of this kind."""
-    return [int(match["round"]) for path in folder.glob("*") if (match := NAMES[kind].fullmatch(path.name))]
+    """The rounds in the names of this kind of file."""
+    names = storage_at(folder).list_names("" if kind == "commit" else kind)
+    return [int(match["round"]) for match in map(NAMES[kind].fullmatch, names) if match]
 
 
 def of_one_type(values: pd.Series) -> pd.Series:

@@ -17,15 +17,14 @@ from raydiff.data import datasets
 from raydiff.data.datasets import Dataset
 from raydiff.data.tables.encode import OTHER
 from raydiff.experiment import config
-from raydiff.experiment.trial import Trial, compute, make_clients, planned_secret
+from raydiff.experiment.trial import Trial, compute, guarantees, make_clients, planned_secret
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import SCRATCH, SERVER_ONLY
 from raydiff.formats.json_files import trial_folders
-from raydiff.privacy.ledger import Guarantee
+from raydiff.privacy.ledger import Guarantee, PrivacyOdometer
 from raydiff.results import sampler
 from raydiff.results.sampler import Card, Sample
 from raydiff.storage.staging import SECRET
-from raydiff.storage.storage import storage_at
 from raydiff.tree import Params
 
 Draw = Literal["uniform", "public", "as-data"]  # source of the samples' labels (`GenerationRequest.labels`)
@@ -34,7 +33,6 @@ DRAWN = {
     "public": "in the proportions of the public records",
     "as-data": "in the proportions of the records behind the samples: no guarantee covers how many have which",
 }
-VIEWS = ("server", "outsiders")  # of an outcome's guarantees
 AS_DATA = "labels drawn as the private records have them"
 
 
@@ -184,20 +182,19 @@ def open_finished(folder: Path) -> Finished:
             f"the data set {experiment.data.name} is no longer the one that {folder} was trained on, or "
             f"{trial.sweep / 'secret'} is damaged"
         )
-    trial.store.ledger()  # reads all commits: the outcome's epsilon is theirs
+    odometer = PrivacyOdometer(trial.store.ledger())
     last = trial.store.last_commit()
     if last is None:
         raise ValueError(f"the commits are gone from {folder}")
-    guarantees = [Guarantee.from_dict(outcome[view]) for view in VIEWS]
     server = tree.without(SERVER_ONLY, trial.store.load_server(last[0]))
-    return Finished(trial, dataset, last[0], server, *guarantees)
+    return Finished(trial, dataset, last[0], server, *guarantees(odometer, trial.experiment))
 
 
 def _secret(trial: Trial) -> bytes:
     path = trial.sweep / "secret"
     if not path.exists():
-        cure = f": set {SECRET} to it" if storage_at(trial.folder).remote else ""
-        raise ValueError(f"{path} is gone, which keys the data's digest and the names of clients' models{cure}")
+        why = "which keys the data's digest and the names of clients' models"
+        raise ValueError(f"{path} is gone, {why}: put it back, or, for a sweep in a bucket, set {SECRET} to it")
     return planned_secret(trial.sweep, trial.experiment)
 
 

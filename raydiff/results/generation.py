@@ -255,7 +255,7 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
     files = ("train-*.parquet", "train-*.csv", rows_file.FILE, "card.json")
     left = [path for name in files for path in out.glob(f".{name}.*")]
     if (out / "card.json").exists():
-        then = read_json(out / "card.json", edited=True)
+        then = read_json(out / "card.json")
         keys = sorted({*then, *card} - {"chosen"})  # there may be more trials by now
         differ = ", ".join(k for k in keys if then.get(k) != json.loads(dumps(card)).get(k))
         if differ:

@@ -28,7 +28,7 @@ from raydiff.data.tables import encode, rows_file
 from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.method import Method
-from raydiff.formats.json_files import parse_json, sealed
+from raydiff.formats.json_files import dumps, read_json
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
@@ -98,14 +98,14 @@ def save(
     diffusers = latent is not None or (isinstance(method.model, DDPM) and isinstance(method.model.network, UNet))
     requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
     fields = {**vars(card), "requires": requires, "method": overrides.to_dict(method)}
-    write_text(folder / CARD, sealed(fields, CARD, indent=1))
+    write_text(folder / CARD, dumps(fields, indent=1))
 
 
 class Sampler:
     """A saved sampler. `predict` is MLflow's calling convention."""
 
     def __init__(self, folder: Path) -> None:
-        fields = parse_json((folder / CARD).read_bytes(), folder / CARD, needs="method", checksum=True, of=CARD)
+        fields = read_json(folder / CARD, needs="method")
         method: Method = overrides.from_dict(fields.pop("method"), Method)
         if (folder / LATENT).is_dir():
             method = overrides.override(method, {"model.path": str(folder / LATENT)})

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from raydiff.experiment.client_records import alike
 from raydiff.experiment.ledgers import ledger_of
-from raydiff.formats.json_files import read_plan, sealed, trial_folders
+from raydiff.formats.json_files import dumps, read_plan, trial_folders
 from raydiff.privacy import accountants
 from raydiff.privacy.filters import compose
 from raydiff.privacy.ledger import Guarantee, Ledger
@@ -29,8 +29,8 @@ def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
         lines = _lines(f"all {len(ledgers)} trials composed", ledgers)
         lines += _lines(f"the {len(noised)} that sent noised values alone", noised) if noised else []
     if keep:
-        path, fields = folder / "composed.json", {"trials": [f.name for f in folders], "text": lines}
-        write_text(path, sealed(fields, path, indent=1))
+        fields = {"trials": [f.name for f in folders], "text": lines}
+        write_text(folder / "composed.json", dumps(fields, indent=1))
     return "\n".join(lines)
 
 

@@ -21,9 +21,10 @@ from raydiff.runtime.place import Slot, cap_memory
 from raydiff.runtime.plan import experiment_of
 from raydiff.runtime.sweep_folder import not_writable
 from raydiff.runtime.worker_deaths import WorkersLost
-from raydiff.storage import artifact_sync
 from raydiff.storage.atomic_files import LeaseLost
+from raydiff.storage.copies import ERROR
 from raydiff.storage.staging import StorageCredentials
+from raydiff.storage.storage import storage_at
 
 GPU_LOST = "gpu_lost"  # Key of a result: (node id, message).
 
@@ -91,8 +92,8 @@ def _failure(trial: Trial | None, error: Exception) -> dict[str, Any]:
     if trial is None:
         return {"finished": True, "failed": reason}
     with contextlib.suppress(OSError, ValueError):  # on a full disk, or beside a damaged file
-        (trial.folder / "error.txt").write_text("".join(traceback.format_exception(error)))
-        artifact_sync.put(trial.folder)
+        text = "".join(traceback.format_exception(error))
+        storage_at(trial.folder, private=True).put(ERROR, text.encode())
     reason = not_writable(raised, trial.sweep) or reason
     return {"finished": True, "failed": reason, "digest": trial.experiment.digest}
 

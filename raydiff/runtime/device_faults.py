@@ -19,6 +19,7 @@ import torch
 
 from raydiff.models.compute import device_lost, out_of_memory
 from raydiff.storage.checkpoint import INITIAL
+from raydiff.storage.storage import storage_at
 
 FILE = "lost.txt"
 DRIVER = Path("/proc/driver/nvidia/gpus")  # One folder for each GPU that the kernel driver has.
@@ -99,11 +100,10 @@ def _first_line(error: Exception) -> str:
 
 def record(folder: Path, reason: str) -> None:
     """Write why a process was lost to `lost.txt` in the trial's folder."""
-    with contextlib.suppress(OSError), (folder / FILE).open("a") as f:  # The disk may be full.
-        f.write(reason + "\n")
+    with contextlib.suppress(OSError):  # The disk may be full.
+        storage_at(folder).append(FILE, f"{reason}\n".encode())
 
 
 def reasons(folder: Path) -> list[str]:
     """Return the recorded reasons why processes of this trial were lost, oldest first."""
-    path = folder / FILE
-    return path.read_text(errors="replace").splitlines() if path.exists() else []
+    return (storage_at(folder).get(FILE) or b"").decode(errors="replace").splitlines()

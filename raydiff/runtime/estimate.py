@@ -18,7 +18,6 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.federated import heartbeat
 from raydiff.models.training import Training
-from raydiff.storage.storage import storage_at
 
 EVERY_S = 15.0  # between two lines of progress
 MIN_STEPS = 100  # of each training in a shortened run
@@ -43,8 +42,7 @@ class Running:
     def place(self, sweep: Path) -> str:
         """Return its round and step, the remaining time of the round, and whether it may hang."""
         folder = sweep / "trials" / self.experiment.digest
-        # With a bucket as storage, files of other processes arrive at the end of each round only.
-        silent = 0.0 if storage_at(sweep).remote else self.silence.silent_s(folder)
+        silent = self.silence.silent_s(folder)
         hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
             return f"evaluation{hangs}"

@@ -15,7 +15,7 @@ from raydiff.process import waiting
 from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import sweep_folder
-from raydiff.storage import artifact_sync
+from raydiff.storage import copies
 from raydiff.tracking.writer import Mlflow, SweepSummary
 
 HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
@@ -99,7 +99,7 @@ class Finisher:
         if self.reporter and self.reporter.write:
             self.reporter.write(self.folder, composed_guarantee)
         try:
-            artifact_sync.put(self.folder)
+            copies.publish(self.folder)
         except OSError as e:
             print(f"the report is only on this machine, in {self.folder / 'report'}: {e}", flush=True)
         incomplete = self.close_mlflow(status)

@@ -22,7 +22,7 @@ from raydiff.runtime.cluster import memory_kill
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
 from raydiff.runtime.plan import Planned, experiment_of
-from raydiff.storage import artifact_sync
+from raydiff.storage import copies
 
 
 class SweepProgress(tune.Callback):
@@ -170,7 +170,7 @@ class SweepProgress(tune.Callback):
     def _fetch(self, this: Running, failed: str | None) -> None:
         """Fetch the trial's files from a bucket, and write the outcome of a failed one."""
         with contextlib.suppress(OSError):  # a bucket that does not answer: fetched after the next round
-            artifact_sync.get(self._folder(this))
+            copies.download(self._folder(this))
         # On a full disk there is no outcome: the trial is run again when the sweep is resumed.
         with contextlib.suppress(OSError, ValueError):
             if failed is not None:

@@ -14,8 +14,9 @@ from raydiff.process import waiting
 from raydiff.runtime import one_process, sweep_folder
 from raydiff.runtime.finish import Ended, Finisher, Reporter
 from raydiff.runtime.plan import Planned
-from raydiff.storage import artifact_sync
+from raydiff.storage import copies
 from raydiff.storage.lease import Lease, hold_lease
+from raydiff.storage.object_store import is_bucket
 from raydiff.storage.storage import storage_at
 from raydiff.tracking.mlflow_store import redacted
 from raydiff.tracking.writer import Mlflow
@@ -60,7 +61,7 @@ def _take(planned: Planned, stack: contextlib.ExitStack) -> Lease:
     folder = sweep_folder.folder(planned.base, planned.folder.name)
     with waiting(f"the storage {storage_at(folder).describe('')}"):
         lease = stack.enter_context(hold_lease(folder))
-        artifact_sync.get_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
+        copies.download_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
     return lease
 
 
@@ -91,7 +92,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
 
 def _announce(planned: Planned, report: Reporter | None) -> None:
     folder = planned.folder
-    if storage_at(folder).remote and planned.base.runtime.noise_secret is None:
+    if is_bucket(planned.base.runtime.storage) and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
         counts = f" ({planned.counts})" * bool(planned.counts)

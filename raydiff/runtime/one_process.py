@@ -17,6 +17,7 @@ from raydiff.runtime import sweep_folder
 from raydiff.runtime.estimate import EVERY_S, Running
 from raydiff.runtime.place import cap_memory
 from raydiff.runtime.plan import Planned
+from raydiff.storage import copies
 from raydiff.storage.atomic_files import LeaseLost
 
 Place = Callable[[trial.Trial], tuple[ClientExecutor, Train | None]]
@@ -66,6 +67,7 @@ def _run_trial(this: trial.Trial, place: Place) -> None:
             with saying(lambda: running.place(this.sweep), EVERY_S):
                 executor, train = place(this)
                 for result in trial.run(this, executor, train=train):
+                    copies.download(this.folder)
                     running.round = result["round"]
                     _print_round(result, this.experiment.method.rounds)
         except LeaseLost:  # Another driver owns the sweep now, and writes how the trial ends.

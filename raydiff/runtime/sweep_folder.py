@@ -20,11 +20,12 @@ from raydiff import seeding
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import Varying
-from raydiff.formats.json_files import outcomes, read_json, read_plan, sealed, trial_folders
+from raydiff.formats.json_files import dumps, outcomes, read_json, read_plan, trial_folders
 from raydiff.results.finished import find, is_sweep, open_finished, single_trial
 from raydiff.runtime.place import cap_memory
-from raydiff.storage import artifact_sync, staging
+from raydiff.storage import copies, staging
 from raydiff.storage.atomic_files import write_text
+from raydiff.storage.object_store import bucket_at
 from raydiff.storage.storage import storage_at
 from raydiff.tracking import mlflow_models, shared_view
 from raydiff.tracking.mlflow_store import ARTIFACTS, redacted
@@ -122,7 +123,7 @@ def plan(
 def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     """Raises ValueError for another noise secret, code or space; with `extend` the space may have grown."""
     if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
-        if not (at / "secret").exists() and storage_at(at).remote:
+        if not (at / "secret").exists() and bucket_at(at.parents[1]):
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
@@ -150,11 +151,12 @@ def write(at: Path, this: Plan, secret: bytes) -> None:
     """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run again."""
     staging.create(at.parents[1])
     trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
-    write_text(at / "sweep.json", sealed(this, at / "sweep.json", indent=1))
+    storage_at(at).put("sweep.json", dumps(this, indent=1).encode())
+    copies.download(at)
     for folder, outcome in outcomes(at):
         if {outcome["outcome"], outcome.get("reason")} & UNFINISHED:
-            (folder / "outcome.json").unlink()
-    artifact_sync.put(at)
+            storage_at(folder).delete(["outcome.json"])
+            (folder / "outcome.json").unlink(missing_ok=True)
 
 
 def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:

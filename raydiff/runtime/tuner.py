@@ -33,7 +33,7 @@ from raydiff.runtime.place import Slot, cap_memory, fitting, slot
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.schedulers import build_scheduler
 from raydiff.runtime.search import Suggestions
-from raydiff.storage import artifact_sync
+from raydiff.storage import copies
 from raydiff.storage.staging import StorageCredentials
 
 TUNE_SETTINGS = {
@@ -137,7 +137,7 @@ def _end_open_trials(plan: Planned, progress: SweepProgress) -> None:
     if plan.owner is not None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
     with contextlib.suppress(OSError):
-        artifact_sync.get_sweep(plan.folder)
+        copies.download_sweep(plan.folder)
     for digest in sweep_folder.open_ended(plan.folder):
         folder = plan.folder / "trials" / digest
         outcome, reason = _outcome_of(digest, device_faults.reasons(folder), progress)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from raydiff.formats.json_files import read_json, sealed
+from raydiff.formats.json_files import place_of, read_sealed, sealed
 from raydiff.storage.atomic_files import write_text
 
 
@@ -43,7 +43,7 @@ class BudgetLog:
         previous: str | None = None
         marked = self.marker.exists()  # Looked up before record 1: another process writes both.
         while (path := self._file(len(records) + 1)).exists():
-            record = read_json(path, checksum=True)
+            record = read_sealed(path)
             if record.pop("previous", "") != previous:
                 raise ValueError(f"{path} is damaged: it does not follow the record before it")
             previous = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -61,7 +61,7 @@ class BudgetLog:
         before = self._file(number - 1)
         previous = None if number == 1 else hashlib.sha256(before.read_bytes()).hexdigest()
         path = self._file(number)
-        write_text(path, sealed({**record, "previous": previous}, path), durable=True, if_absent=True)
+        write_text(path, sealed({**record, "previous": previous}, place_of(path)), durable=True, if_absent=True)
 
     def _file(self, number: int) -> Path:
         return self.folder / f"{number:05d}.json"

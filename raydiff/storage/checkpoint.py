@@ -27,7 +27,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from raydiff.formats.json_files import dumps, parse_json, read_numbers, sealed
+from raydiff.formats.json_files import dumps, parse_sealed, read_numbers, sealed
 from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event, Gaussian, Nothing, Release, already_private, event_from_dict, event_to_dict
 from raydiff.storage.atomic_files import LeaseLost
@@ -270,4 +270,4 @@ class Checkpoint:
         return f"{self.trial}/{name.rpartition('-')[0] if name.startswith('clients/') else name}"
 
     def _parse(self, name: str, data: bytes, needs: str) -> dict[str, Any]:
-        return parse_json(data, self.storage.describe(name), needs=needs, checksum=True, of=self._identity(name))
+        return parse_sealed(data, self.storage.describe(name), of=self._identity(name), needs=needs)

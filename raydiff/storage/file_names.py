@@ -22,7 +22,7 @@ NAMES = {  # of the files of a kind; of the last four, in the folder of this nam
 _ANY = {kind: re.sub(r"\?P<\w+>", "?:", pattern.pattern) for kind, pattern in NAMES.items()}
 OURS = re.compile(  # paths below a sweep's folder
     rf"(trials/{TRIAL.pattern}/)?({_ANY['commit']}|{_ANY['server']}|releases/({_ANY['releases']})|clients/{_ANY['clients']}"
-    r"|(config|outcome|budget|sweep|composed|files)\.json|(metrics|rejected)\.jsonl|(lost|error)\.txt|secret"
+    r"|(config|outcome|budget|sweep|composed)\.json|(metrics|rejected)\.jsonl|(lost|error)\.txt|secret"
     rf"|owners/{_ANY['owners']}|cache/{_ANY['cache']}|(artifacts|beats|newcomers|report|train)/.*"
     r"|(\w+/)?\..+\.[0-9a-f]{8})"  # a temporary name, which a process that died leaves
 )

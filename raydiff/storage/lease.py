@@ -30,7 +30,6 @@ from raydiff.storage.storage import Storage, storage_at
 
 BEAT_S = 5.0  # between touches
 SILENCE_S = 90.0  # without a touch: dead. Far more than a beat, and than NFS shows old times (60 s)
-ASK_S = 5.0  # between two questions to an object store, which bills each
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Lease:
     def __call__(self) -> None:
         """Raises LeaseLost if another driver has taken the sweep."""
         storage = storage_at(self.sweep)
-        if storage.remote and self._asked and time.monotonic() - self._asked[0] < ASK_S:
+        if self._asked and time.monotonic() - self._asked[0] < storage.pause_s:
             return
         self._asked[:] = [time.monotonic()]
         if storage.modified(_name(self.number + 1)) is not None:
@@ -137,11 +136,11 @@ def _beat(lease: Lease, storage: Storage, over: threading.Event) -> None:
 
 
 def _release(lease: Lease, storage: Storage, me: dict[str, Any]) -> None:
-    if lease.number > 1 or (lease.sweep / "sweep.json").exists():
+    if lease.number > 1 or storage.modified("sweep.json") is not None:
         storage.put(_name(lease.number), dumps(me, indent=1).encode())
         return
     storage.delete([_name(lease.number)])
-    if not storage.remote:
+    with contextlib.suppress(FileNotFoundError):  # A bucket has no folders.
         (lease.sweep / "owners").rmdir()
     lease.sweep.rmdir()
 

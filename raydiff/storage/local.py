@@ -18,7 +18,7 @@ class LocalFolder:
     """Files below one folder; `Storage` documents the methods."""
 
     folder: Path
-    remote: ClassVar[bool] = False
+    pause_s: ClassVar[float] = 0.0
 
     def put(self, name: str, data: bytes) -> None:
         write_bytes(self.folder / name, data, durable=True)
@@ -28,6 +28,12 @@ class LocalFolder:
             write_bytes(self.folder / name, data, durable=True, if_absent=True)
             return True
         return False
+
+    def append(self, name: str, data: bytes) -> None:
+        path = self.folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("ab") as file:
+            file.write(data)
 
     def get(self, name: str) -> bytes | None:
         with contextlib.suppress(FileNotFoundError):

@@ -23,7 +23,7 @@ from raydiff.storage.conditional_put import create_once
 
 SCHEMES = ("s3", "gs", "file")
 MARK = "bucket.json"
-LISTING = "files.json"  # a folder without it is not found (`artifact_sync`)
+SWEEP = "sweep.json"  # a sweep without it is not found (`copies`)
 CHUNK_BYTES = 64 * 2**20  # encrypted in one piece: AES-GCM takes less than 2 GiB at once
 OVERHEAD_BYTES = 28  # that encryption adds to a piece: a nonce and a tag
 RETRIES, RETRY_S = 10, 180.0  # of one request that fails or is not answered
@@ -78,7 +78,7 @@ class ObjectStore:
     uri: str
     prefix: str = ""  # folder in the bucket, below the URI's own
     cipher: Cipher | None = None  # encrypts the contents; names, sizes and times stay readable
-    remote: ClassVar[bool] = True
+    pause_s: ClassVar[float] = 5.0
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.uri)
@@ -124,6 +124,9 @@ class ObjectStore:
 
         return create_once(create, is_mine, self.describe(name))
 
+    def append(self, name: str, data: bytes) -> None:
+        self.put(name, (self.get(name) or b"") + data)
+
     def get(self, name: str) -> bytes | None:
         data = self._stored(name)
         if data is None or self.cipher is None:
@@ -150,10 +153,10 @@ class ObjectStore:
                 store.delete(key)
 
     def keys(self) -> list[str]:
-        """The keys of everything below the prefix; by `LISTING` a sweep is found, and its own is the last."""
+        """The keys of everything below the prefix; by `SWEEP` a sweep is found: it is the last."""
         with self._request("") as store:
             keys = [entry["path"] for batch in store.list(self.key("")) for entry in batch]
-        return sorted(keys, key=lambda key: (key.endswith(LISTING), -key.count("/")))
+        return sorted(keys, key=lambda key: key.endswith(f"/{SWEEP}"))
 
     def modified(self, name: str) -> float | None:
         with contextlib.suppress(FileNotFoundError), self._request(name) as store:

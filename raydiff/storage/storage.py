@@ -17,8 +17,8 @@ class Storage(Protocol):
     """
 
     @property
-    def remote(self) -> bool:
-        """Whether it is an object store; processes then have no common folder."""
+    def pause_s(self) -> float:
+        """Seconds between two requests of a process that asks again and again: an object store bills each."""
 
     def put(self, name: str, data: bytes) -> None:
         """Store `data` under a name such as "clients/00007-00003.safetensors", replacing what was there."""
@@ -26,6 +26,9 @@ class Storage(Protocol):
     def put_if_absent(self, name: str, data: bytes) -> bool:
         """Store `data` unless the name exists, in one request. Of several processes that try at once, one gets True,
         also where they store equal bytes."""
+
+    def append(self, name: str, data: bytes) -> None:
+        """Add `data` to what is stored under the name. One process appends to a name."""
 
     def get(self, name: str) -> bytes | None:
         """What is stored under the name; None if nothing is."""

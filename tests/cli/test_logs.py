@@ -13,8 +13,9 @@ from trial_folders import written as records
 
 from raydiff.cli import logs
 from raydiff.experiment import trial
-from raydiff.formats.json_files import Jsonl
 from raydiff.formats.metric_records import columns, read_metrics
+from raydiff.storage.json_lines import JsonLines
+from raydiff.storage.local import LocalFolder
 
 
 def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,17 +37,18 @@ def test_a_finished_trial(storage: Any, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_rejected_clients_are_named_below_their_round(tmp_path: Path) -> None:
     for number in (0, 1):
-        Jsonl(tmp_path / "metrics.jsonl").log(number, {"metrics": records({"loss": 0.5})})
-    Jsonl(tmp_path / "rejected.jsonl").log(0, {"client 3": "it is not finite", "client 10": "it is too long"})
+        JsonLines(LocalFolder(tmp_path), "metrics.jsonl").log(number, {"metrics": records({"loss": 0.5})})
+    reasons = {"client 3": "it is not finite", "client 10": "it is too long"}
+    JsonLines(LocalFolder(tmp_path), "rejected.jsonl").log(0, reasons)
     shown = [line.partition("round ")[2] or line for line in list(logs.lines(tmp_path))[1:-1]]
-    reasons = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
-    assert shown == ["1: loss 0.5", *reasons, "2: loss 0.5"]
+    said = ["  rejected client 3: it is not finite", "  rejected client 10: it is too long"]
+    assert shown == ["1: loss 0.5", *said, "2: loss 0.5"]
 
 
 def test_following_shows_each_round_once_and_ends_with_the_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log, slept = Jsonl(tmp_path / "metrics.jsonl"), []
+    log, slept = JsonLines(LocalFolder(tmp_path), "metrics.jsonl"), []
     log.log(0, {"metrics": records({"loss": 0.5})})
 
     def trial_goes_on(seconds: float) -> None:

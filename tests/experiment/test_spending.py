@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import multiprocessing
 import random
@@ -26,7 +27,6 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.experiment.trial import Trial, open_trial
 from raydiff.federated.client import Failed
-from raydiff.formats.json_files import sealed
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
@@ -204,9 +204,7 @@ def test_records_under_a_budget_are_no_public_ones_elsewhere(
     monkeypatch.setattr(spending, "planned", lambda _: Ledger())
     folder = tmp_path / "sweeps" / "s" / "trials" / "x"
     spending.charge(elsewhere, folder)  # No budget is known yet.
-    write_text(
-        folder / "config.json", sealed({"data": {"name": "other", "public_from": "digits"}}, folder / "config.json")
-    )
+    write_text(folder / "config.json", json.dumps({"data": {"name": "other", "public_from": "digits"}}))
     first = opened(budgeted(protocol), tmp_path, "a")
     with pytest.raises(ValueError, match=r"cannot cover s/x, .*records of this data set \(as data.public_from\)"):
         spending.charge(first.experiment, first.folder)

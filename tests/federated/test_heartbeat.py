@@ -21,22 +21,24 @@ from raydiff.models.compute import with_progress
 from raydiff.runtime import one_process
 from raydiff.runtime.estimate import Running
 from raydiff.storage import staging
+from raydiff.storage.local import LocalFolder
+from raydiff.storage.object_store import ObjectStore
 
 
 @pytest.fixture
 def written(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
     """Every beat that is written, at each step."""
     beats: list[Heartbeat] = []
-    write = heartbeat.write_text
+    put = LocalFolder.put
 
-    def spy(path: Path, text: str) -> None:
-        write(path, text)
-        if path.suffix == heartbeat.STEPS:
-            beats.append(Heartbeat(**json.loads(text)))
-            assert heartbeat.read(path.parents[1]) == beats[-1:]
+    def spy(self: LocalFolder, name: str, data: bytes) -> None:
+        put(self, name, data)
+        if name.startswith(heartbeat.FOLDER) and name.endswith(heartbeat.STEPS):
+            beats.append(Heartbeat(**json.loads(data)))
+            assert heartbeat.read(self.folder) == beats[-1:]
 
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
-    monkeypatch.setattr(heartbeat, "write_text", spy)
+    monkeypatch.setattr(LocalFolder, "put", spy)
     return beats
 
 
@@ -80,6 +82,7 @@ def test_a_process_that_works_in_another_folder_is_heard(tmp_path: Path, monkeyp
         staging.begin(tmp_path / machine, f"file://{tmp_path}/bucket")
         trials.append(tmp_path / machine / "sweeps" / "lab" / "trials" / "d")
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
+    monkeypatch.setattr(ObjectStore, "pause_s", 0.0)
     silence = heartbeat.sign(trials[0], heartbeat.process())
     with heartbeat.beating(trials[1], "client 0", 0, began=0.0, loss=False):
         list(with_progress([1]))
@@ -162,10 +165,10 @@ def test_what_killed_processes_have_left_is_forgotten(tmp_path: Path, tiny: Expe
 
 
 def test_a_disk_that_is_full_stops_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(path: Path, text: str) -> None:
+    def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
-    monkeypatch.setattr(heartbeat, "write_text", full)
+    monkeypatch.setattr(LocalFolder, "put", full)
     with heartbeat.beating(tmp_path, "client 0", 0, began=0.0, loss=True):
         assert list(with_progress(range(3))) == [0, 1, 2]

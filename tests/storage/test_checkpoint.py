@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from raydiff import tree
-from raydiff.formats.json_files import unsealed
+from raydiff.formats.json_files import parse_sealed
 from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
@@ -415,7 +415,7 @@ def test_files_without_a_checksum_are_damaged(whole: Checkpoint) -> None:
         server.write_bytes(save(state(0), metadata=metadata))
         with pytest.raises(ValueError, match=r"server-00002\.safetensors is damaged: its header has no checksum$"):
             whole.load_server(2)
-    commit.write_text(json.dumps(unsealed(commit.read_text(), "d/commit-00002.json")))
+    commit.write_text(json.dumps(parse_sealed(commit.read_bytes(), commit, of="d/commit-00002.json")))
     for read in (whole.last_commit, whole.ledger):
         with pytest.raises(ValueError, match=r"commit-00002\.json is damaged: it has no checksum$"):
             read()

@@ -20,6 +20,7 @@ from raydiff.storage import lease, staging
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease, hold_lease
 from raydiff.storage.local import LocalFolder
+from raydiff.storage.object_store import ObjectStore
 from raydiff.storage.storage import storage_at
 
 FORK = multiprocessing.get_context("fork")  # a process that imports torch anew takes seconds
@@ -40,7 +41,7 @@ def sweep(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
             staging.prepare(uri)
         path = staging.root(uri) / "sweeps" / "mine"
         path.mkdir(parents=True, exist_ok=True)
-        (path / "sweep.json").write_text("{}")
+        storage_at(path).put("sweep.json", b"{}")
         return path
 
     return folder
@@ -142,7 +143,7 @@ def test_a_process_that_lost_its_lease_is_ended(
     ended = threading.Event()
     monkeypatch.setattr(os, "_exit", lambda code: ended.set())
     monkeypatch.setattr(lease, "BEAT_S", 0.001)
-    monkeypatch.setattr(lease, "ASK_S", 0.0)
+    monkeypatch.setattr(ObjectStore, "pause_s", 0.0)
     folder = sweep()
     with hold_lease(folder):
         storage_at(folder).put("owners/00002.json", b"{}")
@@ -160,7 +161,7 @@ def test_the_driver_gives_signs_of_life(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_where_nothing_was_begun_nothing_is_left(sweep: Sweep, tmp_path: Path) -> None:
     folder = sweep()
-    (folder / "sweep.json").unlink()
+    storage_at(folder).delete(["sweep.json"])
     with pytest.raises(ValueError, match="refused"), hold_lease(folder):
         raise ValueError("refused")
     assert not folder.exists() and not [path for path in tmp_path.rglob("owners/*") if path.is_file()]

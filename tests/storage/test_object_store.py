@@ -55,6 +55,10 @@ def test_every_storage_keeps_what_is_put(storage: Storage) -> None:
     assert storage.get("a/none") is None and storage.modified("a/none") is None
     assert storage.list_names() == ["a"] and storage.list_names("a") == ["large", "small"]
     assert storage.list_names("none") == []
+    storage.append("a/log", b"1\n")
+    storage.append("a/log", b"2\n")
+    assert storage.get("a/log") == b"1\n2\n"
+    storage.delete(["a/log"])
     before = storage.modified("a/small")
     storage.touch("a/small")
     assert before is not None and (storage.modified("a/small") or 0) >= before and storage.get("a/small") == b"small"
@@ -63,14 +67,14 @@ def test_every_storage_keeps_what_is_put(storage: Storage) -> None:
 
 
 def test_a_removal_takes_everything_below_and_the_listing_last(storage: Storage) -> None:
-    """What a removal that fails has left is found by the sweep's `files.json`."""
+    """What a removal that fails has left is found by the sweep's `sweep.json`."""
     beside = replace(storage, prefix=f"{storage.prefix}-more") if isinstance(storage, ObjectStore) else None
-    for name in ("files.json", "sweep.json", "trials/a/files.json", "trials/a/commit-00000.json"):
+    for name in ("sweep.json", "secret", "trials/a/outcome.json", "trials/a/commit-00000.json"):
         storage.put(name, b"1")
         if beside:
             beside.put(name, b"1")
     if isinstance(storage, ObjectStore):
-        assert storage.keys()[-1] == storage.key("files.json")
+        assert storage.keys()[-1] == storage.key("sweep.json")
     storage.remove_all()
     assert storage.list_names() == [] and (beside is None or len(beside.keys()) == 4)
 

@@ -24,11 +24,17 @@ from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.formats import json_files
-from raydiff.formats.json_files import Jsonl, dumps
+from raydiff.formats.json_files import dumps
 from raydiff.formats.metric_records import Metric
 from raydiff.seeding import generator
+from raydiff.storage.json_lines import JsonLines
+from raydiff.storage.local import LocalFolder
 from raydiff.tracking import mlflow_store, shared_view, trial_run, writer
 from raydiff.tracking.writer import Mlflow, SweepSummary
+
+
+def metrics_log(folder: Path) -> JsonLines:
+    return JsonLines(LocalFolder(folder), "metrics.jsonl")
 
 
 class Sweep:
@@ -61,7 +67,7 @@ class Sweep:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text(json.dumps(overrides.to_dict(experiment)))
         for step, loss in enumerate(losses):
-            Jsonl(folder / "metrics.jsonl").log(step, {"metrics": written({"server/loss": loss})})
+            metrics_log(folder).log(step, {"metrics": written({"server/loss": loss})})
         return folder
 
     def runs(self, kind: str) -> list[Any]:
@@ -117,7 +123,7 @@ def test_a_trial_becomes_a_nested_run(sweep: Sweep, experiment: Experiment) -> N
     of_client = Metric(name="train/loss", part=("client", 0), value=1.0).to_json()
     for step in range(2):
         metrics = written({**line, "server/loss": 1 / (step + 1), "validation/fd_cnn/all": 3.0})
-        Jsonl(folder / "metrics.jsonl").log(step, {"metrics": [*metrics, of_client]})
+        metrics_log(folder).log(step, {"metrics": [*metrics, of_client]})
     sweep.follow()
     (run,) = sweep.runs("trial")
     assert run.info.run_name == "PFDM epsilon=10 seed=0" and math.isnan(run.data.metrics["distance_all"])
@@ -257,7 +263,7 @@ def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
     folder = sweep.trial(experiment, 4.0, 3.0)
     sweep.follow()
     before = sweep.ids()
-    Jsonl(folder / "metrics.jsonl").log(2, {"metrics": written({"server/loss": 2.0})})
+    metrics_log(folder).log(2, {"metrics": written({"server/loss": 2.0})})
     second = sweep.trial(replace(experiment, seed=1), 9.0)
     finish(folder, final=written({"eval/fd_cnn/all": 2.5}))
     sweep.follow()
@@ -290,7 +296,7 @@ def test_new_rounds_cost_their_own_bytes_and_one_request(
     monkeypatch.setattr(trial_run, "read_lines_from", read)
     monkeypatch.setattr(follower._client, "log_batch", log_batch)
     for step in (9, 10, 11):
-        Jsonl(path).log(step, {"metrics": written({"server/loss": float(step)})})
+        metrics_log(path.parent).log(step, {"metrics": written({"server/loss": float(step)})})
     follower._update()
     follower._update()
     assert starts == [size, path.stat().st_size] and requests == [6]
@@ -323,7 +329,7 @@ def test_a_resumed_trial_runs_again_and_a_finished_one_rests(sweep: Sweep, exper
         finish(each, outcome, final=written({"eval/accuracy": 1.0}), reason="why")
     sweep.follow()
     ended = {run.data.tags["raydiff.trial"]: run.info.end_time for run in sweep.runs("trial")}
-    Jsonl(folder / "metrics.jsonl").log(1, {"metrics": written({"server/loss": 0.5})})
+    metrics_log(folder).log(1, {"metrics": written({"server/loss": 0.5})})
     finish(folder, final=written({"eval/accuracy": 0.5}))
     sweep.follow()
     runs = {run.data.tags["raydiff.trial"]: run for run in sweep.runs("trial")}
@@ -587,7 +593,7 @@ def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, 
         remove(sweep, kind)
         follower = sweep.follower()
     for folder in folders:
-        Jsonl(folder / "metrics.jsonl").log(1, {"metrics": written({"server/loss": 0.5})})
+        metrics_log(folder).log(1, {"metrics": written({"server/loss": 0.5})})
         finish(folder, final=written({"eval/accuracy": 0.5}))
     follower.start()
     if kind == "experiment" and when == "before it is resumed":
