@@ -92,7 +92,7 @@ def parse_json(data: bytes, where: object, *, needs: str = "") -> dict[str, Any]
     try:
         tree = json.loads(data.decode())
     except ValueError as e:
-        raise ValueError(f"{where} is damaged: it is not valid JSON ({e}){remedy}") from None
+        raise ValueError(f"{where} is not valid JSON ({e}){remedy}") from None
     if not isinstance(tree, dict) or (needs and needs not in tree):
         raise ValueError(f"{where} has no field {needs!r}{remedy}")
     return tree

@@ -168,7 +168,8 @@ def open_finished(folder: Path) -> Finished:
         raise ValueError(f"there is no trial in {folder}")
     experiment = config.read(folder / "config.json")
     if experiment.digest != folder.name:
-        raise ValueError(f"{folder} was made by another version of raydiff: here its digest is {experiment.digest}")
+        why = f"here its digest is {experiment.digest}"
+        raise ValueError(f"{folder} was made by another version of raydiff, or is a copy of another trial: {why}")
     trial = Trial(experiment, folder.parents[1])
     if (outcome := trial.outcome()) is None:
         raise ValueError(f"{folder} has not finished: continue it with the command that began it and --resume")

@@ -423,11 +423,7 @@ def test_a_record_put_back_from_elsewhere_is_found(charged: Trial, place: str) -
     for number, record in enumerate(book.records(), 1):
         other.add({**record, "events": []} if number > 1 else record, number)
     shutil.copy(other.folder / "00002.json", book.folder / "00002.json")
-    says = (
-        "2.json is damaged: it is a copy of budgets/other/"
-        if place == "other"
-        else "3.json is damaged: it does not follow"
-    )
+    says = "2.json is damaged: it is a copy of other/" if place == "other" else "3.json is damaged: it does not follow"
     with pytest.raises(ValueError, match=re.escape(says)):
         book.records()
 

@@ -127,11 +127,6 @@ def rename(folder: Path) -> Path:
     return folder.rename(folder.with_name("0123456789abcdef"))
 
 
-def rename_one_of_another_version(folder: Path) -> Path:
-    (folder / "config.json").write_text(json.dumps(read_json(folder / "config.json")))
-    return rename(folder)
-
-
 def lose_server(folder: Path) -> None:
     for state in folder.glob("server-*"):
         state.unlink()
@@ -143,8 +138,7 @@ DAMAGES: dict[str, Callable[[Path], Any]] = {
     "has not finished": lambda folder: (folder / "outcome.json").unlink(),
     "there is no trial": lambda folder: (folder / "config.json").unlink(),
     "is gone, and the trial cannot go on without it": lose_server,
-    "config.json is damaged: it is a copy of": rename,
-    "another version": rename_one_of_another_version,
+    "another version of raydiff, or is a copy of another trial": rename,
 }
 
 
