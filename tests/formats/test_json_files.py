@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 from pathlib import Path
 
 import pytest
@@ -57,12 +58,12 @@ def test_lines_are_read_from_where_the_last_ones_ended(tmp_path: Path) -> None:
 def test_a_line_per_round_and_none_twice_also_in_the_next_process(tmp_path: Path) -> None:
     for _ in range(2):
         log = log_at(tmp_path / "deep")
-        log.log(0, {"loss": 0.5})
+        log.log(0, {"loss": 0.5, "epsilon": math.inf})
         log.log(0, {"loss": 9.0})
     log.log(1, {"loss": 0.25})
     lines = read_lines(tmp_path / "deep" / "metrics.jsonl")
     assert [(line["step"], line["loss"]) for line in lines] == [(0, 0.5), (1, 0.25)]
-    assert lines[0]["time"] <= lines[1]["time"]
+    assert lines[0]["epsilon"] == "inf" and lines[0]["time"] <= lines[1]["time"]
     log = log_at(tmp_path / "deep")
     log.log(2, {})
     assert sum(line.get("loss", 0.0) for line in log.lines) == 0.75
