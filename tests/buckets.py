@@ -38,7 +38,8 @@ def result(this: Trial) -> dict[str, object]:
     names = [name for name in storage.list_names() if name.startswith("commit-")]
     commits = [json.loads(storage.get(name) or b"") for name in names]
     for commit in commits:
-        commit["metrics"] = {k: v for k, v in commit["metrics"].items() if not k.endswith("upload/resent")}
+        for metrics in (commit["metrics"], *commit["client_metrics"].values()):
+            metrics.pop("upload/resent", None)
         del commit["previous"], commit["sha256"]
     lines = [json.loads(line) for line in (this.files.get("metrics.jsonl") or b"").splitlines()]
     return {"outcome": outcome, "commits": commits, "rounds": [line["step"] for line in lines]}
