@@ -21,10 +21,9 @@ import pandas as pd
 
 from raydiff.__main__ import leave
 from raydiff.formats.intervals import interval, ratio, shown
-from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish
+from raydiff.models.chains import SAMPLERS
 from raydiff.report import load
-from raydiff.report.frontier.rows import network_of
 from raydiff.report.load import column
 
 PAIRS = (
@@ -55,8 +54,8 @@ def distances(sweep: Path) -> pd.DataFrame:
     Raises ValueError where the sweep is not of such a preset.
     """
     runs = load.finished(load.runs(sweep))
-    network = network_of(runs)
-    if network is None or "partition.minority" not in runs or runs["partition.minority"].isna().all():
+    measured = any(f"final/eval/{sampler}/fd_cnn/minor" in runs for sampler in SAMPLERS)
+    if not measured or "partition.minority" not in runs or runs["partition.minority"].isna().all():
         raise ValueError(f"{sweep} has no finished trials with feature distances and a partition.minority")
     of_depths = _epsilons_of_depths(runs, load.rounds(sweep))
     rows = []
@@ -64,7 +63,7 @@ def distances(sweep: Path) -> pd.DataFrame:
         arm = _arm(run)
         groups = ("cluster_a", "cluster_b") if arm == "centralised" else ("minor",)
         for epsilon, sampler in itertools.product(_epsilons(run, arm, of_depths), SAMPLERS):
-            values = [run.get(f"final/eval/{sampler}/fd_{network}/{group}", math.nan) for group in groups]
+            values = [run.get(f"final/eval/{sampler}/fd_cnn/{group}", math.nan) for group in groups]
             rows.append((arm, run["partition.minority"], epsilon, run["seed"], sampler, sum(values) / len(values)))
     return pd.DataFrame(rows, columns=["arm", *CELL[:2], "seed", CELL[2], "distance"]).dropna(subset="distance")
 

@@ -19,8 +19,8 @@ import pandas as pd
 
 from raydiff.__main__ import leave
 from raydiff.formats.intervals import interval, shown
-from raydiff.formats.metric_names import SAMPLERS
 from raydiff.formats.tables import Table, publish, span
+from raydiff.models.chains import MEASURED
 from raydiff.report import load
 from raydiff.report.load import column
 
@@ -91,7 +91,7 @@ def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
 
 def main(argv: Sequence[str]) -> None:
     """Print the table and write the files."""
-    sampler = {"choices": SAMPLERS[:2], "help": "the chain (default: the configured one)"}
+    sampler = {"choices": MEASURED, "help": "the chain (default: the configured one)"}
     first = {"default": "SPIRE", "help": "the method that the others are compared with"}
     options = load.arguments(__doc__, argv, sampler=sampler, first=first)
     measured = readings(options.sweep, options.sampler)

@@ -232,9 +232,10 @@ class Sweep:
 
     def frontier(self, *, all: bool = False) -> pd.DataFrame:
         """Privacy against quality by setting, over its seeds: six columns (`text.brief`), or all (`rows.frontier`)."""
+        from raydiff.report import load
         from raydiff.report.frontier import rows, text
 
-        table = rows.frontier(self.runs)
+        table = rows.frontier(self.runs, load.metrics(self.folder))
         return table if all else text.brief(table)
 
     def best(self) -> Run:

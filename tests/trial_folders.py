@@ -8,6 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from raydiff.evaluation.quality.distances import frechet_metric, kernel_metric
+from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
 from raydiff.formats.json_files import dumps
 from raydiff.formats.metric_records import CUMULATIVE, ENDINGS, SECONDS, Metric
 
@@ -17,9 +19,14 @@ ABOUT = {
     for metric in (
         *CUMULATIVE,
         SECONDS,
-        Metric(name="fd_cnn", group="all", rank=2, lower_is_better=True, shown="distance_all"),
-        Metric(name="fd_cnn", group="minor", rank=1, lower_is_better=True, shown="distance_minority"),
-        Metric(name="kd_cnn", group="all", rank=4, lower_is_better=True, shown="distance_all"),
+        *(frechet_metric("cnn", group) for group in ("all", "major", "minor")),
+        *(kernel_metric("cnn", group) for group in ("all", "major", "minor")),
+        frechet_metric("inception", "all"),
+        frechet_metric("other", "minor"),
+        TV_PAIRS,
+        UTILITY_LOSS,
+        Metric(name="vendi", group="all", shown="vendi/all"),
+        Metric(name="gap", shown="gap"),
         Metric(name="accuracy", shown="accuracy"),
         *(Metric(name="auc", target=name, attack="best", shown=f"attack_auc_{name}") for name in ("global", "client")),
     )

@@ -10,7 +10,6 @@ from raydiff.formats.tables import Table, number
 from raydiff.report import load, page
 from raydiff.report.conclusion import conclude, means
 from raydiff.report.frontier import command as frontier
-from raydiff.report.frontier import rows
 from raydiff.report.frontier.text import brief
 from raydiff.report.guarantees import shown
 from raydiff.report.sweep_view import open_sweep
@@ -47,7 +46,7 @@ def describe(folder: Path) -> SweepSummary:
         paragraphs, lines = conclude(view)
         conclusion, numbers = "\n\n".join([*paragraphs, *(f"- {line}" for line in lines)]), means(view)
         if view.measure and len(view.runs) > 1:
-            table = rows.frontier(view.runs)
+            table = view.frontier
             table = brief(table).assign(epsilon=table["epsilon"].map(shown))
             cells = [[v if isinstance(v, str) else number(v) for v in row] for row in table.to_numpy()]
             markdown = str(Table([*table], cells))

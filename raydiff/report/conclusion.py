@@ -32,7 +32,7 @@ def conclude(sweep: SweepView) -> tuple[list[str], list[str]]:
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
     best = list(_best_settings(sweep))
-    quality = f"{first} {_verdict(best, measure_in_words(sweep.measure))}"
+    quality = f"{first} {_verdict(best, measure_in_words(sweep.metrics[sweep.measure]))}"
     return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
 
 

@@ -15,7 +15,7 @@ from raydiff.formats.json_files import read_plan
 from raydiff.formats.metric_records import Metric
 from raydiff.formats.tables import short
 from raydiff.report import load
-from raydiff.report.frontier.rows import EVAL, cell_fields, frontier, has, ranked_by, settings
+from raydiff.report.frontier.rows import cell_fields, frontier, has, settings
 from raydiff.report.frontier.scatter import draw
 from raydiff.report.load import Row, records
 
@@ -82,7 +82,7 @@ class SweepView:
     @cached_property
     def frontier(self) -> pd.DataFrame:
         """`frontier.rows.frontier`."""
-        return frontier(self.runs)
+        return frontier(self.runs, self.metrics)
 
     @cached_property
     def picture(self) -> bytes:
@@ -99,8 +99,9 @@ class SweepView:
     @cached_property
     def measure(self) -> str | None:
         """The column that ranks settings, lower is better."""
-        name = ranked_by(self.finished.rename(columns=lambda column: str(column).removeprefix(EVAL)))
-        return name and EVAL + name
+        final = {column: m.rank for column, m in self.metrics.items() if m.rank and m.split == "eval"}
+        ranks = {column: rank for column, rank in final.items() if self.finished[column].notna().any()}
+        return min(ranks, key=ranks.__getitem__, default=None)
 
     @property
     def best(self) -> tuple[str, str, float]:

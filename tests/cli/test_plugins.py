@@ -161,7 +161,7 @@ def test_the_command_of_the_page_runs_as_printed_and_optuna_maximises_its_metric
     done = subprocess.run(arguments, env=env, cwd=tmp_path, capture_output=True)
     assert done.returncode == 0, done.stdout.decode()[-2000:] + done.stderr.decode()[-2000:]
     (sweep,) = (tmp_path / "raydiff" / "sweeps").glob("digits-*")
-    rows = frontier(load.runs(sweep))
+    rows = frontier(load.runs(sweep), load.metrics(sweep))
     assert set(rows["method"]) == {"mylab.ditto:Ditto"} and rows["vendi"].between(1, 100).all()
     assert "vendi" in done.stdout.decode() and "vendi" in (sweep / "report" / "report.html").read_text()
     values = [

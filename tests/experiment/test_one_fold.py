@@ -113,7 +113,8 @@ def stated_by_files(resolved: Trial, outcome: str) -> dict[str, float]:
     runs = load.runs(resolved.sweep)
     assert list(runs["outcome"]) == [outcome]
     assert {view: runs[f"{view}/epsilon"][0] for view in VIEWS} == metrics
-    assert shown(frontier(runs).iloc[0], ("epsilon", "epsilon_outsiders")) == stated(metrics)
+    table = frontier(runs, load.metrics(resolved.sweep))
+    assert shown(table.iloc[0], ("epsilon", "epsilon_outsiders")) == stated(metrics)
     trials = page.list_trials(open_sweep(resolved.sweep))
     assert shown(trials.iloc[0], ("epsilon_server", "epsilon_outsiders")) == tuple(metrics.values())
     return metrics

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
-from trial_folders import finished, line, stop, write_trial, written
+from trial_folders import finished, line, metric, stop, write_trial, written
 
 from raydiff.api import Sweep
 from raydiff.formats import plots
@@ -86,8 +86,13 @@ def write_definitions(sweep: Path) -> Path:
     return sweep
 
 
+def frontier_of(runs: pd.DataFrame) -> pd.DataFrame:
+    columns = [column for column in map(str, runs) if column.startswith(("final/", "last/"))]
+    return rows.frontier(runs, {column: metric(column.partition("/")[2], 0.0) for column in columns})
+
+
 def table_of(sweep: Path) -> pd.DataFrame:
-    return rows.frontier(load.runs(sweep))
+    return frontier_of(load.runs(sweep))
 
 
 def cells(table: pd.DataFrame) -> dict[str, list[str]]:
@@ -99,7 +104,7 @@ def cells(table: pd.DataFrame) -> dict[str, list[str]]:
 
 
 def test_one_row_per_trial_by_method_and_swept_columns(grid: pd.DataFrame) -> None:
-    table = rows.frontier(grid)
+    table = frontier_of(grid)
     assert len(table) == 24 and rows.swept(table) == ["schedule", "clients", "method.epsilon"]
     keys = list(zip(*(table[c] for c in ("method", "schedule", "clients")), strict=True))
     assert keys == sorted(keys)
@@ -172,7 +177,7 @@ def test_pareto_is_a_setting_with_a_guarantee_that_none_of_the_same_clients_domi
 
 
 def test_pareto_within_each_definition_and_against_what_holds_for_every_one(definitions: pd.DataFrame) -> None:
-    table = rows.frontier(definitions).set_index("digests")
+    table = frontier_of(definitions).set_index("digests")
     best = {"a0", "a1", "c0", "c1", "f0"}  # e sends nothing and beats b0 and b1; f0 beats f1; d has no guarantee
     assert set(table.index[table["pareto"]]) == best
     assert rows.swept(table.reset_index(drop=True)) == ["trust", "method.epsilon", "privacy.epsilon"]
@@ -180,8 +185,8 @@ def test_pareto_within_each_definition_and_against_what_holds_for_every_one(defi
 
 def test_distances_of_two_networks_are_refused(tmp_path: Path) -> None:
     write_trial(tmp_path, "a", outcome=finished(5.0, 1.0))
-    write_trial(tmp_path, "b", outcome=finished(5.0, 1.0, **{"eval/fd_inception/minor": 20.0}))
-    with pytest.raises(ValueError, match="cnn, inception"):
+    write_trial(tmp_path, "b", outcome=finished(5.0, 1.0, **{"eval/fd_other/minor": 20.0}))
+    with pytest.raises(ValueError, match="fd_cnn, fd_other"):
         table_of(tmp_path)
 
 
@@ -230,7 +235,7 @@ def test_what_is_measured_in_place_of_that_distance_has_a_column_and_ranks(tmp_p
 
 def test_each_definition_has_a_column(definitions: pd.DataFrame) -> None:
     """a: client, central; b: client, local; c: example, add-remove; d: example, replace-one."""
-    table = rows.frontier(definitions)
+    table = frontier_of(definitions)
     shown = cells(table)
     lines = [" ".join(row) for row in zip(shown["method"], *(shown[f"epsilon {a}"] for a in "abcd"), strict=True)]
     assert lines[:10] == [
@@ -252,7 +257,7 @@ def test_each_definition_has_a_column(definitions: pd.DataFrame) -> None:
 
 
 def test_the_csv_has_a_column_for_each_definition(definitions: pd.DataFrame) -> None:
-    table = guarantees.flat(rows.frontier(definitions)).set_index("digests")
+    table = guarantees.flat(frontier_of(definitions)).set_index("digests")
     about = ("client, replace-one, central", "client, replace-one, local")
     about += ("example, add-remove, local", "example, replace-one, local")
     columns = [f"epsilon [per {each} trust, delta 1e-05]" for each in about]
@@ -330,7 +335,7 @@ def drawn(runs: pd.DataFrame, monkeypatch: pytest.MonkeyPatch, *, cell: tuple[st
 
     figures = []
     monkeypatch.setattr(Figure, "savefig", lambda self, *_, **__: figures.append(self))
-    assert scatter.draw(rows.frontier(runs), Path("unused.png"), cell=cell)
+    assert scatter.draw(frontier_of(runs), Path("unused.png"), cell=cell)
     figures[0].draw_without_rendering()
     return figures[0]
 

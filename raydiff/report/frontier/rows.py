@@ -3,63 +3,68 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
 
-from raydiff.formats.metric_names import FAMILIES, ColumnName
+from raydiff.formats.metric_records import (
+    AUC_CEILING,
+    BYTES_UP,
+    COMPARED,
+    DETAILED,
+    SECONDS,
+    Metric,
+    Role,
+    read_metrics,
+)
 from raydiff.report import guarantees
 from raydiff.report.load import Row, column, groups, records
 
 Point = tuple[str | None, float, float]  # definition, epsilon, measure
 DONE = ("finished", "stopped")  # outcomes that have a row; the other trials are listed below the table
-GROUPS = ("minor", "major", "all")
+GROUPS = ("minor", "major", "all", "")
 NOT_SETTINGS = ("seed", "data.split_seed", "data.root", "runtime")  # trials of one setting may differ in these
 FROM_DATA = ("data_digest", "method.model.shape", "method.model.labels")
 """Config columns that follow from the data, of no interest where the data are swept."""
 RESERVED = ("method", "n", "outcome", "reason", "pareto", "epsilon", "guarantee", "digests", "seconds")
 """Names that no swept column may take."""
-EVAL = "final/eval/"
 NUMBERS = {
-    "label_accuracy": f"{EVAL}label_accuracy/all",
-    "auc_global": "final/attack/global/best/auc",
-    "auc_client": "final/attack/client/best/auc",
-    "bytes_up": "final/comm/bytes_up",
-    "seconds": "final/time/seconds",
-    "auc_ceiling": "final/privacy/auc_ceiling",
+    "label_accuracy": Metric(name="label_accuracy", split="eval", group="all"),
+    "auc_global": Metric(name="auc", target="global", attack="best"),
+    "auc_client": Metric(name="auc", target="client", attack="best"),
+    "bytes_up": BYTES_UP,
+    "seconds": SECONDS,
+    "auc_ceiling": AUC_CEILING,
 }
-"""Column of the table -> column of runs."""
-IN_REPORT = set(FAMILIES) - {"fid", "kid"}
-"""Families of readings that only the report has in full."""
-RANKING = ("fid/all", "kid/all", "tv_pairs", "utility_loss")
-"""These and kernel distances rank trials that have no Fréchet distance of a feature network."""
-MEASURES = {
-    "f": "Fréchet distance of {} features",
-    "k": "kernel distance of {} features",
-    "tv_pairs": "total variation of pairs of columns",
-    "utility_loss": "1 - accuracy on the test split",
-}
-"""Beginning of a measure's name -> its meaning."""
+"""Column of the table -> metric."""
+ENDS = tuple(f"{name}_{end}" for name, metric in NUMBERS.items() if metric.attack for end in ("low", "high"))
+METRICS = "metrics"  # in the table's `attrs`: column -> the metric of quality that it holds, as in a file
 
 
-def frontier(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per setting and outcome, from `load.runs`, sorted by method and what was swept.
+def frontier(runs: pd.DataFrame, metrics: Mapping[str, Metric]) -> pd.DataFrame:
+    """One row per setting and outcome, from `load.runs` and `load.metrics`, sorted by method and what was swept.
 
     Columns: method; what was swept, under short names (text "none" where the field is empty, NaN where there is no such
-    field); n (seeds, splits), outcome, reason, pareto; those of `guarantees.guarantees`; `fd_<network>/<group>` with
-    `_std` and `_floor` or, without such distances, `measures`; NUMBERS, attacks with `_low` and `_high` (95 %, of a
-    single seed); digests; metrics of other packages. Epsilon and auc_ceiling (none where nothing is sent) are the
+    field); n (seeds, splits), outcome, reason, pareto; those of `guarantees.guarantees`; the metric that ranks, of each
+    group of classes, with `_std` and `_floor`; NUMBERS, attacks with `_low` and `_high` (95 %, of a single seed);
+    digests; metrics of other packages. Epsilon and auc_ceiling (none where nothing is sent) are the
     largest over seeds, other numbers means with `_std`. A stopped trial's distances are from the validation split.
-    Raises ValueError where trials used several feature networks.
+    Raises ValueError where trials are ranked by several distances.
     """
     fields = settings(runs)
     by = ["method", *fields.values(), "outcome", "reason"]
-    trials = pd.concat([runs[["method", *fields]].rename(columns=fields), _numbers(runs)], axis=1)
+    quality = _select_quality(metrics)
+    numbers = _numbers(runs, quality, _select_added(metrics))
+    trials = pd.concat([runs[["method", *fields]].rename(columns=fields), numbers], axis=1)
     trials = trials.sort_values(by, na_position="last", kind="stable")
     for path, name in fields.items():
         trials[name] = trials[name].astype(object).mask(trials[name].isna() & has(runs, path), "none")
-    rows = pd.DataFrame([_row(group, by) for _, group in trials.groupby(by, dropna=False, sort=False)])
+    floors = [name for name, metric in quality.items() if metric.role == "floor"]
+    each = trials.groupby(by, dropna=False, sort=False)
+    rows = pd.DataFrame([_row(group, by, floors=floors) for _, group in each])
+    rows.attrs[METRICS] = {name: metric.to_json() for name, metric in quality.items()}
     rows.insert(list(rows).index("reason") + 1, "pareto", _pareto(rows, cell_fields(fields)))
     return rows
 
@@ -100,30 +105,43 @@ def _short_name(path: str, others: Sequence[str]) -> str:
     return free[0] if free else path
 
 
-def added(names: Iterable[str]) -> list[str]:
-    """Of the columns of runs, the values of metrics that raydiff itself does not have."""
-    metrics = [ColumnName.parse(name) for name in names if name.startswith(EVAL)]
-    others = [m for m in metrics if m.family not in IN_REPORT and m.role == "value" and not (m.sampler or m.part)]
-    return [str(metric).removeprefix("eval/") for metric in others]
+def _select_quality(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """The metric of the least rank, of each group of classes, and its floors, by column of the table."""
+    final = [m for m in metrics.values() if m.split in ("eval", "validation") and not m.sampler and m.part is None]
+    least = min((m.rank for m in final if m.rank), default=0)
+    names = sorted({m.name for m in final if least and m.rank == least})
+    if len(names) > 1:
+        raise ValueError(f"distances of several feature networks cannot share a table: {', '.join(names)}")
+    found = {str(replace(m, split="")): replace(m, split="") for m in final if m.name in names}
+    places = [(group, role) for group in GROUPS for role in ("value", "floor")]
+    kept = [metric for metric in found.values() if (metric.group, metric.role) in places]
+    kept.sort(key=lambda metric: places.index((metric.group, metric.role)))
+    return {str(metric): metric for metric in kept}
 
 
-def _numbers(runs: pd.DataFrame) -> pd.DataFrame:
+def _select_added(metrics: Mapping[str, Metric]) -> dict[str, Metric]:
+    """The metrics of other packages, by column of the table."""
+    final = [m for m in metrics.values() if m.split == "eval" and m.shown not in ("", *COMPARED, *DETAILED)]
+    return {str(replace(metric, split="")): metric for metric in final}
+
+
+def _numbers(runs: pd.DataFrame, quality: Mapping[str, Metric], added: Mapping[str, Metric]) -> pd.DataFrame:
     """Per trial, the columns of the table from `outcome` on."""
-    network = network_of(runs)
     out = runs[["outcome", "reason"]].join(guarantees.guarantees(runs))
-    for name in [f"fd_{network}/{group}{floor}" for group in GROUPS if network for floor in ("", "_floor")]:
-        test, validation = column(runs, EVAL + name), column(runs, f"last/validation/{name}")
+    for name, metric in quality.items():
+        test = column(runs, f"final/{replace(metric, split='eval')}")
+        validation = column(runs, f"last/{replace(metric, split='validation')}")
         out[name] = test.where(runs["outcome"] == "finished", validation)
-    for name in () if network else measures(str(c).removeprefix(EVAL) for c in runs):
-        out[name] = column(runs, EVAL + name)
-    for name, source in NUMBERS.items():
-        for end in ("", "_low", "_high") if ColumnName.parse(source).attack else ("",):
-            out[name + end] = column(runs, source + end)
+    ends: tuple[Role, ...] = ("low", "high")
+    for name, metric in NUMBERS.items():
+        out[name] = column(runs, f"final/{metric}")
+        for end in ends if metric.attack else ():
+            out[f"{name}_{end}"] = column(runs, f"final/{replace(metric, role=end)}")
     out["digests"] = runs["digest"]
-    return out.assign(**{name: column(runs, EVAL + name) for name in added(map(str, runs))})
+    return out.assign(**{name: column(runs, f"final/{metric}") for name, metric in added.items()})
 
 
-def _row(group: pd.DataFrame, by: Sequence[str]) -> Row:
+def _row(group: pd.DataFrame, by: Sequence[str], *, floors: Sequence[str]) -> Row:
     """One row of the table from the trials of one setting."""
     first = records(group[list(by)].head(1))[0]
     row = {k: first[k] for k in by[:-2]}
@@ -136,11 +154,11 @@ def _row(group: pd.DataFrame, by: Sequence[str]) -> Row:
             row[name] = " ".join(values)
         elif name in ("epsilon", "epsilon_outsiders", "auc_ceiling"):
             row[name] = values.max(skipna=False)
-        elif name.endswith(("_low", "_high")):
+        elif name in ENDS:
             row[name] = values.iloc[0] if len(group) == 1 else math.nan
         else:
             row[name] = values.mean()
-            row |= {} if name.endswith("_floor") else {f"{name}_std": values.std()}
+            row |= {} if name in floors else {f"{name}_std": values.std()}
     return row | ({"auc_ceiling": math.nan} if row["guarantee"].nothing_sent else {})
 
 
@@ -164,33 +182,23 @@ def _dominates(a: Point, b: Point) -> bool:
     return comparable and a[1] <= b[1] and a[2] <= b[2] and a[1:] != b[1:]
 
 
-def network_of(frame: pd.DataFrame) -> str | None:
-    """The feature network of the Fréchet distances, None if nothing was measured."""
-    metrics = (ColumnName.parse(str(c)) for c in frame)
-    networks = sorted({m.name[3:] for m in metrics if m.family == "fd" and m.group in GROUPS and m.role == "value"})
-    if len(networks) > 1:
-        raise ValueError(f"distances of several feature networks cannot share a table: {', '.join(networks)}")
-    return networks[0] if networks else None
+def quality_of(table: pd.DataFrame) -> dict[str, Metric]:
+    """The metrics of quality by column of the table, without their floors."""
+    written = table.attrs[METRICS]
+    metrics = zip(written, read_metrics(written.values()), strict=True)
+    return {name: metric for name, metric in metrics if metric.role == "value"}
 
 
-def ranked_by(rows: pd.DataFrame) -> str | None:
-    """The measure of the frontier, lower is better: a distance on the minority or all classes, else of `measures`."""
-    names = [f"fd_{network_of(rows)}/{group}" for group in ("minor", "all")]
-    names += measures(map(str, rows))
-    return next((n for n in names if n in rows and rows[n].notna().any()), None)
+def ranked_by(table: pd.DataFrame) -> str | None:
+    """The column of the metric that ranks, lower is better: that of the least rank which some row has."""
+    ranks = {name: m.rank for name, m in quality_of(table).items() if m.rank and table[name].notna().any()}
+    return min(ranks, key=ranks.__getitem__, default=None)
 
 
-def measures(names: Iterable[str]) -> list[str]:
-    """Of these columns, those of RANKING; the first one counts."""
-    return sorted(n for n in names if n in RANKING or (n.startswith("kd_") and n.partition("/")[2] == "all"))
-
-
-def measure_in_words(name: str) -> str:
-    """`Fréchet distance of cnn features, minority classes` for fd_cnn/minor: lower is better of all MEASURES."""
-    family, _, group = name.removeprefix(EVAL).partition("/")
-    words = next(words for start, words in MEASURES.items() if family.startswith(start))
-    classes = {"minor": ", minority classes", "all": ", all classes"} if words.startswith(("F", "k")) else {}
-    return words.format(family.partition("_")[2] or "Inception") + classes.get(group, "")
+def measure_in_words(metric: Metric) -> str:
+    """`Fréchet distance of cnn features, minority classes`."""
+    classes = {"minor": ", minority classes", "all": ", all classes"}
+    return metric.description + classes.get(metric.group, "")
 
 
 def swept(table: pd.DataFrame) -> list[str]:

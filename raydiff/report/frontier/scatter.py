@@ -14,7 +14,15 @@ from raydiff.formats.intervals import half_width
 from raydiff.formats.plots import COLOURS, LINES, MARKERS, legend, logarithmic, panels, save
 from raydiff.formats.tables import short
 from raydiff.lookup import distinguishing_fields
-from raydiff.report.frontier.rows import DONE, is_target_epsilon, measure_in_words, noise_floor, ranked_by, swept
+from raydiff.report.frontier.rows import (
+    DONE,
+    is_target_epsilon,
+    measure_in_words,
+    noise_floor,
+    quality_of,
+    ranked_by,
+    swept,
+)
 from raydiff.report.guarantees import adversary, definitions, described
 from raydiff.report.load import groups, records
 
@@ -133,7 +141,7 @@ def _draw_panel(axes: Any, title: str, name: str, rows: pd.DataFrame, *, pareto:
         logarithmic(axes)
     axes.set_title(title, fontsize=9)
     if not title or axes.get_subplotspec().is_first_col():
-        axes.set_ylabel(measure_in_words(name), fontsize=9)
+        axes.set_ylabel(measure_in_words(quality_of(rows)[name]), fontsize=9)
 
 
 def _draw_axis(axes: Any, epsilons: pd.Series) -> None:

@@ -10,12 +10,10 @@ import pandas as pd
 from raydiff.formats.tables import aligned, number, short, size, span, with_deviation
 from raydiff.report.frontier.rows import (
     DONE,
-    GROUPS,
     is_target_epsilon,
     measure_in_words,
-    measures,
-    network_of,
     noise_floor,
+    quality_of,
     ranked_by,
     swept,
 )
@@ -67,7 +65,6 @@ def brief(table: pd.DataFrame) -> pd.DataFrame:
 def cells(rows: pd.DataFrame) -> pd.DataFrame:
     """The table as text, without columns in which no row has anything."""
     items = records(rows)
-    network = network_of(rows)
     names = list(map(str, rows))
     out = pd.DataFrame({"": ["o" if row["outcome"] == "stopped" else "*" * row["pareto"] for row in items]}, rows.index)
     out["method"] = rows["method"]
@@ -82,7 +79,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
         for letter, definition in zip(LETTERS, all_definitions, strict=False):
             own = epsilons(rows, definition).map(lambda epsilon: "-" if math.isnan(epsilon) else shown(epsilon))
             out[f"epsilon {letter}"] = own.mask(rows["epsilon"].isna(), "?")
-    for name in [f"fd_{network}/{group}" for group in GROUPS] if network else measures(names):
+    for name in quality_of(rows):
         out[name] = [_mean(row, name) for row in items]
     for header, name in AVERAGED.items():
         out[header] = [_mean(row, name) for row in items]
@@ -122,7 +119,7 @@ def explain(rows: pd.DataFrame) -> list[str]:
     if distance is not None:
         floor = noise_floor(rows, distance)
         real = f"; real half against real half: {span(floor, number)}" if floor else ""
-        notes.append(f"{distance}: {measure_in_words(distance)}, mean over clients{real}")
+        notes.append(f"{distance}: {measure_in_words(quality_of(rows)[distance])}, mean over clients{real}")
         better = f"has less epsilon and less {distance}"
         notes.append(f"*  Pareto-optimal: with a guarantee, and no setting beside it {better}")
     if rows[["auc_global", "auc_client"]].notna().any(axis=None):
