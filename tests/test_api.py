@@ -193,6 +193,23 @@ def test_a_sweep_without_ray_stops_at_a_failure_and_runs_it_again(
     assert [r["outcome"] for r in rd.Sweep(tmp_path / "sweeps" / "s").runs.to_dict("records")] == ["finished"] * 2
 
 
+def test_a_search_without_ray_goes_on_when_resumed_and_keeps_its_searcher(
+    tiny: rd.Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(after_sweep, "FULL", after_sweep.SUMMARY)
+    base = replace(local(tiny, tmp_path), evaluation=replace(tiny.evaluation, attacks=None, clients=1))
+
+    def sweep(samples: int, search: object = ("optuna", {"n_startup_trials": 1})) -> int:
+        space = {"method.clip": ("uniform", (3.0, 8.0))}
+        more: Any = {"search": search, "sample": space, "samples": samples}
+        return len(rd.sweep(base, track=False, name="s", resume=samples > 1, **more).runs)
+
+    assert (sweep(1), sweep(2)) == (1, 2)
+    assert "its best by validation/fd_cnn/all: " in capsys.readouterr().out
+    with pytest.raises(ValueError, match="s has another search, and a sweep keeps how its trials are chosen"):
+        sweep(3, "optuna")
+
+
 def test_schedulers_and_time_budgets_without_ray_are_refused(tiny: rd.Experiment, tmp_path: Path) -> None:
     base = replace(local(tiny, tmp_path), evaluation=tiny.evaluation)
     for more in ({"scheduler": "asha"}, {"budget_s": 5.0}):

@@ -20,7 +20,7 @@ from mlflow import MlflowClient
 
 import raydiff as rd
 from raydiff.__main__ import leave
-from raydiff.cli import run, sweep
+from raydiff.cli import arguments, run, sweep
 from raydiff.cli.options import parse
 from raydiff.experiment import overrides as settings
 from raydiff.experiment import presets as names
@@ -158,6 +158,23 @@ def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path,
         with pytest.raises(ValueError, match=rf"^mine is being run by process {os.getpid()} on [^\n]*$"):
             job.main(["digits", "--name", "mine", "--runtime.storage", str(tmp_path), *more])
         assert before == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.is_file()}
+
+
+def test_keyword_arguments_are_json_or_text():
+    words = [
+        "--search.n",
+        "5",
+        "--seed",
+        "1",
+        "--search.name=tpe",
+        "--scheduler.hard_stop",
+        "true",
+        "--search",
+        "optuna",
+    ]
+    found, rest = arguments.keywords(words, "search", "scheduler")
+    assert found == {"search": {"n": 5, "name": "tpe"}, "scheduler": {"hard_stop": True}}
+    assert rest == ["--seed", "1", "--search", "optuna"]
 
 
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
