@@ -135,6 +135,9 @@ class Door(Mapping[str, T]):
                 if isinstance(entry, type) and plain_name(entry.__name__) != plain_name(name):
                     NAMES[entry] = name
 
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
     def __getitem__(self, name: str) -> T:
         entry: Any = self.entries[name]
         found: T = imported(entry) if isinstance(entry, str) else entry
@@ -202,7 +205,8 @@ class Door(Mapping[str, T]):
         if isinstance(value, type):
             raise ValueError(f"must be an instance, got the class {value.__name__}: write {value.__name__}()")
         if why := unfit(type(value), self.base):
-            raise ValueError(f"must be an instance of {self.choices}, got {value!r}: {why}")
+            shown = " ".join(repr(value).split())[:LONGEST]
+            raise ValueError(f"must be an instance of {self.choices}, got {shown}: {why}")
         return value
 
 

@@ -221,7 +221,7 @@ def test_a_config_s_method_is_no_other_class(tmp_path: Path, tiny: Experiment, k
     with pytest.raises(ValueError, match=f"{kind} is no method"):
         config.read(tmp_path / "config.json")
     with pytest.raises(ValueError, match=f"{kind} is no method"):
-        overrides.from_dict(fields["method"], Method)
+        overrides.from_dict(fields["method"], config.AnyMethod)
     assert not (tmp_path / "made").exists()
 
 
@@ -231,7 +231,7 @@ def test_a_module_in_the_folder_that_was_sent_is_not_imported(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place])  # "" is `python -m` alone
     with pytest.raises(ValueError, match=r"^theirs:Method cannot be imported: ModuleNotFoundError"):
-        overrides.from_dict(json.loads((tmp_path / "config.json").read_text()), Method)
+        overrides.from_dict(json.loads((tmp_path / "config.json").read_text()), config.AnyMethod)
     assert not (tmp_path / "made").exists()
 
 

@@ -9,17 +9,18 @@ round. Sampling is Poisson sampling; it does not count for clients under local t
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Gt, Le
 
 from raydiff.cli.options import check, parse
 from raydiff.formats.rounding import up
 from raydiff.privacy import accountants
-from raydiff.privacy.accountants import MOST_DELTA
 from raydiff.privacy.ledger import Entry, Exposure, Ledger
 from raydiff.privacy.release import Gaussian, Relation, Unit
+from raydiff.settings import Count, NonNegative
 
 FPR = 0.01
 SAMPLED = """holds for Poisson batches whose noised sum is divided by a fixed number; averaging over the batch drawn \
@@ -30,13 +31,13 @@ use --q 1 --steps k"""
 
 @dataclass(frozen=True, kw_only=True)
 class AccountOptions:
-    noise: float
+    noise: NonNegative
     """Noise multiplier: standard deviation of the noise over the norm to which one unit's part is clipped."""
-    q: float = 1.0
+    q: Annotated[float, Gt(0), Le(1)] = 1.0
     """Probability at which a step draws a unit (Poisson sampling)."""
-    steps: int = 1
+    steps: Count = 1
     """Noised sums in a round."""
-    rounds: int = 1
+    rounds: Count = 1
     """Rounds of so many steps."""
     unit: Unit = "example"
     """Whose part is clipped."""
@@ -44,15 +45,10 @@ class AccountOptions:
     """Trust model: local also covers the server."""
     relation: Relation | None = None
     """What neighbours differ in (default: add_remove, and zero_out for clients under local trust)."""
-    delta: float = 1e-5
+    delta: accountants.Delta = 1e-5
     """The delta at which epsilon is stated."""
 
     def __post_init__(self) -> None:
-        check(self, "noise", 0 <= self.noise < math.inf, "a number >= 0")
-        check(self, "q", 0 < self.q <= 1, "in (0, 1]")
-        check(self, "steps", self.steps >= 1, "at least 1")
-        check(self, "rounds", self.rounds >= 1, "at least 1")
-        check(self, "delta", 0 < self.delta <= MOST_DELTA, f"in (0, {MOST_DELTA:g}], and below 1 / (number of records)")
         adds_or_removes = self.relation == "add_remove" and self.sees_senders
         check(self, "relation", not adds_or_removes, "zero_out or replace_one where the server sees which clients send")
 

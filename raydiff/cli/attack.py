@@ -35,6 +35,7 @@ from raydiff.results.attacked_rows import AttackedRows, open_rows
 from raydiff.results.finished import Finished
 from raydiff.results.shadows import ROLES, Attacked, ShadowRequest, open_attacked
 from raydiff.runtime import sweep_folder
+from raydiff.settings import Count
 from raydiff.storage.atomic_files import write_text
 
 TPR = "tpr_at_1pct_fpr"
@@ -48,7 +49,7 @@ class AttackOptions(RunOptions, ShadowRequest):
     trial: Path = field(init=False, default=Path())
     out: Path
     """Folder to write."""
-    workers: int = 1
+    workers: Count = 1
     """Shadows at the same time, as tasks on Ray; 1: in this process."""
     num: int | None = None
     """Of a table: number of rows (default: as many as there are records behind them)."""
@@ -56,7 +57,6 @@ class AttackOptions(RunOptions, ShadowRequest):
     def __post_init__(self) -> None:
         if self.source == "global" and self.client:
             raise ValueError("--client has no meaning with --source global: the shared model is nobody's own")
-        check(self, "workers", self.workers >= 1, "at least 1")
         check(self, "out", is_vacant(self.out), "a folder that is new or empty")
 
 

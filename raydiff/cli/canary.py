@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 from raydiff.cli import arguments
-from raydiff.cli.options import StorageOptions, check, parse_known, positional
+from raydiff.cli.options import StorageOptions, parse_known, positional
 from raydiff.data import datasets
 from raydiff.evaluation import canary_subjects
 from raydiff.experiment import config, overrides, presets, trial
@@ -33,6 +33,7 @@ from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Gaussian
 from raydiff.runtime import sweep_folder
 from raydiff.seeding import generator
+from raydiff.settings import Count
 
 CANARIES_OF_ONE_RUN = 16_000
 HALVED = {False: 1.0, True: 0.5}  # --halve -> factor of the noise
@@ -46,13 +47,10 @@ class CanaryOptions(StorageOptions):
     """A preset, whose fields further options override, or a run."""
     canaries: int | None = None
     """Releases in all, or canaries of one run (default: 4,000; PFDM and DP-SGD 16,000; aggregate trust 1,000)."""
-    seeds: int = 20
+    seeds: Count = 20
     """Audits."""
     halve: bool = False
     """Halve the noise on purpose."""
-
-    def __post_init__(self) -> None:
-        check(self, "seeds", self.seeds >= 1, "at least 1")
 
 
 class Finding(NamedTuple):

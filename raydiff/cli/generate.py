@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from raydiff.cli.options import RunOptions, check, parse, subset
+from raydiff.cli.options import RunOptions, parse, subset
 from raydiff.data.tables import rows_file
 from raydiff.data.tables.rows_file import Numbers
 from raydiff.results import generation
 from raydiff.results.finished import Finished
 from raydiff.results.generation import GenerationRequest
 from raydiff.runtime import sweep_folder
+from raydiff.settings import Count
 from raydiff.tracking import mlflow_models
 from raydiff.tracking.mlflow_store import redacted
 
@@ -36,16 +37,14 @@ class GenerateOptions(RunOptions, GenerationRequest):
     """Whose model (default: 0; of --log-model: all clients')."""
     out: Path | None = None
     """Folder to write (default: samples-DIGEST-WHOSE)."""
-    workers: int = 1
+    workers: Count = 1
     """Ray workers; 1: in this process."""
     log_model: bool = False
     """Log the sampler to the run in MLflow; make no samples."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.source == "global" and self.client is not None:
             raise ValueError("--client has no meaning with --source global: the server's model is nobody's own")
-        check(self, "workers", self.workers >= 1, "at least 1")
         if self.log_model and (subset(self, GenerationRequest) != GenerationRequest() or self.out):
             raise ValueError("--log-model makes no samples: leave --num, --per-class, --seed, --labels and --out away")
 

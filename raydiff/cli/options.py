@@ -16,11 +16,13 @@ import typing
 from collections.abc import Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Runtime
 from raydiff.lookup import check_value, nearest
+from raydiff.settings import SettingsError, alternatives, describe_choices, parse_words
+from raydiff.settings import hints as hints_of
 
 if TYPE_CHECKING:
     from raydiff.results.finished import Finished
@@ -99,7 +101,7 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
 def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
     """(the options, options that the class does not have, with their words). Raises ValueError for a value of another
     type, for one that is missing, and for a word that belongs to no option."""
-    hints, labels = typing.get_type_hints(cls), _labels(cls)
+    hints, labels = hints_of(cls), _labels(cls)
     words, unnamed, rest = dict[str, list[str]](), list[str](), list[str]()
     current, room = unnamed, 0.0
     for token in argv:
@@ -112,7 +114,7 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
             rest.append(token)
             current, room = rest, math.inf
         else:
-            several = any(typing.get_origin(o) is tuple for o in overrides.alternatives(hints[field.name]))
+            several = any(typing.get_origin(o) is tuple for o in alternatives(hints[field.name]))
             most = 0 if hints[field.name] is bool else math.inf if several else 1
             if most <= 1:  # The last one counts; values of a tuple add up.
                 words[field.name] = []
@@ -124,15 +126,22 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
 
 
 def _build(cls: type[T], words: dict[str, list[str]], unnamed: list[str]) -> T:
-    hints, values = typing.get_type_hints(cls), dict[str, Any]()
+    values: dict[str, Any] = {}
+    problems: dict[str, str] = {}
     for label, f in _labels(cls).items():
+        declared = hints_of(cls)[f.name]
         if "positional" in f.metadata and unnamed:
             words[f.name] = [unnamed.pop(0)]
         if f.name in words:
-            flag = hints[f.name] is bool and not words[f.name]
-            values[f.name] = overrides.parse_value(hints[f.name], label, ["true"] if flag else words[f.name])
+            is_flag = declared is bool and not words[f.name]
+            try:
+                values[f.name] = parse_words(declared, ["true"] if is_flag else words[f.name])
+            except ValueError as e:
+                problems[label] = str(e)
         elif f.default is MISSING:
-            raise ValueError(f"{label} is missing: {_sentences(cls)[f.name]}")
+            problems[label] = f"is missing: {_sentences(cls)[f.name]}"
+    if problems:
+        raise SettingsError(problems)
     if unnamed:
         raise ValueError(f"unexpected argument {unnamed[0]!r}")
     return cls(**values)
@@ -148,12 +157,12 @@ def _labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def _help(cls: type[Any], doc: str | None, start: Any) -> str:
-    hints, texts = typing.get_type_hints(cls), _sentences(cls)
+    hints, texts = hints_of(cls), _sentences(cls)
     entries = [_entry("--help", "Show this text.")]
     for label, f in sorted(_labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
-        literals = [o for o in overrides.alternatives(hints[f.name]) if typing.get_origin(o) is Literal]
-        allowed = "".join(f"    {overrides.readable(literal)}" for literal in literals)
+        allowed = describe_choices(hints[f.name])
+        allowed = f"    {allowed}" if allowed else ""
         entries.append(_entry(f"{label}{value}{allowed}", texts[f.name]))
     below = [] if start is None else [f"fields, with their values here:\n\n{_described(start)}"]
     return "\n\n".join([(doc or "").strip(), "options:\n" + "\n".join(entries), *below])

@@ -27,6 +27,7 @@ from raydiff.models.training import Diverged
 from raydiff.results import personalization
 from raydiff.results.personalization import Joining, Row
 from raydiff.runtime import sweep_folder
+from raydiff.settings import Natural, Positive
 from raydiff.tracking import mlflow_models
 from raydiff.tracking.mlflow_store import redacted
 
@@ -39,9 +40,9 @@ class PersonalizeOptions(RunOptions):
     """Classes of its records, by name or number: 2,7 (default: all)."""
     records: int | None = None
     """How many it trains on (default: of the run's own data as many as its clients have on average, else all)."""
-    epochs: tuple[int, ...] = (1, 2, 5, 10, 20)
+    epochs: tuple[Natural, ...] = (1, 2, 5, 10, 20)
     """When to measure, beside 0."""
-    lr: tuple[float, ...] | None = None
+    lr: tuple[Positive, ...] | None = None
     """Constant learning rates, one training each (default: the method's for an unseen client)."""
     seed: int = 0
     """Of its records, training and samples."""
@@ -51,8 +52,6 @@ class PersonalizeOptions(RunOptions):
     """Write files only."""
 
     def __post_init__(self) -> None:
-        check(self, "epochs", min(self.epochs, default=-1) >= 0, "numbers >= 0")
-        check(self, "lr", all(0 < rate < math.inf for rate in self.lr or ()), "positive numbers")
         check(self, "out", self.out is None or is_vacant(self.out), "a folder that is new or empty")
 
 

@@ -8,7 +8,7 @@ import functools
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -25,11 +25,12 @@ from raydiff.data.tables import read
 from raydiff.data.tables.encode import Mapping
 from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import MOST_KINDS, check_one_of
+from raydiff.settings import Count, Natural, settings
 
 FittedOn = Literal["public", "all"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Data(TableOptions):
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
@@ -38,7 +39,7 @@ class Data(TableOptions):
     table (adult, german, loan, a .csv, .tsv or .parquet file), or module:name, a function as in `sources.SOURCES`."""
     root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
-    size: int | None = None
+    size: Count | None = None
     """Crop pictures to the central square and resize them to size x size by area averaging; None: as stored."""
     colour: Colour = "stored"
     """Convert all pictures to grey or rgb; stored: no conversion."""
@@ -49,17 +50,17 @@ class Data(TableOptions):
     superclasses: str | None = None
     """Replace classes by superclasses, dropping other classes: parity or pairs of the ten digits; cifar100 (its 20
     coarse classes), or cifar100-10x2 (10 of these with 2 classes each). Clients then see only the superclass."""
-    train: int | None = None
+    train: Count | None = None
     """Training records of all clients together; None: all remaining rows."""
-    public: int = 250
+    public: Natural = 250
     """Records declared public, for clip norms, the feature network and the like."""
     public_from: str | None = field(default=None, metadata={"location": "folder"})
     """Another data set (as in `name`) for the public records; None: rows of this one."""
-    validation: int = 200
+    validation: Natural = 200
     """Records for the choice of checkpoints."""
-    calibration: int = 100
+    calibration: Natural = 100
     """Records for attack thresholds."""
-    test: int = 400
+    test: Natural = 400
     """Records for final numbers; from the source's test rows if it has some."""
     split_seed: int = 0
     """Seed of the splits, independent of the experiment's seed."""
@@ -72,12 +73,8 @@ class Data(TableOptions):
         for name in ("name", "public_from"):
             if getattr(self, name) == "":
                 raise ValueError(f"data.{name} must name a data set or a folder, got ''")
-        public = 0 if self.public_from is None else 1
-        least = {"size": 1, "train": 1, "public": public, "validation": 0, "calibration": 0, "test": 0}
-        for name, low in least.items():
-            if (value := getattr(self, name)) is not None and value < low:
-                raise ValueError(f"data.{name} must be at least {low}, got {value}")
-        check_one_of("data.fitted_on", self.fitted_on, get_args(FittedOn))
+        if self.public_from is not None and self.public < 1:
+            raise ValueError("data.public must be at least 1 with data.public_from, got 0")
         if self.public_from is not None and (read.is_table(self.name) or read.is_table(self.public_from)):
             raise ValueError("data.public_from must be none where a data set is a table")
         if self.superclasses is not None:

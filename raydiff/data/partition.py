@@ -9,15 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge, Gt, Le, Lt
 from torch import Tensor
 
 from raydiff import seeding
 from raydiff.data import entangled
 from raydiff.data.records import Records
 from raydiff.lookup import Door
+from raydiff.settings import Count, Natural, settings
 
 MOST_DRAWS = 1000  # of a Dirichlet partition with a least number of records: seconds where there are 50,000
 TEN_CLASSES = (0, 1, 6, 7, 9)  # PFDM's first cluster of the ten digits; the second is 2, 3, 4, 5, 8
@@ -41,7 +43,7 @@ class Partition(ABC):
         return True
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Pooled(Partition):
     """One client with all records: centralised training."""
 
@@ -53,7 +55,7 @@ class Pooled(Partition):
         return torch.zeros(len(labels), dtype=torch.int64)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Iid(Partition):
     """Shuffled and cut into M parts, equal to within one record."""
 
@@ -64,7 +66,7 @@ class Iid(Partition):
         return _deal(torch.zeros_like(order), _evenly(len(order), clients)[None], order)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class ByClass(Partition):
     """Client i has the classes i, i + M, ...; if M > K, clients i, i + K, ... divide class i evenly."""
 
@@ -77,23 +79,17 @@ class ByClass(Partition):
         return _deal(labels[:, 0], table, torch.randperm(len(labels), generator=rng))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Dirichlet(Partition):
     """Each class has proportions over the clients drawn from Dirichlet(alpha, ..., alpha), by which each record goes to
     a client at random (Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019)."""
 
-    alpha: float = 0.5
+    alpha: Annotated[float, Ge(1e-6), Le(1e6)] = 0.5
     """Concentration: near 0 each class goes to one client, at infinity clients are equal."""
     balanced: bool = False
     """As in NIID-Bench (arXiv 2102.02079): clients with 1 / M of all records get no later class. Labels are public."""
-    least: int = 0
+    least: Natural = 0
     """Fewest records of a client, for which the partition is drawn again (NIID-Bench: 10); labels are then public."""
-
-    def __post_init__(self) -> None:
-        if not 1e-6 <= self.alpha <= 1e6:
-            raise ValueError(f"partition.alpha must be between 1e-6 and 1e6, got {self.alpha}")
-        if self.least < 0:
-            raise ValueError(f"partition.least must be at least 0, got {self.least}")
 
     @property
     def publishes_labels(self) -> bool:
@@ -138,21 +134,15 @@ class Dirichlet(Partition):
         return owners
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class MajorityMinority(Partition):
     """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952): those of
     even clients are the first of `clusters`, those of odd clients the second."""
 
-    ratio: float = 0.1
+    ratio: Annotated[float, Gt(0), Le(1)] = 0.1
     """Records of a class at each minority client over those at a majority client (default: PFDM's attacker's set)."""
-    minority: int | None = None
+    minority: Count | None = None
     """Records of a class at each minority client, in place of `ratio`."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
-            raise ValueError(f"partition.ratio must be above 0 and at most 1, got {self.ratio}")
-        if self.minority is not None and self.minority < 1:
-            raise ValueError(f"partition.minority must be at least 1, got {self.minority}")
 
     def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
         """Minority clients of a class get equal numbers, majority clients divide the rest evenly."""
@@ -181,18 +171,14 @@ class MajorityMinority(Partition):
         return _deal(labels[:, 0], table, torch.randperm(len(labels), generator=rng))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Entangled(Partition):
     """Each client has base distributions, and equally many records of the others', as in FedDistr (arXiv 2410.12530):
     hidden classes with `data.superclasses`, else classes, whose number the clients must divide."""
 
     counts_hidden_classes = True
-    xi: float = 0.0
+    xi: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Entangled coefficient of every pair, in [0, 1)."""
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.xi < 1:
-            raise ValueError(f"partition.xi must be at least 0 and below 1, got {self.xi}")
 
     def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
         order = torch.randperm(len(labels), generator=rng)
@@ -200,13 +186,13 @@ class Entangled(Partition):
         return _deal(labels[:, 0], entangled.shares(sizes, clients, self.xi, rng=rng), order)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Newcomers:
     """Unseen clients, which join after the last round, each with records of a few classes. Labels are then public."""
 
-    clients: int = 5
+    clients: Count = 5
     """Number of unseen clients."""
-    classes: int = 2
+    classes: Count = 2
     """Classes of each, drawn at random, with equally many records (to within one)."""
     records: int = 40
     """Records of each."""
@@ -214,7 +200,7 @@ class Newcomers:
     """No other client has records of their classes, of which they take at most `records`."""
 
     def __post_init__(self) -> None:
-        if self.clients < 1 or self.classes < 1 or self.records < self.classes:
+        if self.records < self.classes:
             raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self}")
 
 

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from raydiff import lookup, tree
@@ -27,6 +28,7 @@ from raydiff.evaluation.quality.neighbours import NEIGHBOURS
 from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import Metric, columns, mean_metrics
+from raydiff.settings import Count, Natural, settings
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
@@ -34,7 +36,7 @@ PICTURES = 10  # pictures in a sample grid of an unconditional model
 Split = Literal["test", "validation"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Evaluation:
     """Which instruments are read, and when."""
 
@@ -43,17 +45,17 @@ class Evaluation:
     module:name from anywhere. Only of cnn groups are left out: the floor tells by how much a distance is too large."""
     weights: str | None = field(default=None, metadata={"location": "value"})
     """File of the feature network's weights; of Inception also its folder, none: clean-fid's."""
-    dim: int = 16
+    dim: Count = 16
     """Its feature dimension. Of Frechet distances, groups with fewer than five records a dimension are left out."""
-    neighbours: int = NEIGHBOURS
+    neighbours: Count = NEIGHBOURS
     """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
     downstream: tuple[str, ...] = ()
     """Classifiers (linear, mlp, cnn, resnet18, lenet) trained on samples, and tested on real records at the end."""
     ceiling: bool = True
     """Train each of them on the client's own records too: the accuracy of real ones."""
-    per_class: int | None = None
+    per_class: Annotated[int, Ge(2)] | None = None
     """Samples of each class that they are trained on; none: those that the distances are measured of."""
-    every: int = 0
+    every: Natural = 0
     """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
     samplers: bool = True
     """Also measure the distances of the model's other samplers (`models.chains.MEASURED`)."""
@@ -68,20 +70,15 @@ class Evaluation:
     split: Split = "test"
     """Whose records the final models are measured beside. validation: for a trial by which settings are chosen, which
     reads no test record: nothing is attacked, and downstream and memorization are left out."""
-    clients: int | None = None
+    clients: Count | None = None
     """Measure the first so many clients only; None: every one."""
-    members: int = 500
+    members: Annotated[int, Ge(4)] = 500
     """Member records per client that an attack uses at most, half of them for calibration."""
 
     def __post_init__(self) -> None:
-        least = {"dim": 1, "every": 0, "members": 4, "neighbours": 1, "per_class": 2, "clients": 1}
-        for name, value in ((name, getattr(self, name)) for name in least):
-            lookup.check_value(name, value, value is None or value >= least[name], f"at least {least[name]}")
-        lookup.check_one_of("split", self.split, get_args(Split))
         for name in ("attacks", "metrics"):
             if getattr(self, name) == ():
                 raise ValueError(f"{name} must name at least one")
-        lookup.resolve("features", FEATURES, self.features)
         targets.check(self.attacks or ())
         metrics.check(self.metrics)
         downstream.check(self.downstream)

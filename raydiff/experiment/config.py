@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import math
 import re
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Gt, Le, Unit
 
 from raydiff import seeding
 from raydiff.data import datasets
@@ -21,36 +22,40 @@ from raydiff.experiment import overrides
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import KEYED, dumps, read_json
 from raydiff.lookup import check_value
+from raydiff.methods import METHODS
 from raydiff.methods.fedavg import FedAvg
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.privacy.accountants import check_budget
 from raydiff.privacy.filters import Budget
+from raydiff.settings import Count, Fraction, Natural, check_tree, settings
 from raydiff.storage.object_store import ObjectStore, is_bucket
 
+AnyMethod = Annotated[Method, METHODS]
 
-@dataclass(frozen=True, kw_only=True)
+
+@settings(frozen=True, kw_only=True)
 class Runtime:
     """Where a trial runs, which changes no number: no field is part of the digest."""
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process, one trial after the other."""
-    workers: int | None = None
+    workers: Count | None = None
     """Worker actors of a trial; default: as many as fit, at most one per client."""
-    gpu_per_worker: float = 0.0
+    gpu_per_worker: Fraction = 0.0
     """GPU fraction of each worker, also its memory cap."""
-    gpu_server: float = 0.0
+    gpu_server: Fraction = 0.0
     """GPU fraction of the coordinator, which trains the server's models."""
     storage: str = "~/raydiff"
     """Folder, which all nodes see, for sweeps and the default MLflow store; or a bucket: s3://NAME/PREFIX, gs://NAME."""
-    revive_s: float = 120.0
+    revive_s: Annotated[float, Ge(0.1), Unit("s")] = 120.0
     """How long a dead worker may take to come back before the trial restarts from its last commit, and how long a trial
     waits for nodes before it continues with fewer workers."""
     budget: Budget | None = None
     """Privacy budget of all trials on the same data set in this storage; a trial that would overspend is refused."""
-    client_timeout_s: float = 1800.0
+    client_timeout_s: Annotated[float, Ge(5), Le(1e9), Unit("s")] = 1800.0
     """Kill a worker without a heartbeat (upload, training or sampling step) for so long, and ask its clients again;
     the trial fails after four times in a row. Must exceed the time of a step and of reading the data."""
-    failures: int = 2
+    failures: Natural = 2
     """How often Tune retries a trial whose coordinator or node died, without a round between them."""
     noise_secret: str | None = None
     """Hex key of the privacy noise, from RAYDIFF_NOISE_SECRET alone. Default: random, kept beside the sweep."""
@@ -58,12 +63,6 @@ class Runtime:
     def __post_init__(self) -> None:
         if is_bucket(self.storage):
             self._check_bucket()
-        ranges: dict[str, tuple[float, float]] = {"workers": (1, math.inf), "failures": (0, math.inf)}
-        ranges |= {"gpu_per_worker": (0, 1), "gpu_server": (0, 1)}  # a process computes on one GPU
-        ranges |= {"revive_s": (0.1, math.inf), "client_timeout_s": (5, 1e9)}
-        for name, (low, high) in ranges.items():
-            value = getattr(self, name)
-            check_value(name, value, value is None or low <= value <= high, f"in [{low:g}, {high:g}]")
         if self.noise_secret is not None and not re.fullmatch("(?:[0-9a-fA-F]{2}){16,}", self.noise_secret):
             raise ValueError("noise_secret must be at least 32 hexadecimal digits")
 
@@ -80,40 +79,36 @@ class Runtime:
             raise ValueError(f"client_timeout_s must be at least {least}: got {self.client_timeout_s:g}")
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Numerics:
     """How a trial computes, which changes its numbers to rounding: every field is part of the digest."""
 
-    threads: int = 1
+    threads: Count = 1
     """CPU threads of each process."""
     vectorize: bool = False
     """Train the clients of one process in lock-step: several times faster where networks or batches are small. The
     numbers then also depend on `runtime.workers`, to rounding."""
-    server_workers: int = 1
+    server_workers: Count = 1
     """Processes, each with `runtime.gpu_server`, that train the server's models data-parallel (raydiff run only)."""
 
-    def __post_init__(self) -> None:
-        check_value("threads", self.threads, self.threads >= 1, "at least 1")
-        check_value("server_workers", self.server_workers, self.server_workers >= 1, "at least 1")
 
-
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Experiment:
     """One trial."""
 
-    method: Method = field(default_factory=FedAvg)
+    method: AnyMethod = field(default_factory=FedAvg)
     """What is trained, and what is sent: one of `methods.METHODS`, or module:Class from anywhere."""
     data: Data = Data()
     """The data set and its splits."""
-    clients: int = 2
+    clients: Count = 2
     """Number of clients among which the training records are partitioned."""
     partition: Annotated[Partition, PARTITIONS] = MajorityMinority()
     """How the records are partitioned."""
-    participation: float = 1.0
+    participation: Annotated[float, Gt(0), Le(1)] = 1.0
     """Fraction of clients drawn in each round."""
-    participants: int | None = None
+    participants: Count | None = None
     """Their number, in place of a fraction."""
-    min_clients: int = 1
+    min_clients: Count = 1
     """Uploads that a round needs at least; with fewer, since the others were rejected, the trial fails."""
     newcomers: Newcomers | None = None
     """Unseen clients, which join after the last round; their records are set aside before the partition."""
@@ -131,14 +126,15 @@ class Experiment:
     """Digest of all records, keyed by the sweep's secret; filled in by `trial.resolve`."""
 
     def __post_init__(self) -> None:
-        check_value("clients", self.clients, self.clients >= 1, "at least 1")
+        check_tree(self)
         check_budget(1.0, self.method.delta)
-        check_value("participation", self.participation, 0 < self.participation <= 1, "in (0, 1]")
-        if (drawn := self.participants) is not None:
-            check_value("participants", drawn, 1 <= drawn <= self.clients, f"in 1..{self.clients} (the clients)")
+        if self.participants is not None:
+            fits = self.participants <= self.clients
+            check_value("participants", self.participants, fits, f"in 1..{self.clients} (the clients)")
             check_value("participation", self.participation, self.participation == 1, "1 with participants")
-        most, least = self.in_a_round, self.min_clients
-        check_value("min_clients", least, 1 <= least <= most, f"in 1..{most} (the clients in a round)")
+        least = self.min_clients
+        most = self.in_a_round
+        check_value("min_clients", least, least <= most, f"in 1..{most} (the clients in a round)")
         privacy = getattr(getattr(self.method, "averaging", None), "privacy", None)
         if privacy is not None and privacy.trust == "aggregate":
             shares = f"at least method.averaging.privacy.shares = {privacy.shares}"
@@ -172,7 +168,6 @@ class Experiment:
 
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with image shape and number of labels from the data, and without their digest (`keyed`)."""
-    experiment = overrides.exact(experiment)
     model: Any = experiment.method.model
     if hasattr(model, "for_table") != (dataset.mapping is not None):
         of_rows = "discretediffusion (the method marginals has a model of rows by itself)"

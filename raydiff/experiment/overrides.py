@@ -6,21 +6,14 @@ set take the new class's default where it refuses the old one.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from raydiff import methods as methods  # the door of methods
-from raydiff.lookup import DOORS, name_on_disk, nearest, resolve, unfit
+from raydiff.lookup import name_on_disk, nearest
+from raydiff.settings import SettingsError, adapter, alternatives, class_named, classes_of, hints, parse_words
 from raydiff.storage.staging import SECRET
-
-CONSTANTS = {(bool, "true"): True, (bool, "false"): False, (type(None), "none"): None}
-NAMES: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
-NAMES |= {Path: "a path on this machine", type(None): "none"}
 
 
 def to_dict(obj: Any, *, locations: bool = True) -> Any:
@@ -40,14 +33,20 @@ def to_dict(obj: Any, *, locations: bool = True) -> Any:
 
 def from_dict(data: Mapping[str, Any], declared: Any) -> Any:
     """The inverse of `to_dict`; a missing field has its default. Raises ValueError on unknown names."""
-    cls = _class_on_disk(data.get("kind"), declared)
-    hints, values = typing.get_type_hints(cls), dict[str, Any]()
-    for name, value in ((k, v) for k, v in data.items() if k != "kind"):
-        if name not in hints:
-            raise ValueError(f"{cls.__name__} has no field {name!r}{nearest(name, hints)}")
+    cls = class_named(declared, str(data.get("kind")))
+    assert cls is not None
+    values: dict[str, Any] = {}
+    for name, value in data.items():
+        if name == "kind":
+            continue
+        if name not in hints(cls):
+            raise ValueError(f"{cls.__name__} has no field {name!r}{nearest(name, hints(cls))}")
         if isinstance(value, Mapping):
-            value = from_dict(value, hints[name])
-        elif value == "inf" and float in (hints[name], *typing.get_args(hints[name])):
+            try:
+                value = from_dict(value, hints(cls)[name])
+            except ValueError as e:
+                raise ValueError(f"{name}: {e}" if str(e).startswith("must be") else str(e)) from None
+        elif value == "inf" and float in alternatives(hints(cls)[name]):
             value = float(value)
         values[name] = tuple(value) if isinstance(value, list) else value
     return cls(**values)
@@ -71,51 +70,41 @@ def flat(obj: Any) -> dict[str, Any]:
             out[path] = "given" if value else "random"
         elif not dataclasses.is_dataclass(value):
             out[path] = value
-        elif len(_dataclasses_of(typing.get_type_hints(type(parent))[name])) > 1:
+        elif len(classes_of(hints(type(parent))[name])) > 1:
             out[path] = name_on_disk(type(value))
     return out
 
 
 def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """`obj` with these fields replaced at once, or switched to a class. Raises ValueError naming the path."""
-    hints, changes = typing.get_type_hints(type(obj)), dict[str, Any]()
+    """`obj` with these fields replaced at once, or switched to a class. Raises ValueError naming the paths."""
+    changes: dict[str, Any] = {}
     below: dict[str, dict[str, Any]] = {}
     for path, value in values.items():
         name, dot, rest = path.partition(".")
+        if name not in hints(type(obj)):
+            raise ValueError(f"unknown field --{prefix}{name}{nearest(name, hints(type(obj)))}")
         if dot:
             below.setdefault(name, {})[rest] = value
-        elif name not in hints:
-            raise ValueError(f"unknown field --{prefix}{name}{nearest(name, hints)}")
-        elif isinstance(value, type) or (isinstance(value, str) and hints[name] in DOORS):
-            cls: Any = value if isinstance(value, type) else _class_named(value, hints[name], (), prefix + name)
-            changes[name] = switched(getattr(obj, name), cls)
         else:
-            changes[name] = _exact(value, hints[name], prefix + name)
+            if isinstance(value, str) and classes_of(hints(type(obj))[name]):
+                value = _read(f"--{prefix}{name}", hints(type(obj))[name], [value])
+            changes[name] = switched(getattr(obj, name), value) if isinstance(value, type) else value
+    problems: dict[str, str] = {}
     for name, deeper in below.items():
-        changes[name] = override(changes.get(name, getattr(obj, name)), deeper, f"{prefix}{name}.")
+        try:
+            changes[name] = override(changes.get(name, getattr(obj, name)), deeper, f"{prefix}{name}.")
+        except SettingsError as e:
+            problems |= e.problems
     try:
-        return dataclasses.replace(obj, **changes)
+        changed = dataclasses.replace(obj, **changes)
+    except SettingsError as e:
+        problems |= {prefix + path: text for path, text in e.problems.items()}
     except ValueError as e:
         names_a_path = str(e).startswith("--") or not prefix
         raise ValueError(str(e) if names_a_path else f"--{prefix.rstrip('.')}: {e}") from None
-
-
-def _exact(value: Any, declared: Any, path: str) -> Any:
-    """The value as the command line reads it: 10 becomes 10.0 in a float field, else the two would be two trials."""
-    options = alternatives(declared)
-    value = value.item() if hasattr(value, "item") else value  # a NumPy scalar
-    if type(value) is int and float in options and int not in options:
-        return float(value)
-    literals = {v for o in options if typing.get_origin(o) is Literal for v in typing.get_args(o)}
-    plain = type(value) in (int, float, bool, str)
-    if plain and Any not in options and type(value) not in options and value not in literals:
-        raise ValueError(f"--{path} must be {readable(declared)}, got {value!r}")
-    return value
-
-
-def exact(obj: Any) -> Any:
-    """The tree with every value as the command line reads it. Raises ValueError for a value of another type."""
-    return override(obj, {path: value for path, value, _ in walk(obj) if not dataclasses.is_dataclass(value)})
+    if problems:
+        raise SettingsError(problems)
+    return changed
 
 
 def has_path(obj: Any, path: str) -> bool:
@@ -128,11 +117,19 @@ def convert(obj: Any, path: str, text: str | Sequence[str]) -> Any:
     parents = {existing: parent for existing, _, parent in walk(obj)}
     if path not in parents:
         raise ValueError(f"unknown field --{path}{nearest(path, flat(obj))}")
-    declared = typing.get_type_hints(type(parents[path]))[path.rpartition(".")[2]]
+    declared = hints(type(parents[path]))[path.rpartition(".")[2]]
     words = text.split() if isinstance(text, str) else list(text)
-    if classes := _dataclasses_of(declared):
-        return _class_named(" ".join(words), declared, classes, path)
-    return parse_value(declared, f"--{path}", words)
+    return _read(f"--{path}", declared, words)
+
+
+def _read(path: str, declared: Any, words: Sequence[str]) -> Any:
+    """The class that the words name, where the field has several, else their value."""
+    try:
+        return class_named(declared, " ".join(words)) if classes_of(declared) else parse_words(declared, words)
+    except ValueError as e:
+        if not str(e).startswith("must be"):  # It names the outside code that does not fit.
+            raise
+        raise SettingsError({path: str(e)}) from None
 
 
 def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
@@ -154,33 +151,29 @@ def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any
     if any(path.endswith("noise_secret") for path, _ in pairs):
         raise ValueError(f"--runtime.noise_secret must not be where others can read it: set {SECRET} instead")
     values: dict[str, Any] = {}
+    problems: dict[str, str] = {}
     for path, words in sorted(pairs, key=lambda pair: pair[0].count(".")):
-        values[path] = value = convert(obj, path, words)
+        if any(f"--{path}".startswith(f"{refused}.") for refused in problems):
+            continue
+        try:
+            values[path] = value = convert(obj, path, words)
+        except SettingsError as e:
+            problems |= e.problems
+            continue
         if isinstance(value, type) or value is None:
             obj = override(obj, {path: value})
+    if problems:
+        raise SettingsError(problems)
     return values
-
-
-def _class_named(text: str, declared: Any, classes: Sequence[type], path: str) -> type | None:
-    if text.lower() == "none" and type(None) in typing.get_args(declared):
-        return None
-    if declared in DOORS:
-        chosen: type = resolve(f"--{path}", DOORS[declared], text)
-        return chosen
-    names = {c.__name__.lower(): c for c in classes}
-    wanted = text.lower().replace("_", "").replace("-", "")
-    if wanted not in names:
-        raise ValueError(f"--{path} must be one of {', '.join(names)}, got {text!r}{nearest(wanted, names)}")
-    return names[wanted]
 
 
 def switched(current: Any, cls: type) -> Any:
     """`current` as an object of this class: the fields of both are kept if their values fit."""
     if type(current) is cls:
         return current
-    hints, names = typing.get_type_hints(cls), {f.name for f in dataclasses.fields(cls) if f.init}
+    names = {f.name for f in dataclasses.fields(cls) if f.init}
     values = {} if current is None else {f.name: getattr(current, f.name) for f in dataclasses.fields(current)}
-    kept = {name: value for name, value in values.items() if name in names and _fits(value, hints[name])}
+    kept = {name: value for name, value in values.items() if name in names and _fits(value, hints(cls)[name])}
     try:
         return cls(**kept)
     except ValueError:  # The class may refuse a default of the old one, such as AdamW where only SGD will do.
@@ -189,13 +182,12 @@ def switched(current: Any, cls: type) -> Any:
 
 
 def _fits(value: Any, declared: Any) -> bool:
-    """Whether a field takes the value: of its dataclasses one of them, of a `Literal` one of its values."""
-    if typing.get_origin(declared) is Literal:
-        return value in typing.get_args(declared)
-    classes = _dataclasses_of(declared)
-    if declared in DOORS:
-        return not unfit(type(value), declared)
-    return type(value) in classes if dataclasses.is_dataclass(value) else value is None or not classes
+    """Whether a field takes the value."""
+    try:
+        adapter(declared).validate_python(value, strict=True)
+    except ValueError:
+        return False
+    return True
 
 
 def _rebased(value: Any, before: Any, now: Any) -> Any:
@@ -205,74 +197,6 @@ def _rebased(value: Any, before: Any, now: Any) -> Any:
     names = [f.name for f in dataclasses.fields(value) if getattr(value, f.name) != getattr(before, f.name)]
     default: Any = now
     return dataclasses.replace(default, **{name: getattr(value, name) for name in names})
-
-
-def parse_value(declared: Any, option: str, words: Sequence[str]) -> Any:
-    """The words as this type. Raises ValueError naming the option, its type and the nearest allowed value."""
-    try:
-        return _value(declared, words)
-    except ValueError:
-        text = " ".join(words)
-        choices = [str(v) for o in alternatives(declared) for v in typing.get_args(o) if isinstance(v, str)]
-        raise ValueError(f"{option} must be {readable(declared)}, got {text!r}{nearest(text, choices)}") from None
-
-
-def _value(declared: Any, words: Sequence[str]) -> Any:
-    """A number, truth value, text, path, none, one of a `Literal`, a tuple, or the first type of a union that fits."""
-    origin, options = typing.get_origin(declared), typing.get_args(declared)
-    if len(alternatives(declared)) > 1:
-        for option in sorted(options, key=lambda option: option is not type(None)):  # Text would take "none" too.
-            with contextlib.suppress(ValueError):
-                return _value(option, words)
-        raise ValueError
-    if origin is tuple:
-        if options[0] in (int, float):  # 1,2,3 and 1 2 3
-            words = [part for word in words for part in word.split(",")]
-        each = [options[0]] * len(words) if options[-1] is Ellipsis else options
-        return tuple(_value(option, [word]) for option, word in zip(each, words, strict=True))
-    (word,) = words
-    if origin is Literal:
-        return options[options.index(word)]
-    if (declared, word.lower()) in CONSTANTS:
-        return CONSTANTS[declared, word.lower()]
-    if declared is Path and "://" not in word:
-        return Path(word).expanduser().absolute()
-    if declared in (int, float, str):
-        return declared(word)
-    raise ValueError
-
-
-def readable(declared: Any) -> str:
-    """What a value of this type is, in words."""
-    options = typing.get_args(declared)
-    if typing.get_origin(declared) is Literal:
-        return "one of " + ", ".join(map(str, options))
-    if len(alternatives(declared)) > 1:
-        return " or ".join(map(readable, options))
-    if typing.get_origin(declared) is tuple:
-        return f"some values, each {readable(options[0])}"
-    return NAMES.get(declared, str(declared))
-
-
-def alternatives(declared: Any) -> tuple[Any, ...]:
-    """The types of a union; else the one type."""
-    in_union = typing.get_origin(declared) in (types.UnionType, typing.Union)
-    return typing.get_args(declared) if in_union else (declared,)
-
-
-def _class_on_disk(kind: Any, declared: Any) -> Any:
-    if declared in DOORS:
-        return resolve("kind", DOORS[declared], str(kind))
-    classes = {name_on_disk(c): c for c in _dataclasses_of(declared)}
-    if kind not in classes:
-        raise ValueError(f"unknown kind {kind!r}; known here: {', '.join(classes)}")
-    return classes[kind]
-
-
-def _dataclasses_of(declared: Any) -> list[type]:
-    if declared in DOORS:
-        return list(DOORS[declared].values())
-    return [o for o in alternatives(declared) if dataclasses.is_dataclass(o) and isinstance(o, type)]
 
 
 def short(value: Any) -> str:

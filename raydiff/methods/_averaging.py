@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
+from annotated_types import Ge, Lt
 
 from raydiff import tree
 from raydiff.data.records import Records
@@ -24,18 +25,22 @@ from raydiff.federated.method import (
     Weights,
 )
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec, upload_spec_of
-from raydiff.lookup import check_least, check_one_of, check_positive
+from raydiff.lookup import Door
 from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
 from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.ddpm import DDPM
-from raydiff.models.training import Training, fit
+from raydiff.models.training import Model, Training, fit
 from raydiff.privacy.aggregate import BITS
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose
+from raydiff.settings import Count, Positive, settings
 from raydiff.tree import Params, Tensors
 
-AnyModel = DDPM | Classifier | DiscreteDiffusion
+MODELS: Door[type[Model]] = Door(
+    "model", {"ddpm": DDPM, "classifier": Classifier, "discretediffusion": DiscreteDiffusion}, base=Model
+)
+AnyModel = Annotated[DDPM | Classifier | DiscreteDiffusion, MODELS]
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
 Update = Literal["mean", "momentum", "adam", "yogi"]
 Moments = Literal["reset", "kept", "averaged"]
@@ -49,7 +54,7 @@ RECORDS = 2**16  # A client with more records has proportionally less of the exa
 DEVIATIONS = 16.0  # No Gaussian draw ever exceeds this many standard deviations.
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Averaging:
     """How updates become the next model: their mean, a step along it (optimisers of Reddi et al. 2021, arXiv
     2003.00295, with the mean update as gradient), and what protects them."""
@@ -58,32 +63,26 @@ class Averaging:
     """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
     update: Update = "mean"
     """mean: w + rate * mean; momentum: FedAvgM; adam: FedAdam; yogi: FedYogi."""
-    rate: float = 1.0
+    rate: Positive = 1.0
     """The server's learning rate."""
-    beta1: float = 0.9
+    beta1: Annotated[float, Ge(0), Lt(1)] = 0.9
     """Decay of the first moment (momentum, adam and yogi)."""
-    beta2: float = 0.99
+    beta2: Annotated[float, Ge(0), Lt(1)] = 0.99
     """Decay of the second moment (adam and yogi)."""
-    tau: float = 1e-3
+    tau: Positive = 1e-3
     """Added to the root of the second moment (adam and yogi)."""
     moments: Moments = "reset"
     """A client's optimiser in its next round: reset begins anew, kept goes on; averaged starts from the mean of all
     clients' states, which are sent with the updates and make them up to three times as long."""
     privacy: ClientPrivacy | None = None
     """Client-level privacy of the updates (DP-FedAvg); None: they are sent as they are."""
-    max_update_norm: float | None = None
+    max_update_norm: Positive | None = None
     """Reject an update whose norm is above this many times that of what it updates (L2, over all leaves together);
     None: no finite one. Not beside `privacy`, whose clip bounds updates already."""
 
     def __post_init__(self) -> None:
-        check_one_of("weights", self.weights, get_args(Weights))
-        check_one_of("update", self.update, get_args(Update))
-        check_positive(self, "rate", "tau", "max_update_norm")
-        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
-            raise ValueError(f"beta1 and beta2 must be in [0, 1), got {self.beta1} and {self.beta2}")
         if self.privacy is not None and self.privacy.trust != "local" and self.weights != "uniform":
             raise ValueError(f"weights must be uniform with privacy.trust = {self.privacy.trust}, got {self.weights}")
-        check_one_of("moments", self.moments, get_args(Moments))
         if self.moments == "averaged" and (self.update != "mean" or self.rate != 1 or self.privacy is not None):
             raise ValueError("moments = averaged needs update = mean, rate = 1 and privacy = none")
         if self.max_update_norm is not None and self.privacy is not None:
@@ -157,7 +156,7 @@ def _decayed(before: Params, value: Params, beta: float, *, fraction: float) -> 
     return {k: (beta * before[k] if before else 0) + fraction * v for k, v in value.items()}
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Averaged(Method):
     """A method whose server averages the clients' updates of one model. By itself it is FedAvg.
 
@@ -168,7 +167,7 @@ class Averaged(Method):
 
     model: AnyModel = DDPM()
     """What is trained: a denoiser, or a classifier of label column 0."""
-    rounds: int = 10
+    rounds: Count = 10
     """Communication rounds."""
     local: Training = Training()
     """Each client's training, all rounds together."""
@@ -181,9 +180,6 @@ class Averaged(Method):
     def finetune(self) -> Training | None:
         """Training of the final model on the client's records before it samples; None: sample the shared model."""
         return None
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "rounds")
 
     def steps(self, number: int, records: int) -> range:
         """The steps of `local` that a client with so many records takes in this round."""
@@ -294,7 +290,7 @@ class Averaged(Method):
         return deployed(self.model, self.sampling, shared=self.shared(server), personal=personal or None)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class FineTuned(Averaged):
     """A method whose final model a client may fine-tune before it samples."""
 

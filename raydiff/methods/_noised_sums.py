@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import ClassVar, cast
 
@@ -25,6 +24,7 @@ from raydiff.methods._averaging import DEVIATIONS
 from raydiff.privacy import accountants
 from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, disclose, gaussian_sum
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 COUNTS = "counts"
@@ -32,20 +32,17 @@ COUNTS = "counts"
 RECORDS = 2**24  # records of a client at most: the public range of the exact sum fits no more
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class NoisedSums(Method):
     """Base of the methods whose clients send nothing but a noised sum in each round in which they participate."""
 
-    epsilon: float | None = 10.0
+    epsilon: accountants.Epsilon | None = 10.0
     """Privacy budget of one record, all uploads together; None sends the sums as they are."""
-    delta: float = 1e-5
+    delta: accountants.Delta = 1e-5
     """The delta that goes with it."""
 
     what: ClassVar[str]
     """Description for the ledger of sums without noise."""
-
-    def __post_init__(self) -> None:
-        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
 
     @property
     def relation(self) -> Neighbours:

@@ -33,22 +33,22 @@ of 28x28 on black may become all black.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge, MultipleOf
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
-from raydiff.lookup import check_least, check_positive
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models.compute import device
 from raydiff.models.generator import Generator
 from raydiff.models.training import Gradient, Training, optimize
 from raydiff.privacy.release import ROUNDING, Event
 from raydiff.seeding import generator
+from raydiff.settings import Count, Positive, settings
 from raydiff.tree import Params
 
 EMBEDDING, KERNEL, TARGET = "embedding", "kernel", f"{SERVER_ONLY}/target"
@@ -56,30 +56,25 @@ CHUNK = 2048  # records whose features are in memory together
 HEURISTIC = 1000  # public records, at most, whose distances give the length scale
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class DPMERF(NoisedSums):
     """One noised mean embedding of each client, and a generator that matches their sum."""
 
     model: Generator = Generator()
     """The generator."""
-    features: int = 2000
+    features: Annotated[int, Ge(2), MultipleOf(2)] = 2000
     """D: random features, half of them cosines. An even number."""
-    length: float | None = None
+    length: Positive | None = None
     """Length scale of the kernel; None: the median distance of public records of one label. A public number."""
     training: Training = Training(steps=2000, batch=100, learning_rate=3e-3)
     """Training of the generator; `batch` is of generated pictures."""
-    server_rounds: int = 4
+    server_rounds: Count = 4
     """Rounds into which it is cut."""
 
     what: ClassVar[str] = "sums of random features"
     participating_rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.features < 2 or self.features % 2:
-            raise ValueError(f"features must be an even number of at least 2, got {self.features}")
-        check_positive(self, "length")
-        check_least(self, 1, "server_rounds")
         self.training.refuse_epochs("training", "the generator is trained on no records")
 
     @property

@@ -28,8 +28,8 @@ distorted.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from typing import Any, Literal
 
 import torch
 
@@ -37,7 +37,6 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Mean, MeanSpec, Metrics, Round
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.lookup import check_one_of
 from raydiff.methods._averaging import Averaged
 from raydiff.methods.sketch import Sketch
 from raydiff.models.compute import device
@@ -56,6 +55,7 @@ from raydiff.privacy.private_gradient import (
     sampling_rate,
 )
 from raydiff.privacy.release import Event, Nothing, already_private, nothing
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 DECLARED = ("examples",)
@@ -63,7 +63,7 @@ PENDING = "pending"  # leaf of the server's state until the central images have 
 EACH = 1000  # pictures of each row of labels that the server trains on
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class DPSGD(Averaged):
     """One shared denoiser, averaged after each round of private training."""
 
@@ -71,9 +71,9 @@ class DPSGD(Averaged):
     """Network and schedule."""
     local: Training = Training()
     """Each client's training, all rounds together; `batch` is the expected number of records in a step."""
-    epsilon: float | None = 10.0
+    epsilon: accountants.Epsilon | None = 10.0
     """Privacy budget of one record, all rounds together; None: none, and no noise unless `noise_multiplier` says so."""
-    delta: float = 1e-5
+    delta: accountants.Delta = 1e-5
     """The delta that goes with it."""
     relation: Neighbours = "zero_out"
     """What the epsilon speaks of: a record that counts or not (zero_out), or one in another's place (replace_one)."""
@@ -91,10 +91,6 @@ class DPSGD(Averaged):
     """The server's, on pictures drawn from `central`."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        check_one_of("relation", self.relation, get_args(Neighbours))
-        check_one_of("accountant", self.accountant, ("pld", "rdp"))
         if (self.relation, self.accountant) == ("replace_one", "rdp"):
             raise ValueError("accountant must be pld with relation replace_one: rdp has no theorem for sampling there")
         self.local.refuse_epochs("local", "each step draws every record with a probability of its own")

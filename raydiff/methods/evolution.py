@@ -33,47 +33,40 @@ here all vote for the same candidates. `rounds`, `candidates` and `variation` we
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
-from raydiff.lookup import check_least
 from raydiff.methods._noised_sums import NoisedSums
 from raydiff.models.by_row import Population
 from raydiff.privacy.release import Event
+from raydiff.settings import Count, Fraction, settings
 from raydiff.tree import Params
 
 VOTES, PICTURES, POOL = "votes", "model/pictures", f"{SERVER_ONLY}/pool"
 NEIGHBOURS = 5  # public pictures nearest to a candidate, towards one of which it is moved
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Evolution(NoisedSums):
     """Clients vote for candidates; those with votes, and variations of them, are the next ones."""
 
     model: Population = Population()
     """Shape of the pictures, and the rows of labels."""
-    rounds: int = 3
+    rounds: Count = 3
     """T: how often clients vote. The noise of each vote goes with its square root."""
-    candidates: int = 50
+    candidates: Annotated[int, Ge(2)] = 50
     """N: candidates for each row of labels. The more there are, the fewer votes each gets, under the same noise."""
-    variation: float = 0.7
+    variation: Fraction = 0.7
     """Fraction of the way to a public picture nearby that a copy moves in round 0; it falls to 1 / T of it."""
 
     what: ClassVar[str] = "votes for candidates"
     sensitivity: ClassVar[float] = math.sqrt(2)
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "rounds")
-        check_least(self, 2, "candidates")
-        if not 0 <= self.variation <= 1:
-            raise ValueError(f"variation must be in [0, 1], got {self.variation}")
-        super().__post_init__()
 
     def init_server(self, public: Records | None, rng: torch.Generator) -> Params:
         """All public pictures (or noise), and for each row of labels the first N of them in random order."""

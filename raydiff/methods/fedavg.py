@@ -18,11 +18,10 @@ rate decays over all rounds together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from raydiff.methods._averaging import FineTuned
+from raydiff.settings import settings
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class FedAvg(FineTuned):
     """One shared denoiser, averaged after each round: `Averaged` as it is."""

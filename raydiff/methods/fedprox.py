@@ -17,28 +17,22 @@ Deviations: all clients take the same number of steps, or of epochs; the term go
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
-from raydiff.lookup import check_least
 from raydiff.methods._averaging import FineTuned
+from raydiff.settings import NonNegative, settings
 from raydiff.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class FedProx(FineTuned):
     """FedAvg with a proximal term."""
 
-    mu: float = 0.01
+    mu: NonNegative = 0.01
     """Weight of the proximal term; 0 is FedAvg."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 0, "mu")
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Minimise h_k from the server's weights; send the difference."""

@@ -10,25 +10,24 @@ with flag "unclipped", so that both methods share client models. "Centralised" i
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 
 from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.methods._averaging import AnyModel, deployed
 from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy.release import Event, Nothing, nothing
+from raydiff.settings import Count, Positive, settings
 from raydiff.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class LocalOnly(Method):
     """Each client alone."""
 
@@ -38,11 +37,11 @@ class LocalOnly(Method):
     """Its training."""
     public_only: bool = False
     """Train on the public records in place of the client's: the control for methods that have public records."""
-    clip: float | None = None
+    clip: Positive | None = None
     """Train on PFDM's mixture with images clipped to this norm; None trains on the images alone."""
     center: Center = "grey"
     """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
-    local_parts: int = 1
+    local_parts: Count = 1
     """Parts of the training; each is stored, so that a crash loses at most one."""
     sampling: Sampling = Sampling()
     """The chain from T to 0."""
@@ -50,14 +49,11 @@ class LocalOnly(Method):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip")
-        check_one_of("center", self.center, get_args(Center))
         if self.center != "grey" and self.clip is None:
             raise ValueError("center needs a clip: without one nothing is clipped")
         if self.clip is not None and not isinstance(self.model, DDPM):
             what = "a classifier" if isinstance(self.model, Classifier) else "rows of a table"
             raise ValueError(f"clip must be none for {what}: PFDM's mixture is for denoisers")
-        check_least(self, 1, "local_parts")
 
     @property
     def init_parts(self) -> int:

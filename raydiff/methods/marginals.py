@@ -25,7 +25,6 @@ so by sqrt(2) n at most.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar
 
@@ -38,12 +37,13 @@ from raydiff.methods._noised_sums import NoisedSums
 from raydiff.models import moments
 from raydiff.models.forest import Forest
 from raydiff.privacy.release import Event
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 PAIRS = "pairs"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Marginals(NoisedSums):
     """One noised table of pairs per client, and a tree of columns fitted to their sum."""
 

@@ -19,35 +19,30 @@ gradient. The client's optimiser starts anew in each round; the learning rate de
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, LocalResult, Round
-from raydiff.lookup import check_least, check_positive
 from raydiff.methods._averaging import FineTuned
 from raydiff.models.networks import Network
+from raydiff.settings import NonNegative, Positive, settings
 from raydiff.tree import Params
 
 PREVIOUS = f"{SCRATCH}/previous"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Moon(FineTuned):
     """FedAvg with a model-contrastive term."""
 
-    mu: float = 1.0
+    mu: NonNegative = 1.0
     """Weight of the contrastive term; 0 is FedAvg."""
-    temperature: float = 0.5
+    temperature: Positive = 0.5
     """What the similarities are divided by."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 0, "mu")
-        check_positive(self, "temperature")
         if not callable(getattr(self.model, "features", None)):
             raise ValueError(f"MOON compares models by their features, and {type(self.model).__name__} has none")
         network = getattr(self.model, "network", None)

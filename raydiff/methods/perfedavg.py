@@ -20,8 +20,7 @@ in each round; the learning rate decays over all rounds. The paper's Hessian-fre
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,17 +28,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from raydiff.data.records import Records
 from raydiff.federated.method import LocalResult, Round
-from raydiff.lookup import check_least, check_one_of
 from raydiff.methods._averaging import Averaged
 from raydiff.models.ddpm import DDPM
 from raydiff.models.functional import module_of
 from raydiff.models.training import Pair, Training
+from raydiff.settings import Natural, NonNegative, settings
 from raydiff.tree import Params
 
 Order = Literal["first", "second"]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class PerFedAvg(Averaged):
     """FedAvg on the loss after one step of adaptation."""
 
@@ -49,15 +48,12 @@ class PerFedAvg(Averaged):
     """Each client's training, all rounds together; each batch is halved."""
     order: Order = "first"
     """first takes the inner gradient for a constant; second differentiates it too."""
-    inner_rate: float = 0.01
+    inner_rate: NonNegative = 0.01
     """Learning rate of the inner step and of adaptation; 0 is FedAvg on the second halves."""
-    adapt_steps: int = 1
+    adapt_steps: Natural = 1
     """Steps of adaptation on the client's own records before it samples."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_one_of("order", self.order, get_args(Order))
-        check_least(self, 0, "inner_rate", "adapt_steps")
         if not self.local.replacement:
             raise ValueError("local.replacement must be true: batches are halved, and a pass's last may be one record")
         if self.local.batch < 2:

@@ -23,8 +23,6 @@ momentum; here the gradient is corrected, as in the paper. The paper's means are
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -34,13 +32,14 @@ from raydiff.federated.method import SCRATCH, SERVER_ONLY, LocalResult, Mean, Me
 from raydiff.methods._averaging import FineTuned
 from raydiff.models.training import Training
 from raydiff.privacy.release import Event, NonPrivate, disclose
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 MODEL, CONTROL = "model", "control"
 AS_THEY_ARE = "weights and control variates sent as they are"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Scaffold(FineTuned):
     """FedAvg by SGD with control variates."""
 
@@ -48,7 +47,6 @@ class Scaffold(FineTuned):
     """Each client's training, all rounds together, by sgd; an MLP bears ten times this rate."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         if self.local.optimizer != "sgd":
             raise ValueError(f"local.optimizer must be sgd, whose steps SCAFFOLD corrects, got {self.local.optimizer}")
         if self.averaging.moments != "reset":

@@ -15,8 +15,6 @@ client's middle starts from the server's first weights, from which an unseen cli
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from raydiff import tree
@@ -26,13 +24,14 @@ from raydiff.federated.upload_spec import UploadSpec
 from raydiff.methods._averaging import Averaged, deployed
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 START = "start"
 """The private part's first weights, in the server's state below this prefix."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class SharedRep(Averaged):
     """A shared network with a private middle."""
 

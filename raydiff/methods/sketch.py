@@ -37,9 +37,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable
-from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +46,6 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
-from raydiff.lookup import check_least, check_one_of, check_positive, check_value
 from raydiff.methods._noised_sums import NoisedSums, by_row
 from raydiff.models import moments
 from raydiff.models.chains import Sampling
@@ -57,28 +55,29 @@ from raydiff.models.schedules import noised
 from raydiff.models.training import Training, fit_part, with_clipped_copies, with_clipped_flag
 from raydiff.privacy.private_gradient import Neighbours
 from raydiff.privacy.release import ROUNDING, Event
+from raydiff.settings import Fraction, NonNegative, Positive, settings
 from raydiff.tree import Params
 
 SUMS, SECOND = "sums", "second"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Sketch(NoisedSums):
     """One noised sum of each client, and Gaussians from all of them."""
 
     model: Gaussians = Gaussians()
     """Shape of the pictures, and the rows of labels."""
-    clip: float = 15.0
+    clip: Positive = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
     center: Center = "grey"
     """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
-    moment: float = 1.5
+    moment: NonNegative = 1.5
     """w C: weight of the second moment beside the sums when the noise is divided; 0: only the sums are sent, and every
     sample is the mean of its row of labels."""
     relation: Neighbours = "replace_one"
     """What the epsilon speaks of: a record in another's place, or one that counts or not (zero_out)."""
 
-    refine: float = 0.0
+    refine: Fraction = 0.0
     """Depth, as a fraction of T, from which the client's personal denoiser refines a drawn picture; 0: none."""
     denoiser: DDPM = DDPM()
     """Network and schedule of the client's personal denoiser."""
@@ -89,14 +88,6 @@ class Sketch(NoisedSums):
 
     what: ClassVar[str] = "sums of images and of their products"
     rounds: ClassVar[int] = 1
-
-    def __post_init__(self) -> None:
-        check_value("refine", self.refine, 0 <= self.refine <= 1, "in [0, 1]")
-        check_positive(self, "clip")
-        check_least(self, 0, "moment")
-        check_one_of("center", self.center, get_args(Center))
-        check_one_of("relation", self.relation, get_args(Neighbours))
-        super().__post_init__()
 
     @property
     def sensitivity(self) -> float:

@@ -7,7 +7,7 @@ Shapes: R (`rows`) rows of labels; P pictures for each; d = C H W (`pixels`).
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import torch
@@ -16,10 +16,11 @@ from torch import Tensor
 from raydiff.data.records import label_rows
 from raydiff.models.chains import Denoiser
 from raydiff.models.schedules import LinearBetas, alphas_bar
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class ByRow:
     """Base class: the shape of the pictures, and the rows of labels."""
 
@@ -66,7 +67,7 @@ class ByRow:
         return call
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Population(ByRow):
     """N equally likely pictures for each row of labels. Its parameters are pictures (R, N, C, H, W)."""
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from raydiff import lookup
 from raydiff.models.compute import device, with_progress
+from raydiff.settings import Count, settings
 
 if TYPE_CHECKING:
     from raydiff.models.ddpm import DDPM
@@ -99,19 +100,15 @@ MEASURED = ("ancestral", "ddim")
 """Samplers that every model is evaluated with, beside the configured one."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Sampling:
     """How a reverse chain is run."""
 
     sampler: Annotated[str, SAMPLERS] = "ancestral"
     """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), for few steps; or
     module:name from anywhere."""
-    steps: int | None = None
+    steps: Count | None = None
     """Steps of a whole chain from T to 0 (default: T); part of a chain takes its fraction."""
-
-    def __post_init__(self) -> None:
-        lookup.resolve("sampler", SAMPLERS, self.sampler)
-        lookup.check_least(self, 1, "steps")
 
     def variants(self) -> dict[str, Sampling]:
         """This chain with each evaluated sampler, by name; its own first."""

@@ -8,29 +8,28 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Annotated
 
 import torch
+from annotated_types import Ge, MinLen, MultipleOf
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raydiff.models.compute import frozen
 from raydiff.models.functional import call, fresh
+from raydiff.settings import Count, settings
 from raydiff.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class CNN:
     """Convolutions of 3x3, each but the first at half the resolution, and a hidden layer: for 8x8 to 32x32 pictures."""
 
-    widths: tuple[int, ...] = (16, 32)
+    widths: Annotated[tuple[Count, ...], MinLen(1)] = (16, 32)
     """Channels of each convolution."""
-    hidden: int = 64
+    hidden: Count = 64
     """Units of the hidden layer."""
-
-    def __post_init__(self) -> None:
-        if not self.widths or min(*self.widths, self.hidden) < 1:
-            raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         layers: list[nn.Module] = []
@@ -42,19 +41,15 @@ class CNN:
         return _dense(layers, channels * height * width, (self.hidden,), classes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class LeNet:
     """Convolutions of 5x5 without padding, each with pooling of 2x2, then hidden layers, on pixels from 0 to 1, for
     pictures of 16x16 or more. By default NIID-Bench's (arXiv 2102.02079), after LeCun et al. 1998."""
 
-    widths: tuple[int, ...] = (6, 16)
+    widths: Annotated[tuple[Count, ...], MinLen(1)] = (6, 16)
     """Channels of each convolution."""
-    hidden: tuple[int, ...] = (120, 84)
+    hidden: Annotated[tuple[Count, ...], MinLen(1)] = (120, 84)
     """Units of each hidden layer."""
-
-    def __post_init__(self) -> None:
-        if not self.widths or not self.hidden or min(*self.widths, *self.hidden) < 1:
-            raise ValueError(f"widths and hidden must be positive, got {self.widths} and {self.hidden}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         """Raises ValueError where a picture is too small."""
@@ -69,32 +64,24 @@ class LeNet:
         return _dense(layers, channels * height * width, self.hidden, classes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Perceptron:
     """Fully connected layers."""
 
-    widths: tuple[int, ...] = (100,)
+    widths: tuple[Count, ...] = (100,)
     """Units of each hidden layer; none: logistic regression."""
-
-    def __post_init__(self) -> None:
-        if any(width < 1 for width in self.widths):
-            raise ValueError(f"widths must be positive, got {self.widths}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         return _dense([], math.prod(shape), self.widths, classes)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class ResNet18:
     """ResNet-18 (He et al. 2016, arXiv 1512.03385) for CIFAR (3x3 stem, no pooling before the blocks), with group
     normalisation: batch statistics do not average over clients of unlike classes (Hsieh et al., arXiv 1910.00189)."""
 
-    width: int = 64
+    width: Annotated[int, Ge(8), MultipleOf(8)] = 64
     """Channels of the first stage; each later one has twice as many."""
-
-    def __post_init__(self) -> None:
-        if self.width < 8 or self.width % 8:
-            raise ValueError(f"width must be a positive multiple of 8, got {self.width}")
 
     def build(self, shape: tuple[int, int, int], classes: int) -> nn.Module:
         stem = nn.Conv2d(shape[0], self.width, 3, padding=1, bias=False)
@@ -109,22 +96,16 @@ class ResNet18:
         return _Classifier(trunk, nn.Linear(channels, classes))
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Classifier:
     """A classifier of label column 0, and nothing learned."""
 
     network: CNN | Perceptron | ResNet18 | LeNet = CNN()
     """The network."""
-    shape: tuple[int, int, int] = (1, 8, 8)
+    shape: tuple[Count, Count, Count] = (1, 8, 8)
     """(channels, height, width) of a picture; filled in from the data when an experiment is built."""
-    labels: tuple[int, ...] = (10,)
+    labels: Annotated[tuple[Count, ...], MinLen(1)] = (10,)
     """Number of values of each label column, of which the first is predicted; filled in from the data."""
-
-    def __post_init__(self) -> None:
-        if len(self.shape) != 3 or min(self.shape) < 1:
-            raise ValueError(f"shape must be three positive numbers (channels, height, width), got {self.shape}")
-        if not self.labels or self.labels[0] < 1:
-            raise ValueError(f"labels must begin with the number of classes, got {self.labels}")
 
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> Classifier:
         """The same for pictures of this shape, with this many values in each label column."""

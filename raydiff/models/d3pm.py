@@ -20,59 +20,51 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Annotated, Literal, get_args
+from dataclasses import replace
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, MinLen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from raydiff import lookup
 from raydiff.models.compute import frozen
 from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, CategorySchedule, Linear, abar
 from raydiff.models.functional import call, fresh
+from raydiff.settings import Count, Natural, settings
 from raydiff.tree import Params
 
 Objective = Literal["cross_entropy", "variational"]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class DiscreteDiffusion:
     """A denoiser of category vectors: an MLP and a schedule, without parameters."""
 
-    hidden: int = 256
+    hidden: Count = 256
     """Units of each hidden layer."""
-    layers: int = 4
+    layers: Annotated[int, Ge(2)] = 4
     """Linear layers, including the last, which outputs logits."""
     schedule: Annotated[CategorySchedule, CATEGORY_SCHEDULES] = Linear()
     """Noise schedule."""
-    steps: int = 10
+    steps: Count = 10
     """T."""
     objective: Objective = "cross_entropy"
     """cross_entropy of the clean columns (the paper's), or variational, the mean over t of D3PM's bound."""
-    release: int = 0
+    release: Natural = 0
     """T_rl in 0..T: samples are rows of this step; 0: clean rows, T: uniform rows."""
-    counts: tuple[int, ...] = (2,)
+    counts: Annotated[tuple[Count, ...], MinLen(1)] = (2,)
     """Number of categories of each column; filled in from the data when an experiment is built."""
-    labels: tuple[int, ...] = ()
+    labels: tuple[Count, ...] = ()
     """Number of values of each condition, each with its own embedding; filled in from the data."""
     conditional: bool = True
     """Condition on the table's label."""
 
     def __post_init__(self) -> None:
-        lookup.check_least(self, 1, "hidden", "steps")
-        lookup.check_least(self, 2, "layers")
-        if not isinstance(self.schedule, CategorySchedule):
-            raise ValueError(f"schedule must be an instance of {CATEGORY_SCHEDULES.choices}, got {self.schedule!r}")
         _schedule(self)
-        lookup.check_one_of("objective", self.objective, get_args(Objective))
-        if not 0 <= self.release <= self.steps:
+        if self.release > self.steps:
             raise ValueError(f"release must be in 0..{self.steps} (steps), got {self.release}")
-        if not self.counts or min(self.counts) < 1:
-            raise ValueError(f"counts must be at least 1 for each column, got {self.counts}")
-        if any(n < 1 for n in self.labels):
-            raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
 
     @property
     def k(self) -> int:

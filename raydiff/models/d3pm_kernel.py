@@ -12,12 +12,14 @@ import itertools
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Gt, Le
 from torch import Tensor
 
-from raydiff.lookup import Door, check_least, check_positive, resolve
+from raydiff.lookup import Door, resolve
+from raydiff.settings import NonNegative, Positive, settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,30 +31,23 @@ class CategorySchedule(ABC):
         """alpha_0 .. alpha_T, (T + 1,) float64 in [0, 1] with alpha_0 = 1, for T = `steps`."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Linear(CategorySchedule):
     """alpha_t = 1 - rate t / T."""
 
-    rate: float = 1.0
+    rate: Annotated[float, Gt(0), Le(1)] = 1.0
     """Decay rate; at 1 no signal is left after step T."""
-
-    def __post_init__(self) -> None:
-        if not 0 < self.rate <= 1:
-            raise ValueError(f"rate of the linear schedule must be in (0, 1], got {self.rate}")
 
     def alpha(self, steps: int) -> Tensor:
         return _tensor([1 - self.rate * t / steps for t in _times(steps)])
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Sigmoid(CategorySchedule):
     """alpha_t = (Sig(3 rate) - Sig(3 rate t / T)) / (Sig(3 rate) - 1/2), which is 0 at T."""
 
-    rate: float = 1.0
+    rate: Positive = 1.0
     """Decay rate."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "rate")
 
     def alpha(self, steps: int) -> Tensor:
         last = _sigmoid(3 * self.rate)
@@ -60,15 +55,12 @@ class Sigmoid(CategorySchedule):
         return _tensor([*(x / (last - 0.5) for x in rest), 0.0])  # 0 at T, on either side of which floats may fall
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Cosine(CategorySchedule):
     """abar_t = f(t) / f(0) with f(t) = cos^2((t / T + offset) / (1 + offset) pi / 2)."""
 
-    offset: float = 0.008
+    offset: NonNegative = 0.008
     """Keeps the first steps from being too small (Nichol & Dhariwal, arXiv 2102.09672)."""
-
-    def __post_init__(self) -> None:
-        check_least(self, 0, "offset")
 
     def alpha(self, steps: int) -> Tensor:
         turns = [(t / steps + self.offset) / (1 + self.offset) for t in _times(steps)[:-1]]

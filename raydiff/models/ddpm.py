@@ -7,15 +7,14 @@ References: Ho et al. 2020 (arXiv 2006.11239); Karras et al. 2022 (EDM, arXiv 22
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Literal, get_args
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import torch
+from pydantic import FiniteFloat
 from torch import Tensor, nn
 
-from raydiff import lookup
 from raydiff.models.chains import Denoiser
 from raydiff.models.compute import Precision, frozen
 from raydiff.models.functional import call, call_features, fresh, module_of
@@ -29,6 +28,7 @@ from raydiff.models.schedules import (
     lognormal_levels,
     signal_and_noise,
 )
+from raydiff.settings import Count, Positive, settings
 from raydiff.tree import Params
 
 Prediction = Literal["epsilon", "v", "x0", "edm"]
@@ -39,7 +39,7 @@ RECOMPILE_LIMIT = 8 * 16
 it is trained. At dynamo's default of 8 the third model of a process runs eagerly (seen with torch 2.11)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class DDPM:
     """A DDPM: a network, a schedule, and nothing learned."""
 
@@ -47,11 +47,11 @@ class DDPM:
     """The denoiser."""
     schedule: Annotated[Schedule, SCHEDULES] = LinearBetas()
     """Noise schedule."""
-    timesteps: int = 1000
+    timesteps: Count = 1000
     """T."""
-    shape: tuple[int, int, int] = (1, 8, 8)
+    shape: tuple[Count, Count, Count] = (1, 8, 8)
     """(channels, height, width) of a record; filled in from the data when an experiment is built."""
-    labels: tuple[int, ...] = (10,)
+    labels: tuple[Count, ...] = (10,)
     """Number of values of each condition, each with its own embedding; filled in from the data."""
     conditional: bool = True
     """Condition on the data's labels."""
@@ -60,13 +60,13 @@ class DDPM:
     prediction: Prediction = "edm"
     """The network's output: F of EDM's preconditioning (edm: Karras et al. 2022, Table 1), the noise z (epsilon), the
     picture x_0, or sqrt(abar) z - sqrt(1 - abar) x_0 (v: Salimans & Ho 2022, arXiv 2202.00512)."""
-    sigma_data: float = 0.5
+    sigma_data: Positive = 0.5
     """Standard deviation of the data's pixels in EDM's preconditioning; at 1 it is v up to sign. A public number."""
     levels: Levels = "lognormal"
     """Timesteps in training: by EDM's distribution of the noise's standard deviation (lognormal), or uniform."""
-    lognormal_mean: float = -1.2
+    lognormal_mean: FiniteFloat = -1.2
     """Mean of ln(sigma) of log-normal levels (EDM's P_mean)."""
-    snr_cap: float | None = None
+    snr_cap: Positive | None = None
     """gamma of min-SNR weights of the loss (Hang et al. 2023, arXiv 2303.09556): a step's weight on its error in x_0 is
     its signal-to-noise ratio, but at most this. None: the error in the network's output counts as it is."""
     flip: bool = False
@@ -78,15 +78,6 @@ class DDPM:
 
     def __post_init__(self) -> None:
         alphas_bar(self.schedule, self.timesteps)
-        if len(self.shape) != 3 or min(self.shape) < 1:
-            raise ValueError(f"shape must be three positive numbers (channels, height, width), got {self.shape}")
-        if any(n < 1 for n in self.labels):
-            raise ValueError(f"labels must be counts of at least 1, got {self.labels}")
-        lookup.check_one_of("prediction", self.prediction, get_args(Prediction))
-        lookup.check_one_of("levels", self.levels, get_args(Levels))
-        lookup.check_positive(self, "sigma_data", "snr_cap")
-        lookup.check_value("lognormal_mean", self.lognormal_mean, math.isfinite(self.lognormal_mean), "finite")
-        lookup.check_one_of("precision", self.precision, get_args(Precision))
 
     @property
     def abar(self) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -23,6 +23,7 @@ from torch import Tensor
 from raydiff.data.records import label_rows
 from raydiff.models import moments
 from raydiff.models.d3pm import codes_of, drawn, images_of
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 TRUSTED = 4.0
@@ -30,7 +31,7 @@ TRUSTED = 4.0
 SMALLEST = 1e-6  # fraction of the records for values whose noised count is 0 or less
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Forest:
     """Distributions of each column given its parent and the label.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -15,27 +14,23 @@ from raydiff.models.by_row import ByRow
 from raydiff.models.chains import Denoiser
 from raydiff.models.compute import frozen
 from raydiff.models.functional import call, fresh
+from raydiff.settings import Count, settings
 from raydiff.tree import Params
 
 POINTS = 500  # pictures of each row of labels over which `denoiser` is computed
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Generator(ByRow):
     """Two hidden layers, then two convolutions of 5x5, each after doubling the resolution: DP-MERF's for MNIST, with
     layer normalisation, also between the convolutions, in place of batch normalisation."""
 
-    code: int = 5
+    code: Count = 5
     """Entries of the noise."""
-    hidden: int = 200
+    hidden: Count = 200
     """Units of the first hidden layer."""
-    channels: tuple[int, int] = (16, 8)
+    channels: tuple[Count, Count] = (16, 8)
     """Of the second hidden layer, at a quarter of the resolution, and between the convolutions."""
-
-    def __post_init__(self) -> None:
-        sizes = (self.code, self.hidden, *self.channels)
-        if min(sizes) < 1:
-            raise ValueError(f"code, hidden and channels must be positive, got {sizes}")
 
     def build(self) -> nn.Module:
         return _Network(self)

@@ -16,7 +16,6 @@ Shapes: u (N, d); R rows of labels.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -24,10 +23,11 @@ from torch import Tensor
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
 from raydiff.models.chains import Denoiser
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Gaussians(ByRow):
     """A Gaussian for each row of labels, with one covariance, and nothing learned.
 

@@ -11,12 +11,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, MinLen, MultipleOf
 from torch import Tensor, nn
 
-from raydiff.lookup import Door, check_least, describe_error
+from raydiff.lookup import Door, describe_error
+from raydiff.settings import Count, settings
 
 Shape = tuple[int, int, int]
 
@@ -94,19 +96,16 @@ def _predict_one(network: Network, shape: Shape) -> tuple[int, ...]:
     return tuple(out.shape) if isinstance(getattr(module, "conditions", None), Conditions) else ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class MLP(Network):
     """A residual MLP on the flattened image, for 8x8 and 14x14 images on a CPU, where a UNet is many times slower."""
 
-    width: int = 256
+    width: Count = 256
     """Hidden units."""
-    depth: int = 3
+    depth: Count = 3
     """Residual blocks."""
     skip: bool = False
     """Add a learned multiple of x to the output: fewer hidden units than pixels cannot predict white noise else."""
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "width", "depth")
 
     def check(self, shape: Shape) -> None:
         """Every image size fits."""
@@ -123,26 +122,23 @@ class MLP(Network):
         return _MLP(self, shape, embed)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class UNet(Network):
     """diffusers' UNet2DModel, as in PFDM's and SPIRE's networks."""
 
     middle = "unet.mid_block."
     features = "unet.mid_block"
-    widths: tuple[int, ...] = (32, 64)
+    widths: Annotated[tuple[Annotated[int, Ge(4), MultipleOf(4)], ...], MinLen(1)] = (32, 64)
     """Channels at each scale; each scale but the last halves the image."""
-    layers: int = 1
+    layers: Count = 1
     """Residual blocks per scale."""
     attention: tuple[int, ...] = (-1,)
     """Scales with self-attention: 0 is the finest, -1 the coarsest; the middle has it where any scale does."""
 
     def __post_init__(self) -> None:
-        if not self.widths or any(w < 4 or w % 4 for w in self.widths):
-            raise ValueError(f"widths must be positive multiples of 4, got {self.widths}")
         scales = range(-len(self.widths), len(self.widths))
         if any(i not in scales or self.widths[i] < 8 for i in self.attention):  # an attention head has 8 channels
             raise ValueError(f"attention must name scales of widths with 8 channels or more, got {self.attention}")
-        check_least(self, 1, "layers")
 
     def check(self, shape: Shape) -> None:
         """Raises ValueError when the image cannot be halved often enough."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from raydiff.lookup import Door
+from raydiff.settings import settings
 
 Level = tuple[Tensor, Tensor]
 """(sqrt(abar_t), sqrt(1 - abar_t)) of each picture, both (B, 1, 1, 1)."""
@@ -24,7 +24,7 @@ MOST_TIMESTEPS = 10**6  # beyond, float32 rounds abar_1 to 1
 MOST_BETA = 0.999
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Schedule(ABC):
     """Base class of noise schedules. A subclass is a frozen dataclass with a default for each field."""
 
@@ -33,7 +33,7 @@ class Schedule(ABC):
         """beta_1 .. beta_T, (T,) float64, for T = `timesteps`: the fraction of the variance that step t replaces."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class LinearBetas(Schedule):
     """Ho et al.'s at T = 1000; for other T betas are scaled by 1000 / T, here and below."""
 
@@ -41,7 +41,7 @@ class LinearBetas(Schedule):
         return torch.linspace(1e-4, 0.02, timesteps, dtype=torch.float64) * (1000 / timesteps)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class ScaledLinearBetas(Schedule):
     """Linear in the square root, as in Stable Diffusion."""
 
@@ -49,7 +49,7 @@ class ScaledLinearBetas(Schedule):
         return torch.linspace(0.00085**0.5, 0.012**0.5, timesteps, dtype=torch.float64) ** 2 * (1000 / timesteps)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class SigmoidBetas(Schedule):
     """A sigmoid between the linear schedule's ends."""
 
@@ -58,7 +58,7 @@ class SigmoidBetas(Schedule):
         return (rise * (0.02 - 1e-4) + 1e-4) * (1000 / timesteps)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class CosineBetas(Schedule):
     """Nichol & Dhariwal's, abar_t proportional to cos^2((t / T + 0.008) / 1.008 pi / 2)."""
 

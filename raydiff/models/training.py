@@ -7,17 +7,18 @@ import math
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, get_args
+from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
 import torch
+from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.lookup import check_least, check_one_of, check_positive, check_value
 from raydiff.models.compute import NotFinite, device
 from raydiff.models.ddpm import DDPM
 from raydiff.models.optimizers import adamw_step, sgd_step
+from raydiff.settings import Count, Natural, NonNegative, Positive, settings
 from raydiff.tree import Params
 
 Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
@@ -59,46 +60,39 @@ class Diverged(NotFinite):
         return "the loss became {1} at step {0}: lower the learning rate".format(*self.args)
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Training:
     """Batches, optimiser and learning-rate schedule of a training."""
 
-    steps: int = 1000
+    steps: Natural = 1000
     """Optimisation steps in all, unless `epochs` is set."""
-    batch: int = 64
+    batch: Count = 64
     """Records per step."""
-    learning_rate: float = 2e-3
+    learning_rate: Positive = 2e-3
     """Initial learning rate."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """Weight decay: adamw's is decoupled from the gradient, sgd's is added to it, as torch has them."""
     optimizer: Optimizer = "adamw"
     """adamw or sgd."""
     decay: Decay = "cosine"
     """Of the learning rate over all steps: to zero along a cosine, or constant."""
-    epochs: int | None = None
+    epochs: Natural | None = None
     """Passes over the records in all: epochs * ceil(records / batch) steps, in place of `steps`."""
-    momentum: float = 0.0
+    momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """Of sgd: v <- momentum * v + gradient, and a step goes along v; it restarts with the optimiser."""
     replacement: bool = True
     """Draw each batch from all records; false: each pass takes every record once, in random order, and its last batch
     is the rest. A continued training, or another round's, begins a new pass."""
 
-    warmup: int = 0
+    warmup: Natural = 0
     """First steps, over which the learning rate rises from zero along a line."""
-    max_grad_norm: float | None = None
+    max_grad_norm: Positive | None = None
     """Longer gradients of a step are scaled to this norm, over all parameters together."""
-    ema: float = 0.0
+    ema: Annotated[float, Ge(0), Le(WIDEST)] = 0.0
     """Width of a moving average of weights, which is the result: standard deviation of the averaged steps over their
     number, at most 0.28 (Karras et al. 2024, arXiv 2312.02696, section 3.1). Of a server's rounds where it averages."""
 
     def __post_init__(self) -> None:
-        check_least(self, 0, "steps", "epochs", "weight_decay", "warmup")
-        check_least(self, 1, "batch")
-        check_positive(self, "learning_rate", "max_grad_norm")
-        check_one_of("optimizer", self.optimizer, get_args(Optimizer))
-        check_one_of("decay", self.decay, get_args(Decay))
-        check_value("momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
-        check_value("ema", self.ema, 0 <= self.ema <= WIDEST, f"in [0, {WIDEST}]")
         if self.momentum and self.optimizer != "sgd":
             raise ValueError(f"momentum must be 0 with optimizer {self.optimizer}, got {self.momentum}")
 

@@ -26,7 +26,9 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
+
+from annotated_types import Gt, Le
 
 from raydiff.lookup import check_one_of, check_value
 from raydiff.privacy import gaussian, grid, renyi
@@ -99,6 +101,10 @@ def tightest(evaluate: Callable[[str], T]) -> T:
         with contextlib.suppress(Unsupported):
             return evaluate(name)
     return evaluate(loosest)
+
+
+Epsilon = Annotated[float, Gt(0)]
+Delta = Annotated[float, Gt(0), Le(MOST_DELTA)]
 
 
 def check_budget(epsilon: float, delta: float) -> None:

@@ -15,44 +15,42 @@ of records: it is declared in the event.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from raydiff.lookup import check_one_of, check_value
+from annotated_types import Ge
+
+from raydiff.lookup import check_value
 from raydiff.privacy import accountants, aggregate, release
 from raydiff.privacy.aggregate import Encoding
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, Release, Trust, clipped_update, noised
 from raydiff.seeding import NoiseStream
+from raydiff.settings import Positive, settings
 from raydiff.tree import Params, Tensors
 
 DELTA = 1e-5  # of client-level epsilons
 TRUSTED = "clipped updates, to a server trusted to add the noise"
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class ClientPrivacy:
     """Clips a client's whole update and adds noise."""
 
-    epsilon: float = 10.0
+    epsilon: accountants.Epsilon = 10.0
     """Budget of one client's updates of all rounds together, at delta 1e-5; inf clips only."""
-    clip: float = 1.0
+    clip: Positive = 1.0
     """Norm to which an update is clipped. A public number: never take it from private data."""
     trust: Trust = "local"
     """local: clients add the noise; central: the server does, once per round, to the sum; aggregate: clients add it
     together, and the server is taken to see only the sum."""
-    shares: int | None = None
+    shares: Annotated[int, Ge(2)] | None = None
     """Under aggregate trust: how many of a round's participants have all of the noise together. A round with fewer
     fails; of those beyond it any may drop out, or tell the server their noise."""
 
     def __post_init__(self) -> None:
-        accountants.check_budget(self.epsilon, DELTA)
-        check_value("clip", self.clip, 0 < self.clip < math.inf, "a positive number")
-        check_one_of("trust", self.trust, get_args(Trust))
         if self.trust != "aggregate":
             check_value("shares", self.shares, self.shares is None, "none unless trust is aggregate")
-        elif self.shares is None or self.shares < 2:
-            got = "none" if self.shares is None else self.shares
-            raise ValueError(f"shares must be at least 2 under trust = aggregate, got {got}")
+        elif self.shares is None:
+            raise ValueError("shares must be at least 2 under trust = aggregate, got none")
         elif self.epsilon == math.inf:
             raise ValueError("epsilon must be a number under trust = aggregate; got inf")
 

@@ -19,24 +19,24 @@ import functools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import asdict, replace
+from typing import Any, Literal
 
-from raydiff.lookup import check_one_of
 from raydiff.privacy import accountants, gaussian, grid, release, renyi
 from raydiff.privacy.ledger import Entry, Exposure, Guarantee, Ledger
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Nothing, Relation, Unit, definition
+from raydiff.settings import Positive, settings
 
 Order = float | None | Literal["first"]
 """Renyi order of a filter; None: Gaussian DP's filter; first: the one that the first trial determines."""
 ROUNDING = 1e-9  # relative difference between two computations of the same noise
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Budget:
     """An epsilon that all trials on the same records share, with its privacy definition."""
 
-    epsilon: float = 10.0
+    epsilon: Positive = 10.0
     """What they may spend together, once and for all."""
     unit: Unit = "example"
     """Unit of privacy; trials of another one are refused."""
@@ -44,15 +44,8 @@ class Budget:
     """Neighbouring relation."""
     trust: Literal["local"] = "local"
     """Against the server. What a trusted server publishes is not known beforehand, so there is no other choice."""
-    delta: float = 1e-5
+    delta: accountants.Delta = 1e-5
     """The delta of this epsilon, whatever a method's delta."""
-
-    def __post_init__(self) -> None:
-        accountants.check_budget(self.epsilon, self.delta)
-        if self.epsilon == math.inf:
-            raise ValueError("epsilon must be a number, got inf: leave the budget out")
-        for name, allowed in (("unit", get_args(Unit)), ("relation", get_args(Relation)), ("trust", ("local",))):
-            check_one_of(name, getattr(self, name), allowed)
 
     def __str__(self) -> str:
         return f"epsilon {self.epsilon:g} ({definition(self.unit, self.relation, self.trust)}, delta {self.delta:g})"

@@ -16,9 +16,10 @@ import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Le
 from torch import Tensor
 
 from raydiff import seeding
@@ -29,22 +30,22 @@ from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import dumps, read_json, trial_folders
-from raydiff.lookup import check_one_of
 from raydiff.models.compute import device
 from raydiff.models.d3pm import codes_of
 from raydiff.results.finished import DRAWN, Draw, Finished, SampleSource, words
 from raydiff.results.spent import composed_guarantee
+from raydiff.settings import settings
 from raydiff.storage.atomic_files import appearing, write_text
 
 PART = 1000  # samples of a part
 MOST = 10**9  # samples of a request, or of each class
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class GenerationRequest:
     """How many samples, with which labels."""
 
-    num: int = 1000
+    num: Annotated[int, Ge(1), Le(MOST)] = 1000
     """Samples in all, or of each class."""
     per_class: bool = False
     """`num` of each class that the labels drawn from have; else classes in their proportions."""
@@ -57,13 +58,6 @@ class GenerationRequest:
     covers: epsilon is inf. None: as-data for a client's own model, uniform for the server's."""
     numbers: Numbers = "drawn"
     """Of a table: numbers drawn uniformly within their bins, or the bins' names."""
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.num <= MOST:
-            raise ValueError(f"num must be between 1 and {MOST:,}, got {self.num:,}")
-        if self.labels is not None:
-            check_one_of("labels", self.labels, get_args(Draw))
-        check_one_of("numbers", self.numbers, get_args(Numbers))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,7 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 import torch
@@ -29,6 +29,7 @@ from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import dumps, read_json
+from raydiff.methods import METHODS
 from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
@@ -106,7 +107,7 @@ class Sampler:
 
     def __init__(self, folder: Path) -> None:
         fields = read_json(folder / CARD, needs="method")
-        method: Method = overrides.from_dict(fields.pop("method"), Method)
+        method: Method = overrides.from_dict(fields.pop("method"), Annotated[Method, METHODS])
         if (folder / LATENT).is_dir():
             method = overrides.override(method, {"model.path": str(folder / LATENT)})
         self.method: Method = method

@@ -59,7 +59,7 @@ REFUSED_BY_SWEEP = {
     "--grid clients=2,x": "--clients must be an integer, got 'x'",
     "--search random --sample method.clip=normal:1,2": "a sampled field looks like",
     "--search random --sample method.clip=uniform:5,2": "the range of method.clip must go upwards",
-    "--search random --sample method.clip=loguniform:0,2": "loguniform from a positive number",
+    "--search random --sample method.local.weight_decay=loguniform:0,2": "loguniform from a positive number",
     "--search random --sample clients=uniform:2,5": "clients takes no values of uniform",
     "--search random --sample method.epsilon=uniform:none,5": "uniform needs two numbers",
     "--time-budget -5": "time budget must be positive, got -5",

@@ -20,7 +20,7 @@ from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment, Runtime
-from raydiff.experiment.overrides import alternatives, convert, flat, has_path, override, parse_overrides, to_dict
+from raydiff.experiment.overrides import convert, flat, has_path, override, parse_overrides, to_dict
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -34,6 +34,7 @@ from raydiff.papers.feddistr.method import FedDistr
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.filters import Budget
+from raydiff.settings import alternatives
 
 
 def from_dict(tree: dict[str, Any]) -> Any:
@@ -163,9 +164,9 @@ def test_json_of_another_version_is_refused_by_name(tiny: Experiment) -> None:
         from_dict(tree)
     tree = to_dict(tiny)
     tree["partition"] = {"kind": "Quantity"}
-    with pytest.raises(ValueError, match=r"^kind must be one of iid, dirichlet, .*got 'Quantity'"):
+    with pytest.raises(ValueError, match=r"^partition: must be one of iid, dirichlet, .*got 'Quantity'"):
         from_dict(tree)
-    with pytest.raises(ValueError, match=r"^unknown kind None; known here: Experiment$"):
+    with pytest.raises(ValueError, match=r"^must be one of experiment, got 'None'$"):
         from_dict({})
 
 
@@ -249,7 +250,7 @@ def test_values_out_of_range_are_refused_in_one_line(tiny: Experiment, path: str
         override(tiny, {path: value})
     says, (parent, _, name) = str(refusal.value), path.rpartition(".")
     assert "\n" not in says and name in says
-    assert says.startswith(f"--{parent}: ") or not parent
+    assert says.startswith((f"{path} must be ", f"--{parent}: "))
     assert (str(value) in says) == (name != "noise_secret")
 
 

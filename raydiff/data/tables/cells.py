@@ -12,13 +12,13 @@ import zlib
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from raydiff.data import sizes
 from raydiff.data.tables.encode import MISSING
 from raydiff.data.tables.kinds import MEANING, Kind, canonical, number_text
 from raydiff.formats.csv_files import unmarked
-from raydiff.lookup import check_one_of
+from raydiff.settings import settings
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -34,7 +34,7 @@ PARQUET: dict[Kind, re.Pattern[str]] = {
 }  # beginnings of pyarrow's names of types
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Csv:
     """How CSV and TSV files are written."""
 
@@ -42,7 +42,7 @@ class Csv:
     """One character between cells, or tab; None: a comma, in .tsv files a tab."""
     encoding: str = "utf-8"
     """Encoding of the text, such as utf-8, latin-1, cp1252 or utf-16."""
-    decimal: str = "."
+    decimal: Literal[".", ","] = "."
     """Decimal mark of numbers: a point, or a comma; points before three digits then separate thousands."""
     missing: tuple[str, ...] = ("?", "NA", "N/A", "#N/A", "NaN", "nan", "NaT", "null", "NULL", "<NA>")
     """Cells that are missing values, beside empty ones."""
@@ -50,7 +50,6 @@ class Csv:
     def __post_init__(self) -> None:
         if self.delimiter is not None and len(DELIMITERS.get(self.delimiter, self.delimiter)) != 1:
             raise ValueError(f"delimiter must be one character or tab, got {self.delimiter!r}")
-        check_one_of("decimal", self.decimal, (".", ","))
         try:
             codecs.lookup(self.encoding)
         except LookupError:

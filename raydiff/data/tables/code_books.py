@@ -5,11 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Ge
 
 from raydiff.data.tables.cells import Csv
 from raydiff.data.tables.kinds import MEANING
 from raydiff.lookup import Door, check_one_of, nearest
+from raydiff.settings import settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,11 +50,11 @@ CODE_BOOKS: Door[CodeBook] = Door(
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class TableOptions:
     """How a table's file is read."""
 
-    bins: int | None = None
+    bins: Annotated[int, Ge(2)] | None = None
     """Most categories of a table's column, with missing values; None: the preset's, or 5 and one for unseen values."""
     exclude: tuple[str, ...] = ()
     """Columns of a table to leave out."""
@@ -63,8 +66,6 @@ class TableOptions:
     """How a CSV file is written."""
 
     def __post_init__(self) -> None:
-        if self.bins is not None and self.bins < 2:
-            raise ValueError(f"data.bins must be at least 2, got {self.bins}")
         for column, kind in self.declared.items():
             if not column or kind not in MEANING:
                 wanted = f"COLUMN=TYPE of the types {', '.join(MEANING)}"
@@ -76,7 +77,7 @@ class TableOptions:
         return {column: kind for column, _, kind in (text.rpartition("=") for text in self.types)}
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class RawTable(TableOptions):
     """A table and the encoding of its columns."""
 

@@ -36,8 +36,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,7 +45,6 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
-from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.models.classifier import Classifier
 from raydiff.models.training import Training, fit
 from raydiff.papers.feddistr import prompt_pool
@@ -55,6 +53,7 @@ from raydiff.papers.feddistr.latent.model import LatentDiffusion, LatentModel, c
 from raydiff.papers.feddistr.prompt_pool import PromptPool, Prompts
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Gaussian, NonPrivate, Release, disclose, gaussian_rows
+from raydiff.settings import Count, Natural, NonNegative, Positive, settings
 from raydiff.tree import Params
 
 UploadKind = Literal["prompts", "latents"]
@@ -65,7 +64,7 @@ UNPROTECTED = {
 """Description of an upload without an epsilon."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class FedDistr(Method):
     """Prompt vectors to the server, once; a classifier trained on what they generate."""
 
@@ -73,25 +72,25 @@ class FedDistr(Method):
     """The frozen latent diffusion model that all clients and the server have."""
     upload: UploadKind = "prompts"
     """prompts: the paper; latents: all records' latents and labels as they are, an upper bound on prompts' utility."""
-    clusters: int = 2
+    clusters: Count = 2
     """Base distributions per label of a client: m_k."""
-    least: int = 0
+    least: Natural = 0
     """Labels of which a client has fewer records are not sent."""
     inversion: Training = Training(steps=200, batch=16, learning_rate=0.02)
     """Of each vector; `batch` is per vector."""
-    epsilon: float | None = None
+    epsilon: accountants.Epsilon | None = None
     """Budget of one client's upload; none: vectors are sent as they are."""
-    delta: float = 1e-5
+    delta: accountants.Delta = 1e-5
     """The delta of `epsilon`."""
-    clip: float | None = None
+    clip: Positive | None = None
     """Norm to which a vector's distance from the public start is clipped, needed with `epsilon`. A public number."""
-    threshold: float | None = None
+    threshold: Positive | None = None
     """Distance below which two vectors are merged; none: from the public records."""
-    images: int = 2000
+    images: Count = 2000
     """Number of pictures that the server generates."""
-    steps: int = 25
+    steps: Count = 25
     """DDIM steps of each."""
-    guidance: float = 2.0
+    guidance: NonNegative = 2.0
     """Weight of the condition; 1: no guidance."""
     classifier: Classifier = Classifier()
     """Trained on the pictures."""
@@ -101,13 +100,8 @@ class FedDistr(Method):
     rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_one_of("upload", self.upload, get_args(UploadKind))
         self.inversion.refuse_epochs("inversion", "each vector is fitted on batches of its own group")
-        check_least(self, 1, "clusters", "images", "steps")
-        check_least(self, 0, "least", "guidance")
-        check_positive(self, "clip", "threshold")
         if self.epsilon is not None:
-            accountants.check_budget(self.epsilon, self.delta)
             if self.clip is None:
                 raise ValueError("clip must be given where epsilon is: without it no noise is enough")
             if self.upload == "latents":

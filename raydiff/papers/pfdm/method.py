@@ -36,9 +36,9 @@ Deviations and choices where the paper is silent:
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
-from typing import ClassVar, get_args
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,6 @@ from raydiff import tree
 from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import SERVER_ONLY, Deployed, LocalResult, Method, Metrics, Round, Target, Upload, Uploads
 from raydiff.federated.upload_spec import TensorSpec, UploadSpec
-from raydiff.lookup import check_least, check_one_of, check_positive
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
@@ -57,6 +56,7 @@ from raydiff.papers.pfdm.depth import depth_for
 from raydiff.papers.pfdm.noised_copies import NoisedCopies
 from raydiff.privacy import accountants
 from raydiff.privacy.release import Event, Nothing, nothing
+from raydiff.settings import Count, Positive, settings
 from raydiff.tree import Params
 
 MOMENTS = f"{SERVER_ONLY}/moments"
@@ -64,21 +64,21 @@ MOMENTS = f"{SERVER_ONLY}/moments"
 NOISY_MEAN = 0.9  # of ln(sigma) in training on noisy images
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class PFDM(Method):
     """Algorithm 1 (training) and Algorithm 2 (sampling)."""
 
     model: DDPM = DDPM()
     """Network and schedule of both denoisers; the client's has one condition more, the clipped flag."""
-    epsilon: float | None = 10.0
+    epsilon: accountants.Epsilon | None = 10.0
     """Privacy budget of one record's upload; None sends the images without protection."""
-    delta: float = 1e-5
+    delta: accountants.Delta = 1e-5
     """The delta that goes with it."""
-    clip: float = 15.0
+    clip: Positive = 15.0
     """C: L2 norm to which each flattened image is clipped. A public number: never take it from private data."""
     center: Center = "grey"
     """Clip around grey (0 on [-1, 1]), around black (-1) or around the mean of the public records."""
-    t0: int | None = None
+    t0: Count | None = None
     """Depth of the noise and of the hand-over. Default, and minimum: the smallest within the budget."""
     accountant: accountants.Accountant = "exact"
     """Which bound turns the noise into an epsilon: exact, rdp or theorem."""
@@ -88,9 +88,9 @@ class PFDM(Method):
     """Training of the global denoiser."""
     start: controls.Start = "denoiser"
     """What gives x_{t0}: denoiser, the global denoiser; gaussian, noise, real, shuffled: a control."""
-    local_parts: int = 1
+    local_parts: Count = 1
     """Pieces into which a client's training is cut; each is kept, so that a crash loses one at most."""
-    server_rounds: int = 4
+    server_rounds: Count = 4
     """Rounds of equal length into which the server's training is cut, so that it can be resumed."""
     sampling: Sampling = Sampling()
     """The server's chain, T to 0 (or to t0 when epsilon is None)."""
@@ -100,12 +100,8 @@ class PFDM(Method):
     participating_rounds: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        check_positive(self, "clip")
-        check_least(self, 1, "server_rounds", "local_parts")
-        if self.t0 is not None and not 1 <= self.t0 <= self.model.timesteps:
+        if self.t0 is not None and self.t0 > self.model.timesteps:
             raise ValueError(f"t0 must be in 1..{self.model.timesteps} (the model's timesteps), got {self.t0}")
-        accountants.check_budget(1.0 if self.epsilon is None else self.epsilon, self.delta)
-        check_one_of("start", self.start, get_args(controls.Start))
         if self.start == "gaussian" and self.epsilon is None:
             raise ValueError("start = gaussian takes the noise out of the uploads: it needs an epsilon")
         if self.start == "real" and self.epsilon is not None:

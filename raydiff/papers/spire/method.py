@@ -31,7 +31,7 @@ Deviations and choices where the paper is silent:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -41,12 +41,12 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Round, Sampler, Target
-from raydiff.lookup import check_least
 from raydiff.methods._averaging import MOMENTS, Averaged, Averaging, deployed
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import CLIENT, table
 from raydiff.models.training import Completed, Training
 from raydiff.papers.k_means import k_means
+from raydiff.settings import Count, NonNegative, settings
 from raydiff.tree import Params
 
 KINDS = table(0)
@@ -55,7 +55,7 @@ SHARES = "shares"
 """In its state: the fraction of its records in each one's cluster, (k,)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class SPIRE(Averaged):
     """Algorithm 1 (training) and Algorithm 2 (a new client)."""
 
@@ -63,19 +63,16 @@ class SPIRE(Averaged):
     """Network and schedule; the embedding is added to it."""
     averaging: Averaging = Averaging(weights="uniform")
     """The server's part of a round."""
-    embedding_std: float = 1.0
+    embedding_std: NonNegative = 1.0
     """Standard deviation of a fresh embedding."""
     train_embedding: bool = True
     """False leaves the clients' embeddings as they were drawn: an ablation."""
     joining: Training = Training(steps=100, learning_rate=1e-2, decay="constant")
     """How a client that joins later fits its embedding."""
-    embeddings: int = 1
+    embeddings: Count = 1
     """Embeddings of a client that joins later, one for each cluster of its pictures."""
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        check_least(self, 1, "embeddings")
-        check_least(self, 0, "embedding_std")
         if self.embeddings > 1 and self.model.conditional:
             raise ValueError(f"embeddings must be 1 where model.conditional is true, got {self.embeddings}")
 

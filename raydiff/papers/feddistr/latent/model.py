@@ -25,6 +25,7 @@ from raydiff.models.compute import device, finite, with_progress
 from raydiff.models.networks import Shape
 from raydiff.models.schedules import noised
 from raydiff.papers.feddistr.latent import folder as folders
+from raydiff.settings import settings
 from raydiff.tree import Params
 
 Prediction = Literal["epsilon", "v_prediction"]
@@ -208,7 +209,7 @@ def _load(folder: Path) -> LatentDiffusion:
     )
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class LatentModel:
     """Which frozen latent diffusion model a trial uses."""
 
