@@ -37,7 +37,7 @@ QUESTION = {
     "privacy": "what left, at what cost?",
     "formats": "how is it written down?",
 }
-SMALL = ("lookup", "process", "seeding", "tree")
+SMALL = ("lookup", "process", "seeding", "settings", "tree")
 """Single files on the ground floor, drawn as one box without arrows: nearly all rooms import them."""
 
 
