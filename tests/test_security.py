@@ -29,7 +29,6 @@ from raydiff.data.tables import cells
 from raydiff.evaluation.quality import inception
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
-from raydiff.federated.method import Method
 from raydiff.formats.json_files import parse_sealed, sealed
 from raydiff.tracking import mlflow_models
 
@@ -209,7 +208,9 @@ def test_a_data_set_of_the_hub_is_not_downloaded_where_it_is_too_large(monkeypat
 def test_a_config_s_data_set_is_no_function_that_has_nothing_to_do_with_data_sets(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "mine"
     victim.mkdir()
-    assert f"{name} is no data set: it must be a function of (folder, labels)" in refusal(Data(name=name, root=str(victim)))
+    assert f"{name} is no data set: it must be a function of (folder, labels)" in refusal(
+        Data(name=name, root=str(victim))
+    )
     assert victim.is_dir()
 
 

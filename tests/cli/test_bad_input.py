@@ -139,7 +139,10 @@ def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running
     [
         ("{", r"^\S+/mine\.json is not valid JSON"),
         ("{}", r"^\S+/mine\.json has no field 'method'"),
-        ('{"kind": "Experiment", "method": {"kind": "PFMD"}}', r"^\S+/mine\.json: method: must be one of pfdm, .*, got 'PFMD'"),
+        (
+            '{"kind": "Experiment", "method": {"kind": "PFMD"}}',
+            r"^\S+/mine\.json: method: must be one of pfdm, .*, got 'PFMD'",
+        ),
         (None, r"^there is no file \S+/mine\.json$"),
     ],
 )
