@@ -174,7 +174,7 @@ def test_every_sweep_of_a_page_can_be_planned(packages: Path, monkeypatch: pytes
             name, study, rest = arguments.preset(words)
             options, fields = parse_known(sweep.SweepOptions, arguments.shorthand(rest), None, study.experiment)
             try:
-                plan = sweep.planned(name, study, options, fields)
+                plan = sweep.planned(name, study, options, fields, keywords={"search": {}, "scheduler": {}})
                 assert plan.trials or plan.suggested
             except ValueError as e:
                 if "raydiff pretrain makes one" not in str(e):  # as the page does first
