@@ -6,6 +6,7 @@ and nodes are processes of their own.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -206,11 +207,9 @@ class Federated(Sweep):
         return all(files)
 
     def resent(self) -> int:
-        """Releases that were sent again, as the metrics have it."""
-        from raydiff.formats.json_files import read_lines
-
-        lines = [line for path in self.folder.glob("trials/*/metrics.jsonl") for line in read_lines(path)]
-        return sum(key.endswith("upload/resent") and key.startswith("client/") for line in lines for key in line)
+        """Releases that were sent again, as the commits have it."""
+        commits = [json.loads(path.read_text()) for path in self.folder.glob("trials/*/commit-*.json")]
+        return sum("upload/resent" in metrics for commit in commits for metrics in commit["client_metrics"].values())
 
 
 def faulty(sweep: Any, fault: Callable[[Any, Any], None]) -> Any:
