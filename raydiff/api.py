@@ -17,7 +17,6 @@ from torch import Tensor
 
 from raydiff import process, seeding
 from raydiff.data.records import Records, label_numbers, label_values
-from raydiff.data.tables import rows_file
 from raydiff.data.unseen_client import UnseenClient
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment, Runtime
@@ -27,7 +26,6 @@ from raydiff.experiment.study import Arm, Study
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import outcomes, read_lines, read_plan
 from raydiff.formats.metric_records import Metric, columns, read_metrics, select_shown
-from raydiff.models.d3pm import codes_of
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
 from raydiff.results.finished import Finished, is_sweep, open_finished, single_trial
@@ -172,10 +170,7 @@ class Run:
     def _sampled(self, sample: Any, labels: Labels, seed: int) -> NDArray[Any] | pd.DataFrame:
         rows = self._rows(labels)
         x: Tensor = sample(rows, seeding.generator(seed, "api"))
-        if (mapping := self.finished.dataset.mapping) is not None:
-            rng = seeding.generator(seed, "api", "numbers")
-            return rows_file.rows(mapping, codes_of(x).numpy(), rows[:, 0].numpy(), rng)
-        return x.numpy()
+        return self.finished.dataset.modality.decode(x, rows, seeding.generator(seed, "api", "numbers"))
 
     def _rows(self, labels: Labels) -> Tensor:
         """(N, K) label rows. Raises ValueError for an unknown class."""

@@ -218,6 +218,17 @@ def nbytes(a: Tensors) -> int:
     return a.layout.nbytes if isinstance(a, Flat) else sum(v.numel() * v.element_size() for v in a.values())
 
 
+class NotFinite(ValueError):
+    """What a model computes is NaN or infinite."""
+
+
+def finite(values: Tensor, what: str) -> Tensor:
+    """Return the values. Raises NotFinite where one is NaN or infinite: clamped or rounded, it would look like data."""
+    if not values.isfinite().all():
+        raise NotFinite(f"{what} are not finite: training diverged; lower the learning rate")
+    return values
+
+
 def is_finite(a: Tensors) -> bool:
     """Whether no leaf has a NaN or an infinite entry."""
     # A finite sum has finite terms and is much cheaper; a sum that overflows decides nothing.

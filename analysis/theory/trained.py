@@ -38,9 +38,10 @@ from torch import Tensor
 from analysis.theory.exact import Exact, clean_chances, compare, exact, kl, neighbours, noise, states
 from analysis.theory.random_tables import RandomTable
 from analysis.theory.theory_tables import Rows
+from raydiff.data.records import images_of
 from raydiff.formats.tables import aligned
 from raydiff.models.compute import device
-from raydiff.models.d3pm import DiscreteDiffusion, images_of
+from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training, optimize
 from raydiff.papers.discrete.bound import ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel

@@ -13,7 +13,7 @@ DOMIAS). DIR gets readings.json, readings.csv and roc.png. No reading is a guara
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,13 +64,15 @@ def main(argv: Sequence[str]) -> int:
     """Attack the rows of a table, or a model of pictures by its losses."""
     options = parse(AttackOptions, argv, __doc__)
     finished = options.open()
-    is_table = finished.dataset.mapping is not None
-    unused = ("shadows", "timesteps", "draws", "workers") if is_table else ("num",)
+    modality = finished.dataset.modality
+    attack_it, unused = next((ATTACKED[name] for name in modality.attacks if name in ATTACKED), (None, ()))
+    if attack_it is None:
+        raise ValueError(f"there is no attack on {modality.name}")
     for f in fields(options):
         if f.name in unused and getattr(options, f.name) != f.default:
-            raise ValueError(f"--{f.name} has no meaning for {'the rows of a table' if is_table else 'pictures'}")
+            raise ValueError(f"--{f.name} has no meaning for {modality.name}")
     started = time.monotonic()
-    (_attack_rows if is_table else _attack_model)(finished, options)
+    attack_it(finished, options)
     print(f"files in {options.out}; {time.monotonic() - started:.0f} s in all; privacy: none")
     return 0
 
@@ -245,3 +247,10 @@ def _readings(rows: AttackedRows) -> Iterator[Reading]:
         if risk is not None:
             yield Reading(name, "risk", risk.risk, *risk.risk_interval, 0.0)
             yield from (Reading(name, k, getattr(risk, k), *ends, None) for k, ends in risk.intervals.items())
+
+
+ATTACKED: Mapping[str, tuple[Callable[[Finished, AttackOptions], None], tuple[str, ...]]] = {
+    "denoisers": (_attack_model, ("num",)),
+    "rows": (_attack_rows, ("shadows", "timesteps", "draws", "workers")),
+}
+"""What a modality lets be attacked -> (the attack, options without a meaning for it)."""

@@ -11,17 +11,13 @@ DIR is a data set: --data.name ./DIR, or ./DIR/rows.csv for a table. After an in
 from __future__ import annotations
 
 import functools
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from raydiff.cli.options import RunOptions, parse, subset
-from raydiff.data.tables import rows_file
-from raydiff.data.tables.rows_file import Numbers
 from raydiff.results import generation
-from raydiff.results.finished import Finished
 from raydiff.results.generation import GenerationRequest
 from raydiff.runtime import sweep_folder
 from raydiff.settings import Count
@@ -74,17 +70,7 @@ def main(argv: Sequence[str]) -> int:
         with cluster() as nodes:
             privacy = write(spread=tasks.spread_samples(options.workers, nodes))
     print(f"samples: {out} (privacy: {privacy})")
-    print(f"use them as a data set with {_as_data(finished, out.absolute(), options.numbers)}")
+    label = finished.dataset.label_columns[0]
+    how = finished.dataset.modality.read_options(out.absolute(), label, options.numbers)
+    print(f"use them as a data set with {how}")
     return 0
-
-
-def _as_data(finished: Finished, out: Path, numbers: Numbers) -> str:
-    """The options of commands that read the samples."""
-    if (mapping := finished.dataset.mapping) is None:
-        return f"--data.name {shlex.quote(str(out))}"
-    bins = 1 + max(len(column.categories) for column in mapping.columns)  # One more, for values no public row has.
-    kinds = {c.name: c.kind if numbers == "drawn" and c is not mapping.label else "text" for c in mapping.decoded}
-    types = shlex.join([f"{name}={kind.replace('duration', 'number')}" for name, kind in kinds.items()])  # in seconds
-    label = shlex.quote(finished.dataset.label_columns[0])
-    how = f"--data.labels {label} --data.bins {bins} --data.types {types} --data.csv.missing ''"  # only empty cells
-    return f"--data.name {shlex.quote(str(out / rows_file.FILE))} {how}"

@@ -106,10 +106,8 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""
-    other = "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
-    other = other if dataset.mapping is None else "--data.public N makes them fewer"
     says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public"
-    return f"{says}, and nothing protects them: {other}"
+    return f"{says}, and nothing protects them: {dataset.modality.fewer_public}"
 
 
 def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

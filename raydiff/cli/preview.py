@@ -12,7 +12,6 @@ Some methods add a picture: for FedDistr on superclasses, latents of the test sp
 from __future__ import annotations
 
 import shlex
-import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,19 +23,15 @@ from torch import Tensor
 from raydiff import seeding
 from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
-from raydiff.data import datasets, overview, partition
+from raydiff.data import datasets, partition
 from raydiff.data.datasets import SPLITS, Data, Dataset
-from raydiff.data.pictures import form
-from raydiff.data.records import Center, Records
-from raydiff.data.tables.encode import Mapping
+from raydiff.data.records import Center
 from raydiff.data.tables.read import is_table
 from raydiff.evaluation import figures
 from raydiff.experiment import overrides, suggested
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
-from raydiff.formats.tables import aligned
 from raydiff.lookup import Door
-from raydiff.models.d3pm import codes_of
 from raydiff.storage import staging
 
 MOST_ROWS = 24  # of a table that is printed, and most columns
@@ -71,9 +66,9 @@ def main(argv: Sequence[str]) -> int:
     rng = seeding.generator(experiment.seed, "partition")
     parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
     counts = partition.counts(train, parts, len(dataset.base_names))
-    hides_labels = dataset.mapping is not None and not experiment.partition.publishes_labels
-    norms = overview.norms(public, center=center) if len(public) and dataset.mapping is None else None
-    about = _columns(dataset.mapping, public) if dataset.mapping else _norms(norms, clip)
+    modality = dataset.modality
+    hides_labels = not (modality.labels_are_public or experiment.partition.publishes_labels)
+    about = modality.describe_public(public, center=center, clip=clip)
     labels = _labels(dataset, ("public",) if hides_labels else SPLITS)
     print(_source(dataset), labels, about, _clients(dataset, counts, hides_labels=hides_labels), sep="\n\n")
     storage = staging.root(experiment.runtime.storage)
@@ -83,8 +78,7 @@ def main(argv: Sequence[str]) -> int:
     if not hides_labels:
         folder.mkdir(parents=True, exist_ok=True)
         figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
-    if norms is not None:
-        overview.draw_pictures(public, dataset.label_names[0], folder / "pictures.png")
+    modality.draw(public, dataset.label_names[0], folder / "pictures.png")
     if (draw := MORE_PICTURES.get(type(method).__name__)) and dataset.splits["test"].base is not None:
         print(f"\n{draw(method, dataset, folder / 'latents.png')}")
     print("" if hides_labels else f"\npictures in {folder}")
@@ -95,19 +89,7 @@ def main(argv: Sequence[str]) -> int:
 def _source(dataset: Dataset) -> str:
     splits = ", ".join(f"{split} {len(dataset.splits[split])}" for split in SPLITS)
     lines = [f"{dataset.name}: {dataset.says}", *(f"  {note}" for note in dict.fromkeys(dataset.notes))]
-    kind = f"pictures: {form(dataset.shape)}, values on [-1, 1]" if dataset.mapping is None else "a table"
-    return "\n".join([*lines, kind, f"splits: {splits}"])
-
-
-def _columns(mapping: Mapping, public: Records) -> str:
-    """What each column was taken for, and public rows by category."""
-    rows = []
-    for column, codes in zip(mapping.columns, codes_of(public.images).T, strict=True):
-        counts = codes.bincount(minlength=len(column.categories)).tolist()
-        named = (f"{name}: {n}" if len(public) else name for name, n in zip(column.categories, counts, strict=True))
-        rows.append((f"  {column.name}", column.kind, textwrap.shorten(", ".join(named), 160, placeholder=" ...")))
-    title = f"columns, what each was taken for, and the {len(public)} public rows by category:"
-    return "\n".join([title, *aligned(rows)])
+    return "\n".join([*lines, dataset.modality.describe(dataset.shape), f"splits: {splits}"])
 
 
 def _labels(dataset: Dataset, splits: Sequence[str]) -> str:
@@ -118,17 +100,6 @@ def _labels(dataset: Dataset, splits: Sequence[str]) -> str:
         role = "a condition" if k else "the class"
         blocks.append(_table(f"label column {column} ({role}): {len(names)} values", pd.DataFrame(counts, index=names)))
     return "\n".join(blocks)
-
-
-def _norms(norms: overview.Norms | None, clip: float | None) -> str:
-    """Clips by the L2 norms of the flattened public pictures."""
-    if norms is None:
-        return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
-    public = norms.center == "public"
-    centered = "" if public else f"; {norms.centred.quantile(0.5):.2f} with --method.center public"
-    about = f"the median norm of the {len(norms.around)} public pictures{centered}"
-    text = f"suggested clip: {norms.suggested_clip:.2f}, {about}"
-    return text + ("" if clip is None else f"\nclip {clip:g} clips {norms.clipped(clip):.1%} of the public pictures")
 
 
 def _clients(dataset: Dataset, counts: Tensor, *, hides_labels: bool) -> str:

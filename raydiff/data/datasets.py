@@ -13,16 +13,15 @@ from typing import Any, Literal
 import torch
 
 from raydiff import tree
-from raydiff.data import other_source, pictures, superclasses
+from raydiff.data import other_source, superclasses
 from raydiff.data import sources as names
-from raydiff.data.modality import PICTURES, Modality, TableRows
-from raydiff.data.pictures import Colour
+from raydiff.data.modality import PICTURES, Modality
+from raydiff.data.pictures import PictureOptions
 from raydiff.data.records import Records as Records
 from raydiff.data.source import Source
 from raydiff.data.splits import SPLITS as SPLITS
 from raydiff.data.splits import cut
 from raydiff.data.tables import read
-from raydiff.data.tables.encode import Mapping
 from raydiff.data.tables.read import TableOptions
 from raydiff.lookup import MOST_KINDS, check_one_of
 from raydiff.settings import Count, Natural, settings
@@ -31,7 +30,7 @@ FittedOn = Literal["public", "all"]
 
 
 @settings(frozen=True, kw_only=True)
-class Data(TableOptions):
+class Data(TableOptions, PictureOptions):
     """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
 
     name: str = field(default="digits", metadata={"location": "folder"})
@@ -39,12 +38,6 @@ class Data(TableOptions):
     table (adult, german, loan, a .csv, .tsv or .parquet file), or module:name, a function as in `sources.SOURCES`."""
     root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
-    size: Count | None = None
-    """Crop pictures to the central square and resize them to size x size by area averaging; None: as stored."""
-    colour: Colour = "stored"
-    """Convert all pictures to grey or rgb; stored: no conversion."""
-    skip_damaged: bool = False
-    """Leave out pictures that cannot be decoded; False: refuse them. The other records keep their splits."""
     labels: tuple[str, ...] = ()
     """Label columns, the class first; empty: the only one, of parquet files `label` or else `fine_label`."""
     superclasses: str | None = None
@@ -117,11 +110,6 @@ class Dataset:
         return channels, height, width
 
     @property
-    def mapping(self) -> Mapping | None:
-        """The meaning of a table's codes."""
-        return self.modality.mapping if isinstance(self.modality, TableRows) else None
-
-    @property
     def cardinalities(self) -> tuple[int, ...]:
         """Number of values of each label column."""
         return tuple(len(names) for names in self.label_names)
@@ -157,13 +145,14 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     sizes = {split: getattr(config, split) for split in SPLITS} | own
     name, seed = repr(config.name), config.split_seed
     rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
-    splits, notes = pictures.read(source, rows, config)
+    splits, notes = source.records(rows, config)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
     if config.public_from is not None:
         other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
-        splits["public"], more = other_source.public_records(other, source, splits, config)
+        choice = {"count": config.public, "seed": config.split_seed}
+        splits["public"], more = other_source.public_records(other, source, splits, config, **choice)
         notes = (*notes, *(f"public records: {note}" for note in more))
     splits["public"] = splits["public"].without_base()  # visible to clients
     if source.codes is None and config.fitted_on == "public":

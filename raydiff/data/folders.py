@@ -11,7 +11,8 @@ from PIL import Image
 from torch import Tensor
 
 from raydiff.data import pictures
-from raydiff.data.source import Picture, Source, by_split, visible
+from raydiff.data.pictures import Picture
+from raydiff.data.source import Source, by_split, visible
 
 
 def source(folder: Path) -> Source:

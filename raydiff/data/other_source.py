@@ -4,28 +4,31 @@ equal pixels after conversion and resizing; cropped or recompressed copies are n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from raydiff import tree
 from raydiff.data import pictures
+from raydiff.data.pictures import PictureOptions
 from raydiff.data.records import Records
 from raydiff.data.source import Source
 from raydiff.seeding import generator
 
-if TYPE_CHECKING:
-    from raydiff.data.datasets import Data
-
 
 def read(
-    other: Source, rows: dict[str, Tensor], source: Source, splits: Mapping[str, Records], config: Data, *, role: str
+    other: Source,
+    rows: dict[str, Tensor],
+    source: Source,
+    splits: Mapping[str, Records],
+    options: PictureOptions,
+    *,
+    role: str,
 ) -> tuple[dict[str, Records], tuple[str, ...]]:
     """The records at these rows of `other`, by name, labelled as in `source`, and notes on them. Their numbers continue
     those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a record of `splits`."""
     relabelled = _relabelled(other.labels, torch.cat(list(rows.values())), other, source, role)
-    read, notes = pictures.read(other, rows, config)
+    read, notes = other.records(rows, options)
     shape, ours = next(iter(read.values())).images.shape[1:], splits["train"].images.shape[1:]
     if shape != ours:
         forms = f"{pictures.form(shape)}, but those of {source.says} are {pictures.form(ours)}"
@@ -42,13 +45,13 @@ def read(
 
 
 def public_records(
-    other: Source, source: Source, splits: Mapping[str, Records], config: Data
+    other: Source, source: Source, splits: Mapping[str, Records], options: PictureOptions, *, count: int, seed: int
 ) -> tuple[Records, tuple[str, ...]]:
-    """`read` of `config.public` random rows of `other`. Raises ValueError also if there are fewer."""
-    if config.public > len(other.labels):
-        raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={config.public}")
-    rows = torch.randperm(len(other.labels), generator=generator(config.split_seed, "splits", "public"))
-    records, notes = read(other, {"public": rows[: config.public]}, source, splits, config, role="public records")
+    """`read` of `count` random rows of `other`. Raises ValueError also if there are fewer."""
+    if count > len(other.labels):
+        raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
+    rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))
+    records, notes = read(other, {"public": rows[:count]}, source, splits, options, role="public records")
     return records["public"], (f"from {other.says}", *notes)
 
 

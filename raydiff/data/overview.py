@@ -1,8 +1,9 @@
-"""Norms and pictures of the public split, from which clip norms may be chosen. Shapes: N pictures (C, H, W)."""
+"""The public split in words and pictures, from which clip norms may be chosen. Shapes: N pictures (C, H, W)."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from raydiff.data.records import Center, Records, clip_center, public_mean
+from raydiff.data.records import Center, Records, clip_center, codes_of, public_mean
+from raydiff.data.tables.encode import Column
 from raydiff.formats.plots import panels
+from raydiff.formats.tables import aligned
 
 CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
 
@@ -40,6 +43,30 @@ def norms(public: Records, *, center: Center = "grey") -> Norms:
     offsets = (public.images - (0 if origin is None else origin) for origin in origins)
     around, centred = (x.flatten(1).norm(dim=1).sort().values for x in offsets)
     return Norms(around, centred, center)
+
+
+def describe_norms(public: Records, *, center: Center, clip: float | None) -> str:
+    """Return clips by the L2 norms of the flattened public pictures."""
+    if not len(public):
+        return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
+    of_public = norms(public, center=center)
+    centered = "" if center == "public" else f"; {of_public.centred.quantile(0.5):.2f} with --method.center public"
+    about = f"the median norm of the {len(public)} public pictures{centered}"
+    text = f"suggested clip: {of_public.suggested_clip:.2f}, {about}"
+    if clip is None:
+        return text
+    return f"{text}\nclip {clip:g} clips {of_public.clipped(clip):.1%} of the public pictures"
+
+
+def describe_columns(columns: Sequence[Column], public: Records) -> str:
+    """Return what each column was taken for, and public rows by category."""
+    lines = []
+    for column, codes in zip(columns, codes_of(public.images).T, strict=True):
+        counts = codes.bincount(minlength=len(column.categories)).tolist()
+        named = (f"{name}: {n}" if len(public) else name for name, n in zip(column.categories, counts, strict=True))
+        lines.append((f"  {column.name}", column.kind, textwrap.shorten(", ".join(named), 160, placeholder=" ...")))
+    title = f"columns, what each was taken for, and the {len(public)} public rows by category:"
+    return "\n".join([title, *aligned(lines)])
 
 
 def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from raydiff.data import pictures, sizes
-from raydiff.data.source import MOST_VALUES, Picture, Source, by_split, visible
+from raydiff.data.pictures import Picture
+from raydiff.data.source import MOST_VALUES, Source, by_split, visible
 
 BATCH = 64  # rows unpacked together; bounds memory for files with large pictures
 

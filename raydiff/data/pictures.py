@@ -6,8 +6,8 @@ import io
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,13 +16,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from raydiff.data import sizes as limits
-from raydiff.data.records import Records
-from raydiff.data.source import Picture, Source
 from raydiff.lookup import refuse
+from raydiff.settings import Count, settings
 
-if TYPE_CHECKING:
-    from raydiff.data.datasets import Data
-
+Picture = tuple[str, Image.Image]  # (location, stored picture)
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
 MANY = 5000  # pictures from which on reading is announced
@@ -31,6 +28,18 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 POINTER = b"version https://git-lfs.github.com/"  # first bytes of what git-lfs puts in place of a large file
 LARGE = f"a picture may have {limits.MOST_PIXELS:,} pixels, and it has"
 DEEP = "more than 8 bits a channel: convert it to 8 bits first"
+
+
+@settings(frozen=True, kw_only=True)
+class PictureOptions:
+    """How stored pictures are converted."""
+
+    size: Count | None = None
+    """Crop pictures to the central square and resize them to size x size by area averaging; None: as stored."""
+    colour: Colour = "stored"
+    """Convert all pictures to grey or rgb; stored: no conversion."""
+    skip_damaged: bool = False
+    """Leave out pictures that cannot be decoded; False: refuse them. The other records keep their splits."""
 
 
 class PictureError(ValueError):
@@ -48,39 +57,40 @@ class DamagedPictureError(PictureError):
         super().__init__(where, f"{problem}: mend it, or leave such pictures out by --data.skip-damaged true")
 
 
-def read(source: Source, rows: dict[str, Tensor], config: Data) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records of each split and notes on conversions. With `skip_damaged` rows of damaged pictures are missing from
-    their split, and no other row moves. Raises ValueError for a table with a conversion, and as `stack`."""
-    if source.codes is not None:
-        if config.size is not None or config.colour != "stored":
-            raise ValueError(f"{source.says} are no pictures: data.size must be none and data.colour stored")
-        codes = source.codes.float()[:, None, None, :]
-        return {k: Records(codes[numbers], source.labels[numbers], numbers) for k, numbers in rows.items()}, ()
+def read_pictures(
+    stored: Callable[[Tensor], Iterator[Picture]], rows: dict[str, Tensor], options: PictureOptions, *, top: int
+) -> tuple[dict[str, tuple[Tensor, Tensor]], tuple[str, ...]]:
+    """Return (pictures (n, C, H, W) on [-1, 1], their row numbers) of each split, and notes on conversions.
+
+    With `skip_damaged` rows of damaged pictures are missing from their split, and no other row moves. Raises ValueError
+    as `stack`.
+    """
     every = torch.cat(list(rows.values()))
     if len(every) >= MANY:
         print(f"reading {len(every):,} pictures ...", file=sys.stderr, flush=True)
-    images, intact = stack(_decoded(source, every, config), len(every), config, top=source.top)
-    splits, start = {}, 0
+    images, intact = stack(_decoded(stored, every, options), len(every), options, top=top)
+    out, start = dict[str, tuple[Tensor, Tensor]](), 0
     for split, asked in rows.items():
         part = slice(start, start + len(asked))
-        kept, start = intact[part], part.stop
-        mine, numbers = images[part][kept], asked[kept]  # Copied: a view's pickle has the pixels of other splits.
-        mine = mine if mine.is_floating_point() else scaled(mine, source.top)
-        base = None if source.base is None else source.base[numbers]
-        splits[split] = Records(mine, source.labels[numbers], numbers, base)
-    return splits, _notes(config, damaged=int((~intact).sum()))
+        start = part.stop
+        kept = intact[part]
+        mine = images[part][kept]  # Copied: a view's pickle has the pixels of other splits.
+        out[split] = mine if mine.is_floating_point() else scaled(mine, top), asked[kept]
+    return out, _notes(options, damaged=int((~intact).sum()))
 
 
-def _decoded(source: Source, rows: Tensor, config: Data) -> Iterator[tuple[int, Picture | PictureError]]:
+def _decoded(
+    stored: Callable[[Tensor], Iterator[Picture]], rows: Tensor, options: PictureOptions
+) -> Iterator[tuple[int, Picture | PictureError]]:
     """(position in `rows`, picture or what is wrong with it), in the order of the source."""
     left = rows.argsort()
     while len(left):  # A generator ends at its first error: a new one goes on behind that picture.
         try:
-            for place, picture in zip(left.tolist(), source.pictures(rows[left]), strict=True):
+            for place, picture in zip(left.tolist(), stored(rows[left]), strict=True):
                 left = left[1:]
                 yield place, picture
         except PictureError as error:
-            if not (config.skip_damaged and isinstance(error, DamagedPictureError)):
+            if not (options.skip_damaged and isinstance(error, DamagedPictureError)):
                 yield int(left[0]), error
             left = left[1:]
 
@@ -136,7 +146,7 @@ def check_stored(nbytes: int, where: str) -> None:
 
 
 def stack(
-    pictures: Iterable[tuple[int, Picture | PictureError]], count: int, config: Data, *, top: int
+    pictures: Iterable[tuple[int, Picture | PictureError]], count: int, options: PictureOptions, *, top: int
 ) -> tuple[Tensor, Tensor]:
     """(count, C, H, W) with each picture at its place, uint8 in 0..top, or with `size` float32 on [-1, 1]; (count,)
     whether there is a picture for the place. Raises ValueError with all that is wrong, or without any picture."""
@@ -146,7 +156,7 @@ def stack(
         try:
             if isinstance(picture, PictureError):
                 raise picture
-            where, pixels = picture[0], _pixels(*picture, config, top)
+            where, pixels = picture[0], _pixels(*picture, options, top)
         except PictureError as error:
             problems[error.kind].append(str(error))
             continue
@@ -189,26 +199,26 @@ def _covered(n: int, size: int) -> Tensor:
     return overlap.clamp_min(0).double()
 
 
-def _pixels(where: str, image: Image.Image, config: Data, top: int) -> Tensor:
+def _pixels(where: str, image: Image.Image, options: PictureOptions, top: int) -> Tensor:
     """(C, H, W) as in `stack`, C = 1 or 3. Raises PictureError."""
     if image.mode[0] in "IF":  # Pillow would truncate to 8 bits.
         raise PictureError(where, f" has the mode {image.mode}, {DEEP}")
     mode = image.mode + " with transparency" * ("transparency" in image.info)
-    if config.colour != "stored":
+    if options.colour != "stored":
         image.info.pop("transparency", None)
         try:
-            image = image.convert(MODES[config.colour])
+            image = image.convert(MODES[options.colour])
         except ValueError:
             raise PictureError(where, f" has the mode {mode}, which is not converted: save it as RGB first") from None
     elif mode not in ("L", "RGB"):
         remedy = "set data.colour to grey or rgb to convert"
         raise PictureError(where, f" has the mode {mode}, but pictures must be L (grey) or RGB: {remedy}")
-    if config.size is not None and image.width != image.height:
+    if options.size is not None and image.width != image.height:
         side = min(image.size)
         left, upper = (image.width - side) // 2, (image.height - side) // 2
         image = image.crop((left, upper, left + side, upper + side))
     pixels = torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
-    return pixels if config.size is None else resized(scaled(pixels, top), config.size)
+    return pixels if options.size is None else resized(scaled(pixels, top), options.size)
 
 
 def form(shape: Sequence[int]) -> str:
@@ -216,11 +226,11 @@ def form(shape: Sequence[int]) -> str:
     return f"{shape[2]} x {shape[1]} {'L' if shape[0] == 1 else 'RGB'}"
 
 
-def _notes(config: Data, *, damaged: int) -> tuple[str, ...]:
+def _notes(options: PictureOptions, *, damaged: int) -> tuple[str, ...]:
     """Conversions by the settings, not by the (private) pictures that need them; and damaged pictures, if skipped."""
     notes = [f"damaged pictures left out: {damaged}"] if damaged else []
-    if config.colour != "stored":
-        notes.append(f"converted to {MODES[config.colour]}, transparency dropped")
-    if (size := config.size) is not None:
+    if options.colour != "stored":
+        notes.append(f"converted to {MODES[options.colour]}, transparency dropped")
+    if (size := options.size) is not None:
         notes.append(f"cropped to the central square and resized to {size} x {size} by area averaging")
     return tuple(notes)

@@ -75,6 +75,16 @@ def clip_center(center: Center, public: Records | None) -> Tensor | None:
     return public_mean(public) if center == "public" else torch.tensor(-1.0) if center == "black" else None
 
 
+def codes_of(images: Tensor) -> Tensor:
+    """(N, 1, 1, n) codes in the records' form -> (N, n) int64."""
+    return images.flatten(1).long()
+
+
+def images_of(codes: Tensor) -> Tensor:
+    """(N, n) codes -> (N, 1, 1, n) float32, the records' form."""
+    return codes.float()[:, None, None, :]
+
+
 def half_counts(classes: Tensor) -> dict[int, int]:
     """Return records per class in one half of records of these classes (N,), without classes that have one record."""
     values, counts = torch.unique(classes, return_counts=True)

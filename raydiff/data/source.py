@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor
 
 from raydiff.data.modality import PICTURES, Modality
+from raydiff.data.pictures import Picture, PictureOptions
+from raydiff.data.records import Records
 
-Picture = tuple[str, Image.Image]  # (location, stored picture)
 MOST_VALUES = 65_536  # of a label column, since models have a row of weights for each value
 HIDDEN = re.compile(r"\.|__MACOSX$")
 OWN_TEST = ("test", "validation", "val")  # names of a source's test rows beside `train`; the first that exists is read
@@ -86,6 +86,15 @@ class Source:
         changed: dict[str, Any] = {"own_test": int((kept >= len(self.labels) - self.own_test).sum())}
         changed |= {"labels": self.labels[kept], "base": None if self.base is None else self.base[kept]}
         return dataclasses.replace(self, pictures=lambda rows: self.pictures(kept[rows]), **changed)
+
+    def records(self, rows: dict[str, Tensor], options: PictureOptions) -> tuple[dict[str, Records], tuple[str, ...]]:
+        """Return the records of each split, and notes on conversions. Raises ValueError as `Modality.encode`."""
+        encoded, notes = self.modality.encode(rows, options, stored=self.pictures, top=self.top, codes=self.codes)
+        splits = {}
+        for split, (images, numbers) in encoded.items():
+            base = None if self.base is None else self.base[numbers]
+            splits[split] = Records(images, self.labels[numbers], numbers, base)
+        return splits, notes
 
     def where(self, row: int) -> str:
         """Location of this row."""

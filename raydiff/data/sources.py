@@ -17,7 +17,8 @@ from torch import Tensor
 from raydiff import lookup
 from raydiff.data import folders, hub, parquet, superclasses
 from raydiff.data.modality import TableRows
-from raydiff.data.source import Picture, Source
+from raydiff.data.pictures import Picture
+from raydiff.data.source import Source
 from raydiff.data.tables import read
 from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import TableOptions

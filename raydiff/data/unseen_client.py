@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raydiff.data import other_source, pictures, sources
+from raydiff.data import other_source, sources
 from raydiff.data.datasets import Data, Dataset, source_of
 from raydiff.data.records import Records, label_numbers
 from raydiff.data.source import Source
@@ -77,7 +77,7 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rows = rows[torch.isin(source.labels[rows, 0], torch.tensor(classes))] if classes else rows
     where = f"that no client trained on in {config.name} (rows of no split, then the validation split)"
     rows = _first(rows, choice.records, where, usual=usual)
-    records = pictures.read(source, {"new": rows}, config)[0]["new"].without_base()
+    records = source.records({"new": rows}, config)[0]["new"].without_base()
     says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
     return UnseenClient(records, splits["test"].of_classes(records.labels[:, 0].tolist()).without_base(), says)
 

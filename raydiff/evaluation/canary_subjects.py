@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.data.records import Records
+from raydiff.data.records import Records, images_of
 from raydiff.federated.client import Client, Keys
 from raydiff.federated.method import LocalResult, Mean, Method, Metrics, Round
 from raydiff.federated.rounds import LocalExecutor
@@ -25,7 +25,6 @@ from raydiff.methods.evolution import Evolution
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.marginals import Marginals
 from raydiff.methods.sketch import Sketch
-from raydiff.models.d3pm import images_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
 from raydiff.privacy import canaries, renyi

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from raydiff.models.compute import finite
+from raydiff.data.picture_files import picture, to_bytes
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -53,18 +53,3 @@ def _named(image: Image, names: Sequence[str]) -> Image:
     for i, name in enumerate(names):
         ImageDraw.Draw(wide).text((4, i * row + row // 2), name, font=font, anchor="lm", fill="white")
     return wide
-
-
-def to_bytes(images: Tensor) -> Tensor:
-    """Map [-1, 1] to 0..255, rounded: (..., C, H, W) float -> (..., H, W, C) uint8."""
-    return ((finite(images, "pictures").clamp(-1, 1) + 1) * 127.5).round().byte().movedim(-3, -1)
-
-
-def picture(pixels: Tensor) -> Image:
-    """Return pixels (H, W, C) uint8 as a PIL image. Raises ValueError unless C is 1 (grey) or 3 (RGB)."""
-    from PIL import Image
-
-    if pixels.shape[2] not in (1, 3):
-        raise ValueError(f"a picture has 1 or 3 channels, got {pixels.shape[2]}")
-    array = pixels.numpy()
-    return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)

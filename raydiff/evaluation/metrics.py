@@ -22,13 +22,12 @@ from torch import Tensor
 from raydiff import lookup, seeding
 from raydiff.data.datasets import Dataset
 from raydiff.data.modality import Modality
-from raydiff.data.records import Records, half_counts
+from raydiff.data.records import Records, codes_of, half_counts
 from raydiff.evaluation.quality import distances, downstream, features
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.quality.neighbours import FED_BACK, coverage, memorized_fraction
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import COMPARED, DETAILED, FRACTION, UNBOUNDED, Metric
-from raydiff.models.d3pm import codes_of
 from raydiff.tree import Params
 
 if TYPE_CHECKING:

@@ -181,7 +181,8 @@ class Instruments:
         return drawn, by_sampler, shown
 
     def _attacked(self, deployed: Deployed, split: str, records: Records, cache: targets.Scores) -> targets.Scores:
-        if split != "test" or self.config.attacks is None:
+        can_attack = "denoisers" in self.dataset.modality.attacks
+        if split != "test" or self.config.attacks is None or not can_attack:
             return {}
         return targets.scores(
             deployed,

@@ -169,15 +169,7 @@ class Experiment:
 def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
     """The experiment with image shape and number of labels from the data, and without their digest (`keyed`)."""
     model: Any = experiment.method.model
-    if hasattr(model, "for_table") != (dataset.mapping is not None):
-        of_rows = "discretediffusion (the method marginals has a model of rows by itself)"
-        kind, wanted = ("a table", of_rows) if dataset.mapping else ("no table", "a model of pictures")
-        raise ValueError(f"data set {dataset.name!r} is {kind}: method.model must be {wanted}")
-    if dataset.mapping is not None:
-        counts = tuple(len(column.categories) for column in dataset.mapping.columns)
-        model = model.for_table(counts, dataset.cardinalities)
-    else:
-        model = model.for_data(dataset.shape, dataset.cardinalities)
+    model = dataset.modality.configure(model, dataset.shape, dataset.cardinalities)
     method: Method = overrides.override(experiment.method, {"model": model})
     if experiment.audit is not None:
         _check_audit(experiment.audit, method, dataset)
@@ -195,7 +187,7 @@ def keyed(dataset: Dataset, secret: bytes) -> str:
 
 
 def _check_audit(audit: RowAudit, method: Method, dataset: Dataset) -> None:
-    if dataset.mapping is None:
+    if "audit" not in dataset.modality.attacks:
         raise ValueError(f"data set {dataset.name!r} is no table: audit must be none")
     if audit.remove and not isinstance(method.model, DiscreteDiffusion):  # The bound holds for this model only.
         raise ValueError(f"audit.remove must be 0 without a discrete diffusion model, got {audit.remove:g}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +132,7 @@ def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[An
     return entries
 
 
-def for_rows(dataset: Dataset) -> Suggestion:
+def for_rows(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
     """Suggest discrete diffusion of one client on the rows of a table, with a privacy bound per row."""
     rows = len(dataset.splits["train"])
     steps = min(TABLE_STEPS, TABLE_EPOCHS * math.ceil(rows / 30))
@@ -147,10 +147,16 @@ def for_rows(dataset: Dataset) -> Suggestion:
     return Suggestion("tabular-german", values, why)
 
 
+SUGGESTED: Mapping[str, Callable[..., Suggestion]] = {"pictures": for_pictures, "rows": for_rows}
+"""Modality -> its settings."""
+
+
 def suggested(dataset: Dataset, *, clients: int) -> Suggestion:
     """Return settings for this data set on this machine."""
     gpu = torch.cuda.is_available()
-    return for_rows(dataset) if dataset.mapping is not None else for_pictures(dataset, clients=clients, gpu=gpu)
+    if (name := dataset.modality.name) not in SUGGESTED:
+        raise ValueError(f"there are no suggested settings for {name}, only for {', '.join(SUGGESTED)}")
+    return SUGGESTED[name](dataset, clients=clients, gpu=gpu)
 
 
 def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str:

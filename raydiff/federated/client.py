@@ -16,7 +16,7 @@ from raydiff import lookup, process, seeding, tree
 from raydiff.data.datasets import Records
 from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import Deployed, Method, Metrics, Round, Upload, WithKinds, WithNewClients
-from raydiff.models.compute import NotFinite, device_lost, out_of_memory
+from raydiff.models.compute import device_lost, out_of_memory
 from raydiff.models.lockstep import run_in_lockstep
 from raydiff.models.training import fit_personal
 from raydiff.privacy.filters import covers
@@ -24,7 +24,7 @@ from raydiff.privacy.release import accountable
 from raydiff.seeding import NoiseStream
 from raydiff.storage.checkpoint import INITIAL, Checkpoint
 from raydiff.storage.shared_results import result_key
-from raydiff.tree import Params
+from raydiff.tree import NotFinite, Params
 
 CACHE_BYTES = 2**30  # of private states in a process's memory; more are read from the store again
 NOTE_BYTES = 8 * 2**20  # of uploads that are noted together: they wait in memory until they are

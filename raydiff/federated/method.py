@@ -18,11 +18,10 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.federated.upload_spec import UploadSpec
 from raydiff.models.chains import Denoiser
-from raydiff.models.compute import finite
 from raydiff.models.training import Model, Training
 from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream
-from raydiff.tree import Params
+from raydiff.tree import Params, finite
 
 SERVER_ONLY = "server_only"
 """Prefix of the leaves of the server's state that stay on the server: neither clients nor `deploy` see them."""

@@ -14,7 +14,7 @@ from typing import Literal, TypeVar
 import torch
 from torch import Tensor
 
-from raydiff.tree import Params
+from raydiff.tree import Params, finite
 
 Piece = TypeVar("Piece")
 Precision = Literal["float32", "tf32", "bfloat16"]
@@ -25,10 +25,6 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
-
-
-class NotFinite(ValueError):
-    """What a model computes is NaN or infinite."""
 
 
 def device() -> torch.device:
@@ -81,13 +77,6 @@ def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]
         return finite(outputs, "the model's outputs")
 
     return chunked
-
-
-def finite(values: Tensor, what: str) -> Tensor:
-    """Return the values. Raises NotFinite where one is NaN or infinite: clamped or rounded, it would look like data."""
-    if not values.isfinite().all():
-        raise NotFinite(f"{what} are not finite: training diverged; lower the learning rate")
-    return values
 
 
 def with_progress(pieces: Iterable[Piece]) -> Iterator[Piece]:

@@ -28,6 +28,7 @@ from annotated_types import Ge, MinLen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from raydiff.data.records import codes_of, images_of
 from raydiff.models.compute import frozen
 from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, CategorySchedule, Linear, abar
 from raydiff.models.functional import call, fresh
@@ -149,16 +150,6 @@ class DiscreteDiffusion:
 
     def _call(self, params: Params, noised: Tensor, t: Tensor, labels: Tensor, *, features: bool = False) -> Tensor:
         return call(self, params, noised, t, labels[:, : len(self.labels)], features)
-
-
-def codes_of(images: Tensor) -> Tensor:
-    """(N, 1, 1, n) codes in the records' form -> (N, n) int64."""
-    return images.flatten(1).long()
-
-
-def images_of(codes: Tensor) -> Tensor:
-    """(N, n) codes -> (N, 1, 1, n) float32, the records' form."""
-    return codes.float()[:, None, None, :]
 
 
 def drawn(probabilities: Tensor, rng: torch.Generator) -> Tensor:

@@ -20,9 +20,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from raydiff.data.records import label_rows
+from raydiff.data.records import codes_of, images_of, label_rows
 from raydiff.models import moments
-from raydiff.models.d3pm import codes_of, drawn, images_of
+from raydiff.models.d3pm import drawn
 from raydiff.settings import settings
 from raydiff.tree import Params
 

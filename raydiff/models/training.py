@@ -15,11 +15,11 @@ from annotated_types import Ge, Le, Lt
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.models.compute import NotFinite, device
+from raydiff.models.compute import device
 from raydiff.models.ddpm import DDPM
 from raydiff.models.optimizers import adamw_step, sgd_step
 from raydiff.settings import Count, Natural, NonNegative, Positive, settings
-from raydiff.tree import Params
+from raydiff.tree import NotFinite, Params
 
 Objective = Callable[[Params, tuple[Tensor, Tensor], Params, Params], Tensor]
 """loss(params, (x, labels), draws, extras): a pure function of tensors; extras are constants of the client."""

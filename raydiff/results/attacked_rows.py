@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.data.records import Records, joined
+from raydiff.data.modality import TableRows
+from raydiff.data.records import Records, codes_of, joined
 from raydiff.evaluation.attacks import closest
 from raydiff.evaluation.attacks.targets import in_proportion
-from raydiff.models.d3pm import codes_of
 from raydiff.results import generation as generate
 from raydiff.results.finished import Finished
 
@@ -39,8 +39,8 @@ class AttackedRows:
 def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:
     """Generate rows of a client's own model or, with None, the server's: `num`, or as many as it was trained on. Raises
     ValueError as `Finished.source`, and where too few records were held out."""
-    experiment, mapping = finished.trial.experiment, finished.dataset.mapping
-    assert mapping is not None
+    experiment, modality = finished.trial.experiment, finished.dataset.modality
+    assert isinstance(modality, TableRows)
     owners = range(experiment.clients) if client is None else [client]
     trained_on = joined([finished.client(i).data for i in owners])
     splits = finished.dataset.splits
@@ -51,7 +51,7 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
     plan = generate.plan(source, request)
     parts = [generate.part_of(source, request, plan, part) for part in range(-(-plan.rows // generate.PART))]
     conditional = experiment.method.model.conditional
-    columns = mapping.decoded if conditional else mapping.columns
+    columns = modality.mapping.decoded if conditional else modality.mapping.columns
 
     def codes(images: Tensor, labels: Tensor) -> Tensor:
         return torch.cat([codes_of(images), labels[:, :1]], dim=1) if conditional else codes_of(images)

@@ -68,16 +68,9 @@ class Finished:
         return dict(zip(("label", *others), self.dataset.label_names, strict=True))
 
     @property
-    def categories(self) -> str | None:
-        """Where a table's categories come from; None for pictures."""
-        if self.dataset.mapping is None:
-            return None
-        if self.dataset.private_fit:
-            return f"{self.dataset.private_fit}, before any mechanism: no guarantee covers them"
-        edges, columns = "edges of bins and names of groups", ", ".join(self.dataset.fitted_columns)
-        if columns:
-            return f"of {columns}: {edges} come from public records alone; the others' are given"
-        return f"{edges} are given, taken from no record"
+    def categories(self) -> str:
+        """Where a table's categories come from; empty for pictures."""
+        return self.dataset.modality.describe_fit(self.dataset.fitted_columns, self.dataset.private_fit)
 
     def source(self, client: int | None, draw: Draw | None = None) -> SampleSource:
         """Return the source of a client's personalised model (default draw: as-data), or with None of the server's
@@ -111,7 +104,8 @@ class Finished:
         if len(self.dataset.label_names) > 1 and len(public):  # most combinations may make no sense
             combinations: Tensor = public.unique(dim=0)
             return combinations
-        if self.dataset.mapping is None and "labels" in self.published.declared:  # an untrained class is not drawn
+        are_public = self.dataset.modality.labels_are_public and "labels" in self.published.declared
+        if are_public:  # an untrained class is not drawn
             trained: Tensor = self.dataset.splits["train"].labels.unique(dim=0)
             return trained
         values = [torch.tensor([v for v, name in enumerate(c) if name != OTHER]) for c in self.dataset.label_names]
@@ -135,8 +129,8 @@ class Finished:
             about=f"{about}; {self.categories}" if self.categories else about,
             privacy=str(self.published) if shared else "none",
         )
-        mapping = self.dataset.mapping
-        sampler.save(folder, card, experiment.method, server=self.server, states=states, mapping=mapping)
+        sampler.save(folder, card, experiment.method, server=self.server, states=states)
+        self.dataset.modality.save(folder)
 
     @property
     def secret(self) -> bytes:

@@ -10,7 +10,6 @@ missing parts, with the same files as an uninterrupted one.
 
 from __future__ import annotations
 
-import io
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,15 +22,11 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.data.records import label_numbers
 from raydiff.data.tables import rows_file
 from raydiff.data.tables.rows_file import Numbers
-from raydiff.evaluation.grids import picture, to_bytes
 from raydiff.experiment import overrides
-from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import dumps, read_json, trial_folders
 from raydiff.models.compute import device
-from raydiff.models.d3pm import codes_of
 from raydiff.results.finished import DRAWN, Draw, Finished, SampleSource, words
 from raydiff.results.spent import composed_guarantee
 from raydiff.settings import settings
@@ -110,22 +105,19 @@ class Maker:
 
     def write(self, part: int) -> None:
         """Write part 0, 1, ... atomically."""
-        mapping = self.finished.dataset.mapping
-        labels, x = part_of(self.source, self.request, self.labels, part)
-        with appearing(self.out / _names(self.labels.rows, mapping)[part]) as temporary:
-            if mapping is None:
-                _write_part(temporary, to_bytes(x), labels, self.finished.label_names, self.source)
-            else:
-                what = f"numbers {part}"
-                rng = _generator(self.source, self.request, what) if self.request.numbers == "drawn" else None
-                rows = rows_file.rows(mapping, codes_of(x).numpy(), labels[:, 0].numpy(), rng)
-                write_csv(temporary, rows, header=part == 0)
+        modality = self.finished.dataset.modality
+        labels, samples = part_of(self.source, self.request, self.labels, part)
+        is_drawn = self.request.numbers == "drawn"
+        rng = _generator(self.source, self.request, f"numbers {part}") if is_drawn else None
+        about = {"privacy": self.source.privacy, "about": self.source.about}
+        names = self.finished.label_names
+        with appearing(self.out / _names(self.labels.rows, modality.part_suffix)[part]) as file:
+            modality.write_part(file, samples, labels, names=names, about=about, rng=rng, is_first=part == 0)
 
 
 def maker(finished: Finished, client: int | None, out: Path, request: GenerationRequest) -> Maker:
     """Return the writer of samples. Raises ValueError as `Finished.source`."""
-    if finished.dataset.mapping is None and request.numbers != GenerationRequest.numbers:
-        raise ValueError(f"numbers has no meaning for pictures, got {request.numbers}")
+    finished.dataset.modality.check_numbers(request.numbers)
     source = finished.source(client, request.labels)
     return Maker(finished, source, out, request, plan(source, request))
 
@@ -153,24 +145,24 @@ def write(
     """Write, or continue to write, the folder `out`; return the samples' privacy. Raises ValueError where it has other
     contents. `code` are versions for the card; `on_progress` gets (rows written, rows in all) at the start and after
     each part."""
-    make, mapping = maker(finished, client, out, request), finished.dataset.mapping
+    make, modality = maker(finished, client, out, request), finished.dataset.modality
     source, labels = make.source, make.labels
     card = _card(finished, source, labels, request, code)
     _claim(out, card)
-    whole = mapping is not None and (out / rows_file.FILE).exists()
+    whole = bool(modality.whole_file) and (out / modality.whole_file).exists()
     existing = {path.name for path in out.glob("train-*")}
     done = labels.rows if whole else sum(_count(int(name.split("-")[1]), labels.rows) for name in existing)
     write_text(out / "card.json", dumps(card, indent=1))
     on_progress(done, labels.rows)
-    names = [] if whole else _names(labels.rows, mapping)
+    names = [] if whole else _names(labels.rows, modality.part_suffix)
     for part in spread(make, [part for part, name in enumerate(names) if name not in existing]):
         done += _count(part, labels.rows)
         on_progress(done, labels.rows)
-    if mapping is not None:
+    if modality.whole_file:
         if not whole:
-            with appearing(out / rows_file.FILE) as temporary:
+            with appearing(out / modality.whole_file) as temporary:
                 rows_file.join([out / name for name in names], temporary)
-        for path in out.glob("train-*.csv"):
+        for path in out.glob(f"train-*.{modality.part_suffix}"):
             path.unlink()
     return source.privacy
 
@@ -183,8 +175,8 @@ def _count(part: int, rows: int) -> int:
     return min(PART, rows - part * PART)
 
 
-def _names(rows: int, mapping: object | None) -> list[str]:
-    parts, suffix = -(-rows // PART), "parquet" if mapping is None else "csv"
+def _names(rows: int, suffix: str) -> list[str]:
+    parts = -(-rows // PART)
     return [f"train-{part:05d}-of-{parts:05d}.{suffix}" for part in range(parts)]
 
 
@@ -193,7 +185,12 @@ def _card(
 ) -> dict[str, Any]:
     """The card, which does not change when samples are made again."""
     experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
-    asked = {name: value for name, value in asdict(request).items() if name != "numbers"}  # of tables alone: `_kind`
+    asked = {name: value for name, value in asdict(request).items() if name != "numbers"}  # see `Modality.card`
+    parts = -(-labels.rows // PART)
+    is_told = bool(getattr(experiment.method.model, "conditional", True))
+    of_modality = finished.dataset.modality.card(
+        request.numbers, parts=parts, categories=finished.categories, conditional=is_told
+    )
     shared, uploads = source.client is None, str(finished.uploads)
     return {
         "about": source.about,
@@ -204,7 +201,7 @@ def _card(
         "classes": dict(zip(names, labels.per_class(len(names)), strict=True)),
         "labels": DRAWN[source.draw],
         "request": {**asked, "labels": source.draw, "client": source.client},
-        **_kind(finished, labels.rows, request.numbers),
+        **of_modality,
         "chosen": _chosen(finished.trial.sweep),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
@@ -232,16 +229,6 @@ def _chosen(sweep: Path) -> dict[str, Any]:
     return {"from_trials": trials, "spent_together": composition.splitlines(), "says": says}
 
 
-def _kind(finished: Finished, rows: int, numbers: Numbers) -> dict[str, Any]:
-    """The card's fields of pictures, or of rows of a table."""
-    if (mapping := finished.dataset.mapping) is None:
-        pixels = "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]"
-        return {"parts": -(-rows // PART), "pixels": pixels}
-    model: Any = finished.trial.experiment.method.model  # One of rows, as the data are.
-    label = "what a row was made for" if model.conditional else "apart from the row: the model knows of no label"
-    return {**rows_file.describe(mapping, numbers), "categories": finished.categories, "label": label}
-
-
 def _claim(out: Path, card: Mapping[str, Any]) -> None:
     """Raise ValueError unless the folder is new or of the same request; delete temporary files of a killed run."""
     if out.exists() and not out.is_dir():
@@ -258,33 +245,3 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
         raise ValueError(f"{out} is not empty and holds no card.json: give another --out")
     for path in left:
         path.unlink()
-
-
-def _write_part(
-    path: Path, pixels: Tensor, labels: Tensor, names: Mapping[str, Sequence[str]], source: SampleSource
-) -> None:
-    """One parquet file: pixels (n, H, W, C) uint8, labels (n, K), as the numbers that classes are called by."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    numbers = {column: label_numbers(values) for column, values in names.items()}
-    features: dict[str, Any] = {"image": {"_type": "Image"}}
-    for column, values in names.items():
-        features[column] = {"_type": "Value", "dtype": "int64"}
-        if numbers[column] == list(range(len(values))):  # as a ClassLabel counts
-            features[column] = {"_type": "ClassLabel", "names": list(values)}
-    image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-    schema = pa.schema(
-        [("image", image), *((column, pa.int64()) for column in names)],
-        metadata={
-            "huggingface": dumps({"info": {"features": features}}),
-            "raydiff": dumps({"privacy": source.privacy, "about": source.about}),
-        },
-    )
-    images = []
-    for each in pixels:
-        buffer = io.BytesIO()
-        picture(each).save(buffer, format="PNG")
-        images.append({"bytes": buffer.getvalue(), "path": None})
-    columns = {c: [numbers[c][v] for v in values.tolist()] for c, values in zip(names, labels.T, strict=True)}
-    pq.write_table(pa.Table.from_pydict({"image": images, **columns}, schema=schema), path)

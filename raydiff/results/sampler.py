@@ -23,14 +23,13 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
+from raydiff.data.modality import load_modality
+from raydiff.data.picture_files import to_bytes
 from raydiff.data.records import label_values
-from raydiff.data.tables import encode, rows_file
-from raydiff.evaluation.grids import to_bytes
 from raydiff.experiment import overrides
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import dumps, read_json
 from raydiff.methods import METHODS
-from raydiff.models.d3pm import codes_of
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
 from raydiff.storage.atomic_files import write_text
@@ -46,7 +45,7 @@ LARGEST = 512 * 2**20  # bytes of a saved sampler's weights, at most
 IMPORTED = ("torch", "numpy", "scipy", "pandas", "safetensors")
 """Distributions that a saved sampler imports; a UNet and a latent diffusion model import diffusers as well."""
 LATENT = "latent"
-CARD, MAPPING = "sampler.json", "mapping.json"
+CARD = "sampler.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +70,8 @@ def save(
     *,
     server: Params,
     states: Mapping[int, Params],
-    mapping: encode.Mapping | None = None,
 ) -> None:
-    """Write the folder, with the clients' personalised `states` and the `mapping` of a table. Raises ValueError for
+    """Write the folder, with the clients' personalised `states`. Raises ValueError for
     weights larger than `LARGEST`, and for a classifier."""
     models = [method.deploy(server, state) for state in states.values()] or [method.deploy(server)]
     if not all(model.samplers for model in models):
@@ -94,8 +92,6 @@ def save(
     store.commit(card.round, {})
     if latent is not None:
         shutil.copytree(latent, folder / LATENT)
-    if mapping is not None:
-        mapping.save(folder / MAPPING)
     diffusers = latent is not None or (isinstance(method.model, DDPM) and isinstance(method.model.network, UNet))
     requires = (*IMPORTED, "diffusers") if diffusers else IMPORTED
     fields = {**vars(card), "requires": requires, "method": overrides.to_dict(method)}
@@ -114,7 +110,7 @@ class Sampler:
         fields["labels"] = {column: tuple(names) for column, names in fields["labels"].items()}
         lists = {k: tuple(fields[k]) for k in ("clients", "shape", "requires")}
         self.card = Card(**{**fields, **lists})
-        self.mapping = encode.Mapping.load(folder / MAPPING) if (folder / MAPPING).exists() else None  # of a table
+        self.modality = load_modality(folder)
         self._store = Checkpoint(folder, trial=self.card.trial)
         self._samplers: dict[int | None, Sample] = {}
 
@@ -151,10 +147,9 @@ class Sampler:
             rows = torch.tensor([i for i, c in enumerate(clients) if c == client])
             rng = seeding.generator(seed, "predict", "global" if client is None else client)
             out[rows] = self.of(client)(labels[rows], rng)
-        if self.mapping is None:
+        if not self.modality.columns:
             return to_bytes(out).numpy()
-        rng = seeding.generator(seed, "predict", "numbers")
-        return rows_file.rows(self.mapping, codes_of(out).numpy(), labels[:, 0].numpy(), rng)
+        return self.modality.decode(out, labels, seeding.generator(seed, "predict", "numbers"))
 
     def _labels(self, model_input: pd.DataFrame) -> Tensor:
         """(N, K). Raises ValueError for a missing column and an unknown label."""

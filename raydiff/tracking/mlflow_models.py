@@ -9,10 +9,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from raydiff.data.modality import load_modality
 from raydiff.formats import json_files
 from raydiff.results.finished import Finished
 from raydiff.results.personalization import Joining, Row
-from raydiff.results.sampler import Sampler
 from raydiff.tracking import mlflow_store
 
 MODEL_PARAMS = ("method", "method.epsilon", "clients", "seed", "data.name")  # shown in MLflow's list of models
@@ -93,13 +93,12 @@ def _save_model(path: Path, sampler: Path, card: Mapping[str, Any], model: Any) 
     from mlflow.types import ColSpec, ParamSchema, ParamSpec, Schema, TensorSpec
 
     channels, height, width = card["shape"]
-    mapping = Sampler(sampler).mapping
+    columns = load_modality(sampler).columns
     whose = [ColSpec("long", "client", required=False)] if card["clients"] else []
     inputs = Schema([*(ColSpec("long", column) for column in card["labels"]), *whose])
     outputs: list[ColSpec | TensorSpec] = [TensorSpec(np.dtype("uint8"), (-1, height, width, channels))]
-    if mapping is not None:
-        types = {c.name: "double" if c.kind in ("number", "duration") else "string" for c in mapping.columns}
-        outputs = [ColSpec(types.get(c.name, "string"), c.name, required=False) for c in mapping.decoded]
+    if columns:
+        outputs = [ColSpec(kind, name, required=False) for name, kind in columns.items()]
     seed = ParamSchema([ParamSpec("seed", "long", None)])
     example = pd.DataFrame({column: [0, len(names) - 1] for column, names in card["labels"].items()})
     pyfunc.save_model(

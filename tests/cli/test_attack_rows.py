@@ -106,8 +106,8 @@ def test_the_rows_are_those_that_generate_writes(
         finished, client, tmp_path / "made", generate.GenerationRequest(num=37, seed=5, numbers="bins"), code={}
     )
     rows = open_rows(finished, client, num=37, seed=5)
-    mapping = finished.dataset.mapping
-    assert mapping is not None and rows.columns == tuple(COLUMNS)
+    mapping = finished.dataset.modality.mapping
+    assert rows.columns == tuple(COLUMNS)
     assert rows.spans == (0, 0, 2, 0)  # three bins, and one for missing values
     decoded = mapping.decode(rows.made[:, :-1].numpy(), rows.made[:, -1].numpy())
     decoded.to_csv(tmp_path / "told.csv", index=False)
@@ -141,8 +141,8 @@ def test_a_model_that_knows_no_label_is_attacked_without_it(trials: Storage) -> 
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("own --shadows 4", "--shadows has no meaning for the rows of a table"),
-        ("own --workers 2", "--workers has no meaning for the rows of a table"),
+        ("own --shadows 4", "--shadows has no meaning for rows"),
+        ("own --workers 2", "--workers has no meaning for rows"),
         ("own --num 0", "num must be between 1 and 1,000,000,000, got 0"),
         ("own --source global", "LocalOnly"),
         ("few", "rows are attacked beside 4 records at least that nobody trained on"),

@@ -186,8 +186,8 @@ def test_it_says_what_it_does_and_reads_the_pictures_once(
     monkeypatch.undo()
     monkeypatch.chdir(zoo(tmp_path / "zoo").parent)
     monkeypatch.setattr(process, "WAIT_S", 0.001)
-    read, reads = pictures.read, []
-    monkeypatch.setattr(pictures, "read", lambda *arguments: reads.append(1) or read(*arguments))
+    read, reads = pictures.read_pictures, []
+    monkeypatch.setattr(pictures, "read_pictures", lambda *asked, **more: reads.append(1) or read(*asked, **more))
     quick = "--method.local.steps 2 --method.server.steps 2 --evaluation.attacks none --evaluation.dim 1"
     assert init.main(["zoo", "--data.size", "8", *quick.split(), "--data.test", "12"]) == 0
     output = capsys.readouterr().out

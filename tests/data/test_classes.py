@@ -17,10 +17,10 @@ import torch
 from sets import message, pictures, png
 
 from raydiff.data.datasets import Data, load
+from raydiff.data.picture_files import write_parquet
 from raydiff.data.records import label_numbers, label_values
 from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.experiment import suggested
-from raydiff.results import generation
 from raydiff.results.finished import Finished
 
 SIZES: dict[str, Any] = {"public": 24, "validation": 6, "calibration": 6, "test": 10}
@@ -160,10 +160,9 @@ def test_a_number_outside_is_the_name_where_all_names_are_numbers(names: Sequenc
 
 @pytest.mark.parametrize(("names", "numbers"), [(("1", "3", "30"), [1, 3, 30]), (("ant", "bee", "cow"), [0, 1, 2])])
 def test_generated_labels_are_those_of_records(tmp_path: Path, names: tuple[str, ...], numbers: list[int]) -> None:
-    about: Any = SimpleNamespace(privacy="none", about="samples")
     labels = torch.tensor([[0], [1], [2]] * 20)
     pixels = torch.from_numpy(pictures(60))[..., None]
-    generation._write_part(tmp_path / "x.parquet", pixels, labels, {"label": names}, about)
+    write_parquet(tmp_path / "x.parquet", pixels, labels, names={"label": names}, about={"privacy": "none"})
     assert pq.read_table(tmp_path / "x.parquet")["label"].to_pylist() == numbers * 20
     data = load(Data(name=str(tmp_path), **SIZES))
     assert data.label_names == (names,)

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from raydiff.data.datasets import Data, load
+from raydiff.data.modality import TableRows
 from raydiff.data.tables.cells import Csv
 from raydiff.data.tables.encode import MISSING, OTHER, Column
 from raydiff.data.tables.read import RawTable, TableOptions, read
@@ -319,7 +320,7 @@ def test_declared_classes_need_no_public_row_and_are_all_there_are(tmp_path: Pat
     with pytest.raises(ValueError, match=r"one value only, 'no', in its public rows: .*\(--data.classes A B \.\.\.\)"):
         read(table, public=60)
     dataset = load(Data(name=str(path), labels=("y",), classes=("no", "yes"), **FEW))
-    assert dataset.label_names == (("no", "yes"),) and dataset.mapping is not None
+    assert dataset.label_names == (("no", "yes"),) and dataset.modality.name == "rows"
     assert sum(len(records) for records in dataset.splits.values()) == ROWS - 2
     assert any("rows with a y that is none of no, yes are left out" in note for note in dataset.notes)
 
@@ -342,7 +343,7 @@ def test_a_trial_reads_as_an_audit_does(tmp_path: Path) -> None:
     options: dict[str, Any] = {"exclude": ("w",), "types": ("z=text",), "bins": 3, "csv": Csv(missing=("1",))}
     one = load(Data(name=str(path), labels=("y",), fitted_on="all", **FEW, **options))
     other = read(RawTable(source=str(path), label="y", **options))
-    assert one.mapping == other.mapping and TableOptions(**options).declared == {"z": "text"}
+    assert one.modality == TableRows(other.mapping) and TableOptions(**options).declared == {"z": "text"}
     order = torch.argsort(numbers := torch.cat([r.numbers for r in one.splits.values()]))
     codes = torch.cat([r.images[:, 0, 0] for r in one.splits.values()])
     assert torch.equal(codes[order].long(), other.codes[numbers[order]])

@@ -10,8 +10,8 @@ import torch
 from matplotlib.figure import Figure
 from PIL import Image
 
+from raydiff.data.picture_files import picture, to_bytes
 from raydiff.evaluation.figures import draw_curves, draw_roc, roc
-from raydiff.evaluation.grids import picture, to_bytes
 
 
 def test_the_scale_of_the_data_becomes_bytes() -> None:

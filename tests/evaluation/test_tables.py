@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.datasets import Data, load
+from raydiff.data.modality import TableRows
 from raydiff.data.partition import ByClass, Iid
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.row_audit import RowAudit
@@ -116,14 +117,15 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
     assert dataset.shape == (1, 1, 3)
     assert dataset.cardinalities == (3,)  # one of them for labels that no public row has
     assert dataset.label_names == (("no", "yes", "(other)"),)
-    assert dataset.mapping is not None
-    assert [len(c.categories) for c in dataset.mapping.columns] == [5, 3, 5]
+    assert isinstance(dataset.modality, TableRows)
+    mapping = dataset.modality.mapping
+    assert [len(c.categories) for c in mapping.columns] == [5, 3, 5]
     train = dataset.splits["train"]
     assert len(train) == 400
     codes = train.images.flatten(1)
     assert torch.equal(codes, codes.round())
     assert (codes.min(), codes.max()) == (0, 3)
-    towns = dataset.mapping.decode(codes.long().numpy(), train.labels[:, 0].numpy())
+    towns = mapping.decode(codes.long().numpy(), train.labels[:, 0].numpy())
     answer = pd.read_csv(experiment.data.name).iloc[train.numbers.tolist()]
     assert towns["town"].tolist() == answer["town"].tolist()
     assert towns["buys"].tolist() == answer["buys"].tolist()
@@ -135,8 +137,8 @@ def test_a_table_is_loaded_as_records_of_codes(experiment: Experiment) -> None:
     [
         ({"labels": ()}, "people.csv needs a label: give data.labels one of town, rich, age, buys"),
         ({"labels": ("buys", "town")}, "a table has one label column"),
-        ({"size": 8}, "are no pictures: data.size must be none"),
-        ({"colour": "rgb"}, "are no pictures: data.size must be none and data.colour stored"),
+        ({"size": 8}, "a table has no pictures: data.size must be none"),
+        ({"colour": "rgb"}, "a table has no pictures: data.size must be none and data.colour stored"),
         ({"superclasses": "parity"}, "is a table: data.superclasses must be none"),
         ({"name": "digits", "labels": ()}, "data set 'digits' is no table: data.bins is for tables only"),
         ({"name": "people.csv"}, "there is no file"),
@@ -150,8 +152,8 @@ def test_what_is_for_pictures_is_refused_of_tables(experiment: Experiment, field
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"method.model": DDPM()}, "is a table: method.model must be discretediffusion"),
-        ({"data": Data()}, "'digits' is no table: method.model must be a model of pictures"),
+        ({"method.model": DDPM()}, "the data are a table: method.model must be discretediffusion"),
+        ({"data": Data()}, "the data are pictures: method.model must be a model of pictures"),
         (
             {"evaluation.metrics": ("frechet",)},
             "must be of rows .* got frechet$",

@@ -12,10 +12,9 @@ from scipy.stats import kstest
 from torch import Tensor
 from toys import KEYS, run
 
-from raydiff.data.records import Records
+from raydiff.data.records import Records, codes_of, images_of
 from raydiff.federated.method import Round
 from raydiff.methods.marginals import Marginals
-from raydiff.models.d3pm import codes_of, images_of
 from raydiff.models.forest import Forest
 from raydiff.privacy import accountants
 from raydiff.privacy.canaries import Weakened

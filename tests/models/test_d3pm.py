@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from raydiff.models.d3pm import DiscreteDiffusion, codes_of, drawn, images_of
+from raydiff.data.records import codes_of, images_of
+from raydiff.models.d3pm import DiscreteDiffusion, drawn
 from raydiff.models.d3pm_kernel import Cosine, Linear, Sigmoid
 from raydiff.models.training import Training, fit
 from raydiff.privacy.private_gradient import per_record

@@ -15,7 +15,7 @@ from diffusers import DPMSolverMultistepScheduler
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.evaluation.grids import to_bytes
+from raydiff.data.picture_files import to_bytes
 from raydiff.federated.method import Deployed
 from raydiff.models import chains, compute, ddpm
 from raydiff.models.chains import Sampling, chain, denoise
@@ -350,9 +350,7 @@ def test_outputs_that_are_not_finite_are_no_samples(bad: float) -> None:
         params = model.init(generator(0))
         params |= {list(params)[-1]: torch.full_like(list(params.values())[-1], bad)}
         labels = torch.zeros(2, len(model.labels), dtype=torch.long)
-        with pytest.raises(
-            compute.NotFinite, match=r"^the model's (weights|outputs) are not finite: training diverged"
-        ):
+        with pytest.raises(tree.NotFinite, match=r"^the model's (weights|outputs) are not finite: training diverged"):
             if isinstance(model, DDPM):
                 Sampling(steps=1).samplers(model, model.denoiser(params))["ancestral"](labels, generator(0))
             elif isinstance(model, Generator):
@@ -360,7 +358,7 @@ def test_outputs_that_are_not_finite_are_no_samples(bad: float) -> None:
             else:
                 model.sampler(params)(labels, generator(0))
     for images in (torch.full((2, 1, 4, 4), bad), torch.tensor([0.0, bad]).view(2, 1, 1, 1)):
-        with pytest.raises(compute.NotFinite, match=r"^the samples are not finite"):
+        with pytest.raises(tree.NotFinite, match=r"^the samples are not finite"):
             Deployed(samplers={"a": lambda labels, rng, images=images: images}).sample(labels, generator(0))
-        with pytest.raises(compute.NotFinite, match=r"^pictures are not finite"):
+        with pytest.raises(tree.NotFinite, match=r"^pictures are not finite"):
             to_bytes(images)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
+from raydiff.data.picture_files import write_parquet
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.methods.fedavg import FedAvg
@@ -154,7 +155,7 @@ def test_several_label_columns_go_in_and_come_out(tiny: Experiment, copied, tmp_
     pixels = torch.randint(256, (300, 8, 8, 1), generator=generator(0), dtype=torch.uint8)
     (tmp_path / "in").mkdir()
     names = {"shape": ("disc", "ring"), "hue": ("red", "blue", "green")}
-    generate._write_part(tmp_path / "in" / "train.parquet", pixels, rows, names, source_of([[0, 0]]))
+    write_parquet(tmp_path / "in" / "train.parquet", pixels, rows, names=names, about={})
     data = Data(name=str(tmp_path / "in"), labels=("shape", "hue"), public=20, validation=0, calibration=0, test=0)
     finished = open_finished(copied.finish("several", replace(tiny, data=data, partition=Iid(), evaluation=None)))
     write(finished, 0, tmp_path / "out", GenerationRequest(num=30, per_class=True), code=CODE)

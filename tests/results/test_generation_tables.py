@@ -14,9 +14,9 @@ import pytest
 import torch
 from storages import Storage
 
-from raydiff.cli.generate import _as_data
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import Iid
+from raydiff.data.records import codes_of
 from raydiff.data.tables import rows_file
 from raydiff.data.tables.read import RawTable, read
 from raydiff.experiment import overrides, trial
@@ -28,7 +28,7 @@ from raydiff.methods._averaging import Averaging, ClientPrivacy
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
-from raydiff.models.d3pm import DiscreteDiffusion, codes_of
+from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
 from raydiff.results import generation as generate
 from raydiff.results.finished import Finished, open_finished
@@ -106,13 +106,12 @@ def test_the_file_holds_the_samples_by_the_trials_own_mapping(
     )
     assert progress == [(0, 17), (7, 17), (14, 17), (17, 17)]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["card.json", "rows.csv"]
-    source, mapping = finished.source(None), finished.dataset.mapping
+    source, mapping = finished.source(None), finished.dataset.modality.mapping
     labels = plan(source, GenerationRequest(num=17, seed=3)).of(0, 17)
     parts = [
         source.sample(labels[start:stop], generator(3, "generate", "global", part))
         for part, (start, stop) in enumerate([(0, 7), (7, 14), (14, 17)])
     ]
-    assert mapping is not None
     expected = mapping.decode(codes_of(torch.cat(parts)).numpy(), labels[:, 0].numpy())
     rows = rows_of(tmp_path)
     assert rows.columns.tolist() == COLUMNS and rows.equals(expected.astype(rows.dtypes))
@@ -147,8 +146,7 @@ def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> N
     """As the audit reads it, and as `--data.name DIR/rows.csv` does."""
     write(finished, 0, tmp_path, GenerationRequest(num=80, numbers="bins"), code=CODE)
     table = read(RawTable(source=str(tmp_path / "rows.csv"), label="buys", bins=4))
-    mapping = finished.dataset.mapping
-    assert mapping is not None and len(table.codes) == 80
+    assert len(table.codes) == 80
     rows = rows_of(tmp_path)
     decoded = table.mapping.decode(table.codes.numpy(), table.labels.numpy())  # type: ignore[union-attr]
     assert decoded.astype(rows.dtypes).equals(rows)
@@ -161,11 +159,11 @@ def test_what_was_made_is_a_table_again(finished: Finished, tmp_path: Path) -> N
 def test_the_printed_options_read_the_samples_again(finished: Finished, tmp_path: Path, numbers: Any) -> None:
     """With the columns, their kinds and cells, whatever a reader would take for missing or for a number."""
     write(finished, 0, tmp_path / "a b", GenerationRequest(num=80, numbers=numbers), code=CODE)
-    options = shlex.split(_as_data(finished, tmp_path / "a b", numbers))
+    options = shlex.split(finished.dataset.modality.read_options(tmp_path / "a b", "buys", numbers))
     start = Experiment(data=Data(train=40, public=20, validation=5, calibration=5, test=10), partition=Iid())
     data = overrides.override(start, overrides.parse_overrides(start, options)).data
-    again, mapping = load(data).mapping, finished.dataset.mapping
-    assert again is not None and mapping is not None and data.csv.missing == ("",)
+    again, mapping = load(data).modality.mapping, finished.dataset.modality.mapping
+    assert data.csv.missing == ("",)
     kinds = [column.kind if numbers == "drawn" else "text" for column in mapping.columns]
     assert [(c.name, c.kind) for c in again.columns] == [*zip(COLUMNS[:3], kinds, strict=True)]
     assert kinds == (["text", "number", "text"] if numbers == "drawn" else ["text"] * 3)
@@ -183,7 +181,7 @@ def test_numbers_come_out_as_numbers_of_the_generations_seed(
     drawn, bins = tables["drawn"], tables["bins"]
     assert (tmp_path / "drawn" / "rows.csv").read_bytes() == (tmp_path / "again" / "rows.csv").read_bytes()
     assert drawn.drop(columns="age").equals(bins.drop(columns="age"))
-    ages, age = drawn["age"].dropna(), finished.dataset.mapping.columns[1]  # type: ignore[union-attr]
+    ages, age = drawn["age"].dropna(), finished.dataset.modality.mapping.columns[1]  # type: ignore[union-attr]
     assert 0 < len(ages) < 50 and ages.str.isdecimal().all()
     assert [age.categories[code] for code in age.codes(ages)] == bins["age"].dropna().tolist()
     card = json.loads((tmp_path / "drawn" / "card.json").read_text())
@@ -302,8 +300,7 @@ def test_a_saved_sampler_makes_rows(finished: Finished, tmp_path: Path) -> None:
     assert isinstance(rows, pd.DataFrame) and rows.columns.tolist() == COLUMNS
     assert rows["buys"].tolist() == ["no", "yes", "yes", "yes"]
     own = finished.source(1).sample(torch.tensor([[0], [1], [1]]), generator(4, "predict", 1))
-    mapping = finished.dataset.mapping
-    assert mapping is not None
+    mapping = finished.dataset.modality.mapping
     expected = mapping.decode(codes_of(own).numpy(), np.array([0, 1, 1]))
     same, age = rows.iloc[[0, 2, 3]].reset_index(drop=True), mapping.columns[1]
     assert same.drop(columns="age").equals(expected.drop(columns="age"))

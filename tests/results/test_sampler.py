@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 
 from raydiff import tree
-from raydiff.evaluation.grids import to_bytes
+from raydiff.data.picture_files import to_bytes
 from raydiff.experiment.config import Experiment
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.evaluation.grids import to_bytes
+from raydiff.data.picture_files import to_bytes
 from raydiff.models.compute import device, with_progress
 
 FILE = "inception-2015-12-05.pt"

@@ -15,12 +15,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from raydiff.data.records import codes_of
 from raydiff.evaluation.attacks import targets
 from raydiff.evaluation.attacks.membership import wilson
 from raydiff.evaluation.metrics import Drawn
 from raydiff.evaluation.quality.table_fidelity import classifier_of, one_hot
 from raydiff.formats.metric_records import FRACTION, Metric
-from raydiff.models.d3pm import codes_of
 
 SEEDS = 2**31  # scikit-learn's seeds are below 2^32
 ACCURACY = Metric(name="blackbox/accuracy", bounds=FRACTION)

@@ -23,10 +23,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.data.records import Records, joined, label_rows
+from raydiff.data.records import Records, codes_of, joined, label_rows
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.formats.metric_records import Metric
-from raydiff.models.d3pm import DiscreteDiffusion, codes_of
+from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.papers.discrete.bound import ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.papers.discrete.summary import removal_order, summarize

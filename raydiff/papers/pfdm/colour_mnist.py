@@ -10,7 +10,8 @@ from PIL import Image
 from torch import Tensor
 
 from raydiff.data.partition import TEN_CLASSES
-from raydiff.data.source import Picture, Source
+from raydiff.data.pictures import Picture
+from raydiff.data.source import Source
 from raydiff.data.sources import files
 
 

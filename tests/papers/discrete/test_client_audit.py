@@ -14,7 +14,7 @@ from reference.pdp_reference import deltas
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Iid
-from raydiff.data.records import Records
+from raydiff.data.records import Records, images_of
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
@@ -23,7 +23,7 @@ from raydiff.experiment.trial import open_trial
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
-from raydiff.models.d3pm import DiscreteDiffusion, images_of
+from raydiff.models.d3pm import DiscreteDiffusion
 from raydiff.models.training import Training
 from raydiff.papers.discrete.bound import ReleasedRows
 from raydiff.papers.discrete.client_audit import bounds, measured

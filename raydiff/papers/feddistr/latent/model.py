@@ -21,12 +21,12 @@ from torch import Tensor, nn
 
 from raydiff import tree
 from raydiff.models.chains import denoise
-from raydiff.models.compute import device, finite, with_progress
+from raydiff.models.compute import device, with_progress
 from raydiff.models.networks import Shape
 from raydiff.models.schedules import noised
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.settings import settings
-from raydiff.tree import Params
+from raydiff.tree import Params, finite
 
 Prediction = Literal["epsilon", "v_prediction"]
 
