@@ -124,24 +124,6 @@ def test_several_sweeps_are_one_page_each_with_its_origin(tmp_path: Path, capsys
     assert first.rpartition(" ")[2] == second.rpartition(" ")[2]  # the same code
 
 
-def test_what_was_written_stands_beside_newer_sweeps_and_gives_way_to_its_own(tmp_path: Path) -> None:
-    old, other = (kept(tmp_path / name, ["raydiff", "sweep", f"{name}-digits"]) for name in ("spire", "other"))
-    new = kept(tmp_path / "new", ["raydiff", "sweep", "spire-digits"], git="f" * 40)
-    out, written = tmp_path / "out", str(tmp_path / "out" / "claims.csv")
-    main([str(old), str(other), "--out", str(out)])
-    page = (out / "claims.md").read_text()
-    main([written, "--out", str(out)])
-    assert (out / "claims.md").read_text() == page
-    main([written, str(new), "--out", str(out)])
-    newer = (out / "claims.md").read_text()
-    assert (
-        newer.count("## spire-digits") == 1 and newer.count(f"commit {'f' * 12}.") == 1 and "## other-digits" in newer
-    )
-    (tmp_path / "runs.csv").write_text("claim,n\n")
-    with pytest.raises(ValueError, match=r"runs.csv is no claims.csv .* differs, made, "):
-        main([str(tmp_path / "runs.csv")])
-
-
 def kept(folder: Path, command: list[str], **about: str) -> Path:
     """A sweep of two trials, one of which has finished."""
     for seed in (0, 1):

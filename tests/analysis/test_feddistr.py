@@ -140,17 +140,6 @@ def test_public_records_alone_are_a_control_in_every_cell_and_a_start_for_averag
     }
 
 
-def test_ties_wins_and_single_seeds_are_told_apart(found: pd.DataFrame, rows: pd.DataFrame) -> None:
-    tables = feddistr.differences(found), feddistr.convergence(found)
-    text = "\n\n".join(map(str, feddistr.tables(found, rows, *tables)))
-    section = text.partition("## FedDistr minus")[2].partition("##")[0]
-    cells = [[cell.strip() for cell in row.split("|")] for row in section.splitlines() if row.startswith("| Fed")]
-    says = {tuple(row[1:4]): row[4] for row in cells}
-    assert says["FedProx", "1", "inf"] == "+0.000 [-0.248, +0.248] tie"
-    assert says["FedAvg", "5", "inf"] == "**-0.209 [-0.209, -0.209]**"
-    assert says["FedAvg", "10", "7.50"] == "-0.500 (1 seed)"
-
-
 def test_convergence_is_the_first_round_count_near_the_last(found: pd.DataFrame) -> None:
     row = one(feddistr.convergence(found), "FedAvg")
     assert [row[c] for c in ("rounds", "last", "points")] == [5, 10, 3]

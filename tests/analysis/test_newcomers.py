@@ -37,7 +37,8 @@ def trial(
     (folder / "artifacts").mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "metrics.jsonl").write_text("")
-    outcome = {"outcome": "finished", "final": written(final), "server": {}, "outsiders": {}}
+    views = {view: {"epsilon": 0.0} for view in ("server", "outsiders")}
+    outcome = {"outcome": "finished", "final": written(final), **views}
     (folder / "outcome.json").write_text(json.dumps(outcome))
     for name in ("samples", "newcomers"):
         Image.fromarray(np.full((8, 8), 40 * seed, np.uint8)).save(folder / "artifacts" / f"{name}.png")

@@ -36,7 +36,8 @@ def write(
     (folder / "metrics.jsonl").write_text("")
     if accuracy is not None:
         final = dict.fromkeys(("eval/accuracy", "eval/downstream/lenet/all"), accuracy)
-        end = {"outcome": "finished", "final": written(final), "server": {}, "outsiders": {}}
+        views = {view: {"epsilon": 0.0} for view in ("server", "outsiders")}
+        end = {"outcome": "finished", "final": written(final), **views}
         (folder / "outcome.json").write_text(json.dumps(end))
 
 

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from analysis.theory.closed_forms import ABAR, reverse
-from analysis.theory.mixture import LEAF, Mixture, hand_overs, merge_time, tree
+from analysis.theory.closed_forms import ABAR
+from analysis.theory.mixture import Mixture, merge_time, tree
 from raydiff.seeding import generator
 
 pytestmark = pytest.mark.slow
@@ -37,19 +37,3 @@ def test_the_denoiser_is_the_score() -> None:
     (score,) = torch.autograd.grad(log_density.sum(), x)
     got = tree().predict(x.detach(), torch.full((5,), 200), torch.zeros(5, 0))
     torch.testing.assert_close(got, -math.sqrt(1 - a) * score)
-
-
-def test_the_perfect_chain_ends_in_the_mixture() -> None:
-    rng = generator(0, "chain")
-    x = torch.randn(900, 2, dtype=torch.float64, generator=rng)
-    x = reverse(tree().predict, x, 1000, sampler="ancestral", steps=250, rng=rng)
-    nearest = torch.cdist(x, tree().means).min(1)
-    assert float(nearest.values.median()) == pytest.approx(LEAF * math.sqrt(2 * math.log(2)), rel=0.15)  # Rayleigh
-    shares = nearest.indices.bincount(minlength=27) / 900
-    assert float((shares - 1 / 27).abs().max()) < 5 * math.sqrt(1 / 27 / 900)
-
-
-def test_after_a_deep_hand_over_only_the_clients_records_are_left() -> None:
-    case = hand_overs(minority=3, depths=(950,), sampler="ddim", count=180)
-    far = torch.cdist(case.depths[0].samples, case.records).min(1).values
-    assert float(far.max()) < 5 * LEAF

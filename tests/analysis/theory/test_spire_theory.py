@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from analysis.theory.spire_theory import (
-    Federation,
     ddpm_variance,
     even_mean,
-    exponents,
     sample,
     score,
     score_error,
-    score_losses,
     weight_bound,
     weight_estimate,
     weight_variance,
@@ -76,15 +73,6 @@ def test_the_ddpm_loss_is_the_error_of_the_score_plus_a_constant() -> None:
 # --- Theorem 4.2 ---
 
 
-def test_eq_12_holds_with_the_factor_that_it_drops_and_only_with_it() -> None:
-    mean, w = f64(1.5), f64(0.7)[0]
-    x = torch.linspace(-12, 12, 4001, dtype=torch.float64)
-    q = torch.logaddexp(w.log() - (x - mean).square() / 2, (1 - w).log() - (x + mean).square() / 2).softmax(0)
-    gate = (score(x.unsqueeze(1), mean, w).squeeze(1) + x) / mean  # tanh(u)
-    assert float(q @ ((1 - gate.square()) * (mean.square() * gate + mean * x))) == pytest.approx(0, abs=1e-12)
-    assert float(q @ gate) == pytest.approx(0.4) == float(q @ x / mean)  # 2 w - 1, where Eq. 12 has minus the latter
-
-
 @pytest.mark.parametrize("d", [1, 16])
 def test_the_exact_variance_is_that_of_monte_carlo_and_has_no_d(d: int) -> None:
     mean = even_mean(d, 2.0)
@@ -113,21 +101,3 @@ def test_the_minimum_of_the_ddpm_loss_by_brute_force() -> None:
 
 
 # --- Theorem 4.3 ---
-
-
-def slopes(settings: list[Federation], axis: list[float], seeds: int = 8) -> list[Tensor]:
-    """Exponents of the losses: all estimated, the mean alone, the weights alone."""
-    losses = [
-        torch.stack([score_losses(s, trials=20, fresh=40, rng=generator(seed, repr(s))) for s in settings])
-        for seed in range(seeds)
-    ]
-    return [exponents(axis, part) for part in torch.stack(losses).unbind(2)]
-
-
-def test_the_mean_gains_from_more_clients_and_the_weights_do_not() -> None:
-    all_, mean, weights = slopes([Federation(m, 100, 4, 3.0) for m in (4, 8, 16)], [4, 8, 16])
-    low, high = bounds(mean)
-    assert low < -1 < high < -0.5
-    low, high = bounds(weights)
-    assert low < 0 < high and low > -0.5
-    assert bounds(mean)[1] < float(all_.mean()) < bounds(weights)[0]

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from analysis.theory import __main__ as theory
-from analysis.theory import feddistr_theory as feddistr
 from analysis.theory import on_data, theorems
-from analysis.theory import spire_theory as spire
 from raydiff.models.chains import MEASURED
 
 pytestmark = pytest.mark.slow
@@ -45,30 +43,3 @@ def test_the_theory_shows_the_chains_weights() -> None:
     assert ["740", "1", "ddim", "0.0624", "0.0623", "0.0607"] in lines
     assert ["690", "5", "ancestral", "0.0388", "0.0388", "0.0388"] in lines
     assert sum(line[:2] == ["10", "528"] for line in lines) == 8  # (n, N) at epsilon 10
-
-
-def files_of(lines: list[str]) -> set[str]:
-    return {line.removeprefix("written: ") for line in lines if line.startswith("written: ")}
-
-
-def test_spire_measures_the_orders(tmp_path: Path) -> None:
-    lines = spire.report(tmp_path, seeds=3, trials=1)
-    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 1
-    cells = [line.split() for line in lines]
-    assert ["4", "0.1", "29.280", "0.229", "0.229"] in cells  # mu, t: the DDPM loss far above Theorem 4.2's bound
-    assert [row[:2] for row in cells if row[-1:] == ["(-1)"]] == [["records", "n"]]
-    in_m = next(row for row in cells if row[:2] == ["clients", "m"])
-    assert float(in_m[5]) == pytest.approx(-1, abs=0.2) and in_m[8] == "(-1)"
-
-
-def test_feddistr_measures_the_theorems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feddistr, "XIS", (0.0, 0.057))
-    monkeypatch.setattr(feddistr, "CLIENTS", (5, 20))
-    lines = feddistr.report(tmp_path, repetitions=200)
-    assert files_of(lines) == {str(path) for path in tmp_path.iterdir()} and len(files_of(lines)) == 1
-    rows = [line.split() for line in lines[4:12]]
-    assert [row[:3] for row in rows] == [[k, n, xi] for k in ("5", "20") for n in ("10", "50") for xi in ("0", "0.057")]
-    for row in rows:
-        *promised, fails, _ = row[4:]
-        assert all(value == "-" or float(value) > float(row[3]) for value in promised)  # all hold at b - a = 1
-        assert (fails == "-") == (row[2] != "0") and (fails == "-" or 10 < float(fails) < 100)
