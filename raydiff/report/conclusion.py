@@ -31,14 +31,18 @@ def conclude(sweep: SweepView) -> tuple[list[str], list[str]]:
     first += f", with {seeds} seeds." if seeds > 1 else "; one seed: differences may be chance."
     if sweep.measure is None:
         return [f"{first} None has a measure of quality."], []
-    best = list(_best_settings(sweep))
-    quality = f"{first} {_verdict(best, measure_in_words(sweep.metrics[sweep.measure]))}"
-    return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], [row["line"] for row in best]
+    measure = measure_in_words(sweep.metrics[sweep.measure])
+    quality = f"{first} By {measure}, lower is better. The best of each line is chosen on the same numbers; "
+    quality += "differences have paired 95 % intervals."
+    return [text for text in (quality, _guaranteed(sweep), _attacked(sweep)) if text], list(_best_settings(sweep))
 
 
-def _best_settings(sweep: SweepView) -> Iterator[Row]:
-    """Of each cell, privacy definition and target epsilon the row of `pair_settings` with the least mean, with `where`
-    and, for several seeds, `verdict`: how it compares with the cell's base; and `line`, all in words."""
+def _best_settings(sweep: SweepView) -> Iterator[str]:
+    """A line for each cell, privacy definition and target epsilon.
+
+    It names the setting with the least mean, how that compares with the cell's base over several seeds, and the
+    settings that cannot be told from it.
+    """
     rows = pair_settings(sweep).sort_values("target", kind="stable")
     seeds = {cell: mean_by_seed(group) for cell, group in comparable_trials(sweep).groupby("cell", sort=False)}
     several = rows[~rows["target"].isin([*ENDS])]["definition"].nunique() > 1
@@ -47,40 +51,21 @@ def _best_settings(sweep: SweepView) -> Iterator[Row]:
         where = ENDS.get(of["target"], f"at epsilon {of['target']:g}" + f" {of['definition']}" * several)
         where += "" if of["cell"] == "all trials" else f" ({of['cell']})"
         line = f"{where}: {best['arm']}, {number(best['mean'])}"
-        verdict = ""
         if best["low"] is not None:
             clear = "better than" if best["high"] < 0 else "worse than" if best["low"] > 0 else ""
-            verdict = clear or "not distinguishable from"
             gain = shown(best["difference"], best["low"], best["high"], "+.3f")
-            line += f", {verdict} {best['base']} ({gain})"
+            line += f", {clear or 'not distinguishable from'} {best['base']} ({gain})"
         ties = [row["arm"] for row in others if _is_tie(seeds[of["cell"]], row["setting"], best["setting"])]
         if ties:
             names = " and ".join(ties) if len(ties) < 3 else f"{len(ties)} other settings"
             line += f"; not distinguishable from {names}"
-        yield {**best, "where": where, "verdict": verdict, "line": line}
+        yield line
 
 
 def _is_tie(by_seed: Mapping[str, pd.Series], one: str, other: str) -> bool:
     """Whether the 95 % interval of the difference of two settings holds 0; not for a single seed."""
     _, low, high = student((by_seed[one] - by_seed[other]).dropna())
     return low <= 0 <= high
-
-
-def _verdict(best: list[Row], measure: str) -> str:
-    """How the best private settings compare with local training."""
-    silent = {(row["cell"], row["base"]) for row in best if row["target"] == 0}
-    private = [row for row in best if row["target"] not in ENDS]
-    judged = [row for row in private if row["verdict"] and (row["cell"], row["base"]) in silent]
-    parts = []
-    for verdict in dict.fromkeys(row["verdict"] for row in judged):
-        where = [row["where"] for row in judged if row["verdict"] == verdict]
-        places = f"in {len(where)} of {len(judged)} cases" if len(where) > 3 else " and ".join(where)
-        parts.append(f"{verdict} training alone {places}")
-    if not parts:
-        which = "The best settings at each epsilon" if private else "No setting has a guarantee; the best"
-        return f"{which} by {measure} (lower is better) stand below."
-    chosen = "(paired 95 % intervals; the best is chosen on the same numbers)"
-    return f"By {measure}, lower is better, the best private setting is {', '.join(parts)} {chosen}."
 
 
 def _guaranteed(sweep: SweepView) -> str:
