@@ -9,7 +9,6 @@ import contextlib
 import dataclasses
 import difflib
 import inspect
-import math
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,8 +23,6 @@ PACKAGES = set[str]()
 """Top-level packages of `module:name`s that this process has imported."""
 ALLOWED: ContextVar[frozenset[str] | None] = ContextVar("ALLOWED", default=None)
 """Top-level packages that a `module:name` may be imported from; None: all. Set by `allowed_packages`."""
-DOORS = dict["type[Any]", "Door[Any]"]()
-"""Base class -> the door of its subclasses."""
 NAMES = dict[type, str]()
 """Class -> its name in a door, where that is not the class's own name."""
 MOST_KINDS = 8  # of problems that one message tells
@@ -130,7 +127,6 @@ class Door(Mapping[str, T]):
         self.base = base
         self.check = check
         if base is not None:
-            DOORS[base] = self
             for name, entry in entries.items():
                 if isinstance(entry, type) and plain_name(entry.__name__) != plain_name(name):
                     NAMES[entry] = name
@@ -289,24 +285,10 @@ def check_one_of(field: str, value: object, allowed: Iterable[str]) -> None:
         raise ValueError(f"{field} must be one of {', '.join(allowed)}, got {value!r}")
 
 
-def check_least(config: object, least: int, *fields: str) -> None:
-    """Raises ValueError naming a field of `config` that is below `least` or not finite; None passes."""
-    for field in fields:
-        if (value := getattr(config, field)) is not None and not least <= value < math.inf:
-            raise ValueError(f"{field} must be at least {least}, got {value}")
-
-
 def check_value(field: str, value: object, ok: bool, wanted: str) -> None:
     """Raises ValueError naming the field, what it takes and its value, unless `ok`."""
     if not ok:
         raise ValueError(f"{field} must be {wanted}, got {value}")
-
-
-def check_positive(config: object, *fields: str) -> None:
-    """Raises ValueError naming a field of `config` that is no finite number above 0; None passes."""
-    for field in fields:
-        if (value := getattr(config, field)) is not None and not 0 < value < math.inf:
-            raise ValueError(f"{field} must be a positive number, got {value}")
 
 
 def entries(field: str, door: Door[T], names: Iterable[str]) -> dict[str, T]:

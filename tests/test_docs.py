@@ -135,7 +135,7 @@ for _page in CURRENT:
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_commands_know_their_options(name: str, command: Callable[..., tuple[int, str, str]]) -> None:
-    _, text, _ = command(name, "--help")
+    _, text, _ = command(name, "--help-all")
     assert {option for option in NAMED[name] if not re.search(rf"(?<![\w-]){option}(?![\w-])", text)} == set()
 
 
@@ -157,7 +157,7 @@ def test_every_command_of_a_page_parses(page: Path, packages: Path, monkeypatch:
     """By the code of the command itself: names, types and ranges of its options, its fields, axes and presets."""
     for name, words, path in typed(page):
         monkeypatch.syspath_prepend(ROOT / path)
-        if "--help" not in words:
+        if not {"--help", "--help-all"} & {*words}:
             parsed(name, words, monkeypatch)
 
 
@@ -169,7 +169,7 @@ def test_every_sweep_of_a_page_can_be_planned(packages: Path, monkeypatch: pytes
     sweeps = {tuple(words): path for page in CURRENT for name, words, path in typed(page) if name == "sweep"}
     refused = []
     for words, path in sweeps.items():
-        if not {"--help", "--extend"} & {*words} and "s3:" not in str(words):
+        if not {"--help", "--help-all", "--extend"} & {*words} and "s3:" not in str(words):
             monkeypatch.syspath_prepend(ROOT / path)
             name, study, rest = arguments.preset(words)
             options, fields = parse_known(sweep.SweepOptions, arguments.shorthand(rest), None, study.experiment)

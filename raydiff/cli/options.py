@@ -85,9 +85,10 @@ def parse(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
 
 
 def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) -> tuple[T, list[str]]:
-    """(options, the other arguments), which override fields of the tree `start`; --help shows these fields too."""
-    if {"--help", "-h"} & {*argv}:
-        print(_help(cls, doc, start), flush=True)
+    """(options, the other arguments), which override fields of the tree `start`. --help shows its common fields too,
+    --help-all all of them."""
+    if {"--help", "-h", "--help-all"} & {*argv}:
+        print(_help(cls, doc, start, whole="--help-all" in argv), flush=True)
         sys.exit(0)
     options, rest = take(cls, argv)
     names = [*_labels(cls), *(f"--{path}" for path in (overrides.flat(start) if start is not None else ()))]
@@ -156,15 +157,13 @@ def _labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     }
 
 
-def _help(cls: type[Any], doc: str | None, start: Any) -> str:
+def _help(cls: type[Any], doc: str | None, start: Any, *, whole: bool) -> str:
     hints, texts = hints_of(cls), _sentences(cls)
-    entries = [_entry("--help", "Show this text.")]
+    entries = [_entry("--help", "Show this text; --help-all shows every field.")]
     for label, f in sorted(_labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
-        allowed = describe_choices(hints[f.name])
-        allowed = f"    {allowed}" if allowed else ""
-        entries.append(_entry(f"{label}{value}{allowed}", texts[f.name]))
-    below = [] if start is None else [f"fields, with their values here:\n\n{_described(start)}"]
+        entries.append(_entry(f"{label}{value}{_allowed(hints[f.name])}", texts[f.name]))
+    below = [] if start is None else [f"fields, with their values here:\n\n{_described(start, whole=whole)}"]
     return "\n\n".join([(doc or "").strip(), "options:\n" + "\n".join(entries), *below])
 
 
@@ -184,11 +183,17 @@ def _sentences(cls: type[Any]) -> dict[str, str]:
     return texts
 
 
-def _described(obj: Any) -> str:
-    """Every field with its value and its meaning, the common ones first, then dataclass by dataclass."""
+def _allowed(declared: Any) -> str:
+    """The choices or the range of a field, behind its value."""
+    text = describe_choices(declared)
+    return f"    {text}" if text else ""
+
+
+def _described(obj: Any, *, whole: bool) -> str:
+    """The common fields with their values and meanings, then, of the whole, the others dataclass by dataclass."""
     texts = {p: _entry(f"{ALIASES.get('--' + p, '--' + p)} {value}", text) for p, value, text in _fields(obj)}
     groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
-    for path in (path for path in texts if path not in COMMON.split()):
+    for path in (path for path in texts if whole and path not in COMMON.split()):
         groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])
     return "\n\n".join("\n".join([f"{group}:", *members]) for group, members in groups.items())
 
@@ -207,4 +212,4 @@ def _fields(obj: Any) -> Iterator[tuple[str, str, str]]:
         name = path.rpartition(".")[2]
         if name != "noise_secret":
             text = type(value).__name__.lower() if dataclasses.is_dataclass(value) else overrides.short(value)
-            yield path, text, texts[type(parent)].get(name, "")
+            yield path, text + _allowed(hints_of(type(parent))[name]), texts[type(parent)].get(name, "")

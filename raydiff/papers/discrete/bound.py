@@ -39,7 +39,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raydiff.evaluation.row_audit import Condition
-from raydiff.lookup import check_one_of, check_positive
+from raydiff.lookup import check_one_of
 from raydiff.papers.discrete.histograms import Counts, Histograms, check_table, distinct, histograms
 from raydiff.papers.discrete.kernel import Floats, Ints, Kernel
 from raydiff.papers.discrete.radius import radius
@@ -78,7 +78,8 @@ class ReleasedRows:
     """Condition of the radius: theorem (Eq. 9) or relaxed (Eq. 27 and Algorithm 2)."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "epsilon")
+        if not 0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be a positive number, got {self.epsilon}")
         if (fewest := min((self.samples, *self.by_label))) < 1:
             raise ValueError(f"samples must be at least 1, got {fewest}")
         check_one_of("condition", self.condition, get_args(Condition))

@@ -23,11 +23,11 @@ from raydiff.data import datasets
 from raydiff.data.datasets import SPLITS, Data, Dataset
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment import overrides
-from raydiff.lookup import check_least
 from raydiff.papers.feddistr.latent import model as latent
 from raydiff.papers.feddistr.latent import pretrain
 from raydiff.papers.feddistr.latent.pretrain import Pretrained, Pretraining
 from raydiff.runtime import sweep_folder
+from raydiff.settings import Count, settings
 from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
@@ -43,7 +43,7 @@ class PretrainOptions(StorageOptions):
     """Do not log the folder to MLflow."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class Plan:
     """Fields that the command line overrides."""
 
@@ -53,11 +53,8 @@ class Plan:
     """Settings of the model and its training."""
     seed: int = 0
     """Of initial weights, batches and noise."""
-    threads: int = 1
+    threads: Count = 1
     """CPU threads, on which sums depend."""
-
-    def __post_init__(self) -> None:
-        check_least(self, 1, "threads")
 
 
 def main(argv: Sequence[str]) -> int:

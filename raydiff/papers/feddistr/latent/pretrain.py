@@ -14,14 +14,14 @@ import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge, Gt, Lt, MinLen, MultipleOf
 from torch import Tensor, nn
 
 from raydiff import seeding, tree
 from raydiff.formats.json_files import dumps
-from raydiff.lookup import check_least, check_positive
 from raydiff.models.compute import device
 from raydiff.models.networks import Shape
 from raydiff.models.schedules import ScaledLinearBetas, alphas_bar, noised
@@ -29,6 +29,7 @@ from raydiff.models.training import Training, optimize
 from raydiff.papers.feddistr.latent import folder as folders
 from raydiff.papers.feddistr.latent.inversion import Clusters, cluster
 from raydiff.papers.feddistr.latent.modules import GROUPS, Autoencoder, PromptedDenoiser
+from raydiff.settings import Count, NonNegative, Positive, settings
 from raydiff.tree import Params
 
 T = 1000
@@ -39,47 +40,39 @@ Say = Callable[[str, int, int, float], None]
 """Progress: (name of the network, steps done, steps in all, mean loss of the last ones)."""
 
 
-@dataclass(frozen=True, kw_only=True)
+Width = Annotated[int, Ge(GROUPS), MultipleOf(GROUPS)]
+
+
+@settings(frozen=True, kw_only=True)
 class Pretraining:
     """Settings of the model and its training. The defaults suit digits and 14 x 14 pictures on one core."""
 
-    vae_widths: tuple[int, ...] = (16, 32)
+    vae_widths: Annotated[tuple[Width, ...], MinLen(1)] = (16, 32)
     """Channels of the auto-encoder at each scale; each scale but the last halves the picture."""
-    channels: int = 4
+    channels: Count = 4
     """Channels of a latent."""
-    vae_steps: int = 1000
+    vae_steps: Count = 1000
     """Optimisation steps of the auto-encoder."""
-    vae_learning_rate: float = 2e-3
+    vae_learning_rate: Positive = 2e-3
     """Its initial learning rate; both learning rates fall to zero along a cosine."""
-    kl: float = 1e-4
+    kl: NonNegative = 1e-4
     """Weight of the KL divergence of a latent's entries from N(0, 1), beside the squared error of a pixel."""
-    widths: tuple[int, ...] = (32, 64)
+    widths: Annotated[tuple[Width, ...], MinLen(2)] = (32, 64)
     """Channels of the denoiser at each scale; attention to the prompt at all but the first."""
-    layers: int = 1
+    layers: Count = 1
     """Residual blocks of the denoiser per scale."""
-    width: int = 32
+    width: Count = 32
     """Length of a word vector."""
-    words: int = 8
+    words: Count = 8
     """Words for each label."""
-    empty: float = 0.1
+    empty: Annotated[float, Gt(0), Lt(1)] = 0.1
     """Fraction of rows with the empty word."""
-    steps: int = 1500
+    steps: Count = 1500
     """Optimisation steps of the denoiser and the words."""
-    learning_rate: float = 2e-3
+    learning_rate: Positive = 2e-3
     """Their initial learning rate."""
-    batch: int = 64
+    batch: Count = 64
     """Records per step."""
-
-    def __post_init__(self) -> None:
-        for name in ("vae_widths", "widths"):
-            widths = getattr(self, name)
-            if len(widths) < (2 if name == "widths" else 1) or any(w < GROUPS or w % GROUPS for w in widths):
-                raise ValueError(f"{name} must be positive multiples of {GROUPS} (two or more in widths), got {widths}")
-        check_least(self, 1, "channels", "layers", "width", "words", "steps", "vae_steps", "batch")
-        check_least(self, 0, "kl")
-        check_positive(self, "learning_rate", "vae_learning_rate")
-        if not 0 < self.empty < 1:
-            raise ValueError(f"empty must be in (0, 1), got {self.empty}")
 
     def check(self, shape: Shape) -> None:
         """Raises ValueError where pictures of this shape cannot be halved often enough."""
