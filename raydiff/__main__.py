@@ -64,6 +64,9 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
     if name in ("--help", "-h", "--version"):
         print(__version__ if name == "--version" else _overview())
         return 0
+    if name == "--completion":
+        print(import_module("raydiff.cli.completion").bash(modules), end="")
+        return 0
     if name not in modules:
         raise ValueError(f"there is no command {name!r}{nearest(name, modules) or '; `raydiff` alone lists them'}")
     try:
@@ -118,7 +121,7 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
 
 
 def _overview() -> str:
-    lines = ["usage: raydiff COMMAND ...      raydiff COMMAND --help says more"]
+    lines = ["usage: raydiff COMMAND ...      raydiff COMMAND --help says more      raydiff --completion: for bash"]
     for topic, commands in COMMANDS.items():
         lines += ["", f"{topic}:", *(f"  {name:<14} {line}" for name, (_, line) in commands.items())]
     return "\n".join(lines)

@@ -91,7 +91,7 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
         print(_help(cls, doc, start, whole="--help-all" in argv), flush=True)
         sys.exit(0)
     options, rest = take(cls, argv)
-    names = [*_labels(cls), *(f"--{path}" for path in (overrides.flat(start) if start is not None else ()))]
+    names = [*labels(cls), *(f"--{path}" for path in (overrides.flat(start) if start is not None else ()))]
     for option in (token.partition("=")[0] for token in rest if token.startswith("--")):
         path = option[2:].replace("-", "_")
         if start is None or not ("." in path or overrides.has_path(start, path)):
@@ -102,12 +102,12 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
 def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
     """(the options, options that the class does not have, with their words). Raises ValueError for a value of another
     type, for one that is missing, and for a word that belongs to no option."""
-    hints, labels = hints_of(cls), _labels(cls)
+    hints, named = hints_of(cls), labels(cls)
     words, unnamed, rest = dict[str, list[str]](), list[str](), list[str]()
     current, room = unnamed, 0.0
     for token in argv:
         option, equals, value = token.partition("=")
-        field = labels.get(ALIASES.get(option, option.replace("_", "-")))
+        field = named.get(ALIASES.get(option, option.replace("_", "-")))
         if not token.startswith("--"):
             (current if room > 0 else unnamed).append(token)
             room -= 1
@@ -129,7 +129,7 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
 def _build(cls: type[T], words: dict[str, list[str]], unnamed: list[str]) -> T:
     values: dict[str, Any] = {}
     problems: dict[str, str] = {}
-    for label, f in _labels(cls).items():
+    for label, f in labels(cls).items():
         declared = hints_of(cls)[f.name]
         if "positional" in f.metadata and unnamed:
             words[f.name] = [unnamed.pop(0)]
@@ -148,7 +148,7 @@ def _build(cls: type[T], words: dict[str, list[str]], unnamed: list[str]) -> T:
     return cls(**values)
 
 
-def _labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
+def labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
     """--name, or NAME of a positional argument -> field."""
     return {
         f.name.upper() if "positional" in f.metadata else f"--{f.name.replace('_', '-')}": f
@@ -160,7 +160,7 @@ def _labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 def _help(cls: type[Any], doc: str | None, start: Any, *, whole: bool) -> str:
     hints, texts = hints_of(cls), _sentences(cls)
     entries = [_entry("--help", "Show this text; --help-all shows every field.")]
-    for label, f in sorted(_labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
+    for label, f in sorted(labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
         entries.append(_entry(f"{label}{value}{_allowed(hints[f.name])}", texts[f.name]))
     below = [] if start is None else [f"fields, with their values here:\n\n{_described(start, whole=whole)}"]

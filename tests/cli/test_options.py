@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import re
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
@@ -158,3 +159,13 @@ def test_help_shows_every_option_with_its_meaning(name: str, command: Command) -
     for f in dataclasses.fields(DECLARED[name]):
         label = f.name.upper() if "positional" in f.metadata else f"--{f.name.replace('_', '-')}"
         assert f.init == (label in below) and below.get(label, " " * 6).startswith("      "), label
+
+
+def test_bash_completes_commands_options_and_fields(command: Command, tmp_path: Path) -> None:
+    code, out, _ = command("--completion")
+    assert code == 0
+    (tmp_path / "completion").write_text(out)
+    for words, wanted in {"swe": "sweep", "sweep --dry": "--dry-run", "run --method.epsil": "--method.epsilon"}.items():
+        script = f". {tmp_path}/completion; COMP_WORDS=(raydiff {words}); COMP_CWORD={len(words.split())}; _raydiff"
+        done = subprocess.run(["bash", "-c", f'{script}; echo "${{COMPREPLY[@]}}"'], capture_output=True, text=True)
+        assert wanted in done.stdout.split(), done.stderr
