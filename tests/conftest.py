@@ -49,7 +49,8 @@ from raydiff.storage import file_names
 from raydiff.storage.checksums import dump_tensors, load_tensors
 from raydiff.tree import Params
 
-hypothesis.settings.register_profile("raydiff", deadline=None)  # Timings are benchmarks, not tests.
+# Timings are benchmarks, not tests. Each run tries other examples: 25 find what they find within a few runs.
+hypothesis.settings.register_profile("raydiff", deadline=None, max_examples=25)
 hypothesis.settings.load_profile("raydiff")
 
 torch.set_num_threads(1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import os
@@ -81,13 +80,9 @@ class Mute(Exception):
     def __str__(self): raise self
 
 ERRORS = {
-    "exit": SystemExit(3), "exit 0": SystemExit(0), "interrupt": KeyboardInterrupt(), "base": BaseException("odd"),
-    "stop": StopIteration(), "close": GeneratorExit(), "cancel": asyncio.CancelledError(), "picky": Picky("a", "b"),
-    "mute": Mute(), "huge": ValueError("x" * 30_000_000), "lines": ValueError("one\\n\\n two"), "empty": ValueError(),
-    "denied": PermissionError(13, "Permission denied", "mine"), "full": OSError(28, "No space left on device", "mine"),
-    "gone": FileNotFoundError(2, "No such file or directory", "mine"), "memory": MemoryError(),
-    "late": TimeoutError("slow"), "unprintable": ValueError("\\udcff \\x1b[31m \\x00"),
-    "caused": RuntimeError("outer"), "lost": RecursionError(),
+    "exit 0": SystemExit(0), "interrupt": KeyboardInterrupt(), "base": BaseException("odd"), "stop": StopIteration(),
+    "cancel": asyncio.CancelledError(), "picky": Picky("a", "b"), "mute": Mute(), "huge": ValueError("x" * 30_000_000),
+    "lines": ValueError("one\\n\\n two"), "unprintable": ValueError("\\udcff \\x1b[31m \\x00"),
 }
 NOW = json.loads(os.environ.get("ODD", "{}"))
 
@@ -222,31 +217,25 @@ EVERYWHERE = {
     "measure": "client 0, in round 0: odd.measure",
 }
 ERRORS = {
-    "exit": "SystemExit: 3",
     "exit 0": "SystemExit: 0",
     "interrupt": "KeyboardInterrupt",
     "base": "BaseException: odd",
     "stop": "StopIteration",
-    "close": "GeneratorExit",
     "cancel": "asyncio.exceptions.CancelledError",
     "picky": "odd.Picky: ab",
     "mute": "odd.Mute: <exception str() failed>",
     "huge": f"ValueError: {'x' * (lookup.LONGEST - 12)}",
     "lines": "ValueError: one two",
-    "empty": "ValueError",
-    "denied": "PermissionError: [Errno 13] Permission denied: 'mine'",
-    "full": "OSError: [Errno 28] No space left on device: 'mine'",
-    "gone": "FileNotFoundError: [Errno 2] No such file or directory: 'mine'",
-    "memory": "MemoryError",
-    "late": "TimeoutError: slow",
     "unprintable": "ValueError: [31m",
-    "lost": "RecursionError",
 }
 
 
 @pytest.mark.parametrize(
     ("where", "how"),
-    [*(("local_update", how) for how in ERRORS), *itertools.product(EVERYWHERE, ("exit 0", "interrupt", "stop"))],
+    [
+        *(("local_update", how) for how in ERRORS),
+        *((where, "exit 0") for where in EVERYWHERE if where != "local_update"),
+    ],
 )
 def test_whatever_outside_code_raises_its_trial_fails_by_its_name_and_the_next_one_runs(
     package: Path, tmp_path: Path, tiny: Any, interruptible: None, where: str, how: str

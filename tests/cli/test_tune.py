@@ -114,6 +114,7 @@ def test_the_better_rate_is_chosen_on_the_validation_split_and_the_preset_has_it
     assert rates == [("FedAvg", GOOD), ("LocalOnly", GOOD), ("FedProx", GOOD), ("FedProx", GOOD)]
 
 
+@pytest.mark.slow
 def test_the_sweep_and_its_report_say_what_was_chosen(
     preset: Path, command: Command, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

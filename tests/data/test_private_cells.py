@@ -163,7 +163,7 @@ def assert_same_but_for(row: int, one: Source, other: Source) -> None:
     assert output[0] == output[1]
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(change=a_change())
 def test_a_private_cell_changes_its_own_code_alone(tmp_path: Path, change: tuple[list[list[Column]], int, int]) -> None:
     """Where the table is refused, that too is for what its public rows hold, in the same words."""

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raydiff.data.tables import cells, rows_file
@@ -71,7 +71,6 @@ def test_a_number_is_drawn_in_its_bin_on_the_grid_of_its_column(name: str, tmp_p
     assert numbers.equals(drawn(column, codes))
 
 
-@settings(max_examples=50, deadline=None)
 @given(
     values=st.lists(st.integers(-(10**7), 10**7), min_size=1, max_size=30),
     step=st.sampled_from([1.0, 0.1, 0.01, 1e-3, None]),

@@ -127,11 +127,11 @@ def test_of_an_aggregate_the_canaries_see_the_sum_that_is_revealed() -> None:
 @pytest.mark.parametrize(
     ("fault", "count"),
     [
-        ("nothing", 300),
+        pytest.param("nothing", 300, marks=pytest.mark.slow),
         ("a quarter of every share", 300),
         pytest.param("half of every share", 1000, marks=pytest.mark.slow),
-        ("seven shares of eight forgotten", 300),
-        ("no clip", 300),
+        pytest.param("seven shares of eight forgotten", 300, marks=pytest.mark.slow),
+        pytest.param("no clip", 300, marks=pytest.mark.slow),
     ],
 )
 def test_a_broken_aggregate_is_flagged_and_the_right_one_is_not(
@@ -184,7 +184,9 @@ LATER = [
 ]
 
 
-@pytest.mark.parametrize("fault", LATER)
+@pytest.mark.parametrize(
+    "fault", [LATER[1], *(pytest.param(f, marks=pytest.mark.slow) for f in LATER if f != LATER[1])]
+)
 def test_what_is_wrong_with_the_votes_of_later_rounds_is_flagged(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of candidates that were drawn from the votes before, and with what the client keeps."""
     subject, real = canary_subjects.subject(Evolution(candidates=7, rounds=3), None), Evolution.local_update
@@ -243,7 +245,9 @@ def test_what_is_made_of_an_antipode_is_minus_what_is_made_of_its_canary(name: s
     assert seen.norm() > 0.1 and torch.allclose(seen, -opposite, atol=1e-5 * float(seen.abs().max()))
 
 
-@pytest.mark.parametrize("fault", ["nothing", "half the noise", "no noise", "no clip"])
+@pytest.mark.parametrize(
+    "fault", ["half the noise", *(pytest.param(f, marks=pytest.mark.slow) for f in ("nothing", "no noise", "no clip"))]
+)
 def test_a_broken_sum_of_central_images_is_flagged(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a record that counts, or not: with moment 1 the sums and the second moment together."""
     sums = Sketch(clip=2.0, moment=1.0, relation="zero_out", epsilon=5.0)
@@ -265,6 +269,7 @@ def test_dpsgd_trains_on_the_canaries() -> None:
     assert 1.99 < ledger.epsilon(1e-5, "pld") <= 2.0
 
 
+@pytest.mark.slow
 def test_the_command_flags_a_fault_in_the_gradients_that_production_takes(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -244,6 +244,7 @@ def overfitted() -> dict[str, float]:
     )
 
 
+@pytest.mark.slow
 def test_the_attacks_have_teeth_and_a_model_that_saw_neither_gives_nothing_away(overfitted: dict[str, float]) -> None:
     assert overfitted["attack/client/best/auc"] > 0.9
     # Not PIA: this model predicts next to no noise in a picture that it knows by heart (e0 near 0). So PIA takes its

@@ -116,25 +116,25 @@ def test_a_thousand_crashes_leave_no_release_without_its_record(
     assert crash_everywhere(tiny, tmp_path, monkeypatch, range(1, 20)) > 1000
 
 
+@pytest.mark.parametrize("others", ["b", *(pytest.param(more, marks=pytest.mark.slow) for more in ("bc", "ab"))])
 def test_another_process_that_comes_by_at_any_moment_is_charged_too(
-    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: str
 ) -> None:
     """Of three trials two can be charged; b, or b and c, run as a whole at some call within a."""
-    for others in ("b", "bc", "ab"):
-        for at in range(1, 1000):
-            world = World(tmp_path / f"{others}-{at}", tiny, monkeypatch)
-            visits: list[str] = []
+    for at in range(1, 1000):
+        world = World(tmp_path / str(at), tiny, monkeypatch)
+        visits: list[str] = []
 
-            def visit(world: World = world, visits: list[str] = visits, others: str = others) -> None:
-                for name in others:
-                    visits.append(name)
-                    world.run(name)
-                    world.check()
+        def visit(world: World = world, visits: list[str] = visits) -> None:
+            for name in others:
+                visits.append(name)
+                world.run(name)
+                world.check()
 
-            with pytest.MonkeyPatch.context() as inner:
-                Machine(inner, random.Random(at), at, visit)
-                world.run("a")
-            assert len(world.check()) == 1 + min(2, len({"a", *visits}))
-            assert len(world.refused) == max(0, len({"a", *visits}) - 2)
-            if not visits:
-                break
+        with pytest.MonkeyPatch.context() as inner:
+            Machine(inner, random.Random(at), at, visit)
+            world.run("a")
+        assert len(world.check()) == 1 + min(2, len({"a", *visits}))
+        assert len(world.refused) == max(0, len({"a", *visits}) - 2)
+        if not visits:
+            break

@@ -35,6 +35,7 @@ SEARCHED = ["spire-digits", "spire-mnist14"]  # The rates of their arms are not 
 COMPARED = [name for name, study in names.PRESETS.items() if study().experiment.newcomers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(CLIPPED - {"cifar10", "colour-mnist"}))  # these have the paper's clip
 def test_clip_is_the_median_norm_of_the_public_split(name, data_root):
     experiment = names.PRESETS[name]().experiment
@@ -63,6 +64,7 @@ def test_a_centred_clip_is_the_median_norm_around_the_public_mean(name, data_roo
     assert clips.pop() == pytest.approx(float((public - public.mean(0)).flatten(1).norm(dim=1).median()), abs=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", names.PRESETS)
 def test_the_trials_of_a_preset_differ(name):
     study = names.PRESETS[name]()
@@ -148,6 +150,7 @@ def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_s
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
 def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
     study = names.PRESETS[name]()
@@ -199,6 +202,7 @@ def test_averaging_from_public_records_differs_from_fedavg_in_its_start_and_its_
     assert {m.pretrain for m in started} == {study.experiment.method.training}
 
 
+@pytest.mark.slow
 def test_feddistrs_clients_are_as_many_and_as_large_with_public_records_from_elsewhere(data_root):
     here, elsewhere = (names.PRESETS[f"feddistr-{name}"]() for name in ("digits", "elsewhere"))
     splits = [datasets.load(study.experiment.data).splits for study in (here, elsewhere)]

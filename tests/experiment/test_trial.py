@@ -118,6 +118,7 @@ def test_an_attack_above_the_ceiling_fails_the_trial(
     assert opened.outcome() is None  # whoever runs it writes that it failed
 
 
+@pytest.mark.slow
 def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
     tiny: Experiment, tmp_path: Path, monkeypatch: Any
 ) -> None:

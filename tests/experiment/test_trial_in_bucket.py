@@ -72,6 +72,7 @@ def test_a_trial_in_a_bucket_gives_the_bits_of_one_in_a_folder(noised, machine, 
     assert not [path for path in objects(tmp_path) if path.name == "secret" or path.name.startswith(".")]
 
 
+@pytest.mark.slow
 def test_whenever_the_process_dies_another_machine_goes_on_to_the_same_bits(noised, machine, tmp_path):
     """Killed before each object that it puts or deletes."""
     short = replace(noised, method=replace(noised.method, rounds=2))

@@ -76,7 +76,7 @@ def test_numbers_and_times_are_written_as_pandas_writes_them(tmp_path: Path) -> 
 signs = st.text("'=+-@\t\r\n 1.,;\"ab", max_size=6)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=st.lists(signs, min_size=1, max_size=4), name=signs)
 def test_reading_undoes_writing(tmp_path: Path, texts: list[str], name: str) -> None:
     table = pd.DataFrame({f"n{name}": texts, "beside": 1})

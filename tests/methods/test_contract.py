@@ -205,6 +205,7 @@ def test_the_same_seed_gives_the_same_bits(method: Method) -> None:
     assert first[3] != summary(method, run(method, other)[-1], other)[3]
 
 
+@pytest.mark.slow
 def test_a_gpu_has_the_bits_of_the_cpu(method: Method) -> None:
     """Rounds, deployment, samples, on an accelerator that is none."""
     expected = summary(method, whole(method)[-1])

@@ -34,7 +34,6 @@ CHANGES: dict[str, dict[str, Any]] = {
     "bfloat16": {"method.model.precision": "bfloat16"},
     "unet": {"method.model.network": SMALL},
 }
-SLOW = ("bfloat16", "unet")
 
 
 @pytest.fixture
@@ -63,10 +62,8 @@ def test_the_fake_is_strict(gpu: FakeGpu) -> None:
     assert leaf.grad is not None and leaf.grad.device.type == "cpu" and gpu.counts["up"] > 0
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [pytest.param(c, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, c in CHANGES.items()],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
 def test_a_trial_has_the_numbers_of_the_cpu(tmp_path: Path, tiny: Experiment, changes: dict[str, Any]) -> None:
     """Rounds, evaluation, attacks; then samples of what it has left. Training by itself: `test_contract`."""
     result = []

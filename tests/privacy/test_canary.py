@@ -95,7 +95,9 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("records", "published"))) for name in KINDS]
+)
 def test_halved_noise_is_flagged_in_19_of_20_seeds_and_right_noise_in_at_most_2(name: str) -> None:
     kind = KINDS[name]
     mu, right = kind.mu, [kind.audit(s, count=COUNT // 2) for s in range(SEEDS)]

@@ -28,9 +28,7 @@ def plan_of(tmp_path, tiny):
     def plan_of(space: dict, samples: int, search: object = "optuna") -> Planned:
         asked = SweepRequest(search=search, sample=space, samples=samples)
         planned = plan("p", Study(experiment=base), asked, name="s")
-        trial.keep_secret(planned.folder, planned.secret) if planned.folder.exists() else planned.folder.mkdir(
-            parents=True
-        )
+        planned.folder.mkdir(parents=True, exist_ok=True)
         trial.keep_secret(planned.folder, planned.secret)
         return planned
 
@@ -61,21 +59,18 @@ def run(planned: Planned, suggestions: Suggestions | None = None) -> list[Experi
 @pytest.mark.parametrize(
     ("space", "distinct"),
     [
-        ({RATE: ("choice", (0.001, 0.002))}, 2),
         ({RATE: ("choice", (0.1, 0.10000000000000001))}, 1),
-        ({"seed": ("randint", (0, 2))}, 2),
         ({"seed": ("choice", (0, 0, 1))}, 2),
-        (RATES, 8),
-        ({RATE: ("uniform", (0.001, 0.1)), "method.local.steps": ("choice", (2, -1))}, 8),
+        ({RATE: ("uniform", (0.001, 0.1)), "method.local.steps": ("choice", (2, -1))}, 4),
     ],
 )
 def test_an_experiment_runs_once_and_a_finished_search_has_nothing_left(plan_of, space, distinct, search):
-    planned = plan_of(space, 8, search)
-    suggestions = dataclasses.replace(planned, trials=()).suggestions(8)
+    planned = plan_of(space, 4, search)
+    suggestions = dataclasses.replace(planned, trials=()).suggestions(4)
     ran = run(planned, suggestions)
     assert len({e.digest for e in ran}) == len(ran) == len(suggestions.distinct) == distinct
     repeats = suggestions.asked - distinct - len(suggestions.refused)
-    assert distinct == 8 or repeats > 0 or search == "random"
+    assert distinct == 4 or repeats > 0 or search == "random"
     assert suggestions.counts.startswith(
         f"asked for {suggestions.asked} settings: {distinct} experiments, {repeats} repeats"
     )
@@ -84,7 +79,7 @@ def test_an_experiment_runs_once_and_a_finished_search_has_nothing_left(plan_of,
         assert {e.digest for e in planned.trials} == {e.digest for e in ran} and planned.total == distinct
         assert [*planned.refused] == suggestions.refused and bool(planned.counts) == (suggestions.asked > distinct)
     else:
-        assert launch._finished(plan_of(space, 8)) and launch._finished(plan_of(space, 9)) == (distinct < 8)
+        assert launch._finished(plan_of(space, 4)) and launch._finished(plan_of(space, 5)) == (distinct < 4)
 
 
 def test_a_resumed_search_asks_what_it_would_have_asked(plan_of):
