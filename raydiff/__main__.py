@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from raydiff import __version__, process
-from raydiff.lookup import nearest, plug_in_error
+from raydiff.lookup import Door, allowed_packages, is_outside, nearest, packages_in, plug_in_error, takes
 
 COMMANDS = {
     "experiments": {
@@ -46,6 +46,11 @@ COMMANDS = {
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""
+DOOR: Door[Callable[[Sequence[str]], int | None]] = Door(
+    "command",
+    {name: f"raydiff.{module}:main" for group in COMMANDS.values() for name, (module, _) in group.items()},
+    check=takes("argv"),
+)
 READ_SWEEPS = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs", "rm"}
 """Commands whose arguments may name sweeps in a bucket."""
 RUN_TRIALS = {"sweep", "run", "tune"}
@@ -60,23 +65,40 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def _run(name: str, arguments: Sequence[str]) -> int | None:
-    modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
     if name in ("--help", "-h", "--version"):
         print(__version__ if name == "--version" else _overview())
         return 0
     if name == "--completion":
+        modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
         print(import_module("raydiff.cli.completion").bash(modules), end="")
         return 0
-    if name not in modules:
-        raise ValueError(f"there is no command {name!r}{nearest(name, modules) or '; `raydiff` alone lists them'}")
+    if name not in DOOR and not is_outside(name):
+        raise ValueError(f"there is no command {name!r}{nearest(name, DOOR) or '; `raydiff` alone lists them'}")
     try:
         Path.home(), Path.cwd()  # Both may be missing in a container or a job.
     except (RuntimeError, OSError) as e:
         remedy = "set HOME to a folder that you may write, and work in a folder that exists"
         raise ValueError(f"the home or the working directory is missing ({e}): {remedy}") from None
-    command: Callable[[Sequence[str]], int | None] = import_module(f"raydiff.{modules[name]}").main
-    with process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
+    packages, arguments = _trusted([name, *arguments])
+    with allowed_packages(packages), process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
+        command = DOOR.resolve(name)
         return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
+
+
+def _trusted(words: Sequence[str]) -> tuple[set[str], list[str]]:
+    """(packages that the command names: after --trust, as `module:name`, and in experiment files; the arguments without
+    --trust). Folders may name other people's code: nothing else is imported for them."""
+    arguments = list[str]()
+    files = [Path(word) for word in words if word.endswith(".toml")]
+    named = packages_in(" ".join([*words, *(file.read_text(errors="replace") for file in files if file.is_file())]))
+    rest = iter(words[1:])
+    for word in rest:
+        option, equals, package = word.partition("=")
+        if option == "--trust":
+            named.add(package if equals else next(rest, ""))
+        else:
+            arguments.append(word)
+    return named, arguments
 
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
@@ -122,6 +144,8 @@ def _fetched(arguments: Sequence[str]) -> list[str]:
 
 def _overview() -> str:
     lines = ["usage: raydiff COMMAND ...      raydiff COMMAND --help says more      raydiff --completion: for bash"]
+    lines += ["       raydiff module:main ...  a command of your own"]
+    lines += ["       --trust PACKAGE          import this package where the folder of a sweep names it"]
     for topic, commands in COMMANDS.items():
         lines += ["", f"{topic}:", *(f"  {name:<14} {line}" for name, (_, line) in commands.items())]
     return "\n".join(lines)

@@ -26,6 +26,7 @@ from raydiff.experiment.study import Arm, Study
 from raydiff.federated.method import Method
 from raydiff.formats.json_files import outcomes, read_lines, read_plan
 from raydiff.formats.metric_records import Metric, columns, read_metrics, select_shown
+from raydiff.lookup import allowed_packages
 from raydiff.privacy.ledger import Guarantee
 from raydiff.results import personalization
 from raydiff.results.finished import Finished, is_sweep, open_finished, single_trial
@@ -72,11 +73,14 @@ class Run:
     """A finished trial."""
 
     folder: Path
+    trust: tuple[str, ...] = ()
+    """Packages that are imported where the folder names them."""
 
     @functools.cached_property
     def finished(self) -> Finished:
         """The trial with its data and server state. Raises ValueError where it has not finished."""
-        return open_finished(self.folder)
+        with allowed_packages(self.trust):
+            return open_finished(self.folder)
 
     @property
     def experiment(self) -> Experiment:
@@ -127,7 +131,8 @@ class Run:
         """Events in words, epsilon and bytes by client."""
         import pandas as pd
 
-        return pd.DataFrame(ledger_of(self.folder).table(self.experiment.method.delta))
+        with allowed_packages(self.trust):
+            return pd.DataFrame(ledger_of(self.folder).table(self.experiment.method.delta))
 
     def _repr_html_(self) -> str:
         """Guarantee, final numbers and sample grid, as a notebook shows them."""
@@ -212,11 +217,15 @@ class Sweep:
     """The trials of a sweep."""
 
     folder: Path
+    trust: tuple[str, ...] = ()
+    """As of `Run`."""
 
     @property
     def trials(self) -> list[Run]:
         """The finished trials, by digest."""
-        return [Run(folder) for folder, outcome in outcomes(self.folder) if outcome["outcome"] == "finished"]
+        return [
+            Run(folder, self.trust) for folder, outcome in outcomes(self.folder) if outcome["outcome"] == "finished"
+        ]
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -239,7 +248,7 @@ class Sweep:
         from raydiff.report.sweep_view import open_sweep
 
         view = open_sweep(self.folder)
-        return Run(view.trial(view.best[0]))
+        return Run(view.trial(view.best[0]), self.trust)
 
     def _repr_html_(self) -> str:
         """The frontier, as a notebook shows it."""
@@ -250,7 +259,8 @@ class Sweep:
         from raydiff.report import page
         from raydiff.report.sweep_view import open_sweep
 
-        return page.write(self.folder / "report", open_sweep(self.folder))
+        with allowed_packages(self.trust):
+            return page.write(self.folder / "report", open_sweep(self.folder))
 
 
 def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:
@@ -261,7 +271,7 @@ def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool
     study = Study(experiment=experiment.experiment if isinstance(experiment, Study) else experiment)
     asked = SweepRequest(samplers=track)
     planned, ended = _start("run", study, asked, name=name, resume=resume, report=SUMMARY, track=track)
-    result = Run(planned.folder / "trials" / planned.trials[0].digest)
+    result = Run(planned.folder / "trials" / planned.trials[0].digest, tuple(planned.packages))
     if ended.failed and not (result.folder / "outcome.json").exists():
         raise ValueError(f"{planned.folder.name} did not begin: {ended.failed}")
     result.finished  # noqa: B018  # raises where it has not finished
@@ -302,7 +312,8 @@ def sweep(
         concurrent=concurrent,
         budget_s=budget_s,
     )
-    return Sweep(_start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track)[1].folder)
+    planned, ended = _start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track)
+    return Sweep(ended.folder, tuple(planned.packages))
 
 
 def preset(name: str) -> Study:
@@ -310,14 +321,16 @@ def preset(name: str) -> Study:
     return presets.study(name)
 
 
-def open(name: str | Path, *, storage: str | Path = Runtime.storage) -> Run | Sweep:
+def open(name: str | Path, *, storage: str | Path = Runtime.storage, trust: Sequence[str] = ()) -> Run | Sweep:
     """A run or a sweep by name, folder or place in a bucket, MLflow run's id, SWEEP/DIGEST, or digest, in `storage`, a
-    folder or bucket; a sweep of one trial is its run. Raises ValueError where none or several have the name."""
+    folder or bucket; a sweep of one trial is its run. Code that the folder names is imported from the packages of
+    `trust` alone. Raises ValueError where none or several have the name."""
     root = copies.fetch(str(storage)).expanduser().absolute()
     folder = sweep_folder.find_folder(str(copies.fetch(str(name))), root)
     plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
     several = len(plan.get("trials", ())) != 1 or plan.get("suggested")  # trials that are not planned
-    return Sweep(folder) if is_sweep(folder) and several else Run(single_trial(folder))
+    whole = is_sweep(folder) and several
+    return Sweep(folder, tuple(trust)) if whole else Run(single_trial(folder), tuple(trust))
 
 
 def _start(

@@ -60,13 +60,20 @@ def allowed_packages(packages: Iterable[str]) -> Iterator[None]:
         ALLOWED.reset(before)
 
 
+def packages_in(text: str) -> set[str]:
+    """Return the top-level packages of all `module:name`s that are words of a command, or quoted in TOML or JSON."""
+    words = re.split(r"""["'=,\s]""", text)
+    return {word.partition(":")[0].partition(".")[0] for word in words if is_outside(word)}
+
+
 def imported(name: str) -> Any:
     """Import `module:name`. Raises ValueError, in one sentence, where that fails or is not allowed."""
     path, _, attribute = name.partition(":")
     package = path.partition(".")[0]
     allowed = ALLOWED.get()
     if allowed is not None and package not in {*allowed, "raydiff"}:
-        raise ValueError(f"{name} is code of the package {package}, which this call does not allow to be imported")
+        remedy = f"if you know who wrote it, name the package: --trust {package}, or trust=[{package!r}] in Python"
+        raise ValueError(f"{name} is code of the package {package}, which this call does not name: {remedy}")
     PACKAGES.add(package)
     try:
         module = import_module(path)

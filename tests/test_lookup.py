@@ -117,7 +117,9 @@ def test_a_package_that_a_call_does_not_allow_is_not_imported(tmp_path: Path, mo
     monkeypatch.syspath_prepend(tmp_path)
     with allowed_packages(["outside"]):
         assert SHAPES.resolve("outside:Circle") and SHAPES.resolve("square")
-        with pytest.raises(ValueError, match="hostile:Circle is code of the package hostile, which this call does not"):
+        with pytest.raises(
+            ValueError, match="hostile:Circle is code of the package hostile, which this call does not name"
+        ):
             SHAPES.resolve("hostile:Circle")
     assert not (tmp_path / "ran").exists()
     with pytest.raises(ValueError, match="hostile has no Circle"):

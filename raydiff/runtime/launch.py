@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from raydiff import process
+from raydiff import lookup, process
 from raydiff.experiment import spending, trial
 from raydiff.experiment.study import Varying, varying_fields
 from raydiff.process import waiting
@@ -47,7 +47,9 @@ def start(
     Raises:
         ValueError: If the sweep may not start, or not here.
     """
+    named = {*planned.packages, *lookup.PACKAGES, *(lookup.ALLOWED.get() or ())}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(lookup.allowed_packages(named))  # Folders of other sweeps may name other people's code.
         planned = replace(planned, owner=_take(planned, stack))
         about = _describe(planned, resume=resume, extend=extend, call=call)
         _announce(planned, report)

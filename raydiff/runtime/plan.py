@@ -104,6 +104,11 @@ class Planned:
         return len(self.trials) + self.suggested
 
     @property
+    def packages(self) -> set[str]:
+        """Top-level packages, other than raydiff, that its trials name."""
+        return lookup.packages_in("".join(written(experiment) for experiment in (self.base, *self.trials)))
+
+    @property
     def most_clients(self) -> int:
         """Number of clients of the largest trial."""
         return max(experiment.clients for experiment in (self.base, *self.trials))
