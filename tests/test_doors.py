@@ -43,6 +43,7 @@ CHOICES = {
     "evaluation.attacks": "mylab.measures:jump",
 }
 WORDS = [word for path, value in CHOICES.items() for word in (f"--{path}", value)]
+QUICK = ["--method.local.steps", "4", "--method.model.timesteps", "20", "--evaluation.clients", "1"]
 ON_DISK = {
     "method": "mylab.ditto:Ditto",
     "network": "mylab.unet:Plain",
@@ -195,14 +196,13 @@ def test_a_sweep_is_continued_and_opened_in_fresh_processes(package: Path, tmp_p
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
         return done.stdout
 
-    sweep = ["-m", "raydiff", "sweep", "digits", *WORDS, "--method.local.steps", "4", "--name", "mine", "--grid"]
+    sweep = ["-m", "raydiff", "sweep", "digits", *WORDS, *QUICK, "--name", "mine", "--grid"]
     sweep += ["--runtime.pool", "local", "--storage", str(tmp_path / "s")]
     at = sweep.index("--grid") + 1
     run(*sweep[:at], "seed=0", *sweep[at:])
     assert "mine" in run(*sweep[:at], "seed=0,1", *sweep[at:], "--resume", "--extend")
-    opened = f"rd.open('mine', storage={str(tmp_path / 's')!r}, trust=['mylab'])"
-    assert "(2, 1, 8, 8)" in run(
-        "-c", f"import raydiff as rd; print({opened}.trials[0].sample([0, 1], client=0).shape)"
-    )
+    opened = f"rd.open('mine', storage={str(tmp_path / 's')!r}, trust=['mylab']).trials[0]"
+    shape = f"import raydiff as rd; print({opened}.sample([0, 1], client=0).shape)"
+    assert "(2, 1, 8, 8)" in run("-c", shape)
     page = run("-m", "raydiff", "report", "mine", "--storage", str(tmp_path / "s"), "--section", "mylab.tools:outcomes")
     assert Path(page.strip().splitlines()[-1]).exists()
