@@ -66,11 +66,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         del sys.modules[name]
 
 
-def as_toml() -> str:
-    """The choices as an experiment file, on the preset digits."""
-    return 'preset = "digits"\n' + "".join(f"{path} = {json.dumps(value)}\n" for path, value in CHOICES.items())
-
-
 def kinds(experiment: Experiment) -> dict[str, str]:
     """The written names of what is chosen as a class."""
     flat = overrides.flat(experiment)
@@ -80,23 +75,23 @@ def kinds(experiment: Experiment) -> dict[str, str]:
 def test_each_example_is_short_and_every_door_has_one() -> None:
     assert all(code.count("\n") <= 30 for code in MODULES.values())
     assert MODULES["mylab/unet.py"].count("\n") <= 25
-    doors = ["method", "network", "schedule", "sampler", "partition", "section", "command"]
+    doors = ["method", "network", "schedule", "sampler", "partition", "command"]
     for door in (*doors, "data set", "metric", "attack", "feature network"):
         assert f"**{door}**" in PAGE, door
 
 
 def test_python_toml_and_command_line_choose_alike(package: Path, tmp_path: Path) -> None:
     file = tmp_path / "mine.toml"
-    lines = [line for line in as_toml().splitlines() if "=" in line]
     classes = {"method", "method.model.network", "method.model.schedule", "partition"}
-    written = [re.sub(r"^(\S+) =", lambda m: f"{m[1]}.kind =" if m[1] in classes else m[0], line) for line in lines]
-    file.write_text("\n".join(written))
+    lines = [f"{path}.kind" if path in classes else path for path in CHOICES]
+    values = [f"{line} = {json.dumps(value)}" for line, value in zip(lines, CHOICES.values(), strict=True)]
+    file.write_text("\n".join(['preset = "digits"', *values]))
     start = rd.preset("digits").experiment
     from_words = overrides.override(start, overrides.parse_overrides(start, WORDS))
     from_toml = presets.study(str(file)).experiment
-    values: dict[str, Any] = {**CHOICES, "evaluation.attacks": (CHOICES["evaluation.attacks"],)}
-    values |= {"method.rounds": 2, "method.model.network.width": 4, "method.sampling.steps": 3}
-    from_python = overrides.override(start, values)
+    typed: dict[str, Any] = {**CHOICES, "evaluation.attacks": (CHOICES["evaluation.attacks"],)}
+    typed |= {"method.rounds": 2, "method.model.network.width": 4, "method.sampling.steps": 3}
+    from_python = overrides.override(start, typed)
     assert from_words.digest == from_toml.digest == from_python.digest
     assert kinds(from_words) == ON_DISK
     assert overrides.from_dict(json.loads(json.dumps(overrides.to_dict(from_words))), Experiment) == from_words
@@ -204,5 +199,3 @@ def test_a_sweep_is_continued_and_opened_in_fresh_processes(package: Path, tmp_p
     opened = f"rd.open('mine', storage={str(tmp_path / 's')!r}, trust=['mylab']).trials[0]"
     shape = f"import raydiff as rd; print({opened}.sample([0, 1], client=0).shape)"
     assert "(2, 1, 8, 8)" in run("-c", shape)
-    page = run("-m", "raydiff", "report", "mine", "--storage", str(tmp_path / "s"), "--section", "mylab.tools:outcomes")
-    assert Path(page.strip().splitlines()[-1]).exists()

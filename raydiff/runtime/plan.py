@@ -106,7 +106,8 @@ class Planned:
     @property
     def packages(self) -> set[str]:
         """Top-level packages, other than raydiff, that its trials name."""
-        return lookup.packages_in("".join(written(experiment) for experiment in (self.base, *self.trials)))
+        experiments = [replace(experiment, data_digest="") for experiment in (self.base, *self.trials)]
+        return lookup.packages_in(" ".join(map(written, experiments)))
 
     @property
     def most_clients(self) -> int:

@@ -126,11 +126,6 @@ def command_of_page() -> list[str]:
     return line.replace("\\\n", " ").split()
 
 
-def test_the_page_is_short_and_has_one_of_each() -> None:
-    assert len(PAGE.splitlines()) < 85 and sum(code.count("\n") for code in MODULES.values()) <= 60
-    assert all(f"**{kind}**" in PAGE for kind in ("method", "data set", "metric", "attack"))
-
-
 def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_path: Path, tiny) -> None:
     experiment = overrides.override(tiny, overrides.parse_overrides(tiny, OUTSIDE.split()))
     opened = trial.open_trial(experiment, tmp_path / "sweep")
