@@ -23,11 +23,13 @@ from raydiff.evaluation import metrics
 from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides, trial
 from raydiff.formats.json_files import read_json, read_lines
-from raydiff.formats.metric_records import columns, read_metrics
+from raydiff.formats.metric_records import columns, read_metrics, select_shown
 from raydiff.methods import check_names
 from raydiff.methods.fedavg import FedAvg
 from raydiff.report import load
+from raydiff.report.frontier import text
 from raydiff.report.frontier.rows import frontier
+from raydiff.report.sweep_view import open_sweep
 from raydiff.results.finished import open_finished
 from raydiff.runtime import one_process
 
@@ -101,6 +103,13 @@ class Odd(FedAvg):
 def measure(drawn): act("measure"); return NOW.get("numbers", {})
 measure.lower_is_better = True
 """
+NAMED = """
+def percent_real(drawn): return 40.0
+percent_real.lower_is_better = False
+
+def my_low(drawn): return {"real": 1.0, "x_floor": 2.0}
+my_low.lower_is_better = True
+"""
 OUTSIDE = """
     --method mylab.ditto:Ditto --method.rounds 2 --data.name mylab.bars:source
     --evaluation.metrics all mylab.measures:vendi --evaluation.attacks pia mylab.measures:jump
@@ -110,13 +119,13 @@ OUTSIDE = """
 @pytest.fixture
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The page's package, and one with mistakes, where Python finds them."""
-    for name, code in {**MODULES, "wrong.py": WRONG, "odd.py": ODD}.items():
+    for name, code in {**MODULES, "wrong.py": WRONG, "odd.py": ODD, "named.py": NAMED}.items():
         path = tmp_path / "lib" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(code)
     monkeypatch.syspath_prepend(tmp_path / "lib")
     yield tmp_path / "lib"
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "wrong", "odd")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("mylab", "wrong", "odd", "named")]:
         del sys.modules[name]
 
 
@@ -187,6 +196,24 @@ def test_what_does_not_fit_is_one_sentence(
     code, _, err = command("sweep", "digits", *arguments.split(), "--dry-run", "--runtime.storage", tmp_path / "s")
     assert (code, err.count("\n")) == (2, 1) and re.match(f"error: .*{message}", err)
     assert not (tmp_path / "s").exists()
+
+
+def test_metrics_whose_names_look_like_roles_are_shown_as_they_are(package: Path, tmp_path: Path, tiny: Any) -> None:
+    """In MLflow, the frontier and its text; no file has a number that other JSON parsers refuse."""
+    names = ("all", "named:percent_real", "named:my_low")
+    evaluation = replace(tiny.evaluation, attacks=None, metrics=names, clients=1, samplers=False)
+    opened = trial.open_trial(replace(tiny, evaluation=evaluation), tmp_path / "s")
+    list(trial.run(opened, trial.local_executor(opened)))
+    expected = {"percent_real": 40.0, "my_low/real": 1.0, "my_low/x_floor": 2.0}
+    outcome = opened.outcome()
+    assert outcome is not None
+    assert expected.items() <= select_shown(read_metrics(outcome["final"])).items()
+    table = open_sweep(tmp_path / "s").frontier
+    assert {name: table[name][0] for name in expected} == expected
+    assert all(name in text.text(table) for name in expected)
+    for path in (*opened.folder.glob("**/*.json"), *opened.folder.glob("*.jsonl")):
+        for line in path.read_text().splitlines() if path.suffix == ".jsonl" else [path.read_text()]:
+            json.loads(line, parse_constant=lambda word: pytest.fail(f"a file has {word}"))
 
 
 def odd_trials(tmp_path: Path, tiny: Any, now: dict[str, Any]) -> tuple[dict[str, Any], ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -83,3 +84,11 @@ def test_a_line_cut_short_spoils_no_other(tmp_path: Path, cut: str) -> None:
     log.log(2, {"loss": 0.125})
     assert [(line["step"], line["loss"]) for line in read_lines(path)] == [(0, 0.5), (1, 0.25), (2, 0.125)]
     assert files.cut_short(path) == ([] if cut.endswith("}") else [2])
+
+
+def test_nothing_else_writes_json() -> None:
+    """What writes it elsewhere may write Infinity and NaN, which other parsers refuse."""
+    package = Path(files.__file__).parents[1]
+    others = [path for path in package.rglob("*.py") if re.search(r"\bjson\.dumps?\(", path.read_text())]
+    assert others == [Path(files.__file__)]
+    assert json.loads(files.dumps({"a": [math.inf, (-math.inf, math.nan)]})) == {"a": ["inf", ["-inf", None]]}

@@ -93,7 +93,7 @@ def cells(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _mean(row: Row, name: str) -> str:
     """`mean±std` over seeds; of a single one `0.512 [0.470 0.554]`, or without an interval `0.512`."""
-    low = row.get(f"{name}_low")
+    low = row.get(f"{name}_low") if name in AVERAGED.values() else None
     if row[f"{name}_std"] is not None or low is None:
         return with_deviation(row[name], row[f"{name}_std"])
     return f"{number(row[name])} [{number(low)} {number(row[f'{name}_high'])}]"
