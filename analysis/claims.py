@@ -50,7 +50,9 @@ from raydiff.report import load
 from raydiff.report.load import Row
 from raydiff.report.sweep_view import open_sweep
 
-REPRODUCED, NOT, SCALE = "reproduced", "not reproduced", "not tested at this scale"
+REPRODUCED = "reproduced"
+NOT = "not reproduced"
+SCALE = "not tested at this scale"
 NO_TRIALS = "not tested: no such trials or reading"
 UNTESTED = "no data or trials"
 COLUMNS = ("claim", "source", "paper", "ours", "n", "outcome", "differs", "sweep", "made")
@@ -106,7 +108,8 @@ def claims_of(runs: pd.DataFrame) -> Iterator[Row]:
 
 def judged(runs: pd.DataFrame) -> pd.DataFrame:
     """One row per claim: claim, source, paper, differs, ours, n, outcome."""
-    done, rows = load.finished(runs), []
+    done = load.finished(runs)
+    rows = []
     for claim in claims_of(runs):
         margin = float(Fraction(claim["margin"] or 0))
         result = verdict(done, claim["judged"], claim["metric"], claim["ours"], claim["others"], margin)
@@ -133,7 +136,8 @@ def verdict(runs: pd.DataFrame, how: str, metric: str, ours: Where, others: Wher
     both = _pairs(runs, metric, ours, others)
     if isinstance(both, Verdict):
         return both
-    mine, theirs = both["value"], both["value_other"]
+    mine = both["value"]
+    theirs = both["value_other"]
     if math.inf in (mine.max(), theirs.max()) and how != "same":
         return Verdict(NOT, f"{mine.max():.3g} against {theirs.max():.3g} at most", len(both))  # There is no mean.
     mean, low, high = student(mine - theirs)

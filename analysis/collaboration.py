@@ -104,7 +104,8 @@ def differences(table: pd.DataFrame) -> pd.DataFrame:
     """One row per cell and pair: CELL, arm, against, their means, n, and the paired mean, low, high."""
     rows = []
     for arm, against in PAIRS:
-        mine, theirs = table[table["arm"] == arm], table[table["arm"] == against]
+        mine = table[table["arm"] == arm]
+        theirs = table[table["arm"] == against]
         on = [name for name in CELL[:2] if mine[name].notna().any() and theirs[name].notna().any()]
         both = mine.merge(theirs, on=["seed", "sampler", *on], suffixes=("", "_other"))
         for name in CELL[:2]:

@@ -53,7 +53,8 @@ def readings(runs: pd.DataFrame) -> pd.DataFrame:
     if column(done, "partition.xi").isna().all():
         raise ValueError("there are no finished trials with a final eval/accuracy and a partition.xi")
     done = done[done["partition.xi"].notna() | (done["partition"] == "Pooled")]
-    rows, sent = records(done), column(done, "final/comm/bytes_up")
+    rows = records(done)
+    sent = column(done, "final/comm/bytes_up")
     target = column(done, "method.epsilon").fillna(column(done, f"{PRIVACY}.epsilon"))
     out = pd.DataFrame({"digest": done["digest"], "base": [_base_name(row) for row in rows]})
     out["rounds"] = column(done, "method.rounds").fillna(1).mask(sent == 0, 0).astype(int)
@@ -91,7 +92,8 @@ def _names(table: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
 
     Raises ValueError for two trials with equal settings.
     """
-    names, by = table["base"].copy(), ["base", "rounds", "target"]
+    names = table["base"].copy()
+    by = ["base", "rounds", "target"]
     for _, arm in table.groupby(by, dropna=False):
         if arm.duplicated([*CELL, "seed"]).any():
             trials = runs.loc[arm.index]
@@ -106,8 +108,11 @@ def _names(table: pd.DataFrame, runs: pd.DataFrame) -> pd.Series:
 
 
 def summary(table: pd.DataFrame) -> pd.DataFrame:
-    """A row per arm and cell: n, loss with its 95 % interval, epsilon (the largest over seeds) and its definition, mean
-    bytes of all clients and per client, parameters (bytes / 4)."""
+    """A row per arm and cell.
+
+    Columns: n, loss with its 95 % interval, epsilon (the largest over seeds) and its definition, mean bytes of all
+    clients and per client, parameters (bytes / 4).
+    """
     rows: list[Row] = []
     for arm, trials in groups(table, [*ARM, *CELL]):
         row = arm | {"n": len(trials), **interval(trials["loss"], "loss")}
@@ -192,7 +197,8 @@ def _by_cell(
     header = ["method", "rounds", "epsilon", *(f"xi {xi:g}, K {clients}" for xi, clients in cells), *more]
     lines = []
     for arm, part in groups(rows, ARM, sort=False):  # The rows are sorted already.
-        at, epsilon = part.set_index(CELL), part["epsilon"].max(skipna=False)
+        at = part.set_index(CELL)
+        epsilon = part["epsilon"].max(skipna=False)
         first = [arm["name"], str(arm["rounds"] or "none"), "" if math.isnan(epsilon) else rounding.up(epsilon)]
         values = [cell_text(at.loc[cell]) if cell in at.index else "" for cell in cells]
         lines.append([*first, *values, *(span(part[c], _number) for c in more.values())])
@@ -243,7 +249,9 @@ def main(argv: Sequence[str]) -> None:
         table = readings(runs)
     except ValueError as e:
         raise ValueError(f"{options.sweep} cannot be read as a sweep of FedDistr: {e}") from None
-    rows, pairs, table2 = summary(table), differences(table), convergence(table)
+    rows = summary(table)
+    pairs = differences(table)
+    table2 = convergence(table)
     parts = [str(part) for part in tables(table, rows, pairs, table2)]
     if left := len(runs) - table["digest"].nunique():
         parts.append(f"Left out: {left} of {len(runs)} trials, not finished, without an accuracy or without an xi.")

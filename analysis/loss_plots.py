@@ -23,7 +23,8 @@ LEVELS = {PUBLIC: "-", CENTRAL: "--", LATENTS: "-.", "LocalOnly": ":"}
 def draw(rows: pd.DataFrame, out: Path) -> list[Path]:
     """Utility loss over rounds and over bytes, without noise, from the rows of `summary`: a PNG each."""
     plain = rows[rows["target"].isna()]
-    series, levels = plain[~plain["base"].isin(LEVELS)], plain[plain["base"].isin(LEVELS)]
+    series = plain[~plain["base"].isin(LEVELS)]
+    levels = plain[plain["base"].isin(LEVELS)]
     paths = []
     for x, title in (("rounds", "rounds of communication"), ("bytes", "bytes sent by all clients in all rounds")):
         if (series[x] > 0).any():

@@ -29,8 +29,10 @@ GROUPS = {"eval": "clients", "new": "newcomers"}
 
 
 def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
-    """One row per finished trial: digest, method, seed, clients and newcomers, each with its noise floor and its copies
-    (the fraction of samples that are near training records), then parameters, share (the fraction of all), seconds.
+    """One row per finished trial.
+
+    Columns: digest, method, seed, clients and newcomers, each with its noise floor and its copies (the fraction of
+    samples that are near training records), then parameters, share (the fraction of all), seconds.
 
     `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
@@ -75,7 +77,8 @@ def table(readings: pd.DataFrame, first: str) -> pd.DataFrame:
 
 def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
     """The table for people, and the noise floors below it."""
-    first, lines = rows["method"].iloc[0], []
+    first = rows["method"].iloc[0]
+    lines = []
     for row in rows.to_dict("records"):
         cells = []
         for group in GROUPS.values():

@@ -27,12 +27,17 @@ CAVEAT = (
     "pDP bounds hold for a perfectly trained model, without training error; they depend on the data, are confidential "
     "to the curator, and do not replace DP. After removal they are conditional on the removed set."
 )
-REMOVE, SPLIT = "audit.remove", ["seed", "data.split_seed"]
+REMOVE = "audit.remove"
+SPLIT = ["seed", "data.split_seed"]
 EVAL = "final/eval/"
-ATTACK, LARGEST = f"{EVAL}blackbox/accuracy", "final/pdp/own/largest"
-STEPS, SCHEDULE, RATE = "method.model.steps", "method.model.schedule", "method.model.schedule.rate"
+ATTACK = f"{EVAL}blackbox/accuracy"
+LARGEST = "final/pdp/own/largest"
+STEPS = "method.model.steps"
+SCHEDULE = "method.model.schedule"
+RATE = "method.model.schedule.rate"
 ARM = ["data.name", "method", "clients"]
-CONDITIONAL, BATCH = "method.model.conditional", "audit.batch"
+CONDITIONAL = "method.model.conditional"
+BATCH = "audit.batch"
 LESS = {f"{EVAL}accuracy": "difference", LARGEST: "bound_difference"}
 READINGS = {
     "tv_pairs_floor": "tv_pairs_floor",
@@ -45,8 +50,11 @@ accuracy of guessing members."""
 
 
 def removal(runs: pd.DataFrame) -> pd.DataFrame:
-    """A row for each way and fraction of removal: bound and accuracy, and their paired differences from removing
-    nothing; the bound's is empty where a bound is infinite."""
+    """A row for each way and fraction of removal.
+
+    Bound and accuracy, and their paired differences from removing nothing; the bound's is empty where a bound is
+    infinite.
+    """
     if REMOVE not in runs or LARGEST not in runs:
         return pd.DataFrame()
     rows = []
@@ -87,7 +95,8 @@ def _means(rows: pd.DataFrame) -> dict[str, float]:
 def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
     """A table per data set, with the paper's numbers."""
     for name, part in removed.groupby("data.name") if len(removed) else ():
-        lines, first = [], part.iloc[0]
+        lines = []
+        first = part.iloc[0]
         for row in part.to_dict("records"):
             way = "by label" if row[CONDITIONAL] else "one table"
             way += ", one pass" if row[BATCH] == 1 else f", {100 * row[BATCH]:g} % at a time"
@@ -130,7 +139,8 @@ def main(argv: Sequence[str]) -> None:
 
 def write(runs: pd.DataFrame, out: Path, *, what: str) -> None:
     """Print and write what the runs of a sweep have of Figures 6 and 7. Raises ValueError for neither."""
-    removed, attacked = removal(runs), attacks(runs)
+    removed = removal(runs)
+    attacked = attacks(runs)
     measured = {name: t for name, t in (("pdp-removal", removed), ("pdp-attack", attacked)) if len(t)}
     if not measured:
         raise ValueError(f"{what} has no finished trial on a table that was audited or attacked")

@@ -32,8 +32,10 @@ SKETCH = Sketch(delta=DELTA, center="black", clip=16.0, moment=0.7)  # chosen on
 
 
 def niid_bench() -> Study:
-    """NIID-Bench (Li et al., ICDE 2022, arXiv 2102.02079) on MNIST: ten parties, one label each, or Dirichlet 0.5 over
-    labels; all 60,000 training records, 50 rounds of ten epochs, the accuracy on the 10,000 test records at the end.
+    """NIID-Bench (Li et al., ICDE 2022, arXiv 2102.02079) on MNIST.
+
+    Ten parties, one label each, or Dirichlet 0.5 over labels; all 60,000 training records, 50 rounds of ten epochs, the
+    accuracy on the 10,000 test records at the end.
 
     FedProx's mu is that of the benchmark's example, MOON's our default. 24 trials of 30 million records each.
     `python -m analysis.referees SWEEP` compares with what is published.
@@ -55,8 +57,10 @@ def niid_bench() -> Study:
 
 
 def dpimagebench() -> Study:
-    """DPImageBench (Gong et al., CCS 2025, arXiv 2503.14681) on MNIST: one client with 55,000 records, no public ones;
-    5,000 choose settings; the accuracy, on the 10,000 test records, of a classifier trained on samples alone.
+    """DPImageBench (Gong et al., CCS 2025, arXiv 2503.14681) on MNIST.
+
+    One client with 55,000 records, no public ones; 5,000 choose settings; the accuracy, on the 10,000 test records, of
+    a classifier trained on samples alone.
 
     DP-MERF with the benchmark's features, steps and length scale (sigma^2 = 105 on [0, 1], so 20.5 here), and the
     sketch. 18 trials of one to three minutes of a CPU core. `python -m analysis.referees SWEEP` compares.
@@ -76,15 +80,22 @@ def dpimagebench() -> Study:
 
 
 def dpimagebench_dpsgd() -> Study:
-    """The same by DP-SGD (DPDM), DP-FETA, and DP-SGD after the whole sketch: an MLP, 100 steps, one draw for each
-    gradient, a 2,500th of the published draws; rates by the validation loss. Nine trials of two CPU minutes."""
-    local, network = Training(steps=100, batch=1024, learning_rate=1e-2), MLP(width=256, depth=2, skip=True)
+    """The same by DP-SGD (DPDM), DP-FETA, and DP-SGD after the whole sketch.
+
+    An MLP, 100 steps, one draw for each gradient, a 2,500th of the published draws; rates by the validation loss. Nine
+    trials of two CPU minutes.
+    """
+    local = Training(steps=100, batch=1024, learning_rate=1e-2)
+    network = MLP(width=256, depth=2, skip=True)
     return _with_central(DPSGD(model=DDPM(network=network), rounds=1, local=local), rate=3e-3)
 
 
 def dpimagebench_gpu() -> Study:
-    """The same at the benchmark's size: a UNet of 1.6 million parameters, batch 4096, 150 epochs, 32 draws for each
-    gradient, classifiers of 60,000 samples. By arithmetic 13 hours a trial on one H100 (7e17 operations), and 10 GB."""
+    """The same at the benchmark's size.
+
+    A UNet of 1.6 million parameters, batch 4096, 150 epochs, 32 draws for each gradient, classifiers of 60,000 samples.
+    By arithmetic 13 hours a trial on one H100 (7e17 operations), and 10 GB.
+    """
     local = Training(steps=2015, batch=4096, learning_rate=3e-4, decay="constant", ema=0.1)
     model = DDPM(network=UNet(widths=(64, 64), layers=2))
     study = _with_central(DPSGD(model=model, rounds=40, local=local, multiplicity=32), rate=3e-4)

@@ -24,15 +24,18 @@ from raydiff.report import load
 from raydiff.report.load import Row
 from raydiff.report.sweep_view import open_sweep
 
-ROUNDS, EPOCHS = "method.rounds", "method.local.epochs"
+ROUNDS = "method.rounds"
+EPOCHS = "method.local.epochs"
 
 
 def beside(runs: pd.DataFrame) -> pd.DataFrame:
     """A row for each published cell that has finished trials; percent, and points for the difference."""
-    done, rows = load.finished(runs), []
+    done = load.finished(runs)
+    rows = []
     for entry in rows_of("published"):
         for rounds, trials in _alike(done, entry):
-            theirs, ours = float(entry["value"].split()[0]), 100 * trials["value"]
+            theirs = float(entry["value"].split()[0])
+            ours = 100 * trials["value"]
             row: Row = {k: entry[k] for k in ("source", "data", "method")}
             row |= {"rounds": rounds, "printed": entry["value"], "theirs": theirs, "ours": ours.mean(), "n": len(ours)}
             rows.append({**row, **interval(ours - theirs, "difference"), "differs": entry["differs"]})
@@ -42,7 +45,8 @@ def beside(runs: pd.DataFrame) -> pd.DataFrame:
 def _alike(done: pd.DataFrame, entry: dict[str, str]) -> Iterator[tuple[int | None, pd.DataFrame]]:
     """(rounds, trials) of a published cell with as many local epochs in each round; None where it has no rounds."""
     wanted = where(entry["config"])
-    rounds, epochs = wanted.pop(ROUNDS, None), wanted.pop(EPOCHS, None)
+    rounds = wanted.pop(ROUNDS, None)
+    epochs = wanted.pop(EPOCHS, None)
     trials = values(done, entry["ours"], wanted)
     if trials is not None and rounds is None:
         yield None, trials

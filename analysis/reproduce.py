@@ -99,7 +99,8 @@ def feddistr_gpu() -> Study:
 
 def pdp_cpu() -> Study:
     """Figures 6 and 7 on German Credit; the attack's training rows are a fifth, as the paper's of Adult."""
-    removed, attacked = tables.removal_german(), tables.tabular_german()
+    removed = tables.removal_german()
+    attacked = tables.tabular_german()
     fractions = {**removed.grid, "audit.remove": (0.0, 0.01, 0.1, 0.5)}
     rates = {**attacked.grid, "seed": SEEDS, "method.model.schedule.rate": (0.1, 0.5, 1.0)}
     return replace(removed, grid=fractions, also=(replace(attacked, grid=rates, beside=()),))

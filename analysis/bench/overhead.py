@@ -66,7 +66,8 @@ Timed = Callable[[Trial, Path], float]
 
 def overhead(quick: bool, peers: Path | None = None) -> Lines:
     """Start of a fresh process, every case, change of trial in warm workers, memory."""
-    repetitions, pythons = 1 if quick else 3, run.found(peers)
+    repetitions = 1 if quick else 3
+    pythons = run.found(peers)
     yield "start", start()
     with (
         tempfile.TemporaryDirectory(prefix="raydiff-bench-") as folder,
@@ -97,8 +98,10 @@ def overhead(quick: bool, peers: Path | None = None) -> Lines:
 def compare(
     case: Work, ways: dict[str, Way], folder: Path, peers: dict[str, Timed], repetitions: int, seconds: float
 ) -> Fields:
-    """Seconds per round of every way, the best repetition; each lasts `seconds` at least, after one warm-up. A peer
-    starts anew each time, and takes up to PEER_ROUNDS."""
+    """Seconds per round of every way, the best repetition; each lasts `seconds` at least, after one warm-up.
+
+    A peer starts anew each time, and takes up to PEER_ROUNDS.
+    """
     after_one = {name: next(way(case.trial(1, folder / f"{name}-first"))) for name, way in ways.items()}
     warm = {name: per_round(way(case.trial(3, folder / f"{name}-warm"))) for name, way in ways.items()}
     counts = {name: 1 + max(2, math.ceil(seconds / one)) for name, one in warm.items()}
@@ -141,7 +144,9 @@ def switch(workers: Sequence[Any], repetitions: int, folder: Path) -> Fields:
     """
     from raydiff.runtime.actors import RayExecutor
 
-    case, hosting, whole = Work(clients=8, steps=1), math.inf, math.inf
+    case = Work(clients=8, steps=1)
+    hosting = math.inf
+    whole = math.inf
     steady = per_round(on_ray(case.trial(20, folder / "before"), workers))
     for repetition in range(repetitions):
         started = time.perf_counter()

@@ -1,8 +1,7 @@
-"""FedAvg on digits as one writes it without a framework: in one process, client by client or with all clients' weights
-stacked, in two processes that talk through pipes, or in two actors of Ray. The work that `bench` compares raydiff with.
+"""FedAvg on digits without a framework: the work that `bench` compares raydiff with.
 
-Each process adds up its own clients' weights and sends one sum a round, in float32: what is added in another order has
-other bits.
+It runs in one process, client by client or with all clients' weights stacked, in two processes that talk through
+pipes, or in two actors of Ray.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ class Plain:
     def __init__(self, trial: Trial, ids: Sequence[int]) -> None:
         method = trial.experiment.method
         assert isinstance(method, FedAvg) and isinstance(method.model, DDPM)
-        self.method, self.model, self.seed = method, method.model, trial.experiment.seed
+        self.method = method
+        self.model = method.model
+        self.seed = trial.experiment.seed
         self.records = {c.number: c.data for c in make_clients(trial, ids)}
         model = self.model
         self.net: nn.Module = model.network.build(model.shape, model.labels, model.timesteps)
@@ -43,7 +44,8 @@ class Plain:
 
     def train(self, client: int, server: Params, number: int) -> tuple[int, float]:
         """Leave the client's weights in `net`; gives its number of records and its mean loss."""
-        training, data = self.method.local, self.records[client]
+        training = self.method.local
+        data = self.records[client]
         steps = training.steps // self.method.rounds
         rng = seeding.generator(self.seed, "client", client, "round", number)  # the same draws in all ways
         self.net.load_state_dict(server)
@@ -63,7 +65,8 @@ class Plain:
 
     def round(self, server: Params, number: int) -> tuple[Params, int]:
         """(the sum of its clients' weights, each times its number of records; their records)."""
-        total, records = {k: torch.zeros_like(v) for k, v in server.items()}, 0
+        total = {k: torch.zeros_like(v) for k, v in server.items()}
+        records = 0
         for client in self.records:
             examples, _ = self.train(client, server, number)
             for name, value in self.net.state_dict().items():
@@ -91,7 +94,8 @@ class Stacked(Plain):
     """All clients' weights as one leaf (clients, ...) each: a step of all is one pass through batched products."""
 
     def round(self, server: Params, number: int) -> tuple[Params, int]:
-        training, clients = self.method.local, list(self.records)
+        training = self.method.local
+        clients = list(self.records)
         steps = training.steps // self.method.rounds
         rngs = [seeding.generator(self.seed, "client", c, "round", number) for c in clients]
         theta = {k: v.expand(len(clients), *v.shape).clone().requires_grad_() for k, v in server.items()}
@@ -112,13 +116,15 @@ class Stacked(Plain):
 
     def forward(self, theta: Params, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         """`MLP`'s output for pictures (clients, batch, pixels), timesteps (clients, batch), labels (.., .., 1)."""
-        F, network = nn.functional, self.model.network
+        F = nn.functional
+        network = self.model.network
 
         def linear(name: str, h: Tensor) -> Tensor:
             return torch.baddbmm(theta[f"{name}.bias"][:, None], h, theta[f"{name}.weight"].mT)
 
         def norm(name: str, h: Tensor) -> Tensor:
-            scale, shift = theta[f"{name}.weight"][:, None], theta[f"{name}.bias"][:, None]
+            scale = theta[f"{name}.weight"][:, None]
+            shift = theta[f"{name}.bias"][:, None]
             return F.layer_norm(h, h.shape[-1:]) * scale + shift
 
         frequency = torch.exp(torch.arange(32) * (-math.log(10_000) / 32))
@@ -216,7 +222,9 @@ def _sum(_: Any, weights: dict[str, Any], number: int) -> tuple[dict[str, Any], 
 @contextlib.contextmanager
 def plain_processes() -> Iterator[list[Connection]]:
     """Pipes to persistent processes that `serve`."""
-    context, pipes, processes = mp.get_context("spawn"), [], []
+    context = mp.get_context("spawn")
+    pipes = []
+    processes = []
     try:
         for index in range(PROCESSES):
             ours, theirs = context.Pipe()

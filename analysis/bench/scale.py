@@ -86,13 +86,17 @@ def scale(quick: bool) -> Lines:
 
 
 def _whole(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tuple[Fields, Params]:
-    """A whole trial: seconds, what the coordinator received in a round, and peak memory so far; and the server's last
-    weights."""
-    before, started = peak_mb(), time.perf_counter()
+    """Run a whole trial.
+
+    Returns seconds, bytes that the coordinator received in a round, peak memory so far, and the server's last weights.
+    """
+    before = peak_mb()
+    started = time.perf_counter()
     trial, pool = _opened(case, rounds, folder, workers)
     *_, last = trials.run(trial, pool)
     assert last["finished"]
-    seconds, held = time.perf_counter() - started, memory(workers)
+    seconds = time.perf_counter() - started
+    held = memory(workers)
     server = trial.store.load_server(rounds - 1)
     fields = {
         "clients": case.clients,
@@ -113,11 +117,13 @@ def _whole(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> tup
 def _soak(case: Work, rounds: int, folder: Path, workers: Sequence[Any]) -> Fields:
     """Many rounds: seconds of one, early and late, and the driver's growth in the second half."""
     trial, pool = _opened(case, rounds, folder, workers)
-    clock, held = [time.perf_counter()], []
+    clock = [time.perf_counter()]
+    held = []
     for _ in trials.run(trial, pool):
         clock.append(time.perf_counter())
         held.append(resident_mb())
-    half, tenth = rounds // 2, rounds // 10
+    half = rounds // 2
+    tenth = rounds // 10
     slope = float(np.polyfit(np.arange(half, rounds), held[half:rounds], 1)[0])
     found = {
         "clients": case.clients,
@@ -140,7 +146,8 @@ def _coordinator(clients: int, senders: int, network: MLP, folder: Path) -> Fiel
 
         def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
             for own in () if messages else np.array_split(list(ids), senders):
-                part, nothing = validator.partial(), disclose(tree.sub(validator.server, validator.server), "")
+                part = validator.partial()
+                nothing = disclose(tree.sub(validator.server, validator.server), "")
                 validator.add(part, Upload(0, 1, nothing), {"train/loss": 0.0})
                 part.sent = [replace(part.sent[0], client=i) for i in own.tolist()]
                 buffers: list[pickle.PickleBuffer] = []

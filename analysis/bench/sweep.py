@@ -40,7 +40,8 @@ def of(trials: int, storage: Path) -> Fields:
     """What a sweep of so many trials took, in all and as it went on."""
     arguments = [*TRIAL, "--name=many", f"--runtime.storage={storage}", "--grid"]
     arguments.append(f"seed={','.join(map(str, range(trials)))}")
-    at, log = storage / "sweeps" / "many", storage / "log"
+    at = storage / "sweeps" / "many"
+    log = storage / "log"
     seen: list[tuple[int, float, float]] = []  # (trials that have ended, when, the driver's memory)
     with log.open("w") as out:
         command = [sys.executable, "-m", "raydiff", "sweep", *arguments]

@@ -69,7 +69,8 @@ def lockstep(trial: Trial) -> Trial:
 def in_process(trial: Trial) -> Iterator[Params]:
     """The round loop over clients in this process, without a store."""
     trials.compute(trial.experiment)
-    method, keys = trial.experiment.method, trial.keys
+    method = trial.experiment.method
+    keys = trial.keys
     hosted = make_clients(trial, range(trial.experiment.clients))
     vectorize = trial.experiment.numerics.vectorize
     pool = LocalExecutor([Client(c.number, method, c.data, keys=keys, vectorize=vectorize) for c in hosted])

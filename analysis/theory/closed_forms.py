@@ -100,17 +100,23 @@ def fitted(x: Tensor) -> Gauss:
 
 
 def fitted_classes(classes: Sequence[Tensor], *, shared: bool = True) -> Gauss:
-    """One Gaussian for each class's records (n_c, d): means (K, d); one covariance for all if `shared`, the mean of the
-    classes' weighted by their numbers of records, else one for each."""
+    """One Gaussian for each class's records (n_c, d): means (K, d).
+
+    One covariance for all if `shared`, the mean of the classes' weighted by their numbers of records, else one for
+    each.
+    """
     fits = [fitted(x) for x in classes]
-    covs, counts = torch.stack([f.cov for f in fits]), torch.tensor([len(x) for x in classes], dtype=torch.float64)
+    covs = torch.stack([f.cov for f in fits])
+    counts = torch.tensor([len(x) for x in classes], dtype=torch.float64)
     common = torch.einsum("c,cij->ij", counts / counts.sum(), covs) if shared else covs
     return Gauss(torch.stack([f.mean for f in fits]), common)
 
 
 def weight(eigenvalues: Tensor, abar: float, sampler: Sampler) -> Tensor:
-    """How much of the global mean is left after the client's chain, in each eigen-direction: A, or A^2 if ancestral,
-    for abar < 1."""
+    """Fraction of the global mean left after the client's chain in each eigen-direction: A, or A^2 if ancestral.
+
+    For abar < 1.
+    """
     square = eigenvalues * abar / (1 + (eigenvalues - 1) * abar)
     return square.sqrt() if sampler == "ddim" else square
 
@@ -123,7 +129,8 @@ def measured_weight(eigenvalue: float, t0: int, *, sampler: Sampler, steps: int 
     client = Gauss(torch.zeros(1, dtype=torch.float64), torch.full((1, 1), eigenvalue, dtype=torch.float64))
 
     def end(x: float) -> float:
-        x_t0, rng = torch.full((1, 1), x, dtype=torch.float64), Generator().manual_seed(0)
+        x_t0 = torch.full((1, 1), x, dtype=torch.float64)
+        rng = Generator().manual_seed(0)
         return float(reverse(client.predict, x_t0, t0, sampler=sampler, rng=rng, steps=steps))
 
     return math.sqrt(float(ABAR[t0])) * (end(1.0) - end(0.0))

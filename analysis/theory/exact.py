@@ -60,7 +60,9 @@ def compare(tables: Sequence[Floats], release: ReleasedRows, steps: Callable[[in
     tables: With the record and without, as `neighbours` gives them.
     """
     chains = [np.full(tables[0].size, 1 / tables[0].size) for _ in tables]
-    path, forward, gaps = 0.0, 0.0, []
+    path = 0.0
+    forward = 0.0
+    gaps = []
     for t in reversed(release.steps):
         columns = steps(t)
         noised = [noise(counts, release.kernel.matrix_since(t)).reshape(-1) for counts in tables]
@@ -115,7 +117,8 @@ def clean_chances(table: Floats, kernel: Kernel, t: int) -> Floats:
 
 
 def _chances(table: Floats, early: Floats, once: Floats, late: Floats) -> Floats:
-    n, k = table.ndim, len(late)
+    n = table.ndim
+    k = len(late)
     result = np.empty((k**n, n, k))
     rows = states(n, k)
     for i in range(n):

@@ -38,7 +38,9 @@ from raydiff.formats.tables import aligned
 from raydiff.seeding import generator
 
 CHUNK = 4_000_000  # records drawn at once
-CLIENTS, RECORDS, XIS = (5, 10, 20), (10, 50), (0.0, 0.003, 0.057, 0.385)
+CLIENTS = (5, 10, 20)
+RECORDS = (10, 50)
+XIS = (0.0, 0.003, 0.057, 0.385)
 WIDTHS = (1.0, 100.0)  # b - a, in the picture
 ALL_WIDTHS = torch.logspace(-1, 4, 101, dtype=torch.float64)
 EPS = torch.logspace(-4, 4, 401, dtype=torch.float64)
@@ -96,7 +98,8 @@ def utility_losses(counts: Tensor, base: Base, *, repetitions: int, rng: torch.G
 
     The counts determine which estimate the server keeps; the others are not drawn.
     """
-    kept, fractions = counts.amax(0), counts.sum(0) / counts.sum()
+    kept = counts.amax(0)
+    fractions = counts.sum(0) / counts.sum()
     total = torch.zeros(repetitions, dtype=torch.float64)
     for n, weight in zip(kept.tolist(), fractions.tolist(), strict=True):
         step = max(1, CHUNK // n)
@@ -153,11 +156,15 @@ def fails_from(losses: Tensor, setting: Setting, widths: Tensor, *, theorem: int
 
 
 def dominant_share(counts: Tensor) -> tuple[float, float, float, float]:
-    """(xi, minimum over bases of the largest client's fraction, two lower bounds on it) for `counts` (K, m) of equally
-    large bases: Lemma 3's 1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K)."""
+    """Lemma 3 for `counts` (K, m) of equally large bases.
+
+    Returns (xi, minimum over bases of the largest client's fraction, two lower bounds on it): Lemma 3's
+    1 - (K - 1) sqrt(xi), and 1 - (K - 1) sqrt(xi m / K).
+    """
     clients, bases = counts.shape
     pairs = entangled.coefficients(counts)[~torch.eye(clients, dtype=torch.bool)]
-    xi, least = float(pairs.max()), float((counts.double() / counts.sum(0)).amax(0).min())
+    xi = float(pairs.max())
+    least = float((counts.double() / counts.sum(0)).amax(0).min())
     printed, proved = (1 - (clients - 1) * math.sqrt(x) for x in (xi, xi * bases / clients))
     return xi, least, printed, proved
 
@@ -175,13 +182,16 @@ def literal_limit(mu: float = 0.0) -> float:
     """
     from scipy.stats import truncnorm
 
-    sigma, a, b = 0.5, 0.0, 1.0
+    sigma = 0.5
+    a = 0.0
+    b = 1.0
 
     def truncated(center: float) -> Any:
         return truncnorm((a - center) / sigma, (b - center) / sigma, center, sigma)
 
     truth = truncated(mu)
-    w, best = float(truncated(float(truth.mean())).median()), float(truth.median())
+    w = float(truncated(float(truth.mean())).median())
+    best = float(truth.median())
     t = torch.linspace(best, w, 1001, dtype=torch.float64)
     return float(torch.trapezoid(torch.from_numpy(2 * truth.cdf(t.numpy()) - 1), t))
 
@@ -256,7 +266,8 @@ def _draw(path: Path, results: Mapping[Setting, Tensor]) -> None:
     drawn = Setting(clients=20, records=50)  # With one base per client all of Theorem 1 can hold.
     losses, (figure, ((*curves, blow_up),)) = results[drawn], panels(1, 3, size=(14, 4.4), dpi=110)
     for axes, width in zip(curves, WIDTHS, strict=True):
-        low, high = width * float(losses.min()) / 2, max(3.0, 5 * width) / math.sqrt(drawn.records)
+        low = width * float(losses.min()) / 2
+        high = max(3.0, 5 * width) / math.sqrt(drawn.records)
         eps = torch.logspace(math.log10(min(low, 0.02)), math.log10(high), 200, dtype=torch.float64)
         axes.semilogx(eps, probability(losses * width, eps)[0], "k", linewidth=2, label="measured")
         axes.semilogx(eps, theorem1(drawn.fewest, eps, width=None), "C3", label="Theorem 1, Eq. 8")
@@ -268,7 +279,8 @@ def _draw(path: Path, results: Mapping[Setting, Tensor]) -> None:
         axes.legend(fontsize=8)
     for colour, clients in enumerate(CLIENTS):
         settings = [s for s in results if (s.clients, s.records) == (clients, drawn.records)]
-        xis, measured = [s.xi + 1e-3 for s in settings], [float(results[s].quantile(0.95)) for s in settings]
+        xis = [s.xi + 1e-3 for s in settings]
+        measured = [float(results[s].quantile(0.95)) for s in settings]
         blow_up.plot(xis, measured, "o-", color=f"C{colour}", label=f"K = {clients}, measured")
         xi = torch.linspace(0, 1, 400, dtype=torch.float64)[:-1].square() / (clients - 1) ** 2
         promised = [math.sqrt(2 * math.log(40) / (drawn.records * (1 - (clients - 1) * x**0.5))) for x in xi.tolist()]

@@ -116,7 +116,8 @@ def hand_overs(*, minority: int, depths: Sequence[int], sampler: Sampler, count:
     records = truth.sample(minority, rng)
     client = Mixture(records, LEAF**2)
     target = Mixture(truth.means.repeat(count // 9, 1), truth.variance).each(rng)
-    pure, T = torch.randn(len(target), 2, dtype=torch.float64, generator=rng), len(ABAR) - 1
+    pure = torch.randn(len(target), 2, dtype=torch.float64, generator=rng)
+    T = len(ABAR) - 1
 
     def run(model: Mixture, x: Tensor, start: int) -> Tensor:
         return reverse(model.predict, x, start, sampler=sampler, steps=STEPS, rng=rng)
@@ -145,7 +146,8 @@ def report(out: Path, *, seeds: int = 4) -> list[str]:
     """Write the pictures into the folder `out`; a table of W2^2 over t0."""
     t0s, (branches, twigs, leaves) = (10, 40, 90, 260, 500), merge_times()
     draw_hierarchy(hierarchy := out / "hierarchy.png")
-    paths, rows = [hierarchy], Rows([("n", "sampler", "local", *(f"t0 = {t0}" for t0 in t0s), "floor")])
+    paths = [hierarchy]
+    rows = Rows([("n", "sampler", "local", *(f"t0 = {t0}" for t0 in t0s), "floor")])
     for n, sampler in itertools.product((3, 20), MEASURED):
         cases = [hand_overs(minority=n, depths=t0s, sampler=sampler, seed=seed) for seed in range(seeds)]
         columns = zip(*([c.local, *(hand.w2_squared for hand in c.depths), c.floor] for c in cases), strict=True)

@@ -103,7 +103,8 @@ def predict(
     clients = []
     for classes in (~world.cluster, world.cluster):  # the minority classes of client 0 and of client 1
         held = [x_c[:minority] if few else x_c[minority:] for x_c, few in zip(x, classes.tolist(), strict=True)]
-        fit, target = forms.fitted_classes(held)[classes], world.classes[classes]
+        fit = forms.fitted_classes(held)[classes]
+        target = world.classes[classes]
         clients.append((classes, fit, target, forms.w2_squared(fit, target)))
     out = {}
     for epsilon in epsilons:
@@ -144,8 +145,10 @@ def _server(world: Truth, x: Tensor, noise: Tensor, epsilon: float | None) -> di
 def predictions(
     world: Truth, minorities: Sequence[int], epsilons: Sequence[float | None], *, seeds: int
 ) -> pd.DataFrame:
-    """A row for every minority size, epsilon, sampler and arm: W2^2 to the truth, and what it is less than localonly's
-    on the same draws (positive: better); mean over seeds and 95 % Student interval.
+    """A row for every minority size, epsilon, sampler and arm.
+
+    Columns: W2^2 to the truth, and what it is less than localonly's on the same draws (positive: better); mean over
+    seeds and 95 % Student interval.
 
     localonly depends on neither sampler nor epsilon: it repeats, as the baseline of every cell.
     """

@@ -126,7 +126,8 @@ def report(out: Path, *, seeds: int = 5) -> list[str]:
         setting = RandomTable(columns=n, steps=100)
         grown[n] = [growing(setting, SIZES, generator(seed, "pdp", "table")) for seed in range(seeds)]
     points = [*by_similarity(), *by_step(seeds), *by_size(grown), *by_rate(seeds), *by_skew(seeds)]
-    table, picture = out / "pdp-bound.csv", out / "pdp-bound.png"
+    table = out / "pdp-bound.csv"
+    picture = out / "pdp-bound.png"
     curves = pd.DataFrame(points, columns=["figure", "quantity", "curve", "x", "mean", "low", "high"])
     write_csv(table, curves, form="%.6g")
     _draw(curves, picture)

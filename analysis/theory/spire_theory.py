@@ -36,9 +36,11 @@ from raydiff.seeding import generator
 
 W_MIN = 0.1  # estimated weights are cut to [W_MIN, 1 - W_MIN]: Theorem 4.3's proof has a w_min, without its value
 WEIGHTS = (0.2, 0.8)  # of the clients: drawn uniformly from here
-W, MU = 0.7, 4.0  # the weight and the mean of the paper's Figure 3
+W = 0.7  # the weight of the paper's Figure 3
+MU = 4.0  # the mean of the paper's Figure 3
 SQUARE = 4.0  # |mu_t|^2 where it does not vary
-CLIENTS, COUNTS = (2, 8, 32, 128), (30, 100, 300, 1000)
+CLIENTS = (2, 8, 32, 128)
+COUNTS = (30, 100, 300, 1000)
 AXES: tuple[tuple[str, str, Sequence[Any], tuple[str, str]], ...] = (
     ("clients m", "clients", CLIENTS, ("-1", "0")),
     ("records n", "records", COUNTS, ("-1", "-1")),
@@ -105,11 +107,13 @@ def ddpm_variance(w: float, norm: float, t: float) -> float:
     factor; the minimum over a sample has the variance E[g^2] / (n (mu_t E[tanh'(u)^2])^2) in b, and
     dw = 2 w (1 - w) db. By quadrature, on a grid.
     """
-    mean, std = math.exp(-t) * norm, math.sqrt(-math.expm1(-2 * t))
+    mean = math.exp(-t) * norm
+    std = math.sqrt(-math.expm1(-2 * t))
     x0 = torch.linspace(-norm - 8, norm + 8, 2001, dtype=torch.float64)
     z = torch.linspace(-8, 8, 401, dtype=torch.float64)
     log_p = torch.stack([math.log(w) - (x0 - norm).square() / 2, math.log(1 - w) - (x0 + norm).square() / 2])
-    p, noise = log_p.logsumexp(0).softmax(0), (-z.square() / 2).softmax(0)
+    p = log_p.logsumexp(0).softmax(0)
+    noise = (-z.square() / 2).softmax(0)
     x = math.exp(-t) * x0.unsqueeze(1) + std * z
     th = (mean * x + math.log(w / (1 - w)) / 2).tanh()
     slope = 1 - th.square()
@@ -161,12 +165,15 @@ def score_losses(setting: Federation, *, trials: int, fresh: int = 100, rng: tor
 
 
 def exponents(x: Sequence[float], losses: Tensor) -> Tensor:
-    """The slope of the log of the mean over seeds of `losses` (S, K) over log x (K), by least squares: jackknife
-    pseudo-values (S,), for an interval. Each seed's exponent would be biased: the log of a noisy loss is too low.
+    """The slope of the log of the mean over seeds of `losses` (S, K) over log x (K), by least squares.
+
+    Jackknife pseudo-values (S,), for an interval. Each seed's exponent would be biased: the log of a noisy loss is too
+    low.
     """
     a = torch.tensor(x, dtype=torch.float64).log()
     a = a - a.mean()
-    seeds, mean = len(losses), losses.mean(0)
+    seeds = len(losses)
+    mean = losses.mean(0)
     without = (seeds * mean - losses) / (seeds - 1)
     every, each = (y.log() @ a / (a @ a) for y in (mean, without))
     return seeds * every - (seeds - 1) * each
@@ -190,10 +197,12 @@ def report(out: Path, *, seeds: int = 10, trials: int = 5) -> list[str]:
 def _moments(seeds: int, trials: int) -> list[str]:
     rows: Rows = [("d", "n", "measured", "exact", "bound")]
     for d, n in itertools.product((1, 4, 16), (10, 100, 1000, 10_000)):
-        mean, w = even_mean(d, SQUARE), torch.full((trials,), W, dtype=torch.float64)
+        mean = even_mean(d, SQUARE)
+        w = torch.full((trials,), W, dtype=torch.float64)
         draws = (sample(n, mean, w, rng=generator(seed, "spire", "moments", d, n)) for seed in range(seeds))
         errors = [n * float((weight_estimate(x, mean) - W).square().mean()) for x in draws]
-        exact, bound = weight_variance(W, SQUARE, 1), weight_bound(W, SQUARE, 1, d=d)
+        exact = weight_variance(W, SQUARE, 1)
+        bound = weight_bound(W, SQUARE, 1, d=d)
         rows.append((str(d), str(n), over_seeds(errors), f"{exact:.3f}", f"{bound:.3f}"))
     title = f"Theorem 4.2: n times the mean squared error of w from first moments, w = {W}, |mu_t|^2 = {SQUARE:g}"
     return [title, *aligned(rows, words=0)]

@@ -55,7 +55,8 @@ def first_order_gain(d: int, n: int, pooled: int, *, abar: float, sampler: Sampl
     estimate 1 / (abar N) and 1 / (abar^2 N).
     """
     w = float(forms.weight(torch.ones(1, dtype=torch.float64), abar, sampler))
-    means, covs = _gain(w, 1 / abar, n, pooled), _gain(w * w, abar**-2, n, pooled)
+    means = _gain(w, 1 / abar, n, pooled)
+    covs = _gain(w * w, abar**-2, n, pooled)
     return d * means + d * (d + 1) / 4 * covs
 
 
@@ -75,7 +76,8 @@ def trials(
     truth = Gauss(mean.expand(count, d), torch.eye(d, dtype=torch.float64))
     x = truth.sample(pooled, rng)
     noise = torch.randn(x.shape, dtype=torch.float64, generator=rng)
-    client, start = forms.fitted(x[:, :n]), forms.fitted(forms.uploads(x, noise, abar=abar, clip=clip))
+    client = forms.fitted(x[:, :n])
+    start = forms.fitted(forms.uploads(x, noise, abar=abar, clip=clip))
     pfdm = {s: forms.w2_squared(forms.refine(start, client, abar=abar, sampler=s), truth) for s in MEASURED}
     return forms.w2_squared(client, truth), pfdm
 
@@ -108,7 +110,8 @@ def _weights() -> list[str]:
 
 
 def _gains(count: int) -> list[str]:
-    d, clip = DIMENSIONS, math.sqrt(2 * DIMENSIONS)  # about the median norm of N(mean, I)
+    d = DIMENSIONS
+    clip = math.sqrt(2 * DIMENSIONS)  # about the median norm of N(mean, I)
     gains = (cell for s in MEASURED for cell in (f"gain, {s}", "order 1/n", "clipped"))
     rows: Rows = [("epsilon", "t0", "n", "N", "local", *gains)]
     regimes = []
@@ -130,7 +133,8 @@ def _gains(count: int) -> list[str]:
 
 def _gain_cells(n: int, pooled: int, abar: float, clip: float, count: int) -> Iterator[str]:
     """W2^2 of local training; for each sampler the gain, its formula, and the gain with clipped images."""
-    d, mean = DIMENSIONS, torch.ones(DIMENSIONS, dtype=torch.float64)
+    d = DIMENSIONS
+    mean = torch.ones(DIMENSIONS, dtype=torch.float64)
     plain, clipped = (
         trials(d, n, pooled, abar=abar, mean=mean, clip=c, count=count, rng=generator(0, "theory", n, pooled))
         for c in (None, clip)

@@ -52,7 +52,8 @@ Predictions = Callable[[int], Floats]
 """t in 1..T -> p_phi(v_0^i = l | v_t), (k^n, n, k), v_t in the order of `states`."""
 
 TINY = RandomTable(p=0.6, others=100, columns=3, categories=3, steps=10, epsilon=0.1)  # 27 states, enumerated
-MARKS, RUNS = (0, 30, 100, 300), 2  # steps of the training of its models, how often they are trained
+MARKS = (0, 30, 100, 300)  # steps of the training of its models
+RUNS = 2  # how often they are trained
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +81,8 @@ def trained(table: Ints, record: int, release: ReleasedRows, models: Sequence[Pr
     if kernel.alpha[1] == 1:
         raise ValueError("trained models need noise in the first step, got alpha_1 = 1")
     tables = neighbours(table, record, kernel)
-    gamma, mean = [], []
+    gamma = []
+    mean = []
     for t in release.steps:
         noised = [noise(counts, kernel.matrix_since(t)).reshape(-1) for counts in tables]
         pairs = zip(tables, models, strict=True)
@@ -108,7 +110,9 @@ def error_factors(kernel: Kernel, t: int) -> tuple[float, float]:
 
 def transitions(guess: Floats, kernel: Kernel, t: int) -> Floats:
     """p_phi(v_{t-1}^i = j | v_t) of predictions p_phi(v_0^i = l | v_t), (states, n, k) both: Eq. 4."""
-    once, early, late = kernel.matrix(t), kernel.matrix_since(t - 1), kernel.matrix_since(t)
+    once = kernel.matrix(t)
+    early = kernel.matrix_since(t - 1)
+    late = kernel.matrix_since(t)
     posterior = once.T[:, None, :] * early / late.T[:, :, None]  # (v_t, v_0, v_{t-1})
     n = guess.shape[1]
     return np.asarray(np.einsum("sil,silj->sij", guess, posterior[states(n, kernel.categories)]))
@@ -155,7 +159,8 @@ def stages(
 def _trainings(
     model: DiscreteDiffusion, table: Ints, marks: Sequence[int], training: Training, seed: int, *, without: bool
 ) -> Iterator[Params]:
-    where, rng = device(), generator(seed, "pdp", "training")
+    where = device()
+    rng = generator(seed, "pdp", "training")
     images = images_of(torch.from_numpy(np.asarray(table))).to(where)
     none = torch.zeros(training.batch, 0, dtype=torch.long, device=where)
 
@@ -168,7 +173,8 @@ def _trainings(
         loss.backward()
         return {k: v.grad for k, v in theta.items() if v.grad is not None}, loss.detach()
 
-    params, done = model.init(generator(seed, "pdp", "model")), 0
+    params = model.init(generator(seed, "pdp", "model"))
+    done = 0
     moments: Params = {}
     for mark in marks:
         if mark > done:
@@ -179,8 +185,10 @@ def _trainings(
 
 def report() -> list[str]:
     """What the record really changes in one tiny table: perfect models, then trained ones, step by step."""
-    table, one = TINY.table(generator(0, "pdp", "tiny")), TINY.release
-    perfect, bound = exact(table, 0, one), audit(table, one, records=np.array([0])).delta[0]
+    table = TINY.table(generator(0, "pdp", "tiny"))
+    one = TINY.release
+    perfect = exact(table, 0, one)
+    bound = audit(table, one, records=np.array([0])).delta[0]
     rule = Training(steps=MARKS[-1], learning_rate=5e-3, decay="constant")
     runs = [list(stages(TINY, table, MARKS, training=rule, seed=run)) for run in range(RUNS)]
     rows: Rows = [("steps", "delta", "KL bound", "gamma_t", "mean KL", "gammatilde_t")]

@@ -40,11 +40,15 @@ def write(folder: Path, composed: Callable[[Path], str]) -> None:
 
 def describe(folder: Path) -> SweepSummary:
     """What MLflow shows of the sweep's own run: conclusions, the frontier, the best trial, means over seeds."""
-    numbers, best, measure, markdown = dict[str, dict[str, Any]](), "", "", ""
+    numbers = dict[str, dict[str, Any]]()
+    best = ""
+    measure = ""
+    markdown = ""
     try:
         view = open_sweep(folder)
         paragraphs, lines = conclude(view)
-        conclusion, numbers = "\n\n".join([*paragraphs, *(f"- {line}" for line in lines)]), means(view)
+        conclusion = "\n\n".join([*paragraphs, *(f"- {line}" for line in lines)])
+        numbers = means(view)
         if view.measure and len(view.runs) > 1:
             table = view.frontier
             table = brief(table).assign(epsilon=table["epsilon"].map(shown))

@@ -210,7 +210,8 @@ def _make_section(make: Callable[[SweepView], str], sweep: SweepView) -> str:
 
 
 def _footer(sweep: SweepView) -> str:
-    version, code = sweep.about.get("version"), sweep.about.get("git")
+    version = sweep.about.get("version")
+    code = sweep.about.get("git")
     lines = [f"Written by raydiff {version}, code {code}." if version else "", *sweep.about.get("tuned", ())]
     address = sweep.about.get("opened_by")
     lines += [f"All runs in MLflow: {address}" if address else ""]

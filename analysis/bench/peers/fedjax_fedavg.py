@@ -15,7 +15,8 @@ from analysis.bench.peers.work import BATCH, Clock, Given, read
 
 def loss(given: Given, params: Any, batch: Any, rng: Any) -> Any:
     """The denoising loss of raydiff's MLP."""
-    images, labels = batch["x"], batch["y"]
+    images = batch["x"]
+    labels = batch["y"]
     at_t, at_z = jax.random.split(rng)
     t = jax.random.randint(at_t, (len(images),), 1, given.timesteps + 1)
     z = jax.random.normal(at_z, images.shape)
@@ -44,7 +45,8 @@ def loss(given: Given, params: Any, batch: Any, rng: Any) -> Any:
 
 
 def main(path: str) -> None:
-    given, clock = read(path), Clock()
+    given = read(path)
+    clock = Clock()
     optimizer = fedjax.optimizers.adam(given.learning_rate)
     gradient = jax.grad(lambda params, batch, rng: loss(given, params, batch, rng))
 

@@ -36,7 +36,9 @@ class Ticking(FedAvg):
 
 
 def main(path: str) -> None:
-    clock, client_app, server_app = Clock(), ClientApp(), ServerApp()
+    clock = Clock()
+    client_app = ClientApp()
+    server_app = ServerApp()
 
     @client_app.train()
     def fit(message: Message, context: Context) -> Message:

@@ -32,7 +32,8 @@ class Ticks(TrainingProcessCallback):
 
 
 def main(path: str) -> None:
-    given, clock = read(path), Clock()
+    given = read(path)
+    clock = Clock()
     network = denoiser(given)
     network.metrics = lambda *_, **__: {}
     adamw = functools.partial(torch.optim.AdamW, weight_decay=0.0, fused=True)

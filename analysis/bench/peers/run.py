@@ -55,8 +55,10 @@ def seconds(name: str, python: Path, trial: Trial, file: Path) -> float:
 
 def write(trial: Trial, file: Path) -> None:
     """Write what `work.read` reads: of each client the batches of a round, drawn once."""
-    experiment, plain = trial.experiment, Plain(trial, range(trial.experiment.clients))
-    network, method = plain.model.network, plain.method
+    experiment = trial.experiment
+    plain = Plain(trial, range(trial.experiment.clients))
+    network = plain.model.network
+    method = plain.method
     assert isinstance(network, MLP) and method.local.batch == BATCH
     rows = max(method.local.steps // method.rounds, 1) * BATCH
     arrays: dict[str, Any] = {"abar": plain.abar.numpy()}

@@ -81,7 +81,8 @@ def train(network: Any, given: Given, client: int) -> None:
     import torch
 
     optimizer = torch.optim.AdamW(network.parameters(), lr=given.learning_rate, weight_decay=0.0, fused=True)
-    images, labels = torch.from_numpy(given.images[client]), torch.from_numpy(given.labels[client])
+    images = torch.from_numpy(given.images[client])
+    labels = torch.from_numpy(given.labels[client])
     for step in range(given.steps):
         rows = slice(step * BATCH, (step + 1) * BATCH)
         optimizer.zero_grad()

@@ -102,7 +102,8 @@ def audited(options: AuditOptions, config: RawTable) -> AuditResults:
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
     alpha = schedule_named(options.schedule, options.rate).alpha(options.steps).tolist()
-    kernel, counts = Kernel(alpha=alpha, categories=encoded.k), _rows(options.release, label)
+    kernel = Kernel(alpha=alpha, categories=encoded.k)
+    counts = _rows(options.release, label)
     release = ReleasedRows(kernel=kernel, epsilon=options.epsilon, step=options.release_step, **counts)
     codes = encoded.codes.numpy()
     result = audit(codes, release, labels=labels)
@@ -159,10 +160,12 @@ def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditRe
     """
     staging.create(options.storage)
     uri, artifacts = sweep_folder.tracking_store(options.storage)
-    encoded, values = results.encoded, _values(results.summary)
+    encoded = results.encoded
+    values = _values(results.summary)
     metrics = [(f"pdp/{name}", 0, value) for name, value in values.items()]
     for removal in results.removals:
-        step, numbers = len(encoded.codes) - removal.left.records, {**_values(removal.left), "share": removal.share}
+        step = len(encoded.codes) - removal.left.records
+        numbers = {**_values(removal.left), "share": removal.share}
         metrics += [(f"pdp/after_removal/{name}", step, value) for name, value in numbers.items()]
     confidentiality = CONFIDENTIALITY[options.log_confidential]
     after = [f"after removal: {REMOVED}"] if results.removals else []

@@ -59,7 +59,8 @@ class AuditResults:
 
     def frame(self) -> pd.DataFrame:
         """One row per record: delta, and psi_t, radius, similarity for each step."""
-        audit, label = self.audit, self.encoded.mapping.label
+        audit = self.audit
+        label = self.encoded.mapping.label
         names = np.array([*self.encoded.columns, None if label is None else label.name, None], dtype=object)
         columns = {
             "row": self.encoded.rows.numpy(),
@@ -74,7 +75,8 @@ class AuditResults:
 
     def record_lines(self) -> list[str]:
         """Lines about each label's records and about the most exposed ones."""
-        records, lines = self.frame(), list[str]()
+        records = self.frame()
+        lines = list[str]()
         delta = records["delta"].to_numpy()
         label = None if self.labels is None else self.encoded.mapping.label
         if label is not None:

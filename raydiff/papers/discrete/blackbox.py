@@ -1,5 +1,6 @@
-"""Black-box membership attack on synthetic rows of a table: Wei et al. (TMLR 2024, arXiv 2310.15524), section 4.2.2,
-after LOGAN (Hayes et al. 2017, arXiv 1705.07663).
+"""Black-box membership attack on synthetic rows of a table.
+
+Wei et al. (TMLR 2024, arXiv 2310.15524), section 4.2.2, after LOGAN (Hayes et al. 2017, arXiv 1705.07663).
 
 The attacker has the model's rows with their labels, and all records that may have been trained on, of which it knows
 only how many were. A classifier trained on the synthetic rows is surest of records that they resemble.
@@ -39,7 +40,8 @@ def attack(synthetic: Rows, *, members: Rows, nonmembers: Rows, rng: torch.Gener
     """
     if len(synthetic[1].unique()) < 2:
         raise ValueError("synthetic rows must have at least two labels: a classifier is trained to tell them apart")
-    m, o = len(members[0]), len(nonmembers[0])
+    m = len(members[0])
+    o = len(nonmembers[0])
     records = torch.cat([members[0], nonmembers[0]]), torch.cat([members[1], nonmembers[1]])
     sure = confidence(synthetic, records, rng)
     order = torch.randperm(m + o, generator=rng)

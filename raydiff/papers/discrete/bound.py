@@ -150,7 +150,8 @@ def audit(table: Ints, release: ReleasedRows, *, labels: Ints | None = None, rec
     ValueError for fewer than two rows, values beyond the kernel's, and labels that do not fit.
     """
     check_table(table)
-    column, largest = int(np.argmax(table.max(axis=0))), int(table.max())
+    column = int(np.argmax(table.max(axis=0)))
+    largest = int(table.max())
     if largest >= release.kernel.categories:
         raise ValueError(
             f"column {column} has values up to {largest}, but the kernel has {release.kernel.categories} categories"
@@ -160,9 +161,11 @@ def audit(table: Ints, release: ReleasedRows, *, labels: Ints | None = None, rec
         raise ValueError(f"records must be row numbers in 0..{len(table) - 1}, at least one")
     groups = _groups(labels, len(table), release)
     parts: list[Audit] = []
-    index, before = np.empty(len(audited), dtype=np.int64), 0
+    index = np.empty(len(audited), dtype=np.int64)
+    before = 0
     for label in np.unique(groups[audited]):
-        rows, members = np.flatnonzero(groups == label), np.flatnonzero(groups[audited] == label)
+        rows = np.flatnonzero(groups == label)
+        members = np.flatnonzero(groups[audited] == label)
         part = _of_group(table[rows], release.of_label(int(label)), np.searchsorted(rows, audited[members]))
         index[members] = part.index + before
         before += len(part.delta)
@@ -203,7 +206,10 @@ def bounds(counted: Histograms, release: ReleasedRows) -> Audit:
     within = np.cumsum(counted.near, axis=1, dtype=np.int64)
     s = int(within[0, -1])
     shape = (u, len(release.steps))
-    terms, leak, similarity, ball = np.zeros(shape), np.zeros(shape), np.zeros(shape), np.zeros(shape, dtype=np.int64)
+    terms = np.zeros(shape)
+    leak = np.zeros(shape)
+    similarity = np.zeros(shape)
+    ball = np.zeros(shape, dtype=np.int64)
     for column, t in enumerate(release.steps):
         similarity[:, column] = counted.near @ kernel.blur[t] ** np.arange(n + 1)
         change = kernel.change(t)

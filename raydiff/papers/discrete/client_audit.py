@@ -1,5 +1,6 @@
-"""The per-instance audit (pDP) in an experiment on tables: bounds on what the released rows reveal of each record, and
-training without the most exposed ones.
+"""The per-instance audit (pDP) in an experiment on tables.
+
+Bounds on what the released rows reveal of each record, and training without the most exposed ones.
 
 Every client is the curator of its own table and removes records by its own audit. The final bounds are about
 

@@ -77,7 +77,8 @@ def histograms(data: Distinct, audited: Ints | None = None) -> Histograms:
     """Distances from each distinct row, or from the `audited` ones, to all other rows of the table."""
     audited = np.arange(len(data.rows)) if audited is None else audited
     sharing = (dense if _dense_pays(data, len(audited)) else blocked)(data, audited)
-    n, total = data.rows.shape[1], data.weights.sum()
+    n = data.rows.shape[1]
+    total = data.weights.sum()
     sharing[:, :, 0] -= 1  # the row itself
     near = np.empty((len(audited), n + 1), dtype=sharing.dtype)
     near[:, :n] = sharing.sum(axis=1) // (n - np.arange(n))  # a row at distance d shares n - d columns
@@ -87,7 +88,8 @@ def histograms(data: Distinct, audited: Ints | None = None) -> Histograms:
 
 def dense(data: Distinct, audited: Ints) -> Counts:
     """Rows that share the value in column i, by distance and with the row itself, (u, n, n): over all cells."""
-    sizes, n = data.sizes, data.rows.shape[1]
+    sizes = data.sizes
+    n = data.rows.shape[1]
     kind = np.int32 if data.weights.sum() < 2**31 else np.int64
     codes = data.rows @ _strides(sizes)
     cells = np.zeros((1, math.prod(sizes)), dtype=kind)

@@ -23,8 +23,10 @@ ADULT = Data(name="adult", train=3800, public=0, validation=0, calibration=0, te
 
 
 def _alone(data: Data, *, timesteps: int, epochs: int, evaluation: Evaluation) -> Experiment:
-    """One client that has all rows of a table: Wei et al.'s training, batch 30, rate 1e-3, weight decay 5e-4 (here
-    decoupled)."""
+    """One client that has all rows of a table.
+
+    Wei et al.'s training, batch 30, rate 1e-3, weight decay 5e-4 (here decoupled).
+    """
     assert data.train is not None
     steps = data.train * epochs // 30
     local = Training(steps=steps, batch=30, learning_rate=1e-3, weight_decay=5e-4, decay="constant")
@@ -40,8 +42,10 @@ def _alone(data: Data, *, timesteps: int, epochs: int, evaluation: Evaluation) -
 
 
 def _tabular(data: Data) -> Study:
-    """The black-box attack over T and the decay rate (Wei et al., Figure 7): a fifth of the rows are members, the same
-    under all seeds. Beside it the other schedules, and FedAvg on four clients, each with a quarter of the rows.
+    """The black-box attack over T and the decay rate (Wei et al., Figure 7).
+
+    A fifth of the rows are members, the same under all seeds. Beside it the other schedules, and FedAvg on four
+    clients, each with a quarter of the rows.
 
     100 epochs as in the paper. FedAvg takes as many in ten rounds; a client's members are then its own rows, 6 % of the
     records it is attacked with.
@@ -70,9 +74,11 @@ def tabular_adult() -> Study:
 
 
 def frontier_adult() -> Study:
-    """Adult, four clients with 950 rows each: which method at epsilon 1 and 10? Counts of pairs of columns (marginals)
-    and DP-SGD on a discrete diffusion in one column, each record's epsilon under replace-one; without noise the same
-    counts, FedAvg and local training. 35 trials of up to a minute and a half of a core.
+    """Adult, four clients with 950 rows each: which method at epsilon 1 and 10?
+
+    Counts of pairs of columns (marginals) and DP-SGD on a discrete diffusion in one
+    column, each record's epsilon under replace-one; without noise the same counts, FedAvg and local training. 35 trials
+    of up to a minute and a half of a core.
 
     A step of DP-SGD draws 64 of a client's 950 rows. `raydiff tune` chooses its rate and clip, and the others' rates.
     """
@@ -96,9 +102,11 @@ def frontier_adult() -> Study:
 
 
 def _removal(data: Data, *, epochs: int, fractions: tuple[float, ...], splits: int) -> Study:
-    """Leave the most exposed records out, train on the rest, and train a classifier on what that model makes (Wei et
-    al., Figure 6: T = 10, linear schedule), label by label. Beside it the paper's way: a model of the whole table, and
-    a tenth removed in one pass."""
+    """Leave the most exposed records out, and train on the rest.
+
+    Then train a classifier on what that model makes (Wei et al., Figure 6: T = 10, linear schedule), label by label.
+    Beside it the paper's way: a model of the whole table, and a tenth removed in one pass.
+    """
     base = _alone(data, timesteps=10, epochs=epochs, evaluation=Evaluation(attacks=None))
     paper = {"method.model.conditional": False, "audit.batch": 1.0}
     beside = tuple(Arm(changes={**paper, "audit.remove": fraction}) for fraction in (0.0, 0.1))
@@ -106,14 +114,18 @@ def _removal(data: Data, *, epochs: int, fractions: tuple[float, ...], splits: i
 
 
 def removal_german() -> Study:
-    """German Credit, 100 epochs as in the paper, a tenth of the 1,000 rows to test on. So few that which they are
-    matters most: ten splits in place of seeds. 100 trials of about 15 seconds."""
+    """German Credit, 100 epochs as in the paper, a tenth of the 1,000 rows to test on.
+
+    So few that which they are matters most: ten splits in place of seeds. 100 trials of about 15 seconds.
+    """
     data = Data(name="german", train=800, public=0, validation=100, calibration=0, test=100)
     return _removal(data, epochs=100, fractions=(0.0, 0.01, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5), splits=10)
 
 
 def removal_adult() -> Study:
-    """Adult: 24,574 training rows in three draws, all 15,315 test rows. 20 epochs; the paper's 100 take five times as
-    long. 24 trials of about a minute."""
+    """Adult: 24,574 training rows in three draws, all 15,315 test rows. 20 epochs.
+
+    The paper's 100 take five times as long. 24 trials of about a minute.
+    """
     data = Data(name="adult", train=24_574, public=0, validation=0, calibration=0, test=15_315)
     return _removal(data, epochs=20, fractions=(0.0, 0.01, 0.03, 0.1, 0.3, 0.5), splits=3)

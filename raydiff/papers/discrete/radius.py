@@ -29,7 +29,8 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
 
     within: N_eta, the other records at distance <= eta, (u, n + 1). leak: n / s^psi_t, (u,). change: A_t.
     """
-    u, n = within.shape[0], within.shape[1] - 1
+    u = within.shape[0]
+    n = within.shape[1] - 1
     radii = np.full(u, n)
     if kernel.abar[t] == 0 or (condition == "theorem" and n * (1 - kernel.same_since[t]) >= 1):
         return radii

@@ -76,11 +76,13 @@ def removal_order(bounds: Callable[[Ints], Floats], records: int, count: int, *,
     """
     if count and records - count < 2:
         raise ValueError(f"removing {count} of {records} records leaves fewer than two: remove a smaller fraction")
-    rest, removed = np.arange(records), np.empty(0, dtype=np.int64)
+    rest = np.arange(records)
+    removed = np.empty(0, dtype=np.int64)
     size = max(1, int(batch * records))
     while len(removed) < count:
         out = most_exposed(bounds(rest))[: min(size, count - len(removed))]
-        removed, rest = np.concatenate([removed, rest[out]]), np.delete(rest, out)
+        removed = np.concatenate([removed, rest[out]])
+        rest = np.delete(rest, out)
     return removed
 
 
@@ -98,7 +100,8 @@ def removals(
         result = audit(table[rest], release, labels=None if labels is None else labels[rest])
         return result.of_records(result.delta)
 
-    counts, records = [round(fraction * len(table)) for fraction in fractions], np.arange(len(table))
+    counts = [round(fraction * len(table)) for fraction in fractions]
+    records = np.arange(len(table))
     order = removal_order(bounds, len(table), max(counts, default=0), batch=batch)
     left = [summarize(bounds(np.delete(records, order[:count]))) for count in counts]
     return [Removal(share=share, left=rest) for share, rest in zip(fractions, left, strict=True)]

@@ -1,5 +1,6 @@
-"""FedDistr: one-shot federated learning by exchanging prompt embeddings of a frozen latent diffusion model
-(Zhao, Gu, Fan, Han & Yang, arXiv 2410.12530).
+"""FedDistr: one-shot federated learning by exchanging prompts of a frozen latent diffusion model.
+
+Zhao, Gu, Fan, Han & Yang, arXiv 2410.12530.
 
 Each client clusters the latents of its records, learns one prompt vector per cluster by textual inversion, and sends
 the vectors with labels and counts, once. The server keeps one vector of each base distribution, generates pictures from
@@ -113,8 +114,10 @@ class FedDistr(Method):
         return (self.model.digest, self.upload, self.clusters, self.least, self.inversion)
 
     def check_records(self, records: Records) -> None:
-        """Raises ValueError for a label with fewer records than clusters, and for a record that the latent model was
-        trained on."""
+        """Refuse a label with fewer records than clusters, and a record that the latent model was trained on.
+
+        Raises ValueError.
+        """
         check_disjoint(self.model.path, records.images)
         if self.upload == "prompts":
             kept = [n for n in records.labels[:, 0].bincount().tolist() if n >= max(self.least, 1)]
@@ -146,7 +149,8 @@ class FedDistr(Method):
         return tree.prefixed(SCRATCH, state)
 
     def _prompts(self, model: LatentDiffusion, data: Records, rng: torch.Generator) -> tuple[Prompts, float]:
-        z, labels = model.encode(data.images), data.labels[:, 0]
+        z = model.encode(data.images)
+        labels = data.labels[:, 0]
         clusters = cluster(z, labels, count=self.clusters, least=self.least, rng=rng)
         vectors, loss = invert(model, z, clusters, training=self.inversion, rng=rng)
         return Prompts(vectors, clusters.labels, clusters.counts), loss
@@ -170,7 +174,8 @@ class FedDistr(Method):
         assert self.clip is not None and rnd.noise is not None
         of_labels = (torch.nonzero(labels == label)[:, 0] for label in labels.unique())
         rows = torch.cat([of_label.repeat(self.clusters)[: self.clusters] for of_label in of_labels])
-        std, public = self._std(len(rows)), {"label": labels[rows]}
+        std = self._std(len(rows))
+        public = {"label": labels[rows]}
         return gaussian_rows(offsets[rows], clip=self.clip, std=std, noise=rnd.noise, public=public)
 
     def upload_event(self, records: int, number: int) -> Event:
@@ -190,7 +195,8 @@ class FedDistr(Method):
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         """Vectors with their labels, and counts or as many for each label; or a latent and a label for each record."""
-        model, labels = self.model.load(), (range(self.model.labels[0]),)
+        model = self.model.load()
+        labels = (range(self.model.labels[0]),)
         if self.upload == "latents":
             latents = TensorSpec((examples, *model.latent_shape(self.model.shape)), torch.float32)
             return UploadSpec({"z": latents, "label": TensorSpec((examples,), torch.int64, labels)})
@@ -202,15 +208,19 @@ class FedDistr(Method):
 
     def aggregate(self, server: Params, uploads: Iterable[Upload], rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Align the prompts, generate pictures from the pool, and train the classifier on them."""
-        model, classifier = self.model.load(), self.classifier.for_data(self.model.shape, self.model.labels)
+        model = self.model.load()
+        classifier = self.classifier.for_data(self.model.shape, self.model.labels)
         if self.upload == "latents":
             sent = [(u.release.value["z"], u.release.value["label"]) for u in uploads]
-            images, labels = model.decode(torch.cat([z for z, _ in sent])), torch.cat([y for _, y in sent])
-            after, metrics = server, Metrics()
+            images = model.decode(torch.cat([z for z, _ in sent]))
+            labels = torch.cat([y for _, y in sent])
+            after = server
+            metrics = Metrics()
         else:
             pool, metrics = self._aligned(model, server, uploads)
             rows = prompt_pool.in_proportion(pool.prompts.counts, self.images)
-            images, labels = self._pictures(model, pool.prompts.vectors[rows], rnd.rng), pool.prompts.labels[rows]
+            images = self._pictures(model, pool.prompts.vectors[rows], rnd.rng)
+            labels = pool.prompts.labels[rows]
             after = {**server, **tree.prefixed("pool", pool.to_params())}
         params, _, loss = fit(
             classifier, classifier.init(rnd.rng), images, labels[:, None], training=self.training, rng=rnd.rng
@@ -219,7 +229,9 @@ class FedDistr(Method):
         return {**after, **tree.prefixed("classifier", params)}, metrics, []
 
     def _aligned(self, model: LatentDiffusion, server: Params, uploads: Iterable[Upload]) -> tuple[PromptPool, Metrics]:
-        pool, threshold, sent = PromptPool.empty(model.width), float(server["threshold"]), 0
+        pool = PromptPool.empty(model.width)
+        threshold = float(server["threshold"])
+        sent = 0
         for upload in uploads:
             value = upload.release.value
             m = len(value["label"])
@@ -240,7 +252,8 @@ class FedDistr(Method):
         classify = classifier.classify(tree.under("classifier", server))
         if self.upload == "latents":
             return Deployed(classify=classify)
-        model, prompts = self.model.load(), PromptPool.from_params(tree.under("pool", server)).prompts
+        model = self.model.load()
+        prompts = PromptPool.from_params(tree.under("pool", server)).prompts
         target = Target(prompt_pool.denoisers(model, prompts, self.model.labels[0]), model.abar, encode=model.encode)
 
         def sample(labels: Tensor, rng: torch.Generator) -> Tensor:

@@ -29,7 +29,10 @@ BUDGETS = (10.0, 100.0, 1000.0, 10_000.0)
 """Client-level epsilons; the paper states none for its noise."""
 ROUNDS = (1, 10, 50)
 RATE = ("method.local.optimizer", "method.local.learning_rate")
-SLOW, FAST, FASTEST, ADAMW = ("sgd", 0.03), ("sgd", 0.3), ("sgd", 1.0), ("adamw", 1e-3)
+SLOW = ("sgd", 0.03)
+FAST = ("sgd", 0.3)
+FASTEST = ("sgd", 1.0)
+ADAMW = ("adamw", 1e-3)
 
 
 def _space(field: str, usual: float, rates: Sequence[Any], others: Sequence[float], *more: Any) -> Choices:
@@ -53,8 +56,10 @@ PROMPTS: Choices = {
 
 
 def _feddistr(base: Experiment, *, clip: float, steps: int, batch: int, bounds: Training) -> Study:
-    """FedDistr against the averaging methods on the same classifier after 1, 10 and 50 rounds of `steps` local steps, a
-    classifier of the public records, FedAvg from it, and upper bounds; under noise, with settings as written here.
+    """FedDistr against the averaging methods after 1, 10 and 50 rounds of `steps` local steps.
+
+    All on the same classifier. Beside them a classifier of the public records, FedAvg from it, and upper bounds; under
+    noise, with settings as written here.
     """
 
     def local(**fields: Any) -> dict[str, Any]:
@@ -148,8 +153,10 @@ def feddistr_mnist() -> Study:
 
 
 def feddistr_cifar100() -> Study:
-    """The paper's CIFAR-100: ten superclasses of two classes each, ResNet-18; for a GPU, with a latent model from
-    `--method.model.path` (a folder, or owner/name of the hub)."""
+    """The paper's CIFAR-100: ten superclasses of two classes each, ResNet-18.
+
+    For a GPU, with a latent model from `--method.model.path` (a folder, or owner/name of the hub).
+    """
     bounds = Training(steps=4000, batch=128, learning_rate=1e-3)
     data = Data(name="cifar100", superclasses="cifar100-10x2", public=200, validation=200, calibration=0, test=400)
     changes = {

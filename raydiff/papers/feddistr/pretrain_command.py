@@ -31,7 +31,9 @@ from raydiff.settings import Count, settings
 from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
-SHOWN, STEPS, GUIDANCE = 6, 50, 2.0
+SHOWN = 6
+STEPS = 50
+GUIDANCE = 2.0
 """Of samples.png: real, decoded and sampled pictures in a row, and the sampler's settings."""
 
 
@@ -81,7 +83,8 @@ def _train(plan: Plan, dataset: Dataset, out: Path) -> Pretrained:
     """Train on the public records that are in no other split, and save."""
     public = dataset.splits["public"]
     kept = pretrain.apart(public.images, [dataset.splits[s].images for s in SPLITS if s != "public"])
-    records, left_out = public.select(kept), int((~kept).sum())
+    records = public.select(kept)
+    left_out = int((~kept).sum())
     print(f"{len(records)} public records of {dataset.says}; {left_out} left out, being in another split too")
     began = time.monotonic()
     rng = seeding.generator(plan.seed, "latent")
@@ -109,7 +112,8 @@ def _print_progress(name: str, done: int, steps: int, loss: float) -> None:
 
 def _draw(plan: Plan, dataset: Dataset, trained: Pretrained, out: Path) -> None:
     """samples.png: a row per label, of real, decoded and sampled pictures."""
-    model, rng = latent.load(str(out)), seeding.generator(plan.seed, "latent samples")
+    model = latent.load(str(out))
+    rng = seeding.generator(plan.seed, "latent samples")
     public = dataset.splits["public"]
     rows = []
     for label in trained.word_labels.unique().tolist():
@@ -124,7 +128,8 @@ def _draw(plan: Plan, dataset: Dataset, trained: Pretrained, out: Path) -> None:
 def _log(dataset: Dataset, options: PretrainOptions) -> str:
     staging.create(options.storage)
     uri, artifacts = sweep_folder.tracking_store(options.storage)
-    out, name = options.out, options.out.name
+    out = options.out
+    name = options.out.name
     tags = {
         "raydiff.kind": "latent",
         "raydiff.data": tree.digest(dataset.splits["public"].leaves)[:16],

@@ -19,13 +19,19 @@ MARKERS = "osv^D*PX"
 
 
 def draw_latents(method: FedDistr, dataset: Dataset, path: Path) -> str:
-    """Draw a panel for each of the first labels: the two main directions of its latents, coloured by hidden class,
-    marked by cluster as a client would make it. Return the agreement within each label."""
+    """Draw a panel for each of the first labels, and return the agreement within each label.
+
+    A panel has the two main directions of its latents, coloured by hidden class, marked by cluster as a client would
+    make it.
+    """
     from sklearn.metrics import adjusted_rand_score
 
-    records, names = dataset.splits["test"], dataset.label_names[0]
-    model, rng = method.model.load(), seeding.generator(0, "preview", "clusters")
-    latents, labels = model.encode(records.images), records.labels[:, 0]
+    records = dataset.splits["test"]
+    names = dataset.label_names[0]
+    model = method.model.load()
+    rng = seeding.generator(0, "preview", "clusters")
+    latents = model.encode(records.images)
+    labels = records.labels[:, 0]
     members = cluster(latents, labels, count=method.clusters, least=0, rng=rng).members
     present = labels.unique().tolist()
     columns = min(3, len(present))
@@ -34,7 +40,8 @@ def draw_latents(method: FedDistr, dataset: Dataset, path: Path) -> str:
     agreements = []
     for place, label in enumerate(present):
         chosen = labels == label
-        base, groups = records.bases[chosen], members[chosen]
+        base = records.bases[chosen]
+        groups = members[chosen]
         agreements.append(float(adjusted_rand_score(base.numpy(), groups.numpy())))
         if place < PANELS:
             axes = grid.ravel()[place]
@@ -57,7 +64,8 @@ def _scatter(axes: Any, latents: Tensor, base: Tensor, groups: Tensor, names: tu
     for k, b in enumerate(base.unique().tolist()):
         for g, group in enumerate(groups.unique().tolist()):
             here = (base == b) & (groups == group)
-            marker, colour = MARKERS[g % len(MARKERS)], f"C{k % 10}"
+            marker = MARKERS[g % len(MARKERS)]
+            colour = f"C{k % 10}"
             axes.scatter(first[here], second[here], marker=marker, c=colour, s=18, alpha=0.7)
         axes.scatter([], [], c=f"C{k % 10}", label=names[b])
     axes.legend(fontsize=8)

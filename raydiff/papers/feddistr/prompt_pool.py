@@ -50,8 +50,11 @@ class PromptPool:
 
     def with_prompts(self, client: int, sent: Prompts, *, threshold: float) -> PromptPool:
         """The pool after this client's prompts."""
-        pool, size = self.prompts, len(self.prompts.labels)
-        vectors, counts, largest = pool.vectors.clone(), pool.counts.clone(), self.largest.clone()
+        pool = self.prompts
+        size = len(self.prompts.labels)
+        vectors = pool.vectors.clone()
+        counts = pool.counts.clone()
+        largest = self.largest.clone()
         partner = match(sent, pool, threshold=threshold)
         fresh = torch.nonzero(partner < 0)[:, 0]
         row = partner.clone()
@@ -112,7 +115,8 @@ def threshold_between(one: Prompts, other: Prompts) -> tuple[float, float, float
     apart = ~matched & alike if bool((~matched & alike).any()) else ~matched
     if not bool(matched.any() and apart.any()):
         raise ValueError("a threshold needs at least two public prompts: set method.threshold")
-    same, different = float(distances[matched].median()), float(distances[apart].median())
+    same = float(distances[matched].median())
+    different = float(distances[apart].median())
     return (same + different) / 2, same, different
 
 
@@ -135,8 +139,10 @@ def in_proportion(counts: Tensor, images: int) -> Tensor:
 
 
 def drawn(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.Generator) -> Tensor:
-    """(n, width): for each of these labels (n, K) a prompt of its class, drawn in proportion to records; the public
-    start for a class without prompts."""
+    """(n, width): for each of these labels (n, K) a prompt of its class, drawn in proportion to records.
+
+    The public start for a class without prompts.
+    """
     weights = (prompts.labels[None] == labels[:, :1]) * prompts.counts.double()
     weights = torch.cat([weights, (weights.sum(1, keepdim=True) == 0).double()], dim=1)
     rows = torch.multinomial(weights, 1, generator=rng)[:, 0]
@@ -144,8 +150,10 @@ def drawn(model: LatentDiffusion, prompts: Prompts, labels: Tensor, rng: torch.G
 
 
 def denoisers(model: LatentDiffusion, prompts: Prompts, classes: int) -> tuple[Denoiser, ...]:
-    """The frozen denoiser with the first prompt of each class, with the second, and so on, cyclically for a class with
-    fewer; a class without prompts has the public start."""
+    """The frozen denoiser with the first prompt of each class, with the second, and so on.
+
+    Cyclically for a class with fewer; a class without prompts has the public start.
+    """
     rows = [torch.nonzero(prompts.labels == label)[:, 0] for label in range(classes)]
     vectors = torch.cat([prompts.vectors, model.start[None]])
 

@@ -58,7 +58,10 @@ def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
 
     Raises ValueError where --t0 is out of range, or is missing and no depth satisfies the budget.
     """
-    clip, epsilon, delta, t0 = options.clip, options.epsilon, options.delta, options.t0
+    clip = options.clip
+    epsilon = options.epsilon
+    delta = options.delta
+    t0 = options.t0
     if t0 is not None and not 1 <= t0 < len(abar):
         raise ValueError(f"--t0 must be in 1..{len(abar) - 1}, got {t0}")
     depths: dict[str, int | None] = {}

@@ -19,7 +19,8 @@ def subject(method: PFDM, public: Records | None) -> Subject | None:
     """The way of canaries through one upload; None where there is no noise."""
     if method.epsilon is None or method.start == "noise":
         return None
-    server, shape = method.init_server(public, generator(0)), method.model.shape
+    server = method.init_server(public, generator(0))
+    shape = method.model.shape
     origin = server.get("center", torch.zeros(shape))
     scale = math.sqrt(float(method.model.abar[method.depth]))
 

@@ -31,7 +31,8 @@ def draw(classes: Params, labels: Tensor, *, noise_std: float, rng: torch.Genera
 
     A label row never seen takes the first one of its class (column 0). Raises ValueError for a class never seen.
     """
-    mean, of = classes["mean"], fitting(labels, classes["labels"]).int().argmax(1)
+    mean = classes["mean"]
+    of = fitting(labels, classes["labels"]).int().argmax(1)
     signal = torch.randn(len(labels), classes["factor"].shape[2], generator=rng)
     noise = torch.randn(len(labels), *mean.shape[1:], generator=rng)
     for u, factor in enumerate(classes["factor"]):  # A factor for every record at once would fill the memory.

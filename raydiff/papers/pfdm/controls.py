@@ -66,7 +66,8 @@ def alone(start: Start, draw: Sampler, copies: NoisedCopies, *, depth: int, cent
     """
     if start in ("noise", "real"):
         raise ValueError(f"the server of this run has no model of its own: start is {start}")
-    about, around = "images of the global denoiser", "" if center == "grey" else f" (center: {center})"
+    about = "images of the global denoiser"
+    around = "" if center == "grey" else f" (center: {center})"
     if copies.abar is not None:
         about = (
             f"x_t0 of the global model at t0 = {depth}, divided by {copies.reach:.6g}: still noised, x_t0 = "

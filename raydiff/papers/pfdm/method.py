@@ -162,7 +162,8 @@ class PFDM(Method):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Stage 1, the rest: one clipped and noised copy of each record, with its labels."""
-        center, metrics = server.get("center"), {"t0": float(self.depth)}
+        center = server.get("center")
+        metrics = {"t0": float(self.depth)}
         if rnd.number > 0 or self.start == "noise":
             return LocalResult(state, nothing(), metrics)
         norms = (data.images if center is None else data.images - center).flatten(1).norm(dim=1)
@@ -191,7 +192,9 @@ class PFDM(Method):
             after = controls.pooled(self.start, pool, noise_std=self._copies.std, rng=rnd.rng)
             return {**server, **after}, {"server/pooled": float(len(pool["x"]))}, []
         w, moments, pool = (tree.under(name, server) for name in ("model", MOMENTS, controls.POOL))
-        x, y, steps = pool["x"], pool["labels"], self.server.of(len(pool["x"])).part(rnd.number - 1, self.server_rounds)
+        x = pool["x"]
+        y = pool["labels"]
+        steps = self.server.of(len(pool["x"])).part(rnd.number - 1, self.server_rounds)
         w, moments, loss = fit(
             self.global_model, w, x, y, training=self.server, rng=rnd.rng, steps=steps, moments=moments
         )
@@ -199,14 +202,17 @@ class PFDM(Method):
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Algorithm 2: the global chain gives x_{t0}, the client's chain takes it to x_0, flag = unclipped."""
-        model, t0, copies = self.model, self.depth, self._copies
+        model = self.model
+        t0 = self.depth
+        copies = self._copies
         z_w = model.denoiser(tree.under("model", server)) if self._trains else None
         stop = t0 if state is not None and self.epsilon is None else 0
 
         def x_t0(labels: Tensor, rng: torch.Generator) -> Tensor:
             if z_w is None:
                 return controls.x_t0(self.start, server, labels, model=model, depth=t0, rng=rng)
-            x, T = torch.randn(len(labels), *model.shape, generator=rng), model.timesteps
+            x = torch.randn(len(labels), *model.shape, generator=rng)
+            T = model.timesteps
             return self.sampling.run(model, z_w, x, labels=labels, start=T, stop=stop, bound=copies.reach, rng=rng)
 
         if state is None:

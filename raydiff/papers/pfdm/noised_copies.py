@@ -44,7 +44,8 @@ class NoisedCopies:
 
     def release(self, data: Records, center: Tensor | None, noise: NoiseStream | None) -> Release:
         """A client's copies, clipped around `center` (C, H, W) where there is one. Raises ValueError without noise."""
-        images, public = data.images, {"labels": data.labels}
+        images = data.images
+        public = {"labels": data.labels}
         if self.abar is None:
             return disclose({"x": images, **public}, AS_THEY_ARE)
         if noise is None:

@@ -32,7 +32,8 @@ def digits() -> Study:
     Clips are the median norm of the public split, near which the paper sets C, unless a preset says otherwise. The
     network has a skip: fewer hidden units than pixels cannot predict white noise else.
     """
-    training, chain = Training(steps=1000), Sampling(sampler="ddim", steps=50)
+    training = Training(steps=1000)
+    chain = Sampling(sampler="ddim", steps=50)
     model = DDPM(network=MLP(skip=True), timesteps=100)
     method = PFDM(model=model, clip=6.8, local=training, server=training, sampling=chain, client_sampling=chain)
     experiment = Experiment(method=method, data=Data(name="digits"), clients=2, runtime=Runtime(workers=1))
@@ -73,10 +74,11 @@ CENTRED_CLIP = 4.26  # median distance of digits' public pictures from their mea
 
 
 def frontier() -> Study:
-    """Digits, two clients that have 3 or 20 records of each minority class: at each epsilon, which method? PFDM, with
-    its clip around 0 and around the public mean, the sketch, as it is and refined by the client's denoiser of PFDM,
-    DP-MERF, Private Evolution and DP-SGD at the same five epsilons; DP-FedAvg under either trust; FedAvg and local
-    training.
+    """Digits, two clients with 3 or 20 records of each minority class: which method at each epsilon?
+
+    PFDM, with its clip around 0 and around the public mean, the sketch, as it is and
+    refined by the client's denoiser of PFDM, DP-MERF, Private Evolution and DP-SGD at the same five epsilons; DP-FedAvg
+    under either trust; FedAvg and local training.
 
     All means are unweighted, which central trust needs. A step of DP-SGD draws 64 of a client's about 430 records.
     """
@@ -185,8 +187,10 @@ def collaboration_colour() -> Study:
 
 
 def _collaboration(base: Experiment, *, minorities: tuple[int, ...], centred_clip: float) -> Study:
-    """Every arm at every (epsilon or its depth, minority size, seed); `centred_clip`: the median distance of the public
-    split's pictures from its mean."""
+    """Every arm at every (epsilon or its depth, minority size, seed).
+
+    `centred_clip`: the median distance of the public split's pictures from its mean.
+    """
     base = replace(base, evaluation=Evaluation(attacks=None, clusters=True))
     centred = {"method.clip": centred_clip, "method.center": "public"}
     beside = (

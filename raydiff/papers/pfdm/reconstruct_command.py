@@ -59,7 +59,8 @@ def main(argv: Sequence[str]) -> int:
     method = method_of(finished)
     uploads, originals = sent(finished, method, options.records)
     denoisers = {"global": tree.under("model", finished.server), "pretrained": _pretrained(finished, method, options)}
-    images, classes = originals.images, originals.labels[:, 0]
+    images = originals.images
+    classes = originals.labels[:, 0]
     attacked = {name: reconstruct(attacker(method, p), uploads, originals.labels) for name, p in denoisers.items() if p}
     if not attacked:
         raise ValueError("there is no attacker: this run has no global denoiser and no public split")
@@ -106,7 +107,8 @@ def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]
 
 def attacker(method: PFDM, params: Params) -> Denoise:
     """The client's chain from t0 to 0 with these parameters; the attacker knows that pictures end in [-1, 1]."""
-    z, chain = method.model.denoiser(params), method.client_sampling
+    z = method.model.denoiser(params)
+    chain = method.client_sampling
 
     def denoise(uploads: Tensor, labels: Tensor) -> Tensor:
         rng = seeding.generator(0, "reconstruction")
@@ -128,7 +130,8 @@ def table(results: Mapping[str, Reconstruction], n: int, method: PFDM) -> list[s
 
 def _pretrained(finished: Finished, method: PFDM, options: ReconstructOptions) -> Params:
     """A denoiser of the method's model trained on the public split; {} without one."""
-    public, steps = finished.dataset.splits["public"], options.public_steps
+    public = finished.dataset.splits["public"]
+    steps = options.public_steps
     if not len(public):
         if steps is not None:
             raise ValueError("--public-steps needs public records: the run's data.public is 0")

@@ -30,8 +30,11 @@ Denoise = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Reconstruction:
-    """How like the originals reconstructions are: means over records. `_wrong`: beside the nearest wrong original;
-    `_random`: of reconstructions that know nothing, or no more than the class."""
+    """How like the originals reconstructions are: means over records.
+
+    `_wrong`: beside the nearest wrong original; `_random`: of reconstructions that know nothing, or no more than the
+    class.
+    """
 
     mse: float  # squared error of a pixel, on [-1, 1]: two pictures of opposite pixels have 4
     mse_wrong: float
@@ -87,7 +90,8 @@ def compare(images: Tensor, originals: Tensor, classes: Tensor) -> Reconstructio
 
 def _errors(images: Tensor, originals: Tensor) -> Tensor:
     """Mean squared error of every reconstruction and every original: (n, n) float64."""
-    x, y = images.flatten(1).double(), originals.flatten(1).double()
+    x = images.flatten(1).double()
+    y = originals.flatten(1).double()
     exact = "donot_use_mm_for_euclid_dist"  # equal distances must come out equal
     return torch.cdist(x, y, compute_mode=exact).square() / x.shape[1]
 

@@ -105,7 +105,8 @@ class SPIRE(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train backbone and embedding together; send the backbone's difference."""
-        weights, mine = tree.without(MOMENTS, server), {CLIENT: state[CLIENT]}
+        weights = tree.without(MOMENTS, server)
+        mine = {CLIENT: state[CLIENT]}
         trained, fixed = ({**weights, **mine}, {}) if self.train_embedding else (weights, mine)
         model = self._with_one
         more: dict[str, Any] = {"model": model, "objective": Completed(model), "extras": fixed}
@@ -119,7 +120,8 @@ class SPIRE(Averaged):
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """Sample the backbone with the client's embedding, with one of several for each picture, or with 0."""
-        server, state = tree.without(MOMENTS, server), None if state is None else tree.without(SCRATCH, state)
+        server = tree.without(MOMENTS, server)
+        state = None if state is None else tree.without(SCRATCH, state)
         personal = None if state is None or SHARES in state else {**server, **state}
         result = deployed(self._with_one, self.sampling, shared=self.shared(server), personal=personal)
         if state is None:

@@ -61,8 +61,11 @@ def _spire(
     head: Training,
     inner: float = PerFedAvg.inner_rate,
 ) -> Study:
-    """The paper's five methods, for the clients of the federation and for those that join later: SPIRE's `joining` its
-    embedding, `finetune` FedAvg's, `head` joining a shared representation, `inner` the rate of Per-FedAvg's steps."""
+    """The paper's five methods, for the clients of the federation and for those that join later.
+
+    SPIRE's `joining` its embedding, `finetune` FedAvg's, `head` joining a shared representation, `inner` the rate of
+    Per-FedAvg's steps.
+    """
     tuned = {"method.finetune": Training, "method.finetune.batch": local.batch}
     beside = (
         Arm(changes={"method": FedAvg, **tuned, **_trained("method.finetune", finetune)}),
@@ -78,8 +81,9 @@ def _spire(
 
 
 def _as_published(base: Experiment, *, rounds: int, tau: int, rate: float, batch: int) -> Study:
-    """The paper's rates: SPIRE's embedding at 0.01, its competitors at a tenth of the learning rate, 100 steps, about
-    five epochs, all constant. Per-FedAvg adapts by as many steps of SGD.
+    """The paper's rates: SPIRE's embedding at 0.01, its competitors at a tenth of the learning rate, 100 steps.
+
+    About five epochs, all constant. Per-FedAvg adapts by as many steps of SGD.
     """
     a_tenth = float(f"{rate / 10:g}")  # 1e-5, not 1.0000000000000001e-05
     tenth = Training(steps=100, learning_rate=a_tenth, decay="constant")
@@ -146,8 +150,10 @@ def spire_mnist() -> Study:
 
 
 def spire_cifar10() -> Study:
-    """CIFAR-10, widths and numbers of clients as in the paper, with all its records: 18 clients x 700 records of
-    one class, 18 more x 275 of two; 400 rounds of 100 steps."""
+    """CIFAR-10, widths and numbers of clients as in the paper, with all its records.
+
+    18 clients x 700 records of one class, 18 more x 275 of two; 400 rounds of 100 steps.
+    """
     changes = {
         "data": Data(name="cifar10", public=2000, validation=0, calibration=0, test=4000),
         "clients": 18,

@@ -28,8 +28,10 @@ from raydiff.report.load import groups, records
 
 WIDTH = 34  # characters of a line in the legend
 FAR = 8.0  # greatest over least distance from which the axis is logarithmic
-COLUMNS, MOST = 3, 24  # panels side by side, and in all
-STOPPED, FLOOR = "hollow: stopped early\n(validation split)", "noise floor: real half\nagainst real half"
+COLUMNS = 3  # panels side by side
+MOST = 24  # panels in all
+STOPPED = "hollow: stopped early\n(validation split)"
+FLOOR = "noise floor: real half\nagainst real half"
 INTERVALS = "bars and bands: 95 % Student intervals of the mean over seeds"
 
 
@@ -82,7 +84,8 @@ def _parts(rows: pd.DataFrame, ranked: str, cell: Sequence[str]) -> Iterator[tup
 
 def _styled(rows: pd.DataFrame, cell: Sequence[str]) -> pd.DataFrame:
     """The rows with label, level (whether it is a horizontal line), x, colour, marker and line."""
-    items, series = records(rows), rows["method"].tolist()
+    items = records(rows)
+    series = rows["method"].tolist()
     if len(definitions(rows)) > 1:
         pairs = zip(series, rows["guarantee"], strict=True)
         series = [f"{method}, {g.definition}" if g.definition else method for method, g in pairs]
@@ -95,8 +98,10 @@ def _styled(rows: pd.DataFrame, cell: Sequence[str]) -> pd.DataFrame:
     level = ~rows.groupby(["series", "setting"])["finite"].transform("any")
     ends = ["no guarantee" if e == math.inf else "nothing sent" for e in rows["epsilon"]]
     series = [f"{name}, {end}" if flat else name for name, end, flat in zip(series, ends, level, strict=True)]
-    first, others = list(dict.fromkeys(series)), sorted(set(settings))
-    colour, line = [first.index(s) for s in series], [others.index(s) for s in settings]
+    first = list(dict.fromkeys(series))
+    others = sorted(set(settings))
+    colour = [first.index(s) for s in series]
+    line = [others.index(s) for s in settings]
     marker = line if len(others) > 1 else colour
     _, high, width = _range(rows["epsilon"])
     labels = [", ".join(filter(None, pair)) for pair in zip(series, settings, strict=True)]
@@ -113,7 +118,8 @@ def _styled(rows: pd.DataFrame, cell: Sequence[str]) -> pd.DataFrame:
 def _range(epsilons: pd.Series) -> tuple[float, float, float]:
     """log10 of the two ends of the finite axis, and how wide the band of infinity is."""
     finite = [math.log10(e) for e in epsilons[_finite(epsilons)]]
-    low, high = min(finite) - 0.2, max(finite) + 0.2
+    low = min(finite) - 0.2
+    high = max(finite) + 0.2
     return low, high, 0.3 * (high - low)
 
 

@@ -37,7 +37,8 @@ def cluster(
 
     Raises ValueError where a label has fewer latents than groups, unless it may have `fewer` groups then.
     """
-    x, members = latents.flatten(1).double().numpy(), torch.full((len(labels),), -1)
+    x = latents.flatten(1).double().numpy()
+    members = torch.full((len(labels),), -1)
     groups_of: list[tuple[int, int]] = []
     for label in labels.unique().tolist():
         rows = torch.nonzero(labels == label)[:, 0]
@@ -71,7 +72,8 @@ def invert(
     The words are fitted side by side, each on `training.batch` latents of its own group a step; their losses are
     summed, so that each has the gradient that it would have alone.
     """
-    words, batch = len(clusters.counts), training.batch
+    words = len(clusters.counts)
+    batch = training.batch
     if training.steps == 0:
         return model.start.expand(words, -1).clone(), 0.0
     rows = [torch.nonzero(clusters.members == g)[:, 0] for g in range(words)]

@@ -91,7 +91,8 @@ class LatentDiffusion:
     def encode(self, images: Tensor) -> Tensor:
         """The posterior's mean, scaled: Eq. 10, (N, C, H, W) -> (N, c, h, w)."""
         self.check((images.shape[1], images.shape[2], images.shape[3]))
-        vae, pixels = _on_device(self.vae), images[0, 0].numel()
+        vae = _on_device(self.vae)
+        pixels = images[0, 0].numel()
         return _chunked(lambda x: (vae.encode(x).latent_dist.mean - self.shift) * self.scaling, images, pixels)
 
     @torch.no_grad()
@@ -115,8 +116,10 @@ class LatentDiffusion:
         return {"t": t, "z": torch.randn(count, *shape, generator=rng)}
 
     def loss(self, v: Tensor, latents: Tensor, draws: Params) -> Tensor:
-        """||eps - eps_theta(sqrt(abar_t) z + sqrt(1 - abar_t) eps, t, [p; v])||^2 of each row, per entry of the latent:
-        Eq. 12, (B,)."""
+        """Squared error of each row's predicted noise, per entry of the latent: Eq. 12, (B,).
+
+        ||eps - eps_theta(sqrt(abar_t) z + sqrt(1 - abar_t) eps, t, [p; v])||^2.
+        """
         where = device()
         eps = draws["z"].to(where)
         z_t = noised(latents.to(where), eps, self.abar, draws["t"].to(where))
@@ -190,10 +193,12 @@ def _load(folder: Path) -> LatentDiffusion:
     vae, unet = (folders.module(folder, part) for part in folders.MODULES)
     tokens = folders.tokens(folder, encoder="text_encoder" in configs)
     shapes: dict[str, Any] = {"vae": vae.config, "unet": unet.config}
-    latent, denoised = shapes["vae"].latent_channels, shapes["unet"].in_channels
+    latent = shapes["vae"].latent_channels
+    denoised = shapes["unet"].in_channels
     if latent != denoised:
         raise ValueError(f"the vae in {folder} has {latent} latent channels, but its unet takes {denoised}")
-    attended, width = shapes["unet"].cross_attention_dim, len(tokens["start"])
+    attended = shapes["unet"].cross_attention_dim
+    width = len(tokens["start"])
     if attended != width:
         raise ValueError(f"the tokens in {folder} are {width} wide, but its unet attends to a width of {attended}")
     weights = {f"{part}/{k}": v for part, m in (("vae", vae), ("unet", unet)) for k, v in m.state_dict().items()}
@@ -248,8 +253,10 @@ class LatentModel:
 
 
 def check_disjoint(name: str, images: Tensor) -> None:
-    """Raises ValueError where one of these client records (N, C, H, W) is a public picture that the model of this name
-    was trained on. A downloaded model does not list its pictures, so nothing is compared."""
+    """Refuse client records (N, C, H, W) that the model of this name was trained on.
+
+    A downloaded model does not list its pictures, so nothing is compared. Raises ValueError.
+    """
     path = folders.locate(name) / folders.PUBLIC
     if not path.is_file():
         return

@@ -183,8 +183,11 @@ def _denoiser(
     with seeding.forked(rng):
         words = _first_words(latents, clusters, training.width)
         module = PromptedDenoiser(shape, words, widths=training.widths, layers=training.layers)
-    where, batch, empty = device(), training.batch, len(clusters.counts)
-    latents, abar = latents.to(where), alphas_bar(ScaledLinearBetas(), T)
+    where = device()
+    batch = training.batch
+    empty = len(clusters.counts)
+    latents = latents.to(where)
+    abar = alphas_bar(ScaledLinearBetas(), T)
 
     def step_loss(call: Callable[..., Tensor]) -> Tensor:
         rows = torch.randint(len(latents), (batch,), generator=rng)
@@ -200,8 +203,10 @@ def _denoiser(
 
 
 def _first_words(latents: Tensor, clusters: Clusters, width: int) -> Tensor:
-    """(V, width): the clusters' centres, projected at random, of deviation 1, so that similar clusters begin with
-    similar words."""
+    """(V, width): the clusters' centres, projected at random, of deviation 1.
+
+    Similar clusters so begin with similar words.
+    """
     flat = latents.flatten(1)
     centres = torch.stack([flat[clusters.members == i].mean(0) for i in range(len(clusters.counts))])
     words = (centres - centres.mean(0)) @ torch.randn(flat.shape[1], width)
