@@ -1,7 +1,5 @@
 """Trials whose storage is a bucket, for tests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

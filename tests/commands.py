@@ -1,7 +1,5 @@
 """Command lines, parsed by the commands' own code and run no further."""
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What all tests share. One thread, so that no number depends on how many cores the machine has."""
 
-from __future__ import annotations
-
 import os
 
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")  # before anything imports ray

@@ -4,8 +4,6 @@ Operations on tensors of both devices raise, CPU generators cannot draw on the G
 between the two are counted. The arithmetic is the CPU's, so results must have the same bits as without it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from collections import Counter
@@ -78,7 +76,7 @@ class FakeGpu:
         return GPU if self.has(x) else CPU
 
     @contextlib.contextmanager
-    def on(self) -> Iterator[FakeGpu]:
+    def on(self) -> Iterator["FakeGpu"]:
         """Within, this thread has the GPU."""
         with _Functions(self), _Operations(self):
             yield self

@@ -9,8 +9,6 @@ Under mu-Gaussian DP the rate of right answers exceeds that of wrong ones by 2 P
 flagged where the Clopper-Pearson limits of both rates are further apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Tiny latent diffusion models, random and written to a folder."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

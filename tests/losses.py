@@ -1,7 +1,5 @@
 """Simulated losses of members and non-members, and the result of an attack on them."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """moto's S3 server on this machine, and a proxy that injects faults."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import subprocess

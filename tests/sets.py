@@ -1,7 +1,5 @@
 """Tiny data sets on disk, and what is asserted of every data set."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

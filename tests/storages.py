@@ -1,7 +1,5 @@
 """Finished trials on disk, for tests of what is done with them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

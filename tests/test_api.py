@@ -1,7 +1,5 @@
 """`import raydiff as rd`: what one does from Python."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import pickle

@@ -1,8 +1,6 @@
 """docs/data/claims.csv and the pages that show parts of it: every claim has a test or a command, and every named test
 exists."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import functools

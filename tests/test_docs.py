@@ -1,8 +1,6 @@
 """README and docs are claims: their commands exist and know their options, their Python runs, their links lead
 somewhere, and the main job's numbers are those of the run that is kept beside them."""
 
-from __future__ import annotations
-
 import csv
 import html
 import importlib.util

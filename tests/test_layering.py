@@ -3,8 +3,6 @@
 The core never imports the papers, and each heavy library has one home.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Doors: entries by name, and checked objects of other packages."""
 
-from __future__ import annotations
-
 import re
 import sys
 import types

@@ -1,7 +1,5 @@
 """The signals that end a process, and output that cannot be written."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

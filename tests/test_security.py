@@ -1,7 +1,5 @@
 """What others can do who send a data set, a trial's folder or a model, or who write to MLflow: docs/security.md."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Named random streams, and the noise's own."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Algebra on dicts of tensors."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from collections.abc import Callable

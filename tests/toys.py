@@ -1,7 +1,5 @@
 """What the tests of federated methods share: a model to be followed by hand, records, runs in this process."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

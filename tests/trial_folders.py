@@ -1,7 +1,5 @@
 """Trials as a sweep leaves them in its folder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The benchmarks: the ways do the same work, and leave nothing behind. No timing is asserted."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing

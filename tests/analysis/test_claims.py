@@ -1,7 +1,5 @@
 """Verdicts on claims: each outcome by hand, and claims that no sweep can test."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Paired differences: which trial is which arm, what is paired with what, and the interval by hand."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

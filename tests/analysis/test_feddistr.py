@@ -1,7 +1,5 @@
 """FedDistr's tables and figures: a small sweep with known numbers, what is paired with what, and what is refused."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The table of newcomers: what is paired with what, by hand, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a sweep over tables says: removal, attack, and what is left out."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

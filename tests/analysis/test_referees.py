@@ -1,7 +1,5 @@
 """A benchmark beside what others published: which trial stands beside which number, by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

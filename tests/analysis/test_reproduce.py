@@ -1,7 +1,5 @@
 """Presets outside the package: the papers' tables, and benchmarks that others published."""
 
-from __future__ import annotations
-
 import functools
 import math
 

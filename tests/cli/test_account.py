@@ -1,7 +1,5 @@
 """`raydiff account`: mechanisms that ran elsewhere, against formulas and mechanisms written out here."""
 
-from __future__ import annotations
-
 import math
 from typing import get_args
 

@@ -1,8 +1,6 @@
 """Every artefact that a finished run, a generate and a report leave, under a record that nobody else is like: nothing
 that carries an epsilon tells of it."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import random

@@ -1,7 +1,5 @@
 """The job as people call it: its table, its files, what it refuses; and, slowly, that it finds what was memorised."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

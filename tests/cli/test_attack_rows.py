@@ -1,7 +1,5 @@
 """`raydiff attack` on trials on a table: which rows are attacked and beside which, what is printed and kept."""
 
-from __future__ import annotations
-
 import csv
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Bad input: one clear sentence, a non-zero exit, nothing half-written."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

@@ -1,7 +1,5 @@
 """`raydiff budget`: who spent what, what is left, and damage."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """jobs/sweep.py --dry-run, and its arithmetic."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from pathlib import Path

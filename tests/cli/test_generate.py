@@ -1,7 +1,5 @@
 """The job as people call it; above all, killed in the middle and called again."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import signal

@@ -1,7 +1,5 @@
 """`raydiff init`: what it writes for data of different kinds, and that it looks at no private picture."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """`raydiff logs`: a trial's rounds as lines, how it ended, and waiting for more."""
 
-from __future__ import annotations
-
 import json
 import re
 import time

@@ -1,7 +1,5 @@
 """`raydiff ls` and `raydiff rm`: what there is, and that nothing goes that is run or not meant."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What README says of the main job, run again."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pandas as pd

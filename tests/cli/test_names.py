@@ -1,7 +1,5 @@
 """Every command takes the same names of runs and sweeps, and the storage folder by either spelling of its option."""
 
-from __future__ import annotations
-
 import functools
 import shutil
 from pathlib import Path

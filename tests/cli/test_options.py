@@ -1,7 +1,5 @@
 """Options as dataclasses: their words become values, every command shows its options, and bad input is one sentence."""
 
-from __future__ import annotations
-
 import dataclasses
 import itertools
 import re

@@ -1,7 +1,5 @@
 """`raydiff personalize`: what it prints, writes and logs."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """What is in no table is imported, `module:name`: the package that docs/extending.md shows, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """`raydiff preview`: what it prints and writes, and that it shows no private picture."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

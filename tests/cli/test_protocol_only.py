@@ -1,7 +1,5 @@
 """`--protocol-only`: all that a tracking server receives, and all that the trial's own record holds."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """What commands refuse beyond a bad option: exit code 2, one sentence that names the field, nothing is written."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 from collections.abc import Callable

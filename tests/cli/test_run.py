@@ -1,7 +1,5 @@
 """`python jobs/run.py` whose server is trained by several processes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

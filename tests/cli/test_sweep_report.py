@@ -1,7 +1,5 @@
 """The end of a sweep: what its trials spent together, and the report, whose failure is one line."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """`raydiff tune`: every arm alike, on the validation split alone, with seeds of its own; then the preset has what was
 chosen."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """cluster/: what can be said of its files without a cluster. That they work on one is not tested here."""
 
-from __future__ import annotations
-
 import configparser
 import os
 import re

@@ -1,7 +1,5 @@
 """Classes are the values or names that records have, by whatever type and file they come."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Settings of data sets, tables and partitions that are refused. The message is one line and names the field."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data sets: what is read, how it is cut, and what is said of bad files."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Entangled clients: the closed form, what the counts achieve, and that all records are dealt."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Folders of pictures: what is read, what is told, what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Data sets of the hub: what is asked for, what is read, and what is said without a network."""
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

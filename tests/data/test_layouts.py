@@ -1,7 +1,5 @@
 """Folders as archives, clones and downloads leave them, with what systems put beside the data, and damaged pictures."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A third modality, given by a data set of another module: whole trials run, and no caller asks what a record is."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

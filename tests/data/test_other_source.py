@@ -1,7 +1,5 @@
 """Public records from another data set: labels by name, the same shape, and no picture that a client holds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Norms and pictures of the public split, checked by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

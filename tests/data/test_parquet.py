@@ -1,7 +1,5 @@
 """Label columns of parquet files: several, text, booleans, and what is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

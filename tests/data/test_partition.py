@@ -1,7 +1,5 @@
 """Partitions: disjoint, covering, seeded, nobody empty; the shapes that the schemes promise; the picture."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """Stored pictures of every format and mode: refused by name, or read as their pixels are."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import struct

@@ -1,7 +1,5 @@
 """One cell of a private row may change its own code, and nothing else: whatever it holds, and however it is stored."""
 
-from __future__ import annotations
-
 import csv
 import datetime
 import decimal

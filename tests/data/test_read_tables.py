@@ -1,7 +1,5 @@
 """Tables become category vectors, and back."""
 
-from __future__ import annotations
-
 import math
 import os
 from pathlib import Path

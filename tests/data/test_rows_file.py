@@ -1,7 +1,5 @@
 """Released rows: a number lies in the bin that it was drawn for, on the grid of its column, from the seed alone."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 from pathlib import Path

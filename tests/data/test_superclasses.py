@@ -1,7 +1,5 @@
 """Superclasses: the tables, what becomes of labels, rows and splits, and who sees the hidden class."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

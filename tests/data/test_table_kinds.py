@@ -1,7 +1,5 @@
 """What columns are taken for, and files that are written in other ways."""
 
-from __future__ import annotations
-
 import datetime
 import decimal
 import gzip

@@ -1,7 +1,5 @@
 """A new client's records: rows that no client trained on, or another data set's; and what they are judged by."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Python code in a process of its own: CUDA's state, its errors and its memory limits belong to a process."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

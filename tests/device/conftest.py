@@ -4,8 +4,6 @@ Without a GPU each is skipped and named in a table. RAYDIFF_GPU_REHEARSAL=1 runs
 checks themselves; their numbers then mean nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import sys

@@ -1,7 +1,5 @@
 """The runner of the checks and figures (`docs/data/gpu/check.py`), on the CPU: limits, lines, cuts."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

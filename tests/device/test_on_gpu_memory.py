@@ -1,7 +1,5 @@
 """Memory of a GPU that several processes share, and which errors of CUDA a process survives."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """What is computed on a GPU: the CPU's numbers to rounding, the same ledger, a resumed run, clients in lock-step."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 from collections.abc import Callable

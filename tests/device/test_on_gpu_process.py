@@ -1,7 +1,5 @@
 """What a process does with the GPU that it was given or not given, and how often it compiles."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

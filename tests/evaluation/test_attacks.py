@@ -1,7 +1,5 @@
 """Each attack's formula against a slow one written from its paper, record by record."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """`raydiff canary`: what it prints of a preset's own upload, and one sentence for bad input."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Train on synthetic, test on real; and the real ones choose nothing."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What is read off a classifier, and off a method that is judged by one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """clean-fid's Inception without clean-fid's weights: another network in their file, and no file at all."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Likelihood ratios: against simulated losses whose optimal attack is known, and against a model that memorised."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

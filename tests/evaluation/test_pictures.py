@@ -1,7 +1,5 @@
 """Pictures from the data's scale to 8 bits; curves of a new client's training and of attacks."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

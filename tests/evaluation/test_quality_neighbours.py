@@ -1,7 +1,5 @@
 """Precision, recall, density and coverage against loops over the papers' formulas; memorised pictures by hand."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Quantile regression: it minimises the pinball loss, covers what it says, and finds a planted leak."""
 
-from __future__ import annotations
-
 import math
 from itertools import combinations
 

@@ -1,7 +1,5 @@
 """Which readings there are, under which names, in a client's report."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """RMIA: against loops over a table of losses, and against simulated losses whose optimal attack is known."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

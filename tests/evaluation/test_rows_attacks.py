@@ -3,8 +3,6 @@
 Each attack is held to the same three oracles, so they stand together.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

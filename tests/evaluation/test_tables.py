@@ -1,7 +1,5 @@
 """Rows of a table: how they are judged, and trials that train on them from start to end."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """What is attacked, with which records; and that the attacks find what there is to find, and nothing else."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

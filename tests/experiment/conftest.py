@@ -1,7 +1,5 @@
 """A trial to be run in a bucket, what it gives in a folder, and machines for it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

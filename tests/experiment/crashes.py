@@ -1,7 +1,5 @@
 """A machine that loses its power at a given call of what writes files, and what is then left on its disk."""
 
-from __future__ import annotations
-
 import os
 import random
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """A budget's book, while power is lost at every write, link, rename and sync, and while others write."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

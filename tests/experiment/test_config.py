@@ -1,7 +1,5 @@
 """The dataclass tree of a trial, and `settings`: digest, JSON, and what the command line may say."""
 
-from __future__ import annotations
-
 import dataclasses
 import functools
 import json

@@ -1,7 +1,5 @@
 """What is measured of a trial; the rest of it is seen in test_trial.py."""
 
-from __future__ import annotations
-
 import pytest
 
 from raydiff.data.datasets import load

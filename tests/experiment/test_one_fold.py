@@ -1,7 +1,5 @@
 """One fold: a trial's metric, its outcome, the frontier's row and the report's say the epsilon of its ledger."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator

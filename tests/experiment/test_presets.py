@@ -1,7 +1,5 @@
 """Presets build, and their public numbers are what they say."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A budget that trials on the same records share: what is charged, what is refused, how damage is found."""
 
-from __future__ import annotations
-
 import json
 import math
 import multiprocessing

@@ -1,7 +1,5 @@
 """How the trials of a study are called."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from raydiff.experiment.overrides import override

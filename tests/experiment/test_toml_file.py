@@ -1,7 +1,5 @@
 """Experiment files: a preset with changes, axes, and errors that say where."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A trial from start to end, and what its files say."""
 
-from __future__ import annotations
-
 import importlib
 import itertools
 import json

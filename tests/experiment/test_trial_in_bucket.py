@@ -1,7 +1,5 @@
 """Trials in a bucket: it holds enough to go on elsewhere, whenever a process dies, and shows nobody clients."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import math

@@ -1,7 +1,5 @@
 """Exact sums: each summand is rounded once, and then neither order nor grouping matters."""
 
-from __future__ import annotations
-
 import math
 import pickle
 from fractions import Fraction

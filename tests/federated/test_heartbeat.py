@@ -1,7 +1,5 @@
 """Heartbeats of a long training: who is at which step, in the trial's folder."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

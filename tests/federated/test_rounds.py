@@ -1,7 +1,5 @@
 """The round loop: what is sent, in which order, what is recorded, and what a second run sends again."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

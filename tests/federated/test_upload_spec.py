@@ -1,7 +1,5 @@
 """The form of an upload: what is refused, and that the leaf is named."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 

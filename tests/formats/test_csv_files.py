@@ -1,7 +1,5 @@
 """CSV files for spreadsheets: no text is a formula, no number is changed, and what is read is what was written."""
 
-from __future__ import annotations
-
 import ast
 import csv
 import datetime

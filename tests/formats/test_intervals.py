@@ -1,7 +1,5 @@
 """The interval of a ratio of means, against its definition."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """JSON files: of what is sealed every flipped bit is found, and lines are whole after a crash."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

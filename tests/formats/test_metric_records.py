@@ -1,7 +1,5 @@
 """Metrics as records: their columns, their files, and which ones are shown."""
 
-from __future__ import annotations
-
 import json
 import math
 from typing import Any

@@ -1,7 +1,5 @@
 """What is shown of a bound is a bound: an epsilon is rounded up, an audit's lower bound down, wherever it is text."""
 
-from __future__ import annotations
-
 import math
 import re
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """Averaging: weights, the server's optimisers, and client-level privacy of the updates."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """What every method promises. A new one is under test as soon as it is in METHODS."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import itertools

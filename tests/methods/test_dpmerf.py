@@ -1,7 +1,5 @@
 """DP-MERF (Harder et al. 2021): the upload by hand, the kernel, and the generator's loss."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Federated DP-SGD against FedAvg, its budget, and what it sends."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Private Evolution (Lin et al. 2024): the votes by hand, how candidates are drawn and varied, and what they become."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """FedAvg (McMahan et al. 2017) against what it reduces to."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """FedProx (Li et al. 2020) against FedAvg, and by hand."""
 
-from __future__ import annotations
-
 import pytest
 from toys import QUADRATIC, run, values
 

@@ -1,7 +1,5 @@
 """Averaging where the server sees the sum alone: rounds, rejected uploads, crashes, and what the ledger says."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 from typing import Any

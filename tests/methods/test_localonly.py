@@ -1,7 +1,5 @@
 """LocalOnly as the control that measures what public records give without any client."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from toys import records

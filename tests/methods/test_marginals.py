@@ -1,7 +1,5 @@
 """Marginals: the upload by hand, its noise, and what the server makes of it."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Settings that a method refuses. The message is one line and names the field."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

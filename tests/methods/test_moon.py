@@ -1,7 +1,5 @@
 """MOON (Li, He & Song 2021) against FedAvg, and by hand."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,8 +1,6 @@
 """All that computes on the accelerator, on one that is none (`fake_gpu`): no tensors of unlike devices meet, the bits
 are those of the CPU, and little travels to the device in a step."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path

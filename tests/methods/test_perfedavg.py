@@ -1,7 +1,5 @@
 """Per-FedAvg (Fallah, Mokhtari & Ozdaglar 2020) against FedAvg, by hand, and against finite differences."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clients that send what the server cannot use: left out by name, counted, and in the ledger all the same."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """SCAFFOLD (Karimireddy et al. 2020) against FedAvg, and by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Shared representation: what is shared, what is not, and FedAvg where all is."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

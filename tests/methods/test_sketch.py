@@ -1,7 +1,5 @@
 """Sketch: the upload by hand, and what the server makes of it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """The uploads of averaging methods as sums: dealt to workers in any way, in any order, the same bits."""
 
-from __future__ import annotations
-
 import math
 import pickle
 import random

@@ -1,7 +1,5 @@
 """Denoisers of models that have none of their own: the posterior over pictures that stand for each row of labels."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

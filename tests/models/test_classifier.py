@@ -1,7 +1,5 @@
 """Classifiers: shapes, sizes, loss, and that they learn."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Discrete diffusion: the chain against enumeration, and what training recovers."""
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Schedules of uniform noise on categories, against the paper's formulas written out."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

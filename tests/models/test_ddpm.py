@@ -1,7 +1,5 @@
 """The forward and reverse processes against their formulas."""
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -1,7 +1,5 @@
 """Which device computes, what its errors mean, and memory. The messages are those of an H100 with torch 2.11."""
 
-from __future__ import annotations
-
 import platform
 import resource
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Clients in lock-step: the numbers of one after the other to rounding, and nothing waits for ever."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import threading

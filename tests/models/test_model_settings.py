@@ -1,7 +1,5 @@
 """Settings that a model, a network, a training or a sampler refuses. The message is one line and names the field."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Gaussians from noised sums: the second moment without its noise, and the closed forms."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """Both networks: shapes, conditions, and what they refuse."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

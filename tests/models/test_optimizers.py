@@ -1,7 +1,5 @@
 """Optimisers as functions."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

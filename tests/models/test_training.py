@@ -1,7 +1,5 @@
 """The training loop, and its golden losses: `python tests/models/test_training.py` writes them anew."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,8 +1,6 @@
 """Releases whose noise is added in floating point, as this project's were and as others' are: the audit of bits must
 name their records. Each has the signature of `gaussian_records` as far as the tests use it."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

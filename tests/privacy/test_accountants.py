@@ -1,7 +1,5 @@
 """Every bound against an oracle: integration, 80-digit arithmetic, opacus, the paper's own expression."""
 
-from __future__ import annotations
-
 import math
 import re
 from dataclasses import replace

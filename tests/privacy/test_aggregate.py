@@ -1,7 +1,5 @@
 """Secure aggregation: the noise of a sum of shares and what it costs, roundings within their bound."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

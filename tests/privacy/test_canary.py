@@ -1,7 +1,5 @@
 """The audit by canaries: right noise passes, whatever is broken is flagged, for every Gaussian release."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

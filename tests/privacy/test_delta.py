@@ -1,7 +1,5 @@
 """A delta that is too large is refused, and one of at least 1/n is said wherever epsilon is."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import fields, replace

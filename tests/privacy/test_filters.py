@@ -1,8 +1,6 @@
 """Several trials on the same data: composed, and under a budget against whoever chooses the second trial by what the
 first one gave, where delta is computed exactly."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable

@@ -1,8 +1,6 @@
 """The floating-point attack names the records of float32 noise, this project's of before and others', and of what is
 released on a grid it rules nothing out."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Gradients that are never built are those that are, by torch.func record by record; and the same clip bounds them."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from types import SimpleNamespace

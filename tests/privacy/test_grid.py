@@ -1,8 +1,6 @@
 """Noise on a grid: what is released are whole steps, their law is the rounded Gaussian's to the bound of the proof, and
 epsilon says what the difference costs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from fractions import Fraction

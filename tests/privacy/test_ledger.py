@@ -1,7 +1,5 @@
 """The ledger: what composes with what, what never does, and who sees what."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from dataclasses import replace

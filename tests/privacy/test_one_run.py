@@ -1,7 +1,5 @@
 """The one-run audit of DP-SGD: its theorem against randomised response, and the real code path, right and broken."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

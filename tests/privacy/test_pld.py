@@ -1,7 +1,5 @@
 """The loss of sampled Gaussians under every relation: against integration, simulation and other accountants."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ceilings on attacks: the published settings, a ledger's curve, and the check of a run's attacks."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 

@@ -3,8 +3,6 @@
 `faults` inspects anything with the signature of `PrivateGradient`. It passes the real one and catches broken ones.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 import os

@@ -4,8 +4,6 @@
 `gaussian_rows`. They are shown to pass the real ones and to catch broken ones.
 """
 
-from __future__ import annotations
-
 import copy
 import json
 import math

@@ -1,7 +1,5 @@
 """The ceiling of sampled Gaussians: against closed forms, and the best attack by brute force."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

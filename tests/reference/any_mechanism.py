@@ -1,7 +1,5 @@
 """Bound of a one-run audit for any (epsilon, delta)-DP run (Steinke et al., NeurIPS 2023, arXiv 2305.08846)."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Oracles of Gaussian mechanisms without raydiff's accountants: integration on a grid, and convolution."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from typing import Any

@@ -8,8 +8,6 @@ The theorem does not hold as it is read: another table can have a larger product
 record has the emptiest balls (tests/papers/discrete/test_limits.py has one). `ceiling` drops the balls, and holds.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

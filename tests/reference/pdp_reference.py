@@ -4,8 +4,6 @@ It is what the fast audit must agree with. The readings of the paper are those l
 `radius`; only the arithmetic is done anew.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 

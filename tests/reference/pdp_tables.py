@@ -1,7 +1,5 @@
 """Small tables for the tests of the per-instance bound."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import strategies as st
 

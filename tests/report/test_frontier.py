@@ -1,7 +1,5 @@
 """The frontier of a sweep: what compares with what, what the table has, and what the plot shows."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Sequence

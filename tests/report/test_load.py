@@ -1,7 +1,5 @@
 """A sweep's folder as tables: every kind of trial, and one sentence for every kind of damage."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

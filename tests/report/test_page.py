@@ -1,7 +1,5 @@
 """The page of a sweep: what its sections and tables say, damaged files, and sections of other packages."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

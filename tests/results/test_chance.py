@@ -1,7 +1,5 @@
 """A trial whose samples are noise says so."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

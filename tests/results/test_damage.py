@@ -1,8 +1,6 @@
 """Damage every file of a sweep in every way, then read it in every way: a number is right or missing, an error is one
 sentence with the path, and epsilon never falls."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import math
@@ -104,7 +102,7 @@ class Left:
         (folder,) = (self.sweep / "trials").iterdir()
         return folder
 
-    def copy(self, to: Path) -> Left:
+    def copy(self, to: Path) -> "Left":
         shutil.copytree(self.storage, to)
         return Left(to, replace(self.experiment, runtime=replace(self.experiment.runtime, storage=str(to))))
 

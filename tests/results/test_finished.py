@@ -1,7 +1,5 @@
 """A finished trial is found by the names that people have, and refused in one sentence where it cannot be sampled."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

@@ -1,7 +1,5 @@
 """Samples as a data set: what is in the files, that they are read back, and that a killed run continues."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

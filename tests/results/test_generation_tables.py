@@ -1,7 +1,5 @@
 """Rows of a table as a data set: what is in rows.csv, that it is read again, and that a killed run continues."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A client that joins a finished run: what it trains, what it leaves alone, and what it is measured by."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """MLflow runs of finished trials: found again, and their samplers loaded where nothing of this repository is."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """A saved sampler: what is in its folder, and that it samples what the run's own model would."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Shadow models of a finished trial: on what they are trained, that it is once, and by the method itself."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """One local Ray and two workers for all tests that need them: a process costs 10 s to start."""
 
-from __future__ import annotations
-
 import pytest
 
 

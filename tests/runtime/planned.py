@@ -1,7 +1,5 @@
 """Plans for tests of sweeps."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Clients in actors: the same bits as in one process, and a worker that dies is given its clients back."""
 
-from __future__ import annotations
-
 import dataclasses
 import stat
 

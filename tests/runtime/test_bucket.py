@@ -1,7 +1,5 @@
 """Workers that share no folder with the coordinator nor with each other, but a bucket."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

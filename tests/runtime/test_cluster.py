@@ -1,7 +1,5 @@
 """Joining and starting Ray, and what a cluster says of its nodes."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import queue

@@ -1,7 +1,5 @@
 """The number of concurrent trials, on a cluster that changes."""
 
-from __future__ import annotations
-
 import dataclasses
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """Data-parallel training takes the steps of one process, to rounding."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

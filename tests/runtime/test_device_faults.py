@@ -1,7 +1,5 @@
 """Processes name the setting to raise when memory runs out, and exit after other device errors; lost GPUs."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import pickle

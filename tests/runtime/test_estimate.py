@@ -1,7 +1,5 @@
 """Remaining time of a simulated sweep."""
 
-from __future__ import annotations
-
 import random
 
 import pytest

@@ -1,7 +1,5 @@
 """Lines of a sweep's progress, from Tune's events."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

@@ -1,7 +1,5 @@
 """What coordinators and drivers export to Prometheus, and who reads it."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """Slots on nodes, and the GPU memory of a process."""
 
-from __future__ import annotations
-
 import os
 from types import SimpleNamespace
 

@@ -3,8 +3,6 @@
 A release that renames one breaks here first. What is not in USED may not be used: `test_nothing_else_is_used` looks.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib
 import inspect

@@ -1,7 +1,5 @@
 """Tune's schedulers by name: which ones work here, and with what arguments."""
 
-from __future__ import annotations
-
 import pytest
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule
 

@@ -1,7 +1,5 @@
 """Suggestions of a sweep: one trial per experiment, results from the trials' files, and nothing else to keep."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Parts of a data set and shadow models by Ray workers: the results of one process, and errors in one sentence."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A sweep through Tune on the shared Ray: failed trials are named, the others finish, and none is run twice."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import errno

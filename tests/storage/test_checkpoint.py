@@ -1,7 +1,5 @@
 """The checkpoint: whole files, commits last, and nothing that a crash left half done; damage is found and named."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Files of a sweep that were put back from elsewhere are refused by name; copies under other names are ignored."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Iterator

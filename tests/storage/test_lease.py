@@ -1,8 +1,6 @@
 """One driver at a time, in a folder and in a bucket: who comes second is refused, who comes after a death is not, and a
 driver that lost its lease stops."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """An object store: a real S3 server that answers with errors and loses answers. And what encryption hides and finds."""
 
-from __future__ import annotations
-
 import os
 import pickle
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Results that the trials of a sweep share: made once, whoever is faster, and named by keyed digests."""
 
-from __future__ import annotations
-
 import hashlib
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The storage folder: refused where it cannot work, and never taken by git or a Ray job."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shlex

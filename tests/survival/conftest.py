@@ -1,7 +1,5 @@
 """A small sweep in processes of its own, to be killed; and what it gives when nobody disturbs it."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle
@@ -115,7 +113,7 @@ class Command:
         with self._log.open("w") as log:
             self.process = subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log, start_new_session=True)
 
-    def __enter__(self) -> Command:
+    def __enter__(self) -> "Command":
         return self
 
     def __exit__(self, *_: object) -> None:

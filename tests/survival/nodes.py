@@ -4,8 +4,6 @@ The command runs in this process, so that a test can put faulty clients in place
 and nodes are processes of their own.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

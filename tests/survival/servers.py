@@ -1,7 +1,5 @@
 """MLflow servers for tests."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

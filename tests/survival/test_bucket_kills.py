@@ -1,8 +1,6 @@
 """A sweep whose storage is a bucket on a real S3 server: its processes die, then its driver; another machine, which has
 the credentials and the secret alone, goes on, and ends with the bits of an undisturbed sweep in a folder."""
 
-from __future__ import annotations
-
 import re
 import signal
 from collections.abc import Iterator

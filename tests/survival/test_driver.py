@@ -1,7 +1,5 @@
 """The driver dies, or is asked to stop; the same command with --resume gives the undisturbed table."""
 
-from __future__ import annotations
-
 import os
 import signal
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nodes join a sweep and are drained; two sweeps share a cluster."""
 
-from __future__ import annotations
-
 import os
 import signal
 

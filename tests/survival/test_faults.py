@@ -1,8 +1,6 @@
 """A full disk, a read-only disk, an MLflow server that is away, a trial that always fails: each gives one message, and
 the same command then finishes the sweep."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import os

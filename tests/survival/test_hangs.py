@@ -1,8 +1,6 @@
 """Clients that hang, and workers that are stopped: each is killed when nothing was heard of it for
 `runtime.client_timeout_s`, and the round goes on as if its worker had died."""
 
-from __future__ import annotations
-
 import ctypes
 import dataclasses
 import os

@@ -1,7 +1,5 @@
 """The Ray that a sweep starts for itself: who may use it, and how the driver leaves it."""
 
-from __future__ import annotations
-
 import os
 import stat
 import subprocess

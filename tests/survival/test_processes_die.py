@@ -1,7 +1,5 @@
 """Workers, coordinators and nodes die in the middle of a round; the sweep goes on, and ends as if nothing had been."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import signal

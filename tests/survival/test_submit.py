@@ -1,8 +1,6 @@
 """`ray job submit` on `cluster/local.sh`: a head without CPUs and two nodes, with Ray's token authentication. What was
 submitted is stopped and submitted again, loses a node, and finishes."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

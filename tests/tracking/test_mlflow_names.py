@@ -1,7 +1,5 @@
 """Names that MLflow takes."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

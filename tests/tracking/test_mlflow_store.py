@@ -1,7 +1,5 @@
 """An MLflow store: created by one process at a time, moved with its storage, and never printed with its password."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import http.server

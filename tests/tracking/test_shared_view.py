@@ -1,7 +1,5 @@
 """MLflow's shared view: the JSON that its page reads, and that a sweep writes it."""
 
-from __future__ import annotations
-
 import json
 import math
 

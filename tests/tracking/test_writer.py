@@ -1,7 +1,5 @@
 """The thread that follows a sweep's files into a real MLflow store."""
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import json

@@ -1,7 +1,5 @@
 """Closed forms of perfect denoisers against raydiff's chains, brute force and numbers by hand."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from scipy.optimize import linear_sum_assignment

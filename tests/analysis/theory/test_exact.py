@@ -1,7 +1,5 @@
 """Exact delta <= KL bounds <= Theorem 1 on tiny spaces, with the enumeration itself checked by sampling and by hand."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

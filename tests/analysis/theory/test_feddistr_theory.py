@@ -1,7 +1,5 @@
 """FedDistr's theory: the exact loss, Monte-Carlo against closed forms, the bounds by hand, the counter-examples."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

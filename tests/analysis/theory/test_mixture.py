@@ -1,7 +1,5 @@
 """The hierarchical mixture: exact scores, when modes merge, and who decides what."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """SPIRE's two-component mixture: signs against autograd, closed forms against Monte-Carlo and brute force, orders."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

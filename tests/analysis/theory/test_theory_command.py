@@ -1,7 +1,5 @@
 """`python -m analysis.theory`: its tables and files."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Errors and delta of trained models: perfect ones have none, some by hand, and the chain by sampling."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import partial

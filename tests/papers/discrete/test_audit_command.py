@@ -1,7 +1,5 @@
 """The audit of a file: what is printed, saved, logged and refused. Nothing is trained."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from contextlib import redirect_stdout

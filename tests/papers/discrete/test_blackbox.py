@@ -1,7 +1,5 @@
 """The black-box attack on rows: finds what was memorised, and nothing where there is nothing."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """The fast audit against Algorithm 1 written out, and what the paper says about its bound."""
 
-from __future__ import annotations
-
 import ast
 import itertools
 import math

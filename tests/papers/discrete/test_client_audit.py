@@ -1,7 +1,5 @@
 """The audit of an experiment's tables: whose rows, at which step, and what is left out of training."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

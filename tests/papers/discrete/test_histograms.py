@@ -1,7 +1,5 @@
 """Hamming histograms by both ways against counting pairs."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

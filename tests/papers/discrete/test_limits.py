@@ -1,7 +1,5 @@
 """Bounds that need no table, against tables."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """FedDistr: what is sent and at which price, what the server makes of it, and what is refused."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Clusters of latents and a word for each, on a model whose best word is known."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any

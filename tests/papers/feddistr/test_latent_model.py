@@ -1,7 +1,5 @@
 """The frozen latent diffusion model: what it computes, what it never changes, and which folders are refused."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

@@ -1,7 +1,5 @@
 """Pre-training on public records: the vocabulary, the folder, the same bits from the same seed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`raydiff pretrain`: what it writes, logs and refuses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

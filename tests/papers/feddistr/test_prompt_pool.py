@@ -1,7 +1,5 @@
 """FedDistr's server: who is matched with whom, what stays of it, and that nothing is lost."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

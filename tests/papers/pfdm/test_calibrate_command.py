@@ -1,7 +1,5 @@
 """`raydiff calibrate`: the published settings, and one sentence for bad input."""
 
-from __future__ import annotations
-
 import pytest
 
 from raydiff.papers.pfdm import calibrate_command as calibrate

@@ -1,7 +1,5 @@
 """The per-class Gaussians against the distribution that the records are drawn from."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """colour-mnist: the colour goes with the digit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

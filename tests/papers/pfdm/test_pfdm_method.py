@@ -1,7 +1,5 @@
 """PFDM (Patel et al., CVPR 2026) against its algorithms and its Gaussian closed form."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

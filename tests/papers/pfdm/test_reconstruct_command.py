@@ -1,7 +1,5 @@
 """The job as people call it, on a finished run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What a reconstruction is measured by, and what the two ends of the noise give."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

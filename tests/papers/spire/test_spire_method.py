@@ -1,7 +1,5 @@
 """SPIRE (arXiv 2506.12303) against what it reduces to, and what it must never send."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
