@@ -179,7 +179,8 @@ class Run:
 
     def _rows(self, labels: Labels) -> Tensor:
         """(N, K) label rows. Raises ValueError for an unknown class."""
-        names, rows = self.finished.dataset.label_names, np.asarray(labels)
+        names = self.finished.dataset.label_names
+        rows = np.asarray(labels)
         if rows.dtype.kind in "UO":
             if unknown := sorted({*rows.tolist()} - {*names[0]}):
                 raise ValueError(f"there is no class {unknown[0]!r}: there are {', '.join(names[0])}")

@@ -312,9 +312,11 @@ def entries(field: str, door: Door[T], names: Iterable[str]) -> dict[str, T]:
 
 def distinguishing_fields(settings: Sequence[Mapping[str, Any]], fields: Iterable[str]) -> list[str]:
     """The fields, from the first on, that are needed to tell the settings apart."""
-    chosen, groups = list[str](), 1
+    chosen = list[str]()
+    groups = 1
     for name in fields:
         more = len({repr([setting.get(k) for k in (*chosen, name)]) for setting in settings})
         if more > groups:
-            chosen, groups = [*chosen, name], more
+            chosen = [*chosen, name]
+            groups = more
     return chosen

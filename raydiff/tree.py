@@ -67,7 +67,9 @@ class Layout:
 
     def leaves(self, buffer: Tensor) -> Params:
         """Views of the buffer (size,), or of several (M, size) as leaves (M, ...)."""
-        first, many, apart = buffer.storage_offset(), buffer.shape[:-1], buffer.stride()[:-1]
+        first = buffer.storage_offset()
+        many = buffer.shape[:-1]
+        apart = buffer.stride()[:-1]
         return {
             name: buffer.as_strided((*many, *shape), (*apart, *strides), first + start)
             for name, shape, strides, start in self._views
@@ -102,7 +104,8 @@ class Flat(dict[str, Tensor]):
 
     def __init__(self, layout: Layout, buffer: Tensor) -> None:
         super().__init__(layout.leaves(buffer))
-        self.layout, self.buffer = layout, buffer
+        self.layout = layout
+        self.buffer = buffer
 
     @classmethod
     def of(cls, a: Tensors) -> Flat:

@@ -71,7 +71,8 @@ def main(argv: Sequence[str]) -> int:
     options = parse(AccountOptions, argv, __doc__)
     exposure = options.exposure
     print(accountants.tightest(lambda name: exposure.guarantee(options.delta, name)))
-    auc, tpr = up(exposure.auc_ceiling(), 4), up(exposure.tpr_ceiling(FPR), 4)
+    auc = up(exposure.auc_ceiling(), 4)
+    tpr = up(exposure.tpr_ceiling(FPR), 4)
     print(f"no attack exceeds AUC {auc}, nor TPR {tpr} at FPR {FPR}")
     if options.q < 1:
         print(SEEN if options.sees_senders else SAMPLED)

@@ -100,7 +100,9 @@ def _too_few(nonmembers: int) -> str:
 
 def _attack_model(finished: Finished, options: AttackOptions) -> None:
     attacked = open_attacked(subset(options, ShadowRequest, trial=finished.trial.folder), finished)
-    started, target = time.monotonic(), attacked.target()  # First, since it refuses what cannot be computed.
+    # First, since it refuses what cannot be computed.
+    started = time.monotonic()
+    target = attacked.target()
     print(_title(attacked), flush=True)
     for i, _ in enumerate(_trained(attacked, options.workers), start=1):
         print(f"{i} of {options.shadows} shadows, {time.monotonic() - started:.0f} s", flush=True)
@@ -108,7 +110,8 @@ def _attack_model(finished: Finished, options: AttackOptions) -> None:
 
 
 def _title(attacked: Attacked) -> str:
-    experiment, request = attacked.finished.trial.experiment, attacked.request
+    experiment = attacked.finished.trial.experiment
+    request = attacked.request
     members = int((attacked.role < 2).sum())
     model = f"client {request.client}'s own model" if request.source == "client" else "the shared model"
     trained = f", each of {request.shadows} shadows on {int(attacked.inside[0].sum())}" if request.shadows else ""
@@ -134,7 +137,8 @@ def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
 
 def _report(attacked: Attacked, target: Tensor, out: Path) -> None:
     """Print the readings; write them and the ROC curves."""
-    rows, curves = [], {}
+    rows = []
+    curves = {}
     for name, scores in _scores(attacked, target).items():
         by_role = {role: scores[attacked.role == i] for i, role in enumerate(ROLES)}
         row, column = reading(name, by_role, attacked.timesteps)
@@ -205,7 +209,8 @@ def _attack_rows(finished: Finished, options: AttackOptions) -> None:
         f"{len(rows.nonmembers):,} non-members, {len(rows.reference):,} reference rows"
     )
     print(f"{about}\n", flush=True)
-    readings, lines = list(_readings(rows)), [("attack", "reading", "value", "remembering nothing")]
+    readings = list(_readings(rows))
+    lines = [("attack", "reading", "value", "remembering nothing")]
     for r in readings:
         nothing = "" if r.nothing is None else f"{r.nothing:g}"
         lines.append((r.attack, r.reading, _with_interval(r.value, (r.low, r.high)), nothing))
@@ -232,7 +237,8 @@ def _readings(rows: AttackedRows) -> Iterator[Reading]:
         nonmembers=outside[half:],
     )
     yield Reading("DOMIAS", "AUC", membership.auc, *membership.auc_interval, 0.5)
-    accuracy, interval = membership.balanced_accuracy, membership.balanced_accuracy_interval
+    accuracy = membership.balanced_accuracy
+    interval = membership.balanced_accuracy_interval
     yield Reading("DOMIAS", "balanced accuracy", accuracy, *interval, 0.5)
     for rate in membership.low_fpr:
         yield Reading("DOMIAS", f"TPR at {100 * rate.fpr:g} % FPR", rate.tpr, *rate.interval, rate.fpr)

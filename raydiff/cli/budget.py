@@ -33,7 +33,8 @@ class BudgetOptions(StorageOptions):
 def main(argv: Sequence[str]) -> int:
     """Print each budget. Raises ValueError where there is none, or where its records are damaged."""
     options = parse(BudgetOptions, argv, __doc__)
-    logs, about = spending.logs(options.storage), ""
+    logs = spending.logs(options.storage)
+    about = ""
     if (name := options.data) is not None:
         about = f" of {name}"
         if name in presets.PRESETS or (name.endswith(toml_file.SUFFIX) and Path(name).exists()):
@@ -51,11 +52,14 @@ def lines(log: BudgetLog) -> list[str]:
     """The budget, each trial with its own epsilon and that of all up to it, and what is left."""
     header, *records = spending.verified(log)
     budget = Budget(**header["budget"])
-    out, charges = [f"{header['source']}: {budget}"], dict[str, tuple[Event, ...]]()
-    order, total = spending.order_of(records), budget.spent([])
+    out = [f"{header['source']}: {budget}"]
+    charges = dict[str, tuple[Event, ...]]()
+    order = spending.order_of(records)
+    total = budget.spent([])
     for record in records:
         charges[record["key"]] = events = filters.read(record["events"])
-        trial, total = budget.spent([events]), budget.spent(charges.values(), order)
+        trial = budget.spent([events])
+        total = budget.spent(charges.values(), order)
         epsilons = f"epsilon {rounding.up(trial.epsilon)}, together epsilon {rounding.up(total.epsilon)}"
         sent = "" if record["whole"] else ", as far as it was sent before there was a budget"
         out.append(f"  {record['at']}  {record['trial']}: {epsilons}{sent}")

@@ -70,7 +70,8 @@ def main(argv: Sequence[str]) -> int:
     """Audit, and print a line per seed."""
     options, fields = parse_known(CanaryOptions, arguments.shorthand(argv), __doc__, Experiment())
     experiment = _experiment(options, fields)
-    began, findings = time.perf_counter(), list[Finding]()
+    began = time.perf_counter()
+    findings = list[Finding]()
     print(f"{options.what}: {type(experiment.method).__name__}{', with half its noise' if options.halve else ''}")
     for finding in (_one_run if isinstance(experiment.method, DPSGD) else _releases)(experiment, options):
         print(f"seed {len(findings)}: {finding.text}{'  FLAGGED' if finding.flagged else ''}", flush=True)
@@ -97,7 +98,8 @@ def _experiment(options: CanaryOptions, fields: Sequence[str]) -> Experiment:
 
 def _releases(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding]:
     """Opposite canaries, one in each release."""
-    method, public = experiment.method, datasets.load(experiment.data).splits["public"]
+    method = experiment.method
+    public = datasets.load(experiment.data).splits["public"]
     subject = canary_subjects.subject(method, public)
     events = [e.event for e in subject.ledger.entries if e.client <= 0]  # The canary's client, and what is published.
     print(f"{_guarantee(subject.ledger, experiment)}; mu {up(accountants.renyi_mu(events), 3)}")
@@ -119,7 +121,8 @@ def _releases(experiment: Experiment, options: CanaryOptions) -> Iterator[Findin
 
 def _one_run(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding]:
     """DP-SGD: a run for each seed, of a client whose records are canaries."""
-    method, m = cast(DPSGD, experiment.method), options.canaries or CANARIES_OF_ONE_RUN
+    method = cast(DPSGD, experiment.method)
+    m = options.canaries or CANARIES_OF_ONE_RUN
     for seed in range(options.seeds):
         rng = generator(seed, "canaries")
         coins = one_run.coins(m, rng)

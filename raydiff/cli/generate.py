@@ -48,17 +48,20 @@ class GenerateOptions(RunOptions, GenerationRequest):
 def main(argv: Sequence[str]) -> int:
     """Write samples of the run, or log its sampler."""
     options = parse(GenerateOptions, argv, __doc__)
-    finished, is_shared = options.open(), options.source == "global"
+    finished = options.open()
+    is_shared = options.source == "global"
     if options.log_model:
         uri = sweep_folder.tracking_store(options.storage)[0]
-        run, client = mlflow_models.find_run(uri, finished.trial.folder), mlflow_models.open_client(uri)
+        run = mlflow_models.find_run(uri, finished.trial.folder)
+        client = mlflow_models.open_client(uri)
         name = mlflow_models.log_sampler(client, run, finished, options.client, shared=is_shared)
         print(f'set MLFLOW_TRACKING_URI={redacted(uri)} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
         return 0
     client = None if is_shared else options.client or 0
     whose = "global" if is_shared else f"client{client}"
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
-    request, code = subset(options, GenerationRequest), sweep_folder.version()
+    request = subset(options, GenerationRequest)
+    code = sweep_folder.version()
     write = functools.partial(generation.write, finished, client, out, request, code=code)
     write = functools.partial(write, on_progress=lambda n, rows: print(f"{n:,} of {rows:,} samples", flush=True))
     if options.workers == 1:

@@ -56,7 +56,8 @@ def main(argv: Sequence[str]) -> int:
     released = _check_release(name, start.method, changes) if options.release else {}
     with process.waiting("the measurements"):
         print(f"reading {name} ...", flush=True)
-        sizes, began = suggested.splits(start.data, changes), time.monotonic()
+        sizes = suggested.splits(start.data, changes)
+        began = time.monotonic()
         dataset = datasets.load(overrides.override(start, sizes).data)
         reading_s = time.monotonic() - began
         suggestion = suggested.suggested(dataset, clients=start.clients)
@@ -103,7 +104,8 @@ def _check_release(name: str, method: Any, changes: Mapping[str, Any]) -> Mappin
 
 def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     """How many of the user's own rows are public, and the alternatives; "" where there are none."""
-    count, rows = len(dataset.splits["public"]), sum(map(len, dataset.splits.values()))
+    count = len(dataset.splits["public"])
+    rows = sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""
     says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public"

@@ -48,7 +48,8 @@ def trials(sweep: Path) -> list[tuple[str, ...]]:
     if not folders:
         raise ValueError(f"no trial of {sweep.name} has begun")
     experiments = [config.read(folder / "config.json") for folder in folders]
-    label, ends = varying(experiments), [read_outcome(folder) or {"outcome": "not ended"} for folder in folders]
+    label = varying(experiments)
+    ends = [read_outcome(folder) or {"outcome": "not ended"} for folder in folders]
     return [
         (folder.name, label(experiment), end["outcome"], disk_use(folder), end.get("text", ""))
         for folder, experiment, end in zip(folders, experiments, ends, strict=True)

@@ -102,9 +102,13 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
 def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
     """(the options, options that the class does not have, with their words). Raises ValueError for a value of another
     type, for one that is missing, and for a word that belongs to no option."""
-    hints, named = hints_of(cls), labels(cls)
-    words, unnamed, rest = dict[str, list[str]](), list[str](), list[str]()
-    current, room = unnamed, 0.0
+    hints = hints_of(cls)
+    named = labels(cls)
+    words = dict[str, list[str]]()
+    unnamed = list[str]()
+    rest = list[str]()
+    current = unnamed
+    room = 0.0
     for token in argv:
         option, equals, value = token.partition("=")
         field = named.get(ALIASES.get(option, option.replace("_", "-")))
@@ -113,13 +117,15 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
             room -= 1
         elif field is None:
             rest.append(token)
-            current, room = rest, math.inf
+            current = rest
+            room = math.inf
         else:
             several = any(typing.get_origin(o) is tuple for o in alternatives(hints[field.name]))
             most = 0 if hints[field.name] is bool else math.inf if several else 1
             if most <= 1:  # The last one counts; values of a tuple add up.
                 words[field.name] = []
-            current, room = words.setdefault(field.name, []), most
+            current = words.setdefault(field.name, [])
+            room = most
             if equals:
                 current.append(value)
                 room = 0
@@ -158,7 +164,8 @@ def labels(cls: type[Any]) -> dict[str, dataclasses.Field[Any]]:
 
 
 def _help(cls: type[Any], doc: str | None, start: Any, *, whole: bool) -> str:
-    hints, texts = hints_of(cls), _sentences(cls)
+    hints = hints_of(cls)
+    texts = _sentences(cls)
     entries = [_entry("--help", "Show this text; --help-all shows every field.")]
     for label, f in sorted(labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"

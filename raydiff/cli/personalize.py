@@ -60,14 +60,16 @@ def main(argv: Sequence[str]) -> int:
     options = parse(PersonalizeOptions, argv, __doc__)
     finished = options.open()
     rates = list(dict.fromkeys(options.lr or [personalization.method_of(finished).joining.learning_rate]))
-    epochs, uri = sorted({*options.epochs}), sweep_folder.tracking_store(options.storage)[0]
+    epochs = sorted({*options.epochs})
+    uri = sweep_folder.tracking_store(options.storage)[0]
     try:
         parent = None if options.no_mlflow else mlflow_models.find_run(uri, finished.trial.folder)
     except ValueError as e:
         raise ValueError(f"{e} (--no-mlflow does without)") from None
     classes = () if options.classes is None else tuple(options.classes.split(","))
     choice = Choice(data=options.data, classes=classes, records=options.records, seed=options.seed)
-    experiment, dataset = finished.trial.experiment, finished.dataset
+    experiment = finished.trial.experiment
+    dataset = finished.dataset
     usual = max(1, len(dataset.splits["train"]) // experiment.clients)
     client = choose_client(choice, experiment.data, dataset, usual=usual)
     joining = Joining(finished, client, personalization.prepare(finished), options.seed)
@@ -77,7 +79,8 @@ def main(argv: Sequence[str]) -> int:
     print(f"{title}; {len(client.held_out)} held out")
     print("\n".join([f"from {client.says}", *(f"  {note}" for note in client.notes)]))
     print(f"it trains {trained:,} of {whole:,} parameters ({trained / whole:.3%}); the others stay as the server's")
-    key, started = joining.key(epochs, rates), time.monotonic()
+    key = joining.key(epochs, rates)
+    started = time.monotonic()
     out = options.out or finished.trial.sweep / "newcomers" / f"{experiment.digest[:8]}-{key[:8]}"
     out.mkdir(parents=True, exist_ok=True)
     rows = [row for rate in rates for row in _measured(joining, epochs, rate, out)]

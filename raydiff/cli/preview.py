@@ -59,10 +59,13 @@ def main(argv: Sequence[str]) -> int:
     experiment: Experiment = overrides.override(start, changes)
     if not is_preset:
         experiment = overrides.override(experiment, suggested.splits(experiment.data, changes))
-    method, dataset = experiment.method, datasets.load(experiment.data)
+    method = experiment.method
+    dataset = datasets.load(experiment.data)
     has_clip = hasattr(method, "center") and (is_preset or "method.clip" in changes)  # Else it is yet to be chosen.
-    clip, center = getattr(method, "clip", None) if has_clip else None, cast(Center, getattr(method, "center", "grey"))
-    public, train = dataset.splits["public"], dataset.splits["train"]
+    clip = getattr(method, "clip", None) if has_clip else None
+    center = cast(Center, getattr(method, "center", "grey"))
+    public = dataset.splits["public"]
+    train = dataset.splits["train"]
     rng = seeding.generator(experiment.seed, "partition")
     parts = partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
     counts = partition.counts(train, parts, len(dataset.base_names))

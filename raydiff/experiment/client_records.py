@@ -21,15 +21,18 @@ from raydiff.models.d3pm import DiscreteDiffusion
 @functools.lru_cache(maxsize=4)
 def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     """Positions of each client's training records, unseen clients last, without those that its audit removes."""
-    train, parts = dataset.splits["train"], _partitioned(experiment, dataset)
-    model, audit = experiment.method.model, experiment.audit
+    train = dataset.splits["train"]
+    parts = _partitioned(experiment, dataset)
+    model = experiment.method.model
+    audit = experiment.audit
     if audit is None or not isinstance(model, DiscreteDiffusion):
         return tuple(parts)
     return tuple(part[audit.kept(train.select(part), model)] for part in parts)
 
 
 def _partitioned(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
-    train, rng = dataset.splits["train"], seeding.generator(experiment.seed, "partition")
+    train = dataset.splits["train"]
+    rng = seeding.generator(experiment.seed, "partition")
     if experiment.newcomers is None:
         return partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
     late, rest = partition.newcomers(train, experiment.newcomers, rng=seeding.generator(experiment.seed, "newcomers"))
@@ -46,7 +49,8 @@ DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients",
 
 def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str, str]:
     """The settings that decide whom a guarantee covers, and keyed digests of public and of clients' rows."""
-    data, dataset = experiment.data, datasets.load(experiment.data)
+    data = experiment.data
+    dataset = datasets.load(experiment.data)
     rows = [sorted(dataset.splits["public"].numbers.tolist())]
     if unit == "client":
         train = dataset.splits["train"].numbers

@@ -143,7 +143,8 @@ class Experiment:
             self._check_server_workers()
 
     def _check_server_workers(self) -> None:
-        gpu, storage = self.runtime.gpu_server, self.runtime.storage
+        gpu = self.runtime.gpu_server
+        storage = self.runtime.storage
         sole = gpu == 0 or gpu > 0.5  # Else two processes might get the same GPU.
         check_value("runtime.gpu_server", gpu, sole, "0 or above 0.5 with numerics.server_workers")
         if is_bucket(storage):
@@ -175,7 +176,8 @@ def resolve(experiment: Experiment, dataset: Dataset) -> Experiment:
         _check_audit(experiment.audit, method, dataset)
     if getattr(method, "center", None) == "public":
         public_mean(dataset.splits["public"])  # It raises where there is no public record: now, not when it is used.
-    data, evaluation = datasets.anywhere(experiment.data), experiment.evaluation
+    data = datasets.anywhere(experiment.data)
+    evaluation = experiment.evaluation
     if evaluation is not None and evaluation.weights is not None:
         evaluation = dataclasses.replace(evaluation, weights=datasets.absolute(evaluation.weights))
     return dataclasses.replace(experiment, method=method, data=data, evaluation=evaluation, data_digest="")

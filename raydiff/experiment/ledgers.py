@@ -56,7 +56,8 @@ def cautioned(guarantee: Guarantee, experiment: Experiment) -> Guarantee:
 
 def planned(experiment: Experiment) -> Ledger:
     """The ledger that a resolved trial will have after its last round, by its method's `upload_event`."""
-    method, clients = experiment.method, range(experiment.clients)
+    method = experiment.method
+    clients = range(experiment.clients)
     sizes = [len(part) for part in shares(experiment, datasets.load(experiment.data))]
     entries = [Entry(SETUP, i, event, 0) for i in clients if (event := setup_of(experiment)) is not None]
     for number in range(method.participating_rounds):

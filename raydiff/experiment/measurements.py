@@ -45,7 +45,8 @@ def of_ledger(odometer: PrivacyOdometer, server: Guarantee, outsiders: Guarantee
 def of_data(experiment: Experiment, *, together: bool) -> list[Metric]:
     """Overlap of the training clients' data, and what rows of their models (one if `together`) reveal of them (pDP)."""
     dataset = datasets.load(experiment.data)
-    train, parts = dataset.splits["train"], shares(experiment, dataset)[: experiment.clients]
+    train = dataset.splits["train"]
+    parts = shares(experiment, dataset)[: experiment.clients]
     overlap = entangled.measured(partition.counts(train, parts, len(dataset.base_names)))
     model = experiment.method.model
     if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
@@ -76,7 +77,8 @@ def of_models(
     name the guarantee against `outsiders` where it holds for them. Raises `ceilings.AboveCeiling` where an attack
     exceeds a ceiling in `of_ledger`."""
     assert experiment.evaluation is not None
-    measured, split = pool.clients[: experiment.evaluation.clients], experiment.evaluation.split
+    measured = pool.clients[: experiment.evaluation.clients]
+    split = experiment.evaluation.split
     senders = {client for client, size in progress.ledger.bytes_by_client.items() if size}
     evaluated = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
     reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
@@ -93,7 +95,8 @@ def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
     """Total variation between the labels of the records that are attacked as members and those of the test split."""
     assert experiment.evaluation is not None
     dataset = datasets.load(experiment.data)
-    train, parts = dataset.splits["train"], shares(experiment, dataset)
+    train = dataset.splits["train"]
+    parts = shares(experiment, dataset)
     labels = [dataset.splits["test"].labels, *(train.labels[parts[c]] for c in clients)]
     classes, codes = torch.cat(labels).unique(dim=0, return_inverse=True)
     split = codes.split([*map(len, labels)])
@@ -109,7 +112,8 @@ def _newcomers(
 ) -> list[Metric]:
     """Quality of the unseen clients' models, and how much of the model they train."""
     assert experiment.evaluation is not None
-    method, split = experiment.method, experiment.evaluation.split
+    method = experiment.method
+    split = experiment.evaluation.split
     if not (late := experiment.everyone[experiment.clients :]):
         return []
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]

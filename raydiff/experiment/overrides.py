@@ -23,7 +23,8 @@ def to_dict(obj: Any, *, locations: bool = True) -> Any:
         return list(obj) if isinstance(obj, tuple) else obj
     tree = {"kind": name_on_disk(type(obj))}
     for f in dataclasses.fields(obj):
-        value, location = getattr(obj, f.name), f.metadata.get("location")
+        value = getattr(obj, f.name)
+        location = f.metadata.get("location")
         if locations or location is None:
             tree[f.name] = to_dict(value, locations=locations)
         elif location == "folder" and value is not None:

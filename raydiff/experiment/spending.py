@@ -119,7 +119,8 @@ def charge(experiment: Experiment, folder: Path) -> None:
 
 def _bound(experiment: Experiment, folder: Path) -> BudgetLog | None:
     """The log that the trial is charged to, if any. Raises ValueError if another budget covers its public records."""
-    book, public_from = budget_log_of(folder, experiment.data), experiment.data.public_from
+    book = budget_log_of(folder, experiment.data)
+    public_from = experiment.data.public_from
     other = book if public_from is None else BudgetLog(book.folder.with_name(called(identity(public_from))))
     if other != book and other.begun:
         why = f"data.public_from is {public_from}, whose records are under the budget in {other.folder}"
@@ -149,7 +150,8 @@ class _State:
         _check_notes(book, records, notes)
         budget = Budget(**records[0]["budget"]) if records else configured
         assert budget is not None  # else there is no log
-        state, early = cls(book, budget, secret, records, {}), dict[Path, tuple[Event, ...]]()
+        state = cls(book, budget, secret, records, {})
+        early = dict[Path, tuple[Event, ...]]()
         recorded = {r["key"]: Counter(filters.read(r["events"])) for r in records[1:]}
         for folder, events in sent.items():
             key = _key_of(folder)  # read now: it may have been charged, and have sent, since its note was read
@@ -169,7 +171,9 @@ class _State:
 
     def charge_of(self, experiment: Experiment, folder: Path) -> dict[str, Any]:
         """The record of a trial for all its rounds. Raises ValueError, naming it, if it cannot be charged too."""
-        configured, who, where = experiment.runtime.budget, _named(experiment, folder), self.book.folder
+        configured = experiment.runtime.budget
+        who = _named(experiment, folder)
+        where = self.book.folder
         if configured not in (None, self.budget):
             raise ValueError(f"the budget of {where} is {self.budget} and cannot be changed, got {configured}")
         events = filters.worst(planned(experiment), ledger_of(folder).server)

@@ -77,7 +77,8 @@ class Study:
 
     def check_chosen(self, changed: Mapping[str, Any], axes: Iterable[str] = ()) -> None:
         """Raises ValueError where these overrides, or an axis, keep a setting that was chosen by another value."""
-        varied, before = {*changed, *axes}, overrides.flat(self.experiment)
+        varied = {*changed, *axes}
+        before = overrides.flat(self.experiment)
         now = overrides.flat(overrides.override(self.experiment, changed))
         for path in (p for p in varied if p in axes or now.get(p) != before.get(p)):
             if kept := [s for s, by in self.chosen_by.items() if path in by and s in now and s not in varied]:

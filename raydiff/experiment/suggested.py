@@ -28,10 +28,12 @@ CHOSEN_BY = {"method.clip": CLIP_BY, **dict.fromkeys(NETWORK, PICTURES_BY)}
 are private."""
 ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime", "chosen_by")
 FEWEST = 40  # With fewer records in a class the partition is iid.
-TABLE_EPOCHS, TABLE_STEPS = 100, 20_000
+TABLE_EPOCHS = 100
+TABLE_STEPS = 20_000
 SIZES = ((64, 256, 2000, 2e-3), (256, 384, 4000, 1e-3), (math.inf, 512, 12_000, 1e-3))
 """(most values of a picture, width of the MLP, most steps of each training, initial learning rate)."""
-PICTURE_EPOCHS, FEWEST_STEPS = 200, 100
+PICTURE_EPOCHS = 200
+FEWEST_STEPS = 100
 """Passes over the records in a training, and its fewest steps: more passes copy records (docs/how-to/init.md)."""
 DP_SGD = {"batch": 64, "steps": 1000, "learning_rate": 3e-3, "decay": "cosine"}
 RELEASING: Mapping[str, Mapping[str, Any]] = {
@@ -62,10 +64,12 @@ def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
     RECORDS pictures without a GPU."""
     folder = sources.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
-        rows, test_rows = len(cells.read(folder, data.csv).frame), 0
+        rows = len(cells.read(folder, data.csv).frame)
+        test_rows = 0
     else:
         source = sources.source(data.name, folder, data.labels, table=data.superclasses)
-        rows, test_rows = len(source.labels) - source.own_test, source.own_test
+        rows = len(source.labels) - source.own_test
+        test_rows = source.own_test
     by_hand = {split: getattr(data, split) or 0 for split in ("train", *SPLITS) if f"data.{split}" in changes}
     suggested = {split: of for split, of in SPLITS.items() if split not in by_hand}
     left = rows - sum(by_hand.values()) + (by_hand.get("test", 0) if test_rows else 0)
@@ -84,7 +88,9 @@ def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
 
 def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
     """Suggest PFDM: network by the pictures' size, steps by their number, clip by the public records' norms."""
-    pixels, train, public = math.prod(dataset.shape), dataset.splits["train"], dataset.splits["public"]
+    pixels = math.prod(dataset.shape)
+    train = dataset.splits["train"]
+    public = dataset.splits["public"]
     target = 'target: per record, replace-one, local trust, delta 1e-5, exact accountant; or "none"'
     entries: dict[str, tuple[Any, str]] = {"clients": (clients, "")}  # path -> value, comment
     if len(train) == RECORDS and not gpu:
@@ -114,12 +120,14 @@ def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
 
 def _network(dataset: Dataset, *, clients: int, gpu: bool) -> dict[str, tuple[Any, str]]:
     """Entries of the network and of its trainings."""
-    pixels, network = math.prod(dataset.shape), "method.model.network"
+    pixels = math.prod(dataset.shape)
+    network = "method.model.network"
     if gpu:
         scales = sum(dataset.shape[1] % 2**n == 0 and dataset.shape[2] % 2**n == 0 for n in range(3))
         entries: dict[str, tuple[Any, str]] = {f"{network}.kind": ("unet", "")}
         entries[f"{network}.widths"] = [64, 128, 128][:scales], ""
-        most_steps, rate = 20_000, 2e-4
+        most_steps = 20_000
+        rate = 2e-4
     else:
         width, most_steps, rate = next((w, n, lr) for most, w, n, lr in SIZES if pixels <= most)
         comment = f"for the {pixels} values of a picture; a UNet is for a GPU"

@@ -33,7 +33,9 @@ def parse(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> S
 
 
 def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> Study:
-    name, axes, chosen = tree.pop("preset", "digits"), tree.pop("grid", None), dict(_leaves(tree.pop("chosen_by", {})))
+    name = tree.pop("preset", "digits")
+    axes = tree.pop("grid", None)
+    chosen = dict(_leaves(tree.pop("chosen_by", {})))
     if name not in presets:
         raise ValueError(f"--preset must be one of {', '.join(presets)}, got {name!r}{nearest(str(name), presets)}")
     study = presets[name]()

@@ -149,7 +149,8 @@ def open_trial(experiment: Experiment, sweep: Path, owner: Lease | None = None) 
 def begin(trial: Trial) -> None:
     """Write config.json. Raises LeaseLost if the driver lost the sweep, ValueError if the data have changed."""
     if trial.experiment.data_digest != config.keyed(datasets.load(trial.experiment.data), trial.keys.secret):
-        name, secret = trial.experiment.data.name, trial.sweep / "secret"
+        name = trial.experiment.data.name
+        secret = trial.sweep / "secret"
         raise ValueError(f"the data set {name} is not the one that the trial was planned for, or {secret} is damaged")
     if trial.owner is not None:
         trial.owner()
@@ -167,7 +168,9 @@ def noise_secret(sweep: Path, experiment: Experiment) -> bytes:
 
 def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     """The stored, the configured or a random noise secret; writes nothing. Raises ValueError if two of them differ."""
-    configured, path, storage = experiment.runtime.noise_secret, sweep / "secret", experiment.runtime.storage
+    configured = experiment.runtime.noise_secret
+    path = sweep / "secret"
+    storage = experiment.runtime.storage
     if not path.exists():
         if configured is None and copies.exists(storage, sweep.name):
             where = f"the noise secret of {sweep.name} is not on this machine, and never in its bucket"
@@ -190,8 +193,10 @@ def keep_secret(sweep: Path, secret: bytes) -> None:
 
 def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) -> list[Client]:
     """The clients of these numbers, each with its records. `keys` replaces the trial's keys."""
-    experiment, dataset = trial.experiment, datasets.load(trial.experiment.data)
-    train, parts = dataset.splits["train"].without_base(), shares(experiment, dataset)
+    experiment = trial.experiment
+    dataset = datasets.load(trial.experiment.data)
+    train = dataset.splits["train"].without_base()
+    parts = shares(experiment, dataset)
     common: dict[str, Any] = {
         "keys": keys or trial.keys,
         "public": dataset.splits["public"],
@@ -207,7 +212,8 @@ def make_clients(trial: Trial, ids: Sequence[int], *, keys: Keys | None = None) 
 
 def make_instruments(trial: Trial) -> Instruments | None:
     """The feature network (trained once per sweep) and splits of no client; None if nothing is evaluated."""
-    data, evaluation = trial.experiment.data, trial.experiment.evaluation
+    data = trial.experiment.data
+    evaluation = trial.experiment.evaluation
     return None if evaluation is None else suite.prepare(datasets.load(data), evaluation, trial.store.results.cached)
 
 
@@ -238,10 +244,15 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
     if recorded and recorded["outcome"] == "finished":
         yield {"round": trial.experiment.method.rounds, "finished": True, **columns(read_metrics(recorded["final"]))}
         return
-    experiment, log = trial.experiment, JsonLines(trial.files, "metrics.jsonl")
+    experiment = trial.experiment
+    log = JsonLines(trial.files, "metrics.jsonl")
     charge(experiment, trial.folder)  # before anything is trained or sent
-    evaluation, rejected = experiment.evaluation, JsonLines(trial.files, "rejected.jsonl")
-    progress, resumed, odometer, clock = None, False, PrivacyOdometer(), time.perf_counter()
+    evaluation = experiment.evaluation
+    rejected = JsonLines(trial.files, "rejected.jsonl")
+    progress = None
+    resumed = False
+    odometer = PrivacyOdometer()
+    clock = time.perf_counter()
     for progress in rounds(
         experiment.method,
         pool,
@@ -323,7 +334,8 @@ def _released(trial: Trial, progress: Progress, outsiders: Guarantee) -> str:
 
 def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guarantee, Guarantee]:
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
-    delta, accountant = experiment.method.delta, experiment.method.accountant
+    delta = experiment.method.delta
+    accountant = experiment.method.accountant
     published = experiment.partition.publishes_labels or experiment.newcomers is not None
     both = []
     for view in (odometer.server, odometer.outsiders):

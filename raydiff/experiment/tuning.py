@@ -106,7 +106,8 @@ def table(candidates: Mapping[str, Candidates], trials: Sequence[Experiment], sw
 
     rows = []
     for experiment in trials:
-        flat, name = overrides.flat(experiment), lookup.name_on_disk(type(experiment.method))
+        flat = overrides.flat(experiment)
+        name = lookup.name_on_disk(type(experiment.method))
         its = candidates[name]
         number = next(i for i, settings in enumerate(its.settings) if all(flat[p] == v for p, v in settings.items()))
         outcome = Trial(experiment, sweep).outcome() or {"outcome": "unfinished"}
@@ -145,7 +146,8 @@ def keep(
 
 def with_tuned(preset: str, build: Callable[[], Study]) -> Study:
     """The preset's study with its stored settings. Raises ValueError if these are damaged or of another space."""
-    path, study = FOLDER / f"{preset}.json", build()
+    path = FOLDER / f"{preset}.json"
+    study = build()
     if not path.exists():
         return study
     arms = [(arm, arm.apply(study.experiment)) for arm in (Arm(space=study.space), *study.beside) if arm.space]
@@ -164,7 +166,8 @@ def _with_settings(study: Study, settings: Mapping[str, Settings]) -> Study:
     """The study with these settings in every arm of their method, except in arms that stay as written."""
     main = settings.get(lookup.name_on_disk(type(study.experiment.method)), {})
     written = {path: value for path, value in overrides.flat(study.experiment).items() if path in main}
-    experiment, beside = overrides.override(study.experiment, main), []
+    experiment = overrides.override(study.experiment, main)
+    beside = []
     for arm in study.beside:
         start = arm.apply(study.experiment)
         kept = {path: value for path, value in written.items() if overrides.has_path(start, path)}
