@@ -9,6 +9,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.overrides import override
 from raydiff.experiment.presets import MAIN, study
 from raydiff.experiment.study import trials
+from raydiff.models.schedules import LinearBetas
 
 TABLE = Path(__file__).parents[2] / "docs" / "data" / "main-job.csv"
 SPREAD = 0.2
@@ -26,7 +27,7 @@ def test_the_numbers_without_noise_come_out_again(method: str, tmp_path: Path) -
         e
         for e in every
         if (type(e.method).__name__, e.clients) == (method, 4)
-        and e.method.model.schedule == "linear"
+        and e.method.model.schedule == LinearBetas()
         and getattr(e.method, "epsilon", None) is None
     ]
     this = trial.open_trial(override(experiment, {"runtime.pool": "local"}), tmp_path)
