@@ -19,6 +19,7 @@ from raydiff.cli import arguments
 from raydiff.cli.options import parse_known
 from raydiff.experiment import overrides, presets
 from raydiff.experiment.study import Study
+from raydiff.settings import Count, Positive
 
 if TYPE_CHECKING:
     from raydiff.runtime.plan import Planned
@@ -30,7 +31,7 @@ class SweepOptions(arguments.ExperimentOptions):
     """Axes, in place of the preset's: a.b=1,2,3 c=x,y."""
     sample: tuple[str, ...] = ()
     """Fields that a search draws: a.b=loguniform:1e-4,1e-2."""
-    samples: int = 16
+    samples: Count = 16
     """How many different experiments a search draws."""
     search: str = "grid"
     """What proposes trials: grid, random, optuna, or module:Name of a sampler of Optuna's, a searcher of Tune's or your
@@ -41,9 +42,9 @@ class SweepOptions(arguments.ExperimentOptions):
     """Objective of a search and a scheduler (default: the distance on all classes)."""
     no_baselines: bool = False
     """Leave out the arms that the preset compares with."""
-    max_concurrent: int | None = None
+    max_concurrent: Count | None = None
     """Trials at the same time (default: as many as fit)."""
-    time_budget: float | None = None
+    time_budget: Positive | None = None
     """Seconds after which no trial goes on."""
     on_error: Literal["continue", "stop"] = "continue"
     """Whether a failed trial ends the sweep."""

@@ -97,10 +97,9 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
     if is_bucket(planned.base.runtime.storage) and planned.base.runtime.noise_secret is None:
         print(f"only this machine has the noise secret, in {folder / 'secret'}: nothing goes on without it", flush=True)
     if report and report.write:
-        counts = f" ({planned.counts})" * bool(planned.counts)
-        print(f"sweep {folder.name}: {planned.total} trials{counts} in {folder}", flush=True)
-        print("".join(f"{line}\n" for line in planned.refused), end="", flush=True)
-        print("".join(f"tuned: {line}\n" for line in planned.tuned), end="", flush=True)
+        print(f"sweep {folder.name}: {planned.total} trials in {folder}", flush=True)
+        for line in (*planned.refused, *(f"tuned: {line}" for line in planned.tuned)):
+            print(line, flush=True)
 
 
 def _open_mlflow(planned: Planned, about: sweep_folder.Plan) -> Mlflow:

@@ -18,11 +18,12 @@ from raydiff.experiment.searchers import Chosen, Space, build_searcher, check_sp
 from raydiff.experiment.study import Study, trials
 from raydiff.formats.json_files import dumps
 from raydiff.runtime import sweep_folder
-from raydiff.runtime.search import Suggestions, count_proposals
+from raydiff.runtime.search import Suggestions
+from raydiff.settings import Count, Positive, settings
 from raydiff.storage.lease import Lease
 
 
-@dataclass(frozen=True, kw_only=True)
+@settings(frozen=True, kw_only=True)
 class SweepRequest:
     """Options of `raydiff sweep`."""
 
@@ -31,11 +32,11 @@ class SweepRequest:
     baselines: bool = True  # whether to run the study's baselines too
     search: Chosen = "grid"  # the searcher
     sample: Space = field(default_factory=dict)  # its space
-    samples: int = 16  # number of different experiments that it is asked for
+    samples: Count = 16  # number of different experiments that it is asked for
     scheduler: Chosen | None = None  # what stops trials early
     metric: str | None = None  # objective of searcher and scheduler, and of the best trial; None: the evaluation's own
-    concurrent: int | None = None  # maximum of concurrent trials; None: as many as fit
-    budget_s: float | None = None  # stop all trials after so many seconds
+    concurrent: Count | None = None  # maximum of concurrent trials; None: as many as fit
+    budget_s: Positive | None = None  # stop all trials after so many seconds
     stop_on_error: bool = False  # end the sweep when a trial fails
     samplers: bool = False  # log every finished trial's sampler to MLflow, not only the best one's
     experiment: str | None = None  # MLflow experiment of the runs; None: raydiff- and the name of the data set
@@ -55,7 +56,6 @@ class Planned:
     asked: SweepRequest = SweepRequest()
     metric: str  # objective of searcher and scheduler, and of the best trial shown
     lower_is_better: bool = True
-    counts: str = ""  # how many settings were asked for, if some are no experiment of their own
     refused: tuple[str, ...] = ()  # settings that a searcher has drawn and that are no experiment
     tuned: tuple[str, ...] = ()  # one line per method with the settings that `raydiff tune` has chosen
 
@@ -151,12 +151,11 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
         base=trial.resolve(base, secret),
         trials=tuple(unique.values()),
         suggested=asked.samples if adaptive else 0,
-        counts=count_proposals(len(experiments), len(unique), 0) if len(unique) < len(experiments) else "",
         secret=secret,
         asked=asked,
         metric=metric,
         lower_is_better=lower,
-        tuned=_tuned(study, asked),
+        tuned=_describe_tuned(study, asked),
     )
     return _search(planned) if asked.sample else planned
 
@@ -167,8 +166,7 @@ def _search(planned: Planned) -> Planned:
     drawn = suggestions.draw()
     if planned.suggested:
         return planned
-    counts = suggestions.counts if suggestions.asked > len(drawn) else ""
-    return replace(planned, trials=(*drawn, *planned.trials), counts=counts, refused=tuple(suggestions.refused))
+    return replace(planned, trials=(*drawn, *planned.trials), refused=tuple(suggestions.refused))
 
 
 def _objective(asked: SweepRequest, base: Experiment, *, guided: bool) -> tuple[str, bool]:
@@ -191,34 +189,35 @@ def _without_search(study: Study, asked: SweepRequest, base: Experiment) -> list
     return trials(base, grid, arms) + study.others(asked.overrides, baselines=asked.baselines)
 
 
-def _tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
-    """One line per method with its tuned settings that are not overridden."""
+def _describe_tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
+    """One line per method of the sweep with its tuned settings that are not overridden."""
+    if "method" in asked.overrides:
+        return ()
     main = lookup.name_on_disk(type(study.experiment.method))
+    names = study.tuned if asked.baselines else study.tuned.keys() & {main}
     lines = []
-    for name, settings in study.tuned.items() if "method" not in asked.overrides else ():
-        left = {path: v for path, v in settings.items() if name != main or path not in asked.overrides}
-        if left and (name == main or asked.baselines):
-            shown = (f"{path.removeprefix('method.')} {overrides.short(value)}" for path, value in left.items())
-            lines.append(f"{name}: {', '.join(shown)}")
+    for name in sorted(names):
+        overridden = asked.overrides if name == main else ()
+        values = [
+            f"{path.removeprefix('method.')} {overrides.short(value)}"
+            for path, value in study.tuned[name].items()
+            if path not in overridden
+        ]
+        if values:
+            lines.append(f"{name}: {', '.join(values)}")
     return tuple(lines)
 
 
 def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
-    numbers = {"samples": asked.samples, "concurrent trials": asked.concurrent, "time budget": asked.budget_s}
-    for name, value in numbers.items():
-        if value is not None and not value > 0:
-            raise ValueError(f"{name} must be positive, got {value}")
     check_space(base, asked.sample)
     search, _ = named(asked.search)
     if bool(asked.sample) != (search != "grid"):
         raise ValueError(f"the search {search} {'takes no sample' if asked.sample else 'needs a sample'}")
-    guides = [f"the scheduler {named(asked.scheduler)[0]}"] if asked.scheduler else []
-    guides += [f"the search {search}"] if is_adaptive(asked.search) else []
-    for guide in guides:
+    if asked.scheduler or is_adaptive(asked.search):
         if base.evaluation is None:
-            raise ValueError(f"{guide} needs an evaluation, which is switched off")
+            raise ValueError("a search or scheduler that reads metrics needs an evaluation, which is switched off")
         if metric.endswith(("/major", "/minor")) or metric.startswith("new/"):  # Unseen clients join after all rounds.
-            raise ValueError(f"{guide} needs a metric of rounds over all classes, got {metric}")
+            raise ValueError(f"a search or scheduler needs a metric of rounds over all classes, got {metric}")
     if asked.scheduler:
         from raydiff.runtime.schedulers import build_scheduler
 

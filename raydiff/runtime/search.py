@@ -65,16 +65,6 @@ class Suggestions:
         over = self._idle or self._barren >= BARREN
         return 0 if over else max(0, self._samples - len(self.distinct))
 
-    @property
-    def asked(self) -> int:
-        """How many settings the searcher has proposed."""
-        return len(self._proposals)
-
-    @property
-    def counts(self) -> str:
-        """How many settings were asked for, and what they were."""
-        return count_proposals(self.asked, len(self.distinct), len(self.refused))
-
     def more(self) -> Iterator[Experiment | None]:
         """Yield the experiments to come, each when it is wanted; None where the searcher waits for a trial to end.
 
@@ -100,15 +90,14 @@ class Suggestions:
         return [experiment for experiment in experiments if experiment is not None]
 
     def summary(self, *, lower_is_better: bool) -> str:
-        """What was asked for, what was refused, and the best settings."""
-        sign = 1 if lower_is_better else -1
-        lines = [f"the search {self.counts}", *self.refused]
-        done = [
-            proposal for proposal in self._follow() if proposal.state == "finished" and not math.isnan(proposal.value)
-        ]
-        if done:
-            best = min(done, key=lambda proposal: sign * proposal.value)
-            lines += [f"its best by {self._objective}: {best.value:.4g}: {format_settings(best.settings)}"]
+        """Return lines that say what was refused, and the best settings."""
+        lines = [f"the search proposed {len(self._proposals)} settings for {len(self.distinct)} experiments"]
+        lines += self.refused
+        measured = [p for p in self._follow() if p.state == "finished" and not math.isnan(p.value)]
+        if measured:
+            sign = 1 if lower_is_better else -1
+            best = min(measured, key=lambda proposal: sign * proposal.value)
+            lines.append(f"its best by {self._objective}: {best.value:.4g}: {format_settings(best.settings)}")
         return "\n".join(lines)
 
     def _ask(self) -> Settings | None:
@@ -157,13 +146,6 @@ class Suggestions:
             settings = {path: _read_value(flat[path], *space[path]) for path in space if path in flat}
             if settings.keys() == space.keys():
                 self._add(settings)
-
-
-def count_proposals(asked: int, distinct: int, refused: int) -> str:
-    """How many settings were asked for: a sentence's part, alike for all searches."""
-    return (
-        f"asked for {asked} settings: {distinct} experiments, {asked - distinct - refused} repeats, {refused} refused"
-    )
 
 
 def format_settings(settings: Settings) -> str:

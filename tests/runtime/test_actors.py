@@ -1,6 +1,10 @@
 """Clients in actors: the same bits as in one process, and a worker that dies is given its clients back."""
 
 import dataclasses
+import fcntl
+import os
+import select
+import signal
 import stat
 
 import pytest
@@ -28,7 +32,9 @@ from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.client_level import ClientPrivacy
 from raydiff.privacy.release import disclose
+from raydiff.runtime import device_faults
 from raydiff.runtime.actors import RayExecutor
+from raydiff.runtime.worker_deaths import WorkerCrashLoop
 
 pytestmark = pytest.mark.ray
 
@@ -176,6 +182,40 @@ def summed(pool, this, server):
     return tree.digest(whole.mean.value), sorted(sent.client for sent in whole.sent)
 
 
+@pytest.mark.survival
+def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypatch):
+    class Waiting(FedAvg):
+        def local_update(self, server, state, data, rnd):
+            if int(data.numbers[0]) == first:
+                fcntl.flock((tmp_path / "gate").open(), fcntl.LOCK_SH)
+            return super().local_update(server, state, data, rnd)
+
+    sound = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path)
+    first = int(trial.make_clients(sound, [1])[0].data.numbers[0])
+    method = Waiting(model=MODEL, rounds=2, local=TRAINING)
+    this = with_method(sound, method)
+    gate, killed, wait = (tmp_path / "gate").open("w"), [], ray.wait
+    fcntl.flock(gate, fcntl.LOCK_EX)
+    pool, server = RayExecutor(workers, this), method.init_server(None, torch.Generator().manual_seed(0))
+
+    pid = ray.get(workers[1].__ray_call__.remote(lambda worker: os.getpid()))
+    ended = os.pidfd_open(pid)
+
+    def killing(streams, timeout):
+        ready = wait(streams, timeout=timeout)  # of worker 0
+        if not killed:
+            killed.append(os.kill(pid, signal.SIGKILL))
+            select.select([ended], [], [])  # It is gone before the gate opens, so it sends nothing any more.
+            gate.close()
+        return ready
+
+    monkeypatch.setattr(ray, "wait", killing)
+    result = summed(pool, this, server)
+    assert killed and result == summed(trial.local_executor(sound), sound, server)
+    [says] = device_faults.reasons(this.folder)
+    assert says.startswith("worker 1: it died without a reason")
+
+
 @pytest.mark.parametrize("how", ["run", "sums"])
 def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, workers, monkeypatch, how):
     this, get, losses = trial.open_trial(experiment(METHODS["fedavg"], 4), tmp_path), ray.get, []
@@ -196,3 +236,19 @@ def test_an_upload_that_is_lost_with_its_node_is_asked_for_again(tmp_path, worke
     result = sent(pool)
     assert losses
     assert result == sent(trial.local_executor(this))
+
+
+@pytest.mark.survival
+def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, workers):
+    class Poison(FedAvg):
+        def local_update(self, server, state, data, rnd):
+            os._exit(1)
+
+    this = trial.open_trial(experiment(METHODS["fedavg"], 2), tmp_path)
+    poisoned = Poison(model=MODEL, rounds=2, local=TRAINING)
+    this = with_method(this, poisoned)
+    this.folder.mkdir(parents=True)
+    pool = RayExecutor(workers[:1], this)
+    with pytest.raises(WorkerCrashLoop, match="worker 0 died 4 times before client 0 had its result"):
+        list(pool.run((0, 1), poisoned.init_server(None, torch.Generator()), 0))
+    assert len(device_faults.reasons(this.folder)) == 4

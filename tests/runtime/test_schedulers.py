@@ -81,6 +81,6 @@ def test_a_search_and_a_scheduler_share_a_sweep_and_a_failed_trial_stops_neither
     outcomes = [outcome["outcome"] for _, outcome in json_files.outcomes(planned.folder)]
     assert len(outcomes) == progress.total == progress.done + progress.failed == 6
     assert "failed" in outcomes and "finished" in outcomes
-    assert "the search asked for 6 settings: 6 experiments" in capsys.readouterr().out
+    assert "the search proposed 6 settings for 6 experiments" in capsys.readouterr().out
     again = SweepProgress(planned)
     assert tuner.run(planned, tuner.check(planned, [{"CPU": 2.0}]), again) == 0 and again.done + again.failed == 6

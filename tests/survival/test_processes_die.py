@@ -4,10 +4,11 @@ import dataclasses
 import os
 import signal
 import sys
+import time
 
 import pytest
 import torch
-from conftest import Command, wait_until
+from conftest import wait_until
 from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed, faulty
 from ray import cloudpickle
 
@@ -83,24 +84,6 @@ def test_nodes_are_killed_and_what_is_left_has_no_room_for_as_many_workers(tmp_p
     check_unharmed(sweep, expected)
 
 
-def test_a_trial_whose_node_stands_still_counts_once(tmp_path, nodes, expected):
-    """To the head it is gone, as one that a network has cut off. The coordinator wakes when the trial has long gone on
-    elsewhere: what it still computes changes nothing."""
-    sweep = Federated(tmp_path, "--grid", "seed=0")
-    with Command(sweep, "--max-concurrent=1", address=nodes.address) as running:
-        running.until(lambda: sweep.sent(1, 0), "round 1")
-        late, raylet = nodes.only(COORDINATOR)
-        for pid in (late, raylet):
-            os.kill(pid, signal.SIGSTOP)
-        commits, _ = sweep.progress()
-        running.until(lambda: sweep.progress() > (commits + 1, 0), "two more rounds on the other node")
-        assert "its processes were lost; it goes on after round" in running.output()
-        os.kill(late, signal.SIGCONT)
-        running.end()
-    nodes.kill(raylet)
-    check_unharmed(sweep, expected, trials=1)
-
-
 def unsteady(client, trial) -> None:
     """Other batches each time that the client is hosted, and the same noise."""
     client.keys = dataclasses.replace(client.keys, seed=int.from_bytes(os.urandom(4), "big"))
@@ -138,6 +121,35 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     assert mean.count == CLIENTS and tree.digest(after) == tree.digest(tree.add(before, mean.value))
     assert ledger == expected[digest][-1]  # nothing more was spent
     assert server != expected[digest][-2]  # and the training was not deterministic
+
+
+def test_a_node_is_gone_before_its_workers_have_begun(tmp_path, monkeypatch, nodes, expected, capsys):
+    """They never begin, and nothing fails for it: the trial begins again, with as many as there is room for."""
+    cloudpickle.register_pickle_by_value(sys.modules[__name__])
+    placed, gone = tmp_path / "placed", tmp_path / "gone"
+
+    class Trainable(tuner.Coordinator):
+        def setup(self, config):
+            placed.touch()
+            while not gone.exists():
+                time.sleep(0.01)
+            super().setup(config)
+
+    def kill():
+        import ray
+
+        wait_until(placed.exists, "a trial that is placed")
+        _, here = nodes.only(COORDINATOR)
+        nodes.kill(next(raylet for raylet in nodes.raylets() if raylet != here))
+        wait_until(lambda: sum(node["Alive"] for node in ray.nodes()) == 2, "the head to miss the node")
+        gone.touch()
+
+    (tmp_path / "storage").mkdir()
+    monkeypatch.setattr(tuner, "Coordinator", Trainable)
+    sweep = Federated(tmp_path / "storage", "--grid", "seed=0")
+    assert sweep.run("--runtime.workers=3", "--runtime.revive-s=5", meanwhile=kill, seconds=90) == 0
+    assert "nodes were lost: going on with 2 worker(s) per trial\n" in capsys.readouterr().out
+    check_unharmed(sweep, expected, trials=1)
 
 
 ECC = "CUDA error: uncorrectable ECC error encountered"
