@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import ByClass, Dirichlet, Iid
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import SEEDS, Arm, Study

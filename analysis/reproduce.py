@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from raydiff.data.partition import Pooled
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment import tuning
 from raydiff.experiment.overrides import override
 from raydiff.experiment.searchers import Settings

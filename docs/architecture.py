@@ -1,6 +1,6 @@
 """The rooms of raydiff/ on the floors that their imports make (tests/test_layering.py), and who imports whom.
 
-python docs/architecture.py     writes docs/img/architecture.svg; exit code 1 where rooms import in a circle
+python docs/architecture.py     writes docs/img/architecture.svg; exit code 1 where rooms or files import in a circle
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "img" / "architecture.svg"
 sys.path.insert(0, str(ROOT / "tests"))
-from test_layering import arrows, floors  # noqa: E402
+from test_layering import arrows, check_files, file_arrows, floors  # noqa: E402
 
 QUESTION = {
     "papers": "which paper? pfdm, spire, feddistr, discrete",
@@ -100,13 +100,16 @@ def main() -> int:
     """Draw it."""
     graph = arrows()
     try:
+        check_files(file_arrows())
         figure = draw(graph)
     except CycleError as e:
-        print(f"error: rooms import in a circle: {' > '.join(e.args[1])}", file=sys.stderr)
+        print(f"error: these import in a circle: {' > '.join(e.args[1])}", file=sys.stderr)
         return 1
     matplotlib.rcParams["svg.hashsalt"] = "raydiff"  # the same bytes for the same picture
     figure.savefig(PICTURE, metadata={"Date": None, "Description": described(shown(graph))})
-    print(f"{PICTURE.relative_to(ROOT)}: {len(graph)} rooms on {len(floors(graph))} floors, no circle")
+    print(
+        f"{PICTURE.relative_to(ROOT)}: {len(graph)} rooms on {len(floors(graph))} floors, no circle, also inside rooms"
+    )
     return 0
 
 

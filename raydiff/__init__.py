@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # for type checkers and editors; `_homes` reads it too
     from raydiff.data.partition import MajorityMinority as MajorityMinority
     from raydiff.data.partition import Newcomers as Newcomers
     from raydiff.data.partition import Pooled as Pooled
-    from raydiff.evaluation.suite import Evaluation as Evaluation
+    from raydiff.evaluation.evaluation_settings import Evaluation as Evaluation
     from raydiff.experiment.config import Experiment as Experiment
     from raydiff.experiment.config import Numerics as Numerics
     from raydiff.experiment.config import Runtime as Runtime

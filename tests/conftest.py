@@ -30,8 +30,8 @@ from storages import Storage
 from raydiff import tree
 from raydiff.__main__ import main
 from raydiff.data.datasets import Data, Records
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.quality import features
-from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.federated.method import Method
 from raydiff.formats import json_files

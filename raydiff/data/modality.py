@@ -42,7 +42,7 @@ class Modality(Protocol):
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """Metrics (`evaluation.metrics.METRICS`) of such samples, in the order in which they are measured."""
+        """Metrics (`evaluation_settings.METRICS`) of such samples, in the order in which they are measured."""
 
     @property
     def attacks(self) -> tuple[str, ...]:

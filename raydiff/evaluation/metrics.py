@@ -10,28 +10,24 @@ Shapes: n samples, N records, K label columns; column 0 is the class.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from raydiff import lookup, seeding
 from raydiff.data.datasets import Dataset
-from raydiff.data.modality import Modality
 from raydiff.data.records import Records, codes_of, half_counts
+from raydiff.evaluation.evaluation_settings import ALL, BY_FEATURES, METRICS, RESERVED, Evaluation
 from raydiff.evaluation.quality import distances, downstream, features
 from raydiff.evaluation.quality import table_fidelity as tables
 from raydiff.evaluation.quality.neighbours import FED_BACK, coverage, memorized_fraction
 from raydiff.federated.method import Deployed
-from raydiff.formats.metric_records import COMPARED, DETAILED, FRACTION, UNBOUNDED, Metric
+from raydiff.formats.metric_records import FRACTION, UNBOUNDED, Metric
 from raydiff.tree import Params
-
-if TYPE_CHECKING:
-    from raydiff.evaluation.suite import Evaluation
 
 Groups = Mapping[str, tuple[int, ...]]  # classes by the name of their group
 LABEL_ACCURACY = Metric(name="label_accuracy", lower_is_better=False, bounds=FRACTION)
@@ -184,31 +180,8 @@ def table_quality(drawn: Drawn) -> list[Metric]:
     return tables.quality(samples, local, real, classes=drawn.dataset.cardinalities[0])
 
 
-METRICS: lookup.Door[Callable[[Drawn], Any]] = lookup.Door(
-    "metric",
-    {
-        "accuracy": accuracy,
-        "frechet": frechet_distances,
-        "kernel": kernel_distances,
-        "coverage": sample_coverage,
-        "labels": label_accuracy,
-        "memorization": memorized,
-        "downstream": downstream_accuracy,
-        "table": table_quality,
-        "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
-    },
-)  # in the order in which they are measured
-ALL = "all"  # in `Evaluation.metrics`: every metric of the data's modality
-BY_FEATURES = ("frechet", "kernel", "coverage")  # read in the space of the feature network
-BY_SAMPLER = (*BY_FEATURES, "labels")  # also measured of each of the model's samplers by itself
 GROUPS = ("all", "major", "minor")
-RESERVED = (
-    *("fd_cnn", "kd_cnn", "fid", "kid", "precision", "recall", "density", "coverage", "own_classes", "label_accuracy"),
-    *("memorized_fraction", "downstream", "blackbox", "tv_columns", "tv_pairs", "accuracy", "utility_loss"),
-    *COMPARED,
-    *DETAILED,
-)
-"""Names that no metric of another package may have."""
+BY_SAMPLER = (*BY_FEATURES, "labels")  # also measured of each of the model's samplers by itself
 
 
 def metric_to_rank_by(name: str, config: Evaluation, *, newcomers: bool = False) -> Metric:
@@ -241,36 +214,11 @@ def _rankable(config: Evaluation) -> list[Metric]:
     return metrics + [_describe(lookup.bare_name(name), lookup.imported(name)) for name in outside]
 
 
-def check(names: tuple[str, ...]) -> None:
-    """Raise ValueError unless each is a metric, and those of other packages have a direction and a free name."""
-    found = lookup.entries("metrics", METRICS, [name for name in names if name != ALL])
-    for name in (lookup.bare_name(text) for text in names if lookup.is_outside(text)):
-        metric = found[name]
-        if name in RESERVED:
-            raise ValueError(f"the metric {name} is called like numbers of raydiff's own: give it another name")
-        if not isinstance(getattr(metric, "lower_is_better", None), bool):
-            raise ValueError(f"the metric {name} must have an attribute lower_is_better, True or False")
-        bounds = getattr(metric, "bounds", UNBOUNDED)
-        if not (isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]):
-            raise ValueError(f"the metric {name} must have bounds (least, greatest), or none, not {bounds!r}")
-
-
-def names_of(config: Evaluation, modality: Modality) -> tuple[str, ...]:
-    """Return the metrics that the evaluation measures of records of this modality, in the order of measuring. Raises
-    ValueError for one that the modality has not."""
-    unknown = [name for name in config.metrics if name in METRICS and name not in modality.measures]
-    if unknown:
-        wanted = ", ".join(modality.measures)
-        raise ValueError(f"evaluation.metrics must be of {modality.name} ({wanted}), got {unknown[0]}")
-    named = (modality.measures if name == ALL else (name,) for name in config.metrics)
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
-
-
 def measure(drawn: Drawn, *, by_sampler: bool = False) -> dict[str, list[Metric]]:
     """Return the metrics of each configured name, or of those in BY_SAMPLER. Raises ValueError for what another package
     returns unless it is a finite number within bounds, or several by name."""
     out: dict[str, list[Metric]] = {}
-    every = names_of(drawn.config, drawn.dataset.modality)
+    every = drawn.config.metrics_of(drawn.dataset.modality)
     names = [name for name in every if name in BY_SAMPLER or not by_sampler]
     for name, metric in lookup.entries("metrics", METRICS, names).items():
         measured = metric(drawn)

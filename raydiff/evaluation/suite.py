@@ -7,98 +7,27 @@ validation split is used during training and for trials by which settings are ch
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, replace
 
 import torch
-from annotated_types import Ge
 from torch import Tensor
 
 from raydiff import lookup, tree
 from raydiff.data.datasets import Dataset
-from raydiff.data.modality import Modality
 from raydiff.data.partition import clusters, groups
 from raydiff.data.records import Records, half_counts
 from raydiff.evaluation import metrics
 from raydiff.evaluation.attacks import targets
-from raydiff.evaluation.metrics import ALL, BY_FEATURES, BY_SAMPLER, Drawn
-from raydiff.evaluation.quality import distances, downstream, features, inception
+from raydiff.evaluation.evaluation_settings import BY_FEATURES, Evaluation
+from raydiff.evaluation.metrics import BY_SAMPLER, Drawn
+from raydiff.evaluation.quality import downstream, features, inception
 from raydiff.evaluation.quality.features import FEATURES
-from raydiff.evaluation.quality.neighbours import NEIGHBOURS
-from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import Metric, columns, mean_metrics
-from raydiff.settings import Count, Natural, settings
 from raydiff.tree import Params
 
 GRID_COLUMNS = 2  # pictures of each class in a sample grid
 PICTURES = 10  # pictures in a sample grid of an unconditional model
-Split = Literal["test", "validation"]
-
-
-@settings(frozen=True, kw_only=True)
-class Evaluation:
-    """Which instruments are read, and when."""
-
-    features: Annotated[str, FEATURES] = "cnn"
-    """Feature network of the distances: a small classifier trained on the public split (cnn), clean-fid's Inception, or
-    module:name from anywhere. Only of cnn groups are left out: the floor tells by how much a distance is too large."""
-    weights: str | None = field(default=None, metadata={"location": "value"})
-    """File of the feature network's weights; of Inception also its folder, none: clean-fid's."""
-    dim: Count = 16
-    """Its feature dimension. Of Frechet distances, groups with fewer than five records a dimension are left out."""
-    neighbours: Count = NEIGHBOURS
-    """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
-    downstream: tuple[str, ...] = ()
-    """Classifiers (linear, mlp, cnn, resnet18, lenet) trained on samples, and tested on real records at the end."""
-    ceiling: bool = True
-    """Train each of them on the client's own records too: the accuracy of real ones."""
-    per_class: Annotated[int, Ge(2)] | None = None
-    """Samples of each class that they are trained on; none: those that the distances are measured of."""
-    every: Natural = 0
-    """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
-    samplers: bool = True
-    """Also measure the distances of the model's other samplers (`models.chains.MEASURED`)."""
-    clusters: bool = False
-    """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
-    attacks: tuple[str, ...] | None = ("pia", "sima")
-    """Membership attacks on denoisers of pictures (`targets`): any of loss, pia, secmi, sima, or module:name from
-    anywhere; of a table its rows are attacked (`blackbox`). None: nothing is attacked."""
-    metrics: tuple[str, ...] = (ALL,)
-    """What is measured (`metrics.METRICS`, or module:name from anywhere); all: each metric of such data. The Frechet
-    distance leaves small groups out; the kernel distance has no bias that depends on the number of records."""
-    split: Split = "test"
-    """Whose records the final models are measured beside. validation: for a trial by which settings are chosen, which
-    reads no test record: nothing is attacked, and downstream and memorization are left out."""
-    clients: Count | None = None
-    """Measure the first so many clients only; None: every one."""
-    members: Annotated[int, Ge(4)] = 500
-    """Member records per client that an attack uses at most, half of them for calibration."""
-
-    def __post_init__(self) -> None:
-        for name in ("attacks", "metrics"):
-            if getattr(self, name) == ():
-                raise ValueError(f"{name} must name at least one")
-        targets.check(self.attacks or ())
-        metrics.check(self.metrics)
-        downstream.check(self.downstream)
-
-    @property
-    def least(self) -> int:
-        """Records that half of a measured group's reference needs."""
-        is_frechet = "frechet" in self.metrics or ALL in self.metrics
-        return 5 * self.dim if is_frechet and self.features == "cnn" else 2
-
-    def headline(self, modality: Modality) -> str:
-        """The default metric of a sweep over data of this modality."""
-        names = metrics.names_of(self, modality)
-        ranking = {
-            "frechet": distances.frechet_metric(self.features, "all"),
-            "kernel": distances.kernel_metric(self.features, "all"),
-            "table": TV_PAIRS,
-        }
-        first = next((ranking[name] for name in ranking if name in names), UTILITY_LOSS)
-        return str(replace(first, split="eval"))
 
 
 @dataclass(frozen=True)
@@ -197,7 +126,7 @@ class Instruments:
 
 def check(config: Evaluation, dataset: Dataset, clients: Sequence[Records]) -> None:
     """Raise ValueError, before training, where the data do not suffice for the evaluation."""
-    names = metrics.names_of(config, dataset.modality)
+    names = config.metrics_of(dataset.modality)
     if config.downstream and "downstream" not in names:
         raise ValueError(f"evaluation.downstream must be empty where {dataset.modality.name} are not judged by it")
     attack = config.attacks is not None and config.split == "test"
@@ -260,13 +189,13 @@ def summarise(reports: Sequence[ClientReport]) -> list[Metric]:
 
 def _needs_samples(config: Evaluation, dataset: Dataset) -> bool:
     """Whether one of the metrics is read off samples."""
-    names = {*metrics.names_of(config, dataset.modality)} - {"accuracy"}
+    names = {*config.metrics_of(dataset.modality)} - {"accuracy"}
     return bool(names if config.downstream else names - {"downstream"})
 
 
 def _needs_cnn(config: Evaluation, dataset: Dataset) -> bool:
     """Whether one of the metrics needs the small classifier."""
-    names = {*metrics.names_of(config, dataset.modality)}
+    names = {*config.metrics_of(dataset.modality)}
     return "labels" in names or (config.features == "cnn" and bool(names & {*BY_FEATURES}))
 
 

@@ -13,7 +13,7 @@ from raydiff.data import sources
 from raydiff.data.datasets import Data, Dataset
 from raydiff.data.overview import norms
 from raydiff.data.tables import cells, read
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.models.training import Training
 
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}

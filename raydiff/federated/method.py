@@ -17,7 +17,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.models.chains import Denoiser
+from raydiff.models.ddpm import Denoiser
 from raydiff.models.training import Model, Training
 from raydiff.privacy.release import Event, NonPrivate, Release
 from raydiff.seeding import NoiseStream

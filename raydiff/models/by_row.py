@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import label_rows
-from raydiff.models.chains import Denoiser
+from raydiff.models.ddpm import Denoiser
 from raydiff.models.schedules import LinearBetas, alphas_bar
 from raydiff.settings import settings
 from raydiff.tree import Params

@@ -12,20 +12,15 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import torch
 from torch import Tensor
 
 from raydiff import lookup
 from raydiff.models.compute import device, with_progress
+from raydiff.models.ddpm import DDPM, Denoiser
 from raydiff.settings import Count, settings
-
-if TYPE_CHECKING:
-    from raydiff.models.ddpm import DDPM
-
-Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""z_theta(x_t (B, C, H, W), t (B,) in 1..T, labels (B, K)): the predicted noise, (B, C, H, W)."""
 
 LEAST_KEPT = 1e-10  # of the signal's variance in a step: with less, Algorithm 4 magnifies float32's rounding by 1e5
 

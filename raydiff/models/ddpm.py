@@ -15,7 +15,6 @@ import torch
 from pydantic import FiniteFloat
 from torch import Tensor, nn
 
-from raydiff.models.chains import Denoiser
 from raydiff.models.compute import Precision, frozen
 from raydiff.models.functional import call, call_features, fresh, module_of
 from raydiff.models.networks import MLP, NETWORKS, Conditions, Network
@@ -31,6 +30,8 @@ from raydiff.models.schedules import (
 from raydiff.settings import Count, Positive, settings
 from raydiff.tree import Params
 
+Denoiser = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""z_theta(x_t (B, C, H, W), t (B,) in 1..T, labels (B, K)): the predicted noise, (B, C, H, W)."""
 Prediction = Literal["epsilon", "v", "x0", "edm"]
 Levels = Literal["uniform", "lognormal"]
 

@@ -11,8 +11,8 @@ from torch.nn import functional as F
 from raydiff import seeding
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
-from raydiff.models.chains import Denoiser
 from raydiff.models.compute import frozen
+from raydiff.models.ddpm import Denoiser
 from raydiff.models.functional import call, fresh
 from raydiff.settings import Count, settings
 from raydiff.tree import Params

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from raydiff.data.records import label_rows
 from raydiff.models.by_row import ByRow
-from raydiff.models.chains import Denoiser
+from raydiff.models.ddpm import Denoiser
 from raydiff.settings import settings
 from raydiff.tree import Params
 

@@ -21,7 +21,8 @@ import torch
 from raydiff import seeding, tree
 from raydiff.data.unseen_client import UnseenClient
 from raydiff.evaluation import suite
-from raydiff.evaluation.suite import Evaluation, Instruments
+from raydiff.evaluation.evaluation_settings import Evaluation
+from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import overrides
 from raydiff.federated.method import Deployed, WithKinds, WithNewClients
 from raydiff.formats.json_files import dumps

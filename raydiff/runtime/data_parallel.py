@@ -30,8 +30,7 @@ from raydiff.models.compute import Precision, compute_with, device
 from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.cluster import cluster, storage_is_shared
-from raydiff.runtime.one_process import Place
-from raydiff.runtime.place import COORDINATOR, bundle, cap_memory, slot, too_large, total_of, unplaced
+from raydiff.runtime.place import COORDINATOR, Place, bundle, cap_memory, slot, too_large, total_of, unplaced
 from raydiff.runtime.plan import Planned
 from raydiff.tree import Params, arrays, tensors
 

@@ -10,18 +10,13 @@ from typing import Any
 
 from raydiff.experiment import trial
 from raydiff.experiment.study import varying
-from raydiff.federated.rounds import ClientExecutor
-from raydiff.models.training import Train
 from raydiff.process import saying
 from raydiff.runtime import sweep_folder
 from raydiff.runtime.estimate import EVERY_S, Running
-from raydiff.runtime.place import cap_memory
+from raydiff.runtime.place import Place, cap_memory
 from raydiff.runtime.plan import Planned
 from raydiff.storage import copies
 from raydiff.storage.atomic_files import LeaseLost
-
-Place = Callable[[trial.Trial], tuple[ClientExecutor, Train | None]]
-"""Makes a trial's executor, and what trains its server's models in place of this process."""
 
 
 def run(planned: Planned, begin: Callable[[], None]) -> None:

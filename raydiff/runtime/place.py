@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from raydiff.experiment.config import Runtime
+from raydiff.experiment.trial import Trial
+from raydiff.federated.rounds import ClientExecutor
+from raydiff.models.training import Train
 
 Resources = Mapping[str, float]
+Place = Callable[[Trial], tuple[ClientExecutor, Train | None]]
+"""Makes a trial's executor, and what trains its server's models in place of this process."""
 CUDA_CONTEXT_BYTES = int(0.75 * 2**30)  # Outside torch a process took 0.67 to 0.71 GiB on an H100 (torch 2.11).
 COORDINATOR = 0.1  # CPUs per thread: it computes while its workers wait, so a slot's CPUs are those of its workers.
 MAX_SLOTS = 1000

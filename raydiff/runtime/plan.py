@@ -10,8 +10,8 @@ from typing import Any
 
 from raydiff import lookup, methods
 from raydiff.data import datasets
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.metrics import metric_to_rank_by
-from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.searchers import Chosen, Space, build_searcher, check_space, is_adaptive, named

@@ -23,6 +23,7 @@ from raydiff.experiment.overrides import override
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
+from raydiff.models.schedules import CosineBetas
 from raydiff.privacy.ledger import PrivacyOdometer
 from raydiff.runtime import estimate
 
@@ -57,7 +58,7 @@ def test_larger_pictures_get_wider_networks_and_more_records_more_steps(tmp_path
         assert init.main(["digits", "--data.size", str(size), "--out", str(file)]) == 0
         method = rd.preset(str(file)).experiment.method
         assert method.local.learning_rate == method.server.learning_rate
-        assert method.model.schedule == "cosine"
+        assert method.model.schedule == CosineBetas()
         steps = method.local.steps, method.server.steps
         settings.append((method.model.network.width, *steps, method.local.learning_rate))
         assert ("colours and outlines" in file.read_text()) == (size == 64)

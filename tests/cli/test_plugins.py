@@ -18,7 +18,7 @@ import torch
 
 from raydiff import lookup, process
 from raydiff.evaluation import metrics
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment import config, overrides, trial
 from raydiff.formats.json_files import read_json, read_lines
 from raydiff.formats.metric_records import columns, read_metrics, select_shown

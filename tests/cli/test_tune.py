@@ -15,7 +15,7 @@ from trial_folders import written
 import raydiff as rd
 from raydiff.data import datasets
 from raydiff.data.partition import Iid
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment import presets as names
 from raydiff.experiment import tuning
 from raydiff.experiment.config import Runtime

@@ -16,7 +16,7 @@ from raydiff.data.modality import PICTURES, Pictures
 from raydiff.data.pictures import PictureOptions
 from raydiff.data.records import Records
 from raydiff.data.source import Source
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment import suggested, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import open_trial

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from raydiff.data.datasets import Dataset
 from raydiff.data.records import Records
-from raydiff.evaluation.suite import GRID_COLUMNS, Evaluation, Instruments, check, prepare, summarise
+from raydiff.evaluation.evaluation_settings import Evaluation
+from raydiff.evaluation.suite import GRID_COLUMNS, Instruments, check, prepare, summarise
 from raydiff.federated.method import Deployed
 from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator

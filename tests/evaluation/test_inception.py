@@ -12,9 +12,9 @@ from raydiff.data.datasets import Dataset
 from raydiff.data.modality import PICTURES
 from raydiff.data.records import Records
 from raydiff.evaluation import suite
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.quality import inception
 from raydiff.evaluation.quality.distances import frechet_metric, kernel_metric
-from raydiff.evaluation.suite import Evaluation
 
 
 class Means(nn.Module):

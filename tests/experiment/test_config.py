@@ -14,8 +14,8 @@ import pytest
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers
 from raydiff.data.tables.cells import Csv
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.row_audit import RowAudit
-from raydiff.evaluation.suite import Evaluation
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import convert, flat, has_path, override, parse_overrides, to_dict

@@ -17,7 +17,8 @@ from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
 from raydiff.evaluation import grids
 from raydiff.evaluation import suite as evaluate
-from raydiff.evaluation.suite import Evaluation, Instruments
+from raydiff.evaluation.evaluation_settings import Evaluation
+from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.ledgers import ledger_of

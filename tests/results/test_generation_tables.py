@@ -254,7 +254,7 @@ def test_labels_as_the_private_records_have_them_have_no_guarantee(tmp_path: Pat
 
 def finite(folder: Path) -> dict[str, bool]:
     outcome = json.loads((folder / "outcome.json").read_text())
-    return {view: outcome[view]["epsilon"] < float("inf") for view in ("server", "outsiders")}
+    return {view: float(outcome[view]["epsilon"]) < float("inf") for view in ("server", "outsiders")}
 
 
 @pytest.mark.parametrize("name", PRIVATE)

@@ -13,8 +13,9 @@ import torch
 from raydiff import tree
 from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.evaluation import suite
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.quality import features
-from raydiff.evaluation.suite import Evaluation, Instruments
+from raydiff.evaluation.suite import Instruments
 from raydiff.experiment.config import Experiment
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.training import Training, fit

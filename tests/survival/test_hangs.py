@@ -18,7 +18,7 @@ from ray import cloudpickle
 
 from raydiff import tree
 from raydiff.data.partition import Iid
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import Trial

@@ -56,7 +56,7 @@ def value(text: str, kind: Kind = "number", decimal: str = ".") -> float:
 def inferred(texts: Collection[str], decimal: str) -> Kind:
     """The kind of a column of these different texts."""
     fitting = (kind for kind in PATTERNS if not any(math.isnan(value(text, kind, decimal)) for text in texts))
-    kind: Kind = next(fitting, "text") if texts else "text"
+    kind: Kind = next(fitting, "text") if len(texts) else "text"
     pointed = [_pointed(text, decimal) for text in texts] if kind == "number" else []
     spellings = {SPELLING.sub("", text) for text in pointed}
     are_codes = any(map(CODE.match, pointed)) or len({*map(value, pointed)}) < len(spellings)

@@ -26,7 +26,7 @@ from torch import Tensor
 from raydiff.data.records import Records
 from raydiff.evaluation.attacks.scores import Query, in_batches, noised
 from raydiff.lookup import check_value
-from raydiff.models.chains import Denoiser
+from raydiff.models.ddpm import Denoiser
 
 MANY = 64  # shadows from which on a variance per record is worth estimating (section VI)
 BATCH = 1024

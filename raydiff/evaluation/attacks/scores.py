@@ -25,7 +25,7 @@ from torch import Tensor
 
 from raydiff.data.records import Records
 from raydiff.lookup import Door, takes
-from raydiff.models.chains import Denoiser
+from raydiff.models.ddpm import Denoiser
 
 DRAWS = 4  # noise draws per loss
 Query = Callable[[Tensor, int], Tensor]  # (x_t (n, C, H, W), t) -> predicted noise, for the records' labels

@@ -29,7 +29,7 @@ from raydiff.evaluation.attacks import membership
 from raydiff.evaluation.attacks import scores as attacks
 from raydiff.federated.method import Deployed, Target, Uploads
 from raydiff.formats.metric_records import Metric, mean_metrics
-from raydiff.models.chains import Denoiser
+from raydiff.models.ddpm import Denoiser
 from raydiff.seeding import NoiseStream
 
 Roles = dict[str, Records]  # the arguments of `membership.attack`, as records

@@ -8,7 +8,7 @@ from typing import Any
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import Entangled, Pooled
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment import tuning
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.overrides import override

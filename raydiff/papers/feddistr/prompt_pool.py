@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from raydiff import tree
-from raydiff.models.chains import Denoiser
+from raydiff.models.ddpm import Denoiser
 from raydiff.papers.feddistr.latent.model import LatentDiffusion
 from raydiff.tree import Params
 

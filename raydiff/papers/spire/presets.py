@@ -7,7 +7,7 @@ from typing import Any
 
 from raydiff.data.datasets import Data
 from raydiff.data.partition import ByClass, Newcomers
-from raydiff.evaluation.suite import Evaluation
+from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import SEEDS, Arm, Choices, Study

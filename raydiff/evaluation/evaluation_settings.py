@@ -1,0 +1,137 @@
+"""Settings of a trial's evaluation, and METRICS, the metrics by name."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import field, replace
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge
+
+from raydiff import lookup
+from raydiff.data.modality import Modality
+from raydiff.evaluation.attacks import targets
+from raydiff.evaluation.quality import distances, downstream
+from raydiff.evaluation.quality.features import FEATURES
+from raydiff.evaluation.quality.neighbours import NEIGHBOURS
+from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
+from raydiff.formats.metric_records import COMPARED, DETAILED, UNBOUNDED
+from raydiff.lookup import Door
+from raydiff.settings import Count, Natural, settings
+
+Split = Literal["test", "validation"]
+METRICS: Door[Callable[..., Any]] = Door(
+    "metric",
+    {
+        "accuracy": "raydiff.evaluation.metrics:accuracy",
+        "frechet": "raydiff.evaluation.metrics:frechet_distances",
+        "kernel": "raydiff.evaluation.metrics:kernel_distances",
+        "coverage": "raydiff.evaluation.metrics:sample_coverage",
+        "labels": "raydiff.evaluation.metrics:label_accuracy",
+        "memorization": "raydiff.evaluation.metrics:memorized",
+        "downstream": "raydiff.evaluation.metrics:downstream_accuracy",
+        "table": "raydiff.evaluation.metrics:table_quality",
+        "blackbox": "raydiff.papers.discrete.blackbox:of_rows",
+    },
+)  # in the order in which they are measured
+ALL = "all"  # in `Evaluation.metrics`: every metric of the data's modality
+BY_FEATURES = ("frechet", "kernel", "coverage")  # read in the space of the feature network
+RESERVED = (
+    *("fd_cnn", "kd_cnn", "fid", "kid", "precision", "recall", "density", "coverage", "own_classes", "label_accuracy"),
+    *("memorized_fraction", "downstream", "blackbox", "tv_columns", "tv_pairs", "accuracy", "utility_loss"),
+    *COMPARED,
+    *DETAILED,
+)
+"""Names that no metric of another package may have."""
+
+
+@settings(frozen=True, kw_only=True)
+class Evaluation:
+    """Which instruments are read, and when."""
+
+    features: Annotated[str, FEATURES] = "cnn"
+    """Feature network of the distances: a small classifier trained on the public split (cnn), clean-fid's Inception, or
+    module:name from anywhere. Only of cnn groups are left out: the floor tells by how much a distance is too large."""
+    weights: str | None = field(default=None, metadata={"location": "value"})
+    """File of the feature network's weights; of Inception also its folder, none: clean-fid's."""
+    dim: Count = 16
+    """Its feature dimension. Of Frechet distances, groups with fewer than five records a dimension are left out."""
+    neighbours: Count = NEIGHBOURS
+    """k of precision, recall, density and coverage: 3 to 5 in the literature. Smaller groups are left out."""
+    downstream: tuple[str, ...] = ()
+    """Classifiers (linear, mlp, cnn, resnet18, lenet) trained on samples, and tested on real records at the end."""
+    ceiling: bool = True
+    """Train each of them on the client's own records too: the accuracy of real ones."""
+    per_class: Annotated[int, Ge(2)] | None = None
+    """Samples of each class that they are trained on; none: those that the distances are measured of."""
+    every: Natural = 0
+    """Rounds between distances measured on the validation split, for ASHA and Optuna; 0: only at the end."""
+    samplers: bool = True
+    """Also measure the distances of the model's other samplers (`models.chains.MEASURED`)."""
+    clusters: bool = False
+    """Also measure each model's distance to both clusters of classes of a MajorityMinority partition."""
+    attacks: tuple[str, ...] | None = ("pia", "sima")
+    """Membership attacks on denoisers of pictures (`targets`): any of loss, pia, secmi, sima, or module:name from
+    anywhere; of a table its rows are attacked (`blackbox`). None: nothing is attacked."""
+    metrics: tuple[str, ...] = (ALL,)
+    """What is measured (`METRICS`, or module:name from anywhere); all: each metric of such data. The Frechet
+    distance leaves small groups out; the kernel distance has no bias that depends on the number of records."""
+    split: Split = "test"
+    """Whose records the final models are measured beside. validation: for a trial by which settings are chosen, which
+    reads no test record: nothing is attacked, and downstream and memorization are left out."""
+    clients: Count | None = None
+    """Measure the first so many clients only; None: every one."""
+    members: Annotated[int, Ge(4)] = 500
+    """Member records per client that an attack uses at most, half of them for calibration."""
+
+    def __post_init__(self) -> None:
+        for name in ("attacks", "metrics"):
+            if getattr(self, name) == ():
+                raise ValueError(f"{name} must name at least one")
+        targets.check(self.attacks or ())
+        check_metrics(self.metrics)
+        downstream.check(self.downstream)
+
+    @property
+    def least(self) -> int:
+        """Records that half of a measured group's reference needs."""
+        is_frechet = "frechet" in self.metrics or ALL in self.metrics
+        return 5 * self.dim if is_frechet and self.features == "cnn" else 2
+
+    def metrics_of(self, modality: Modality) -> tuple[str, ...]:
+        """Return the metrics that are measured of records of this modality, in the order of measuring.
+
+        Raises ValueError for one that the modality has not.
+        """
+        unknown = [name for name in self.metrics if name in METRICS and name not in modality.measures]
+        if unknown:
+            wanted = ", ".join(modality.measures)
+            raise ValueError(f"evaluation.metrics must be of {modality.name} ({wanted}), got {unknown[0]}")
+        named = (modality.measures if name == ALL else (name,) for name in self.metrics)
+        return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
+
+    def headline(self, modality: Modality) -> str:
+        """The default metric of a sweep over data of this modality."""
+        names = self.metrics_of(modality)
+        ranking = {
+            "frechet": distances.frechet_metric(self.features, "all"),
+            "kernel": distances.kernel_metric(self.features, "all"),
+            "table": TV_PAIRS,
+        }
+        first = next((ranking[name] for name in ranking if name in names), UTILITY_LOSS)
+        return str(replace(first, split="eval"))
+
+
+def check_metrics(names: tuple[str, ...]) -> None:
+    """Raise ValueError unless each is a metric, and those of other packages have a direction and a free name."""
+    found = lookup.entries("metrics", METRICS, [name for name in names if name != ALL])
+    for name in (lookup.bare_name(text) for text in names if lookup.is_outside(text)):
+        metric = found[name]
+        if name in RESERVED:
+            raise ValueError(f"the metric {name} is called like numbers of raydiff's own: give it another name")
+        if not isinstance(getattr(metric, "lower_is_better", None), bool):
+            raise ValueError(f"the metric {name} must have an attribute lower_is_better, True or False")
+        bounds = getattr(metric, "bounds", UNBOUNDED)
+        if not (isinstance(bounds, tuple) and len(bounds) == 2 and bounds[0] < bounds[1]):
+            raise ValueError(f"the metric {name} must have bounds (least, greatest), or none, not {bounds!r}")
