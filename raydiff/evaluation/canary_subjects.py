@@ -99,10 +99,12 @@ def _summed(method: Summed, public: Records | None) -> Subject:
         method = replace(method, model=method.model.for_table(method.model.counts, ()))
         shape: tuple[int, ...] = (1, 1, len(method.model.counts))
     else:
-        shape, one_row = method.model.shape, cast(Any, method.model.for_data(method.model.shape, ()))
+        shape = method.model.shape
+        one_row = cast(Any, method.model.for_data(method.model.shape, ()))
         method = replace(method, model=one_row)
     unlabelled = None if public is None else replace(public, labels=public.labels[:, :0])
-    first, bare = method.init_server(unlabelled, generator(0)), replace(method, epsilon=None)
+    first = method.init_server(unlabelled, generator(0))
+    bare = replace(method, epsilon=None)
 
     def sent(by: Summed, server: Params, state: Params, e: Tensor, rnd: Round) -> LocalResult:
         entries = _record(method, first, e)
@@ -113,12 +115,16 @@ def _summed(method: Summed, public: Records | None) -> Subject:
 
     def one(canary: Tensor, noise: NoiseStream) -> tuple[Tensor, Ledger]:
         e = canary[0] / canary.norm() if canary.any() else torch.eye(canary.shape[1])[0]
-        server, state, ledger, along = first, Params(), Ledger(), 0.0
+        server = first
+        state = Params()
+        ledger = Ledger()
+        along = 0.0
         for r in range(method.participating_rounds):
             rnd = Round(r, generator(r), replace(noise, path=(*noise.path, r)))
             u, v = (_entries(sent(bare, server, state, sign * e, rnd).release) for sign in (1, -1))
             result = sent(method, server, state, e, rnd)
-            release, state = result.release, result.state
+            release = result.release
+            state = result.state
             ledger = ledger.with_upload(r, 0, release.event, release.nbytes)
             if (apart := (u - v).norm()) > 0:
                 along += float((_entries(release) - (u + v) / 2) @ (u - v) / apart)
@@ -134,10 +140,12 @@ def _record(method: Summed, server: Params, e: Tensor) -> Tensor:
     if isinstance(method, Marginals):  # values that differ in every column, random ones of a random direction
         counts = torch.tensor(method.model.counts)
         return images_of((((e.abs() * 2**20).long() + (e < 0)) % counts)[None])
-    cosine, origin = -1.0, torch.zeros(math.prod(method.model.shape))
+    cosine = -1.0
+    origin = torch.zeros(math.prod(method.model.shape))
     if isinstance(method, Sketch):
         cosine = -1 / max(1.0, 2 * method.moment**2)  # the worst pair
-        norm, origin = STRETCH * method.clip, server["center"].flatten()
+        norm = STRETCH * method.clip
+        origin = server["center"].flatten()
     elif isinstance(method, DPMERF):
         norm = STRETCH * float(server["kernel/length"])  # their features have nothing in common
     else:
@@ -193,7 +201,8 @@ def _averaged(privacy: ClientPrivacy, rounds: int) -> Subject:
             mu = 2 * privacy.clip * math.sqrt(rounds) / (noise.factor * privacy.std(rounds))
             audited = replace(privacy, epsilon=renyi.epsilon_for(mu, DELTA))
         leaves = {"a": canary[0, : WIDTH // 3], "b": canary[0, WIDTH // 3 :]}
-        averaging, keys = Averaging(weights="uniform", privacy=audited), Keys(0, noise.secret, "")
+        averaging = Averaging(weights="uniform", privacy=audited)
+        keys = Keys(0, noise.secret, "")
         method = _Sender(rounds=rounds, averaging=averaging, canary=leaves, noise=noise)
         senders = [Client(c, method, record, keys=keys) for c, record in enumerate(data)]
         *_, last = run(method, LocalExecutor(senders), keys=keys)
@@ -219,7 +228,9 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     """
     if not (method.noise_multiplier or (method.epsilon is not None and method.epsilon < math.inf)):
         raise ValueError(NO_NOISE.format(type(method).__name__))
-    m, local, ledger = len(included), method.local, Ledger()
+    m = len(included)
+    local = method.local
+    ledger = Ledger()
     plain = Training(optimizer="sgd", decay="constant", weight_decay=0.0, learning_rate=1.0)
     sgd = replace(plain, batch=max(local.batch, m // 10), steps=min(local.steps, STEPS))
     pulls = _Canaries(m, network=method.model.network) if isinstance(method.model, DDPM) else cast(Any, Pulls(m))

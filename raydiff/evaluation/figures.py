@@ -63,9 +63,11 @@ def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
     from matplotlib.ticker import MaxNLocator
 
     clients, classes = counts.shape
-    few_clients, few_classes = clients <= 32, classes <= 32
+    few_clients = clients <= 32
+    few_classes = classes <= 32
     legible = few_clients and few_classes
-    top, total = max(int(counts.max()), 1), int(counts.sum())
+    top = max(int(counts.max()), 1)
+    total = int(counts.sum())
     size = max(4.0, 1.6 + min(0.5 * classes, 14)), max(2.0, 1.4 + min(0.3 * clients, 9))  # inches
     figure, ((axes,),) = panels(1, 1, size=size)
     norm = PowerNorm(0.5, vmin=0, vmax=top)  # a linear scale hides small counts

@@ -46,7 +46,8 @@ def _named(image: Image, names: Sequence[str]) -> Image:
     from PIL import Image as images
     from PIL import ImageDraw, ImageFont
 
-    font, row = ImageFont.load_default(size=12), image.height // len(names)
+    font = ImageFont.load_default(size=12)
+    row = image.height // len(names)
     margin = 8 + max(round(font.getlength(name)) for name in names)
     wide = images.new(image.mode, (margin + image.width, image.height))
     wide.paste(image, (margin, 0))

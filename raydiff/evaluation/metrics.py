@@ -126,7 +126,8 @@ def label_accuracy(drawn: Drawn) -> list[Metric]:
     class that the client has."""
     if not len(drawn.images):
         return []
-    classes, of_real = drawn.labels[:, 0], drawn.reference.labels[:, 0]
+    classes = drawn.labels[:, 0]
+    of_real = drawn.reference.labels[:, 0]
     logits, logits_real = (features.cnn_logits(drawn.cnn, x) for x in (drawn.images, drawn.reference.images))
     metrics = [OWN_CLASSES.with_value(torch.isin(logits.argmax(1), of_real.unique()).double().mean())]
     if not drawn.deployed.conditional:
@@ -154,10 +155,13 @@ def memorized(drawn: Drawn) -> list[Metric]:
 
 def downstream_accuracy(drawn: Drawn) -> list[Metric]:
     """`downstream.readings` of the final samples, or of as many of each class as `per_class` asks for."""
-    config, local, real = drawn.config, drawn.client_records, drawn.reference
+    config = drawn.config
+    local = drawn.client_records
+    real = drawn.reference
     if not (len(drawn.images) and drawn.split == "test" and config.downstream and drawn.deployed.conditional):
         return []
-    images, labels = drawn.images, drawn.labels
+    images = drawn.images
+    labels = drawn.labels
     if config.per_class is not None:
         labels = downstream.labels_per_class(local.labels, config.per_class)
         images = drawn.deployed.sample(labels, drawn.rng)

@@ -80,7 +80,9 @@ class Instruments:
         if self.config.clusters:
             classes["cluster_a"], classes["cluster_b"] = clusters(sorted(classes["all"]))
         reference = self.dataset.splits[split].of_classes(classes["all"])
-        images, labels, shown = records.images[:0], records.labels[:0], records.images[:0]
+        images = records.images[:0]
+        labels = records.labels[:0]
+        shown = records.images[:0]
         by_sampler: dict[str, Tensor] = {}
         if deployed.samplers:
             wanted = self.dataset.modality.labels_to_sample(records, reference)

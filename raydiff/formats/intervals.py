@@ -14,7 +14,8 @@ from raydiff.formats.tables import strong
 def student(values: Sequence[float] | pd.Series) -> tuple[float, float, float]:
     """Return the mean and its 95 % Student interval: NaN bounds for a single value, NaN for none."""
     sample = pd.Series(values, dtype=float)
-    mean, n = float(sample.mean()), len(sample)
+    mean = float(sample.mean())
+    n = len(sample)
     half = half_width(float(sample.std()), n) if n > 1 else math.nan
     return mean, mean - half, mean + half
 
@@ -32,8 +33,10 @@ def ratio(over: pd.Series, under: pd.Series) -> tuple[float, float, float]:
     mean, low, high = student(under)
     if not decided(low, high):
         return (math.nan,) * 3
-    top, square = float(over.mean()), half_width(1.0, len(under)) ** 2
-    a, b = mean**2 - square * float(under.var()), top * mean - square * float(over.cov(under))
+    top = float(over.mean())
+    square = half_width(1.0, len(under)) ** 2
+    a = mean**2 - square * float(under.var())
+    b = top * mean - square * float(over.cov(under))
     root = math.sqrt(max(0.0, b * b - a * (top**2 - square * float(over.var()))))
     return top / mean, (b - root) / a, (b + root) / a
 

@@ -31,7 +31,8 @@ def aligned(rows: Sequence[Sequence[str]], *, words: int | None = None) -> list[
     """Return rows, at least one, as lines of text: the first `words` columns (None: all) aligned left, others right."""
     columns = list(zip(*rows, strict=True))
     for place, column in enumerate(columns):
-        align, width = str.ljust if words is None or place < words else str.rjust, max(map(len, column))
+        align = str.ljust if words is None or place < words else str.rjust
+        width = max(map(len, column))
         columns[place] = tuple(align(cell, width) for cell in column)
     return ["  ".join(row).rstrip() for row in zip(*columns, strict=True)]
 

@@ -39,7 +39,8 @@ class AttackedRows:
 def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:
     """Generate rows of a client's own model or, with None, the server's: `num`, or as many as it was trained on. Raises
     ValueError as `Finished.source`, and where too few records were held out."""
-    experiment, modality = finished.trial.experiment, finished.dataset.modality
+    experiment = finished.trial.experiment
+    modality = finished.dataset.modality
     assert isinstance(modality, TableRows)
     owners = range(experiment.clients) if client is None else [client]
     trained_on = joined([finished.client(i).data for i in owners])

@@ -21,7 +21,8 @@ CURES = ("local.steps", "server.steps", "training.steps", "model.network.width",
 
 def noise(folder: Path) -> str:
     """Return which of a sweep's trials have samples that a classifier of real pictures takes for noise, or ""."""
-    noisy, count = [], 0
+    noisy = []
+    count = 0
     for path, outcome in outcomes(folder):
         accuracy, ceiling = metric_values(read_metrics(outcome.get("final", [])), *ACCURACIES)
         if math.isnan(accuracy) or math.isnan(ceiling):

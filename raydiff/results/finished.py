@@ -85,8 +85,10 @@ class Finished:
         return SampleSource(number, deployed.sample, labels, "none", about, draw)
 
     def _shared(self, draw: Draw) -> SampleSource:
-        deployed, guarantee = self.trial.experiment.method.deploy(self.server), self.published
-        sample, everyone = deployed.sample, range(self.trial.experiment.clients)
+        deployed = self.trial.experiment.method.deploy(self.server)
+        guarantee = self.published
+        sample = deployed.sample
+        everyone = range(self.trial.experiment.clients)
         if draw == "as-data":
             labels = torch.cat([c.data.labels for c in make_clients(self.trial, everyone, keys=self._keys)])
             guarantee = replace(guarantee, epsilon=math.inf, unprotected=(*guarantee.unprotected, AS_DATA))

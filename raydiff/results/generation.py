@@ -145,8 +145,10 @@ def write(
     """Write, or continue to write, the folder `out`; return the samples' privacy. Raises ValueError where it has other
     contents. `code` are versions for the card; `on_progress` gets (rows written, rows in all) at the start and after
     each part."""
-    make, modality = maker(finished, client, out, request), finished.dataset.modality
-    source, labels = make.source, make.labels
+    make = maker(finished, client, out, request)
+    modality = finished.dataset.modality
+    source = make.source
+    labels = make.labels
     card = _card(finished, source, labels, request, code)
     _claim(out, card)
     whole = bool(modality.whole_file) and (out / modality.whole_file).exists()
@@ -184,14 +186,16 @@ def _card(
     finished: Finished, source: SampleSource, labels: Labels, request: GenerationRequest, code: Mapping[str, str]
 ) -> dict[str, Any]:
     """The card, which does not change when samples are made again."""
-    experiment, names = finished.trial.experiment, finished.dataset.label_names[0]
+    experiment = finished.trial.experiment
+    names = finished.dataset.label_names[0]
     asked = {name: value for name, value in asdict(request).items() if name != "numbers"}  # see `Modality.card`
     parts = -(-labels.rows // PART)
     is_told = bool(getattr(experiment.method.model, "conditional", True))
     of_modality = finished.dataset.modality.card(
         request.numbers, parts=parts, categories=finished.categories, conditional=is_told
     )
-    shared, uploads = source.client is None, str(finished.uploads)
+    shared = source.client is None
+    uploads = str(finished.uploads)
     return {
         "about": source.about,
         "privacy": source.privacy,
@@ -225,7 +229,8 @@ def _chosen(sweep: Path) -> dict[str, Any]:
         composition = composed_guarantee(sweep, keep=False)
     except ValueError as e:  # a damaged trial, or no theorem
         composition = f"the composed epsilon of all trials is unknown: {e}"
-    trials, says = len(trial_folders(sweep)), "no epsilon covers which of them was chosen"
+    trials = len(trial_folders(sweep))
+    says = "no epsilon covers which of them was chosen"
     return {"from_trials": trials, "spent_together": composition.splitlines(), "says": says}
 
 

@@ -78,19 +78,26 @@ class Joining:
 
     def stages(self, rate: float, epochs: Sequence[int]) -> Iterator[Stage]:
         """Train; yield the state before and after these numbers of epochs. Raises Diverged for a non-finite loss."""
-        method, records = method_of(self.finished), self.client.records
-        training, rng = self.training(rate, max(epochs)), self._rng("join")
+        method = method_of(self.finished)
+        records = self.client.records
+        training = self.training(rate, max(epochs))
+        rng = self._rng("join")
         part, fixed = method.join(self.finished.server, rng)
         records, kinds = method.kinds(records, rng) if isinstance(method, WithKinds) else (records, {})
-        model, data, moments = method.trained_model, (records.images, records.labels), Params()
-        done, seconds = 0, 0.0
+        model = method.trained_model
+        data = (records.images, records.labels)
+        moments = Params()
+        done = 0
+        seconds = 0.0
         yield Stage(0, 0, {**kinds, **part}, math.nan, 0.0)
         for epoch in sorted({*epochs} - {0}):
-            steps, started = self.training(rate, epoch).steps, time.perf_counter()
+            steps = self.training(rate, epoch).steps
+            started = time.perf_counter()
             part, moments, loss = fit_personal(
                 model, part, fixed, data, training=training, rng=rng, steps=range(done, steps), moments=moments
             )
-            done, seconds = steps, seconds + time.perf_counter() - started
+            done = steps
+            seconds = seconds + time.perf_counter() - started
             yield Stage(epoch, done, {**kinds, **part}, loss, seconds)
 
     def rows(self, rate: float, epochs: Sequence[int]) -> Iterator[tuple[Row, Stage]]:
@@ -117,7 +124,8 @@ class Joining:
 
     def _readings(self, deployed: Deployed) -> dict[str, float]:
         """`READINGS` against held-out records from the same noise: the run's evaluation, by the configured sampler."""
-        records, reference = self.client.records, self.client.held_out
+        records = self.client.records
+        reference = self.client.held_out
         classes, counts = reference.labels[:, 0].unique(return_counts=True)
         trained = torch.isin(classes, records.labels[:, 0])
         large = int((counts[trained] // 2).sum()) >= 5 * self.instruments.config.dim

@@ -78,7 +78,8 @@ class Attacked:
 
     def losses(self, number: int) -> Tensor:
         """Return shadow `number`'s statistics, (N, S), training it if needed. Raises ValueError where that fails."""
-        results, key = self.finished.trial.store.results, self._key(number)
+        results = self.finished.trial.store.results
+        key = self._key(number)
         parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
         name = result_key("shadow-log-losses", self.finished.secret, parts)
         return results.cached(name, lambda: {"losses": self._losses(number, key)})["losses"]
@@ -86,7 +87,8 @@ class Attacked:
     def _losses(self, number: int, key: str) -> Tensor:
         trained = self.finished.trial.store.results.cached(key, lambda: self._train(number))
         server = self.finished.server if self.alone else tree.under("server", trained)
-        selected, rng = self._records_in(number, self.request.client), seeding.generator(self._seed(number), "deploy")
+        selected = self._records_in(number, self.request.client)
+        rng = seeding.generator(self._seed(number), "deploy")
         method = self.finished.trial.experiment.method
         state = method.personalize(server, tree.under("state", trained), selected, rng)
         return self._statistics(method.deploy(server, state))
@@ -105,19 +107,22 @@ class Attacked:
     @cached_property
     def alone(self) -> bool:
         """Whether the attacked model depends on its client's records only, and no round changes it."""
-        experiment, store = self.finished.trial.experiment, self.finished.trial.store
+        experiment = self.finished.trial.experiment
+        store = self.finished.trial.store
         kept = store.load_client(self.request.client, before=experiment.method.rounds)
         return self.request.source == "client" and experiment.method.init_key is not None and kept is None
 
     def _train(self, number: int) -> Params:
         """The input of `personalize`: state/ of the client and, unless `alone`, server/ of the server."""
-        experiment, one = self.finished.trial.experiment, self.request.client
+        experiment = self.finished.trial.experiment
+        one = self.request.client
         # not the trial's keys, whose noise must not be drawn twice
         keys = Keys(self._seed(number), b"shadow", f"shadow {number}")
         public = self.finished.dataset.splits["public"]
         ids = [one] if self.alone else list(range(experiment.clients))
         clients = [Client(i, experiment.method, self._records_in(number, i), keys=keys, public=public) for i in ids]
-        server, last = Params(), INITIAL
+        server = Params()
+        last = INITIAL
         protocol = rounds(
             experiment.method,
             LocalExecutor(clients),
@@ -128,7 +133,8 @@ class Attacked:
         )
         try:
             for progress in () if self.alone else protocol:
-                server, last = progress.sent, progress.number
+                server = progress.sent
+                last = progress.number
             state = clients[ids.index(one)].state(last)
         except (Failed, ValueError) as e:
             raise ValueError(f"shadow {number} could not be trained: {e}") from None
@@ -146,8 +152,10 @@ class Attacked:
 
     def _key(self, number: int) -> str:
         """The shadow's name in the cache, from all its inputs."""
-        experiment, selected = self.finished.trial.experiment, self.inside[number]
-        records, public = {"owner": self.owner, **self.records.leaves}, self.finished.dataset.splits["public"]
+        experiment = self.finished.trial.experiment
+        selected = self.inside[number]
+        records = {"owner": self.owner, **self.records.leaves}
+        public = self.finished.dataset.splits["public"]
         digests = [tree.digest({k: v[selected] for k, v in records.items()}), tree.digest(public.leaves)]
         method = experiment.method.init_key if self.alone else experiment.digest
         parts = (method, self.request.source, self.request.client, self._seed(number), *digests)
@@ -166,7 +174,9 @@ def open_attacked(request: ShadowRequest, finished: Finished | None = None) -> A
     owners = [request.client] if request.source == "client" else range(finished.trial.experiment.clients)
     held = [finished.client(i).data for i in owners]
     members = joined(held)
-    splits, classes = finished.dataset.splits, members.labels[:, 0]  # non-members are in the class mix of the members
+    # non-members are in the class mix of the members
+    splits = finished.dataset.splits
+    classes = members.labels[:, 0]
     calibration = in_proportion(splits["calibration"], classes, most=len(members) // 2)
     test = in_proportion(splits["test"], classes, most=len(members) - len(calibration))
     others = joined([calibration, test])
@@ -186,6 +196,7 @@ def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generato
     """For each non-member the owner of a random member of its class."""
     dealt = torch.empty(len(others), dtype=torch.int64)
     for c in others.labels[:, 0].unique():
-        selected, owners = others.labels[:, 0] == c, owner[members.labels[:, 0] == c]
+        selected = others.labels[:, 0] == c
+        owners = owner[members.labels[:, 0] == c]
         dealt[selected] = owners[torch.randint(len(owners), (int(selected.sum()),), generator=rng)]
     return dealt

@@ -114,7 +114,8 @@ def inference(
 def _matches(predicates: Tensor, records: Tensor) -> Tensor:
     """Number of records (N, n) for which each predicate (p, n) holds, (p,)."""
     k = int(max(predicates.max(), records.max())) + 1
-    encoded, counts = F.one_hot(records, k).flatten(1).float().T, []
+    encoded = F.one_hot(records, k).flatten(1).float().T
+    counts = []
     for part in predicates.split(BATCH):
         wanted = F.one_hot(part + 1, k + 1)[..., 1:].flatten(1).float()  # all 0 where a column is not in the predicate
         counts.append((wanted @ encoded == (part >= 0).sum(1, keepdim=True)).sum(1))

@@ -43,7 +43,8 @@ def attack(
     synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, spans: Sequence[int], rng: torch.Generator
 ) -> Closest:
     """Measure codes (s, n) against as many members (m, n) as non-members, 2 at least, with `spans_of` their columns."""
-    m, parts = len(members), []
+    m = len(members)
+    parts = []
     for part in synthetic.split(BATCH):
         apart = distances(part, torch.cat([members, nonmembers]), spans=spans)
         of_each = [side.topk(2, largest=False).values for side in apart.split(m, dim=1)]

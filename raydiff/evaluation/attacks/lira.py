@@ -102,7 +102,8 @@ def mean_of(shadows: Tensor, which: Tensor) -> Tensor:
 
 def _fitted(shadows: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (N, S), and standard deviation (N, S) or (1, S), over the shadows selected for each record."""
-    mean, weight = mean_of(shadows, which), which[:, :, None].double()
+    mean = mean_of(shadows, which)
+    weight = which[:, :, None].double()
     count = weight.sum(0)
     squares = (weight * (shadows - mean).square()).sum(0)
     spread = squares / (count - 1)

@@ -23,7 +23,9 @@ Z95 = 1.959963984540054  # two-sided 95 % point of the standard normal law
 Interval = tuple[float, float]
 LOW_FPRS = (0.01, 0.001)  # false positive rates at which the true positive rate is reported
 ROLES = ("calibration_members", "calibration_nonmembers", "members", "nonmembers")  # arguments of `attack`
-COMBINED, BEST = "combined", "best"  # attacks that are derived from the others
+# attacks that are derived from the others
+COMBINED = "combined"
+BEST = "best"
 ENOUGH = 20  # calibration rows of each side that combining scores takes
 FOLDS = 5
 PENALTY = 0.1  # scikit-learn's C of the combination: the inverse weight of the squared coefficients
@@ -93,7 +95,8 @@ def attack(
     )
     threshold = _best_threshold(set_in, set_out)
     value, auc_interval = _auc(inside, outside)
-    hits, rejections = int((inside <= threshold).sum()), int((outside > threshold).sum())
+    hits = int((inside <= threshold).sum())
+    rejections = int((outside > threshold).sum())
     return AttackResult(
         timestep_index=column,
         threshold=threshold,
@@ -122,9 +125,11 @@ def derived(scores: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
     sizes = [len(rows) for rows in roles]
     if min(sizes[:2]) < ENOUGH or roles[0].shape[1] < 2:
         return {BEST: {**scores}}
-    rows, outside = torch.cat(roles[:2]).double(), torch.cat([torch.zeros(sizes[0]), torch.ones(sizes[1])]).bool()
+    rows = torch.cat(roles[:2]).double()
+    outside = torch.cat([torch.zeros(sizes[0]), torch.ones(sizes[1])]).bool()
     fold = torch.cat([torch.arange(n) for n in sizes[:2]]) % FOLDS
-    odds, gain = torch.empty(len(rows), dtype=torch.float64), 0.0
+    odds = torch.empty(len(rows), dtype=torch.float64)
+    gain = 0.0
     for held in (fold == k for k in range(FOLDS)):
         odds[held] = _log_odds(rows[~held], outside[~held], rows[held])
         column = best_column(rows[~held & ~outside], rows[~held & outside])
@@ -153,7 +158,8 @@ def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
 def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) -> Rate:
     """The interval is Wilson's for the fraction of members, combined (Newcombe 1998, method 10) with that fraction at
     both ends of Wilson's interval of the threshold's false positive rate."""
-    ranked, allowed = calibration.sort().values, math.floor(fpr * len(calibration) + 1e-9)
+    ranked = calibration.sort().values
+    allowed = math.floor(fpr * len(calibration) + 1e-9)
     low, high = (len(ranked) * end for end in wilson(allowed, len(ranked)))
     at, least, most = (
         float((members < ranked[rank]).double().mean())
@@ -182,7 +188,8 @@ def _best_threshold(members: Tensor, nonmembers: Tensor) -> float:
 
 def _auc(members: Tensor, nonmembers: Tensor) -> tuple[float, Interval]:
     """AUC and its interval, in O(n log n) by DeLong's placements."""
-    placed_members, placed_nonmembers = 1 - _fraction_below(members, nonmembers), _fraction_below(nonmembers, members)
+    placed_members = 1 - _fraction_below(members, nonmembers)
+    placed_nonmembers = _fraction_below(nonmembers, members)
     auc = float(placed_members.mean())
     variance = placed_members.var() / len(members) + placed_nonmembers.var() / len(nonmembers)
     half = Z95 * math.sqrt(float(variance))
@@ -209,14 +216,17 @@ def _newcombe(auc: float, m: int, n: int) -> Interval:
 
 def _fraction_below(values: Tensor, others: Tensor) -> Tensor:
     """Fraction of `others` below each value, ties counting half."""
-    ranked, values = others.sort().values.contiguous(), values.contiguous()
-    below, up_to = torch.searchsorted(ranked, values), torch.searchsorted(ranked, values, right=True)
+    ranked = others.sort().values.contiguous()
+    values = values.contiguous()
+    below = torch.searchsorted(ranked, values)
+    up_to = torch.searchsorted(ranked, values, right=True)
     return (below + up_to).double() / (2 * len(others))
 
 
 def wilson(successes: int, n: int) -> Interval:
     """Return Wilson's 95 % score interval for a proportion."""
-    p, z2 = successes / n, Z95**2
+    p = successes / n
+    z2 = Z95**2
     centre = (p + z2 / (2 * n)) / (1 + z2 / n)
     half = Z95 * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n)) / (1 + z2 / n)
     return max(0.0, centre - half), min(1.0, centre + half)
@@ -224,7 +234,8 @@ def wilson(successes: int, n: int) -> Interval:
 
 def _mean_of_two(first: tuple[int, int], second: tuple[int, int]) -> Interval:
     """Interval for the mean of two independent proportions (successes, n)."""
-    p, q = first[0] / first[1], second[0] / second[1]
+    p = first[0] / first[1]
+    q = second[0] / second[1]
     (p_low, p_high), (q_low, q_high) = wilson(*first), wilson(*second)
     low = p + q - math.hypot(p - p_low, q - q_low)
     high = p + q + math.hypot(p_high - p, q_high - q)

@@ -33,7 +33,8 @@ def scores(statistics: Tensor, images: Tensor, nonmembers: Tensor) -> Tensor:
     predicted = quantiles(flat[rows], statistics[rows], flat, level=LEVEL)
     fold = torch.arange(len(rows)) % FOLDS
     for k in range(min(FOLDS, len(rows))):
-        held, others = rows[fold == k], rows[fold != k]
+        held = rows[fold == k]
+        others = rows[fold != k]
         predicted[held] = quantiles(flat[others], statistics[others], flat[held], level=LEVEL)
     return with_mean(statistics - predicted)
 
@@ -52,7 +53,8 @@ def quantiles(records: Tensor, statistics: Tensor, new: Tensor, *, level: float)
 
 def _designs(records: Tensor, new: Tensor) -> tuple[Tensor, Tensor]:
     """Regressors (n, p) and (m, p): 1, the first principal components, standardised, and the log residual, if any."""
-    n, mean = len(records), records.mean(0)
+    n = len(records)
+    mean = records.mean(0)
     _, sizes, directions = torch.linalg.svd(records - mean, full_matrices=False)
     rank = int((sizes > 1e-6 * sizes[0]).sum())
     count = max(0, min(COMPONENTS, n // PER_COEFFICIENT - 2, rank))

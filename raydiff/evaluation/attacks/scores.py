@@ -56,7 +56,8 @@ def secmi(z: Query, x0: Tensor, *, abar: Tensor, timesteps: Sequence[int], noise
     if max(timesteps) >= steps:
         raise ValueError(f"secmi goes one step beyond t: timesteps must be below {steps}, got {max(timesteps)}")
     levels = sorted({*range(0, max(timesteps), k), *timesteps, 0})
-    x, errors = x0, {}
+    x = x0
+    errors = {}
     for t, after in itertools.zip_longest(levels, levels[1:]):
         eps = z(x, max(t, 1))
         if t in timesteps:
@@ -140,7 +141,8 @@ def noised(x0: Tensor, eps: Tensor, abar: Tensor, t: int) -> Tensor:
 
 def _ddim(x: Tensor, eps: Tensor, abar: Tensor, t: int, to: int) -> Tensor:
     """x_t to x_to, up or down, by DDIM with eta = 0."""
-    a, b = float(abar[t]), float(abar[to])
+    a = float(abar[t])
+    b = float(abar[to])
     x0 = (x - math.sqrt(1 - a) * eps) / math.sqrt(a)
     return math.sqrt(b) * x0 + math.sqrt(1 - b) * eps
 

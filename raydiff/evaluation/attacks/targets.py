@@ -119,10 +119,12 @@ def distances(uploads: Uploads, records: Records) -> Tensor:
     For PFDM E is sqrt(abar_t0) CLIP(x). Infinite for a class of which the client uploaded nothing.
     """
     assert uploads.sent is not None
-    expected, sent = uploads.make(records, None), uploads.sent
+    expected = uploads.make(records, None)
+    sent = uploads.sent
     out = torch.full((len(records), 1), torch.inf, dtype=torch.float64)
     for c in records.labels[:, 0].unique():
-        rows, of_class = records.labels[:, 0] == c, sent.images[sent.labels[:, 0] == c]
+        rows = records.labels[:, 0] == c
+        of_class = sent.images[sent.labels[:, 0] == c]
         if len(of_class):
             apart = torch.cdist(expected.images[rows].double().flatten(1), of_class.double().flatten(1))
             out[rows] = apart.min(dim=1, keepdim=True).values

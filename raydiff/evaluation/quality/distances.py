@@ -42,7 +42,8 @@ def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
     x, y = _checked(a, b)
     if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
         return _discrepancy(x, y), _jackknife(x, y)
-    size, estimates = min(len(x), len(y), SUBSET), []
+    size = min(len(x), len(y), SUBSET)
+    estimates = []
     for _ in range(100):
         subsets = (rows[torch.randperm(len(rows), generator=rng)[:size]] for rows in (x, y))
         estimates.append(_discrepancy(*subsets))
@@ -55,7 +56,8 @@ def halves(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     for c, n in half_counts(classes).items():
         rows = torch.nonzero(classes == c).flatten()
         rows = rows[torch.randperm(len(rows), generator=rng)]
-        a, b = torch.cat([a, rows[:n]]), torch.cat([b, rows[n : 2 * n]])
+        a = torch.cat([a, rows[:n]])
+        b = torch.cat([b, rows[n : 2 * n]])
     return a, b
 
 
@@ -72,7 +74,8 @@ def beside_halves(
     samples hold `half_counts` of each class."""
     wanted = half_counts(reference_classes)
     for c in sorted(set().union(*groups.values())):
-        count, need = int((sample_classes == c).sum()), wanted.get(c, 0)
+        count = int((sample_classes == c).sum())
+        need = wanted.get(c, 0)
         if count != need:
             raise ValueError(f"samples must hold {need} of class {c}, as half of the reference does, got {count}")
     both = halves(reference_classes, rng)

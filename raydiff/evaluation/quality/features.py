@@ -35,7 +35,8 @@ def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps:
     """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters. The `dim`
     features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that are not 8 to
     64 pixels a side with 1 or 3 channels."""
-    images, labels = records.images, records.labels[:, 0]
+    images = records.images
+    labels = records.labels[:, 0]
     n, channels, height, width = images.shape
     if n < 2 or channels not in (1, 3) or min(height, width) < 8 or max(height, width) > 64:
         wanted = "at least 2 images with 1 or 3 channels and 8 to 64 pixels a side"
@@ -105,7 +106,8 @@ def _init(shape: torch.Size, classes: int, dim: int, rng: torch.Generator) -> Pa
     layer("conv0", widths[0], channels, 3, 3)
     for i in range(1, halvings + 1):
         layer(f"conv{i}", widths[i], widths[i - 1], 3, 3)
-        height, width = (height + 1) // 2, (width + 1) // 2
+        height = (height + 1) // 2
+        width = (width + 1) // 2
     layer("features", dim, widths[-1] * height * width)
     layer("head", classes, dim)
     return params
@@ -123,7 +125,8 @@ def _augment(x: Tensor, rng: torch.Generator) -> Tensor:
 def _standardised(params: Params, images: Tensor) -> Params:
     """The same classifier, with the features' mean and scale on `images` moved into the head."""
     features = cnn_features(params, images)
-    mean, std = features.mean(0), features.std(0).clamp_min(1e-6)
+    mean = features.mean(0)
+    std = features.std(0).clamp_min(1e-6)
     return {
         **params,
         "features.weight": params["features.weight"] / std[:, None],

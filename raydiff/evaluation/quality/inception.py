@@ -64,7 +64,8 @@ def inception(images: Tensor, weights: str | None) -> Tensor:
 def _load(path: Path) -> Callable[[Tensor], Tensor]:
     from cleanfid.resize import build_resizer
 
-    where, resize = device(), build_resizer("clean")
+    where = device()
+    resize = build_resizer("clean")
     network = _opened(path).to(where)
 
     @torch.no_grad()

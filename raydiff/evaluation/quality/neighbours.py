@@ -28,11 +28,14 @@ def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, blo
     """
     if not (samples.isfinite().all() and real.isfinite().all()):
         raise ValueError("features must be finite, got infinite or NaN values")
-    samples, real = samples.double(), real.double()
-    real_radius, sample_radius = _radii(real, neighbours, block), _radii(samples, neighbours, block)
+    samples = samples.double()
+    real = real.double()
+    real_radius = _radii(real, neighbours, block)
+    sample_radius = _radii(samples, neighbours, block)
     recalled = torch.zeros(len(real), dtype=torch.bool, device=real.device)
     covered = recalled.clone()
-    precise, held = 0, 0
+    precise = 0
+    held = 0
     for rows, radii in zip(samples.split(block), sample_radius.split(block), strict=True):
         distances = _distances(rows, real)
         inside = distances <= real_radius

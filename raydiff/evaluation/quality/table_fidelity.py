@@ -68,7 +68,8 @@ def quality(samples: Rows, local: Rows, real: Rows, *, classes: int) -> list[Met
 
 def total_variation(rows: Tensor, others: Tensor) -> tuple[Tensor, Tensor]:
     """Return total variation of (s, n) and (s', n): per column (n,), and per pair i < j (n (n - 1) / 2,), float64."""
-    k, n = int(max(rows.max(), others.max())) + 1, rows.shape[1]
+    k = int(max(rows.max(), others.max())) + 1
+    n = rows.shape[1]
 
     def distance(codes: Tensor, other_codes: Tensor, size: int) -> Tensor:
         one, other = (c.bincount(minlength=size).double() / len(c) for c in (codes, other_codes))
