@@ -30,8 +30,8 @@ if TYPE_CHECKING:  # for type checkers and editors; `_homes` reads it too
     from raydiff.data.partition import Entangled as Entangled
     from raydiff.data.partition import Iid as Iid
     from raydiff.data.partition import MajorityMinority as MajorityMinority
-    from raydiff.data.partition import Newcomers as Newcomers
     from raydiff.data.partition import Pooled as Pooled
+    from raydiff.data.partition import UnseenClients as UnseenClients
     from raydiff.evaluation.evaluation_settings import Evaluation as Evaluation
     from raydiff.experiment.config import Experiment as Experiment
     from raydiff.experiment.config import Numerics as Numerics

@@ -11,7 +11,7 @@ from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
 from raydiff.formats.json_files import dumps
 from raydiff.formats.metric_records import CUMULATIVE, ENDINGS, SECONDS, Metric
 
-SPLITS = ("eval", "new", "validation")
+SPLITS = ("eval", "unseen", "validation")
 ABOUT = {
     str(metric): metric
     for metric in (

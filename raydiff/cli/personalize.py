@@ -5,7 +5,7 @@
     raydiff personalize RUN --data path/to/folder           another data set, of the same labels and picture size
 
 Each learning rate is one training, measured before it and after each number of epochs, on test records. The table is
-printed, written to <sweep>/newcomers/ with curves.png and the trained parts, and logged to MLflow: privacy = none.
+printed, written to <sweep>/unseen/ with curves.png and the trained parts, and logged to MLflow: privacy = none.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class PersonalizeOptions(RunOptions):
     seed: int = 0
     """Of its records, training and samples."""
     out: Path | None = None
-    """Folder to write (default: one in <sweep>/newcomers/)."""
+    """Folder to write (default: one in <sweep>/unseen/)."""
     no_mlflow: bool = False
     """Write files only."""
 
@@ -81,7 +81,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"it trains {trained:,} of {whole:,} parameters ({trained / whole:.3%}); the others stay as the server's")
     key = joining.key(epochs, rates)
     started = time.monotonic()
-    out = options.out or finished.trial.sweep / "newcomers" / f"{experiment.digest[:8]}-{key[:8]}"
+    out = options.out or finished.trial.sweep / "unseen" / f"{experiment.digest[:8]}-{key[:8]}"
     out.mkdir(parents=True, exist_ok=True)
     rows = [row for rate in rates for row in _measured(joining, epochs, rate, out)]
     draw_curves(rows, out / "curves.png", title=title)

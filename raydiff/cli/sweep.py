@@ -134,7 +134,7 @@ def _dry_run(plan: Planned) -> int:
         return 0
     remaining = RemainingTime()
     for experiment in {type(e.method): e for e in sorted(trials, key=lambda e: -e.clients)}.values():
-        bare = {"evaluation": None, "newcomers": None, "runtime.workers": slot.workers}
+        bare = {"evaluation": None, "unseen": None, "runtime.workers": slot.workers}
         remaining.add(experiment, estimate.probe_trial_s(overrides.override(experiment, bare)))
     total_s = remaining.seconds(trials, [], slots=slots)
     hours = sum(remaining.of(e) for e in trials) * slot.total.get("GPU", 0.0) / 3600

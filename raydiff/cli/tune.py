@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     candidates = tuning.candidates(study, trials=options.trials)
     evaluation = next(iter(candidates.values())).start.evaluation
     assert evaluation is not None  # `candidates` would have raised.
-    metric = options.metric or evaluation.headline(datasets.load(base.data).modality)
+    metric = options.metric or str(evaluation.headline(datasets.load(base.data).modality))
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
     asked = SweepRequest(metric=metric, experiment=options.experiment)
     planned = plan(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)

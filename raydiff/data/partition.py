@@ -187,7 +187,7 @@ class Entangled(Partition):
 
 
 @settings(frozen=True, kw_only=True)
-class Newcomers:
+class UnseenClients:
     """Unseen clients, which join after the last round, each with records of a few classes. Labels are then public."""
 
     clients: Count = 5
@@ -201,7 +201,7 @@ class Newcomers:
 
     def __post_init__(self) -> None:
         if self.records < self.classes:
-            raise ValueError(f"newcomers need clients >= 1, classes >= 1 and a record of each class, got {self}")
+            raise ValueError(f"unseen clients need clients >= 1, classes >= 1 and a record of each class, got {self}")
 
 
 PARTITIONS: Door[type[Partition]] = Door(
@@ -242,15 +242,15 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
     return parts
 
 
-def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
+def draw_unseen(records: Records, how: UnseenClients, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
     """(positions of each unseen client's records, positions of the remaining records), ascending int64. Raises
     ValueError if there are too few classes, or records of a class."""
     present, parts = records.labels[:, 0].unique(), []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
-        one, more = (" (one at least is for the others)", " or newcomers.clients") if how.own_classes else ("", "")
+        one, more = (" (one at least is for the others)", " or unseen.clients") if how.own_classes else ("", "")
         few = f"{wanted} classes are needed{one}, there are {len(present)}"
-        raise ValueError(f"newcomers.classes: {few}: lower it{more}")
+        raise ValueError(f"unseen.classes: {few}: lower it{more}")
     order = torch.randperm(len(records), generator=rng)
     left = {int(c): order[records.labels[order, 0] == c] for c in present}
     shuffled = present[torch.randperm(len(present), generator=rng)].tolist()
@@ -262,7 +262,7 @@ def newcomers(records: Records, how: Newcomers, *, rng: torch.Generator) -> tupl
             classes = [c for c in drawn if len(left[c]) >= max(numbers)][: how.classes]
         if len(classes) < how.classes:
             few = f"{len(classes)} classes have {max(numbers)} records left, {how.classes} are wanted"
-            raise ValueError(f"too few training records ({few}): lower newcomers.records or newcomers.clients")
+            raise ValueError(f"too few training records ({few}): lower unseen.records or unseen.clients")
         rows = []
         for c, n in zip(classes, numbers, strict=True):
             held = left.pop(c)

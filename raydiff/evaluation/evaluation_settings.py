@@ -16,7 +16,7 @@ from raydiff.evaluation.quality import distances, downstream
 from raydiff.evaluation.quality.features import FEATURES
 from raydiff.evaluation.quality.neighbours import NEIGHBOURS
 from raydiff.evaluation.quality.table_fidelity import TV_PAIRS, UTILITY_LOSS
-from raydiff.formats.metric_records import COMPARED, DETAILED, UNBOUNDED
+from raydiff.formats.metric_records import COMPARED, DETAILED, UNBOUNDED, Metric
 from raydiff.lookup import Door
 from raydiff.settings import Count, Natural, settings
 
@@ -111,7 +111,7 @@ class Evaluation:
         named = (modality.measures if name == ALL else (name,) for name in self.metrics)
         return tuple(dict.fromkeys(itertools.chain.from_iterable(named)))
 
-    def headline(self, modality: Modality) -> str:
+    def headline(self, modality: Modality) -> Metric:
         """The default metric of a sweep over data of this modality."""
         names = self.metrics_of(modality)
         ranking = {
@@ -120,7 +120,7 @@ class Evaluation:
             "table": TV_PAIRS,
         }
         first = next((ranking[name] for name in ranking if name in names), UTILITY_LOSS)
-        return str(replace(first, split="eval"))
+        return replace(first, split="eval")
 
 
 def check_metrics(names: tuple[str, ...]) -> None:

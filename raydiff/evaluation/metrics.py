@@ -188,10 +188,10 @@ GROUPS = ("all", "major", "minor")
 BY_SAMPLER = (*BY_FEATURES, "labels")  # also measured of each of the model's samplers by itself
 
 
-def metric_to_rank_by(name: str, config: Evaluation, *, newcomers: bool = False) -> Metric:
-    """Return the metric of a column, to rank trials by: `eval/...`, and `new/...` where unseen clients join. Raises
+def metric_to_rank_by(name: str, config: Evaluation, *, unseen: bool = False) -> Metric:
+    """Return the metric of a column, to rank trials by: `eval/...`, and `unseen/...` where unseen clients join. Raises
     ValueError where the evaluation measures none of this name that has a direction."""
-    splits = ("eval", "new") if newcomers else ("eval",)
+    splits = ("eval", "unseen") if unseen else ("eval",)
     known = {str(m): m for metric in _rankable(config) for m in (replace(metric, split=split) for split in splits)}
     for outside in (metric for metric in known.values() if metric.name not in RESERVED):
         group = name.removeprefix(f"{outside}/")

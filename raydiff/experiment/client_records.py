@@ -33,9 +33,9 @@ def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
 def _partitioned(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
     train = dataset.splits["train"]
     rng = seeding.generator(experiment.seed, "partition")
-    if experiment.newcomers is None:
+    if experiment.unseen is None:
         return partition.partition(train, experiment.clients, how=experiment.partition, rng=rng)
-    late, rest = partition.newcomers(train, experiment.newcomers, rng=seeding.generator(experiment.seed, "newcomers"))
+    late, rest = partition.draw_unseen(train, experiment.unseen, rng=seeding.generator(experiment.seed, "newcomers"))
     parts = partition.partition(train.select(rest), experiment.clients, how=experiment.partition, rng=rng)
     return [*(rest[part] for part in parts), *late]
 
@@ -43,7 +43,7 @@ def _partitioned(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
 PUBLIC = {f"data.{n}" for n in ("split_seed", "public", "public_from", "labels", "superclasses", "classes", "test")}
 PUBLIC |= {"data.fitted_on"}
 """Fields that can change the public rows."""
-DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients", "partition", "newcomers", "audit")
+DEALT = ("data.train", "data.validation", "data.calibration", "seed", "clients", "partition", "unseen", "audit")
 """Other fields, with their own fields, that can move records from one client to another."""
 
 

@@ -14,7 +14,7 @@ from annotated_types import Ge, Gt, Le, Unit
 from raydiff import seeding
 from raydiff.data import datasets
 from raydiff.data.datasets import Data, Dataset
-from raydiff.data.partition import PARTITIONS, MajorityMinority, Newcomers, Partition
+from raydiff.data.partition import PARTITIONS, MajorityMinority, Partition, UnseenClients
 from raydiff.data.records import public_mean
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.row_audit import RowAudit
@@ -110,7 +110,7 @@ class Experiment:
     """Their number, in place of a fraction."""
     min_clients: Count = 1
     """Uploads that a round needs at least; with fewer, since the others were rejected, the trial fails."""
-    newcomers: Newcomers | None = None
+    unseen: UnseenClients | None = None
     """Unseen clients, which join after the last round; their records are set aside before the partition."""
     seed: int = 0
     """Initial weights, partition, batches and samples; not the privacy noise."""
@@ -158,7 +158,7 @@ class Experiment:
     @property
     def everyone(self) -> range:
         """Numbers of all clients, unseen ones last."""
-        return range(self.clients + (self.newcomers.clients if self.newcomers else 0))
+        return range(self.clients + (self.unseen.clients if self.unseen else 0))
 
     @property
     def digest(self) -> str:

@@ -88,7 +88,7 @@ def of_models(
     dataset = datasets.load(experiment.data)
     sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
     figures.draw_counts(sizes, dataset.base_names, artifacts / "partition.png")
-    return final + _newcomers(experiment, pool, progress, artifacts, outsiders)
+    return final + _measure_unseen(experiment, pool, progress, artifacts, outsiders)
 
 
 def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
@@ -107,7 +107,7 @@ def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
     return float((members / members.sum() - nonmembers).abs().sum() / 2) if clients else 0.0
 
 
-def _newcomers(
+def _measure_unseen(
     experiment: Experiment, pool: ClientExecutor, progress: Progress, artifacts: Path, outsiders: Guarantee
 ) -> list[Metric]:
     """Quality of the unseen clients' models, and how much of the model they train."""
@@ -117,16 +117,16 @@ def _newcomers(
     if not (late := experiment.everyone[experiment.clients :]):
         return []
     reports = [r.of_outsider() for r in pool.evaluate(late, progress.sent, progress.number, split)]
-    _draw_samples(experiment, reports, late, artifacts / "newcomers.png", outsiders)
+    _draw_samples(experiment, reports, late, artifacts / "unseen.png", outsiders)
     metrics = [
-        replace(metric, split="new", shown="distance_unseen" if metric.shown == "distance_all" else "")
+        replace(metric, split="unseen", shown="distance_unseen" if metric.shown == "distance_all" else "")
         for metric in suite.summarise(reports)
     ]
     if isinstance(method, WithNewClients):
         parts = method.join(progress.sent, seeding.generator(experiment.seed, "newcomers"))
         personal, fixed = (float(sum(v.numel() for v in part.values())) for part in parts)
-        metrics.append(Metric(name="parameters", split="new", value=personal))
-        metrics.append(Metric(name="parameters_share", split="new", value=personal / (personal + fixed)))
+        metrics.append(Metric(name="parameters", split="unseen", value=personal))
+        metrics.append(Metric(name="parameters_share", split="unseen", value=personal / (personal + fixed)))
     return metrics
 
 

@@ -26,7 +26,7 @@ NETWORK = ("method.model.network.width", "method.model.network.widths", "method.
 CHOSEN_BY = {"method.clip": CLIP_BY, **dict.fromkeys(NETWORK, PICTURES_BY)}
 """Setting -> fields that it was chosen by. The clip's decide which pictures are public; of other splits, some of these
 are private."""
-ORDER = ("data", "partition", "newcomers", "method", "audit", "evaluation", "numerics", "runtime", "chosen_by")
+ORDER = ("data", "partition", "unseen", "method", "audit", "evaluation", "numerics", "runtime", "chosen_by")
 FEWEST = 40  # With fewer records in a class the partition is iid.
 TABLE_EPOCHS = 100
 TABLE_STEPS = 20_000

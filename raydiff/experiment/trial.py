@@ -36,10 +36,10 @@ from raydiff.experiment.spending import BudgetGuard, budget_log_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
 from raydiff.federated.method import WithRequirements, WithTables
-from raydiff.federated.rounds import REJECTED, ClientExecutor, LocalExecutor, Progress, rounds
+from raydiff.federated.rounds import ClientExecutor, LocalExecutor, Progress, rounds
 from raydiff.formats import rounding
 from raydiff.formats.json_files import dumps, parse_outcome
-from raydiff.formats.metric_records import SECONDS, Metric, columns, read_metrics, sum_over_rounds
+from raydiff.formats.metric_records import REJECTED, SECONDS, Metric, columns, read_metrics, sum_over_rounds
 from raydiff.models.compute import Precision, compute_with
 from raydiff.models.training import Train
 from raydiff.privacy import ceilings
@@ -304,10 +304,9 @@ def _finish(
             )
             for path in Path(artifacts).iterdir():
                 trial.files.put(f"artifacts/{path.name}", path.read_bytes())
-    totals = {name: sum_over_rounds(log.lines, name) for name in (REJECTED, SECONDS.name)}
-    if totals[REJECTED]:
-        final.append(Metric(name=REJECTED, value=totals[REJECTED]))
-    final.append(SECONDS.with_value(totals[SECONDS.name] + time.perf_counter() - clock))
+    if rejected := sum_over_rounds(log.lines, REJECTED):
+        final.append(REJECTED.with_value(rejected))
+    final.append(SECONDS.with_value(sum_over_rounds(log.lines, SECONDS) + time.perf_counter() - clock))
     ledger = progress.ledger.table(experiment.method.delta)
     tables = {"ledger": ([*ledger[0]] if ledger else [], [[*map(str, row.values())] for row in ledger])}
     if isinstance(experiment.method, WithTables) and experiment.evaluation is not None:
@@ -336,7 +335,7 @@ def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guara
     """A trial's guarantee against server and outsiders; per example without the labels that the partition publishes."""
     delta = experiment.method.delta
     accountant = experiment.method.accountant
-    published = experiment.partition.publishes_labels or experiment.newcomers is not None
+    published = experiment.partition.publishes_labels or experiment.unseen is not None
     both = []
     for view in (odometer.server, odometer.outsiders):
         guarantee = cautioned(view.guarantee(delta, accountant), experiment)

@@ -21,6 +21,7 @@ from raydiff.federated.heartbeat import beating
 from raydiff.federated.method import SERVER_ONLY, Mean, Method, Metrics, Round, Upload
 from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, partial_sum
 from raydiff.formats.json_files import read_numbers
+from raydiff.formats.metric_records import REJECTED
 from raydiff.models.training import TRAINER_OVERRIDE, Train
 from raydiff.privacy.ledger import Ledger
 from raydiff.privacy.release import Event
@@ -29,7 +30,6 @@ from raydiff.storage.checkpoint import INITIAL, Checkpoint
 from raydiff.tree import Params
 
 PER_CLIENT_METRICS = 32  # above this many participants only the means are recorded
-REJECTED = "clients/rejected"  # metric of a round: uploads that were not aggregated
 NAMED = 5  # rejected clients in the reason of a failed trial
 
 
@@ -189,7 +189,7 @@ def _round(
     used = {record.client: record.metrics for record in sent if record.rejected is None}
     metrics = {**_mean_metrics(used), **(metrics if instruments else {})}
     if rejected:
-        metrics[REJECTED] = float(len(rejected))
+        metrics[REJECTED.name] = float(len(rejected))
     ledger = ledger.with_uploads(number, [(s.client, s.event, s.bytes) for s in sent]).with_published(number, events)
     return Progress(number, after, ledger, metrics, used if len(used) <= PER_CLIENT_METRICS else {}, rejected)
 

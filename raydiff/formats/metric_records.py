@@ -44,7 +44,7 @@ class Metric:
     group: str = ""  # the classes that were measured; real: real records in the place of samples
     part: tuple[str, int] | None = None  # ("client", 3) or ("class", 7): the only one that was measured
     sampler: str = ""  # the pictures' sampler, where it is not the configured one
-    split: str = ""  # eval: at the end; new: of unseen clients; validation: after a round
+    split: str = ""  # eval: at the end; unseen: of unseen clients; validation: after a round
     target: str = ""  # what was attacked
     attack: str = ""  # pia, loss, ..., or best: the one that calibrates best
     role: Role = "value"
@@ -89,6 +89,7 @@ EPSILON_OUTSIDERS = Metric(name="privacy/epsilon_outsiders", lower_is_better=Tru
 AUC_CEILING = Metric(name="privacy/auc_ceiling", bounds=FRACTION, shown="auc_ceiling")
 BYTES_UP = Metric(name="comm/bytes_up", unit="bytes", lower_is_better=True, shown="bytes_sent")
 SECONDS = Metric(name="time/seconds", unit="s", lower_is_better=True, shown="seconds")
+REJECTED = Metric(name="clients/rejected", lower_is_better=True, description="uploads that were not aggregated")
 CUMULATIVE = (EPSILON_SERVER, EPSILON_OUTSIDERS, AUC_CEILING, BYTES_UP)
 """Metrics whose value in the last round is that of the whole trial."""
 
@@ -127,10 +128,12 @@ def mean_metrics(parts: Sequence[Iterable[Metric]], *, complete: bool = False) -
     return [m.with_value(sum(v) / len(v)) for m, v in values.items() if len(v) == len(parts) or not complete]
 
 
-def sum_over_rounds(lines: Iterable[Mapping[str, Any]], name: str) -> float:
+def sum_over_rounds(lines: Iterable[Mapping[str, Any]], wanted: Metric) -> float:
     """Return the sum of a metric over lines of metrics.jsonl, each client's own left out."""
-    metrics = (metric for line in lines for metric in read_metrics(line["metrics"]))
-    return sum(metric.value for metric in metrics if metric.name == name and metric.part is None)
+    total = 0.0
+    for line in lines:
+        total += sum(m.value for m in read_metrics(line["metrics"]) if m.name == wanted.name and m.part is None)
+    return total
 
 
 def metric_values(metrics: Iterable[Metric], *wanted: Metric) -> list[float]:

@@ -37,15 +37,20 @@ def read_attacks(sweep: SweepView) -> pd.DataFrame:
     for target, attack in dict.fromkeys((metric.target, metric.attack) for _, metric in metrics):
         names = [name for name, metric in metrics if (metric.target, metric.attack) == (target, attack)]
         ceilings = _ceilings(sweep, target)
+        lows = {sweep.metrics[name].name: name for name in names if sweep.metrics[name].role == "low"}
         for i, run in zip(sweep.runs.index, records(sweep.runs), strict=True):
             numbers = {name.rpartition("/")[2]: run[name] for name in names if run[name] is not None}
             if numbers:
                 row = {"digest": run["digest"], "setting": sweep.settings[i], "seed": sweep.seeds[i]}
-                above = [numbers.get(f"{stat}_low", -math.inf) > most[i] for stat, most in ceilings.items()]
+                above = [_is_above(run.get(lows.get(stat, "")), most[i]) for stat, most in ceilings.items()]
                 ceiling = ceilings["auc"][i] if ceilings else math.nan
                 row |= {"target": target, "attack": attack, **numbers, "auc_ceiling": ceiling}
                 rows.append({**row, "above_ceiling": any(above)})
     return pd.DataFrame(rows).sort_values(KEYS, ignore_index=True) if rows else pd.DataFrame()
+
+
+def _is_above(low: float | None, ceiling: float) -> bool:
+    return low is not None and low > ceiling
 
 
 def _ceilings(sweep: SweepView, target: str | None) -> dict[str, pd.Series]:

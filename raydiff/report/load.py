@@ -146,7 +146,7 @@ def _metrics(folder: Path, end: Row, lines: Sequence[Row]) -> dict[str, Metric]:
     if not final and lines and not _is_behind(folder, lines):
         cumulative = {*map(str, CUMULATIVE)}
         final = [metric for metric in of_rounds[-1] if str(metric) in cumulative]
-        final.append(SECONDS.with_value(sum_over_rounds(lines, SECONDS.name)))
+        final.append(SECONDS.with_value(sum_over_rounds(lines, SECONDS)))
     last = [metric for metrics in of_rounds for metric in metrics if metric.split == "validation"]
     return {f"final/{metric}": metric for metric in final} | {f"last/{metric}": metric for metric in last}
 

@@ -25,7 +25,7 @@ from raydiff.report.load import column
 from raydiff.report.paired import comparable_trials, pair_settings
 from raydiff.report.sweep_view import SweepView, open_sweep
 
-GRIDS = {"samples": "", "newcomers": ", clients that joined later"}
+GRIDS = {"samples": "", "unseen": ", clients that joined later"}
 """Name of a trial's sample grid -> whose samples it has."""
 MOST = 8  # settings whose sample grids are shown
 

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,8 @@ class SweepProgress(tune.Callback):
             del self.running[trial.trial_id]
             self._done(this.experiment, result["time/seconds"])
             metric = self.plan.metric
-            shown = f", {metric.removeprefix('eval/')} {result[metric]:.3f}" if metric in result else ""
+            value = result.get(str(metric))
+            shown = "" if value is None else f", {replace(metric, split='')} {value:.3f}"
             self._print(f"{self._count()} {this.name}: {result['time/seconds']:.0f} s{shown}")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:

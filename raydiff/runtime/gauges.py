@@ -10,6 +10,7 @@ from typing import Any
 from ray.util.metrics import Gauge
 
 from raydiff.experiment.trial import Trial
+from raydiff.formats.metric_records import REJECTED
 from raydiff.runtime import device_faults
 
 TAGS = ("sweep", "trial", "method")
@@ -33,7 +34,7 @@ def export_trial(trial: Trial, result: Mapping[str, Any]) -> None:
         "raydiff_rounds": result["round"] + 1,
         "raydiff_unprotected": epsilon == math.inf,
         "raydiff_bytes_sent": result["comm/bytes_up"],
-        "raydiff_rejected": result.get("clients/rejected", 0),
+        "raydiff_rejected": result.get(REJECTED.name, 0),
         "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
     }
     if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.

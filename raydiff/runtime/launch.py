@@ -86,7 +86,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
         spending.check(planned.trials, folder)
     about["experiment"] = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
     if planned.asked.metric:
-        about["metric"] = (planned.metric, planned.lower_is_better)
+        about["metric"] = (str(planned.metric), planned.lower_is_better)
     if planned.tuned:
         about["tuned"] = planned.tuned
     return about

@@ -17,6 +17,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.searchers import Chosen, Space, build_searcher, check_space, is_adaptive, named
 from raydiff.experiment.study import Study, trials
 from raydiff.formats.json_files import dumps
+from raydiff.formats.metric_records import Metric
 from raydiff.runtime import sweep_folder
 from raydiff.runtime.search import Suggestions
 from raydiff.settings import Count, Positive, settings
@@ -54,8 +55,7 @@ class Planned:
     suggested: int = 0  # number of trials that an adaptive searcher suggests
     secret: bytes  # the sweep's noise secret
     asked: SweepRequest = SweepRequest()
-    metric: str  # objective of searcher and scheduler, and of the best trial shown
-    lower_is_better: bool = True
+    metric: Metric  # what trials are compared by
     refused: tuple[str, ...] = ()  # settings that a searcher has drawn and that are no experiment
     tuned: tuple[str, ...] = ()  # one line per method with the settings that `raydiff tune` has chosen
 
@@ -79,8 +79,13 @@ class Planned:
 
     @property
     def objective(self) -> str:
-        """The metric that searcher and scheduler read: on the validation split, so that the test split only judges."""
-        return self.metric.replace("eval/", "validation/")
+        """Column that searcher and scheduler read: on the validation split, so that the test split only judges."""
+        return str(replace(self.metric, split="validation"))
+
+    @property
+    def lower_is_better(self) -> bool:
+        """Direction of the metric."""
+        return bool(self.metric.lower_is_better)
 
     def suggestions(self, samples: int | None = None) -> Suggestions:
         """Return what the searcher suggests: so many experiments; by default those that are not planned."""
@@ -136,7 +141,7 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
     study.check_chosen(asked.overrides, {**(asked.grid or {}), **asked.sample})
     base: Experiment = overrides.override(study.experiment, asked.overrides)
     adaptive = is_adaptive(asked.search)
-    metric, lower = _objective(asked, base, guided=adaptive or asked.scheduler is not None)
+    metric = _metric_to_compare_by(asked, base, guided=adaptive or asked.scheduler is not None)
     _check(asked, base, metric)
     if (adaptive or asked.scheduler) and base.evaluation is not None and base.evaluation.every == 0:
         base = overrides.override(base, {"evaluation.every": 1 if asked.scheduler else base.method.rounds})
@@ -154,7 +159,6 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
         secret=secret,
         asked=asked,
         metric=metric,
-        lower_is_better=lower,
         tuned=_describe_tuned(study, asked),
     )
     return _search(planned) if asked.sample else planned
@@ -169,13 +173,15 @@ def _search(planned: Planned) -> Planned:
     return replace(planned, trials=(*drawn, *planned.trials), refused=tuple(suggestions.refused))
 
 
-def _objective(asked: SweepRequest, base: Experiment, *, guided: bool) -> tuple[str, bool]:
-    """The metric that trials are compared by, and whether lower is better."""
+def _metric_to_compare_by(asked: SweepRequest, base: Experiment, *, guided: bool) -> Metric:
     evaluation = base.evaluation or Evaluation()
-    metric = asked.metric or evaluation.headline(datasets.load(base.data).modality)
-    if asked.metric is None and not guided:  # It is only displayed.
-        return metric, True
-    return metric, bool(metric_to_rank_by(metric, evaluation, newcomers=base.newcomers is not None).lower_is_better)
+    name = asked.metric
+    if name is None:
+        headline = evaluation.headline(datasets.load(base.data).modality)
+        if not guided:  # It is only displayed.
+            return headline
+        name = str(headline)
+    return metric_to_rank_by(name, evaluation, unseen=base.unseen is not None)
 
 
 def _without_search(study: Study, asked: SweepRequest, base: Experiment) -> list[Experiment]:
@@ -208,7 +214,7 @@ def _describe_tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
+def _check(asked: SweepRequest, base: Experiment, metric: Metric) -> None:
     check_space(base, asked.sample)
     search, _ = named(asked.search)
     if bool(asked.sample) != (search != "grid"):
@@ -216,9 +222,9 @@ def _check(asked: SweepRequest, base: Experiment, metric: str) -> None:
     if asked.scheduler or is_adaptive(asked.search):
         if base.evaluation is None:
             raise ValueError("a search or scheduler that reads metrics needs an evaluation, which is switched off")
-        if metric.endswith(("/major", "/minor")) or metric.startswith("new/"):  # Unseen clients join after all rounds.
+        if metric.group in ("major", "minor") or metric.split == "unseen":  # Unseen clients join after all rounds.
             raise ValueError(f"a search or scheduler needs a metric of rounds over all classes, got {metric}")
     if asked.scheduler:
         from raydiff.runtime.schedulers import build_scheduler
 
-        build_scheduler(asked.scheduler, objective=metric, lower_is_better=True, rounds=base.method.rounds)
+        build_scheduler(asked.scheduler, objective=str(metric), lower_is_better=True, rounds=base.method.rounds)

@@ -23,7 +23,7 @@ _ANY = {kind: re.sub(r"\?P<\w+>", "?:", pattern.pattern) for kind, pattern in NA
 OURS = re.compile(  # paths below a sweep's folder
     rf"(trials/{TRIAL.pattern}/)?({_ANY['commit']}|{_ANY['server']}|releases/({_ANY['releases']})|clients/{_ANY['clients']}"
     r"|(config|outcome|budget|sweep|composed)\.json|(metrics|rejected)\.jsonl|(lost|error)\.txt|secret"
-    rf"|owners/{_ANY['owners']}|cache/{_ANY['cache']}|(artifacts|beats|newcomers|report|train)/.*"
+    rf"|owners/{_ANY['owners']}|cache/{_ANY['cache']}|(artifacts|beats|unseen|report|train)/.*"
     r"|(\w+/)?\..+\.[0-9a-f]{8})"  # a temporary name, which a process that died leaves
 )
 

@@ -121,9 +121,9 @@ def log_unseen_client(
     `key`; returns its id. A metric for each reading and learning rate has the epoch as its step."""
     client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
-    mlflow_store.delete_runs(client, experiment, {"raydiff.newcomer": key, "mlflow.parentRunId": parent})
+    mlflow_store.delete_runs(client, experiment, {"raydiff.unseen": key, "mlflow.parentRunId": parent})
     # Without raydiff.id and raydiff.trial, by which the trial's own run is found.
-    tags = {"mlflow.parentRunId": parent, "raydiff.kind": "newcomer", "raydiff.newcomer": key}
+    tags = {"mlflow.parentRunId": parent, "raydiff.kind": "unseen", "raydiff.unseen": key}
     tags |= {"raydiff.privacy": "none", "raydiff.folder": str(files[0].parent)}
     run = str(client.create_run(experiment, run_name=name[:200], tags=tags).info.run_id)
     touched, whole = joining.touched()

@@ -161,7 +161,7 @@ def attach_artifacts(client: Any, run: str, folder: Path, final: Sequence[Metric
         client.set_tag(run, "mlflow.loggedArtifacts", dumps([{"path": n, "type": "table"} for n in tables]))
     if (partition := folder / "partition.png").exists():
         client.log_artifact(run, str(partition))
-    for name in ("samples", "newcomers"):
+    for name in ("samples", "unseen"):
         if (grid := folder / f"{name}.png").exists():
             from PIL import Image
 

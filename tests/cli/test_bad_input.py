@@ -24,6 +24,7 @@ from raydiff.experiment import overrides as settings
 from raydiff.experiment import presets as names
 from raydiff.experiment import trial
 from raydiff.formats.json_files import read_json
+from raydiff.formats.metric_records import Metric
 from raydiff.report.after_sweep import FULL
 from raydiff.runtime import launch, one_process, sweep_folder
 from raydiff.runtime.plan import Planned
@@ -125,7 +126,14 @@ def test_an_interrupt_while_the_report_is_made_is_said_and_leaves_no_run_running
         raise KeyboardInterrupt
 
     base = trial.resolve(settings.override(tiny, {"evaluation": None, "runtime.storage": str(tmp_path)}), b"0" * 32)
-    plan = Planned(preset="x", folder=tmp_path / "sweeps" / "s", base=base, trials=(base,), secret=b"0" * 32, metric="")
+    plan = Planned(
+        preset="x",
+        folder=tmp_path / "sweeps" / "s",
+        base=base,
+        trials=(base,),
+        secret=b"0" * 32,
+        metric=Metric(name=""),
+    )
     ended = launch.start(plan, report=dataclasses.replace(FULL, write=interrupt))
     assert ended.code == 130
     assert f"interrupted while reporting; to make the report: raydiff report {plan.folder}\n" in capsys.readouterr().out

@@ -34,7 +34,7 @@ def call(shop: Storage, command: str) -> list[str]:
 
 
 def folder_of(shop: Storage, sweep: str) -> Path:
-    (folder,) = (shop.sweeps / sweep / "newcomers").iterdir()
+    (folder,) = (shop.sweeps / sweep / "unseen").iterdir()
     return folder
 
 
@@ -108,7 +108,7 @@ def test_its_run_is_the_trial_s_child(shop: Storage, migrated: Path, monkeypatch
         assert [(m.step, m.value) for m in history] == expected and [step for step, _ in expected] == [0, 1, 2]
     assert [m.step for m in client.get_metric_history(child.info.run_id, "loss/lr_1")] == [1, 2]
     tags, params = child.data.tags, child.data.params
-    assert (tags["raydiff.privacy"], tags["raydiff.kind"]) == ("none", "newcomer")
+    assert (tags["raydiff.privacy"], tags["raydiff.kind"]) == ("none", "unseen")
     assert (params["classes"], params["records"], params["parameters"]) == ("2 7", "6", "32")
     assert child.info.status == "FINISHED"
     assert {f.path for f in client.list_artifacts(child.info.run_id)} == {"curves.csv", "curves.png"}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from raydiff.data.datasets import Data
-from raydiff.data.partition import Dirichlet, Entangled, MajorityMinority, Newcomers
+from raydiff.data.partition import Dirichlet, Entangled, MajorityMinority, UnseenClients
 from raydiff.data.tables.read import RawTable
 from raydiff.data.unseen_client import Choice
 from raydiff.evaluation.row_audit import RowAudit
@@ -30,7 +30,7 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (MajorityMinority, {"minority": 0}, "minority"),
     (Entangled, {"xi": 1.0}, "xi"),
     (Entangled, {"xi": math.nan}, "xi"),
-    (Newcomers, {"classes": 3, "records": 2}, "record of each class"),
+    (UnseenClients, {"classes": 3, "records": 2}, "record of each class"),
     (Choice, {"records": 0}, "record"),
     (RowAudit, {"remove": 1.0}, "remove"),
     (RowAudit, {"epsilon": 0.0}, "epsilon"),

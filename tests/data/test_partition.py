@@ -15,13 +15,13 @@ from raydiff.data.partition import (
     Entangled,
     Iid,
     MajorityMinority,
-    Newcomers,
     Partition,
     Pooled,
+    UnseenClients,
     clusters,
     counts,
+    draw_unseen,
     groups,
-    newcomers,
     partition,
 )
 from raydiff.data.splits import cut
@@ -293,51 +293,53 @@ def test_groups_by_half_of_the_largest_class() -> None:
     assert groups(records([])) == ((), ())
 
 
-def test_newcomers_get_their_classes_and_nobody_elses_records() -> None:
+def test_unseen_clients_get_their_classes_and_nobody_elses_records() -> None:
     data = equal_classes(10, 20)
-    parts, rest = newcomers(data, Newcomers(clients=4, classes=3, records=20), rng=generator(0))
+    parts, rest = draw_unseen(data, UnseenClients(clients=4, classes=3, records=20), rng=generator(0))
     assert [len(part) for part in parts] == [20] * 4
     dealt = torch.cat([*parts, rest])
     assert sorted(dealt.tolist()) == list(range(200))
     sizes = counts(data, parts, 10)
     assert [sorted(row[row > 0].tolist()) for row in sizes] == [[6, 7, 7]] * 4
     assert len({tuple(row.nonzero().flatten().tolist()) for row in sizes}) > 1  # drawn for each
-    again, _ = newcomers(data, Newcomers(clients=4, classes=3, records=20), rng=generator(0))
+    again, _ = draw_unseen(data, UnseenClients(clients=4, classes=3, records=20), rng=generator(0))
     assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True))
 
 
-def test_newcomers_with_classes_of_their_own_share_them_with_nobody() -> None:
+def test_unseen_clients_with_classes_of_their_own_share_them_with_nobody() -> None:
     data = equal_classes(10, 20)
-    parts, rest = newcomers(data, Newcomers(clients=3, classes=2, records=10, own_classes=True), rng=generator(0))
+    parts, rest = draw_unseen(data, UnseenClients(clients=3, classes=2, records=10, own_classes=True), rng=generator(0))
     theirs = [set(data.labels[part, 0].tolist()) for part in parts]
     others = set(data.labels[rest, 0].tolist())
     assert [len(part) for part in parts] == [10] * 3 and [len(t) for t in theirs] == [2] * 3
     assert len(set.union(*theirs, others)) == 10 == sum(map(len, theirs)) + len(others)
-    few, _ = newcomers(data, Newcomers(clients=1, classes=2, records=99, own_classes=True), rng=generator(0))
+    few, _ = draw_unseen(data, UnseenClients(clients=1, classes=2, records=99, own_classes=True), rng=generator(0))
     assert [len(part) for part in few] == [40]
 
 
-def test_newcomers_take_no_class_that_is_used_up() -> None:
+def test_unseen_clients_take_no_class_that_is_used_up() -> None:
     """Two of them use a class up; a third takes others."""
     for seed in range(20):
-        parts, _ = newcomers(equal_classes(4, 12), Newcomers(clients=3, classes=2, records=10), rng=generator(seed))
+        parts, _ = draw_unseen(
+            equal_classes(4, 12), UnseenClients(clients=3, classes=2, records=10), rng=generator(seed)
+        )
         assert [len(part) for part in parts] == [10, 10, 10]
 
 
 @pytest.mark.parametrize(
     ("how", "text"),
     [
-        ({"classes": 4}, "newcomers.classes: 4 classes are needed, there are 3"),
+        ({"classes": 4}, "unseen.classes: 4 classes are needed, there are 3"),
         (
             {"classes": 1, "records": 9},
             "few training records (0 classes have 9 records left, 1 are wanted)",
         ),
         (
             {"clients": 3, "classes": 1, "records": 4, "own_classes": True},
-            "newcomers.classes: 4 classes are needed (one at least is for the others), there are 3",
+            "unseen.classes: 4 classes are needed (one at least is for the others), there are 3",
         ),
     ],
 )
-def test_newcomers_who_would_take_too_much_are_refused(how: dict[str, int], text: str) -> None:
+def test_unseen_clients_who_would_take_too_much_are_refused(how: dict[str, int], text: str) -> None:
     with pytest.raises(ValueError, match=re.escape(text)):
-        newcomers(equal_classes(3, 8), Newcomers(**{"clients": 1, **how}), rng=generator(0))
+        draw_unseen(equal_classes(3, 8), UnseenClients(**{"clients": 1, **how}), rng=generator(0))

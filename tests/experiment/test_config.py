@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, Newcomers
+from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, UnseenClients
 from raydiff.data.tables.cells import Csv
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.row_audit import RowAudit
@@ -58,7 +58,7 @@ SPECIAL: dict[str, Any] = {
     "data.csv.missing": ("-",),
     "data.superclasses": "pairs",
     "partition": Iid(),
-    "newcomers": Newcomers(),
+    "unseen": UnseenClients(),
     "evaluation": None,
     "evaluation.per_class": 7,
     "evaluation.downstream": ("mlp",),

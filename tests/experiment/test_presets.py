@@ -30,7 +30,7 @@ def public_images(data):
 
 CLIPPED = {name for name, study in names.PRESETS.items() if isinstance(study().experiment.method, PFDM)}
 SEARCHED = ["spire-digits", "spire-mnist14"]  # The rates of their arms are not the paper's.
-COMPARED = [name for name, study in names.PRESETS.items() if study().experiment.newcomers]
+COMPARED = [name for name, study in names.PRESETS.items() if study().experiment.unseen]
 
 
 @pytest.mark.slow
@@ -91,7 +91,7 @@ def test_arms_differ_in_nothing_but_what_they_declare(name):
 
 
 @pytest.mark.parametrize("name", [name for name in COMPARED if name not in SEARCHED])
-def test_the_arms_of_a_comparison_for_newcomers_differ_in_the_method_alone(name):
+def test_the_arms_of_a_comparison_for_unseen_clients_differ_in_the_method_alone(name):
     study = names.PRESETS[name]()
     trials = trials_of(study.experiment, {}, study.beside)
     assert [type(e.method).__name__ for e in trials] == ["SPIRE", "FedAvg", "SharedRep", "PerFedAvg", "LocalOnly"]

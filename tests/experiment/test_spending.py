@@ -25,6 +25,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of, planned
 from raydiff.experiment.trial import Trial, open_trial
 from raydiff.federated.client import Failed
+from raydiff.formats.metric_records import Metric
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
@@ -314,7 +315,7 @@ def planned_sweep(experiment: Experiment, storage: Path) -> Planned:
     base, secret = replace(experiment, runtime=replace(experiment.runtime, storage=str(storage))), b"0" * 32
     trials = tuple(trial.resolve(replace(base, seed=seed), secret) for seed in range(4))
     folder = storage / "sweeps" / "s"
-    return Planned(preset="x", folder=folder, base=trials[0], trials=trials, secret=secret, metric="")
+    return Planned(preset="x", folder=folder, base=trials[0], trials=trials, secret=secret, metric=Metric(name=""))
 
 
 def test_a_sweep_that_would_overspend_is_refused_whole(protocol: Experiment, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 from raydiff.data.datasets import Data, load
-from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Newcomers, Pooled
+from raydiff.data.partition import ByClass, Dirichlet, Iid, MajorityMinority, Pooled, UnseenClients
 from raydiff.evaluation import grids
 from raydiff.evaluation import suite as evaluate
 from raydiff.evaluation.evaluation_settings import Evaluation
@@ -135,17 +135,17 @@ def test_a_server_that_adds_no_noise_is_found_by_an_attack_on_its_model(
 
 
 def test_labels_are_covered_where_the_partition_leaves_them_private(tiny: Experiment) -> None:
-    """DP-SGD covers them; a partition that counts labels, or newcomers, make them public, and the guarantee says so."""
+    """DP-SGD covers them; a partition that counts labels makes them public, as unseen clients do, and it says so."""
     event = Gaussian(1.0, "example", "zero_out", "local", 0.1, 5)
     odometer = PrivacyOdometer(Ledger().with_uploads(0, [(0, event, 1), (1, event, 1)]))
-    late = Newcomers(clients=1, classes=2, records=4)
+    late = UnseenClients(clients=1, classes=2, records=4)
     for changes, public in (
         ({"partition": Iid()}, False),
         ({"partition": Dirichlet()}, False),
         ({"partition": Dirichlet(balanced=True)}, True),
         ({"partition": MajorityMinority()}, True),
         ({"partition": ByClass()}, True),
-        ({"partition": Iid(), "newcomers": late}, True),
+        ({"partition": Iid(), "unseen": late}, True),
     ):
         experiment = replace(_dpsgd(tiny), **changes)
         for view in trial.guarantees(odometer, experiment):
@@ -171,10 +171,10 @@ def test_a_trial_for_the_choice_of_settings_reads_no_test_record(
     of_client = Instruments.of_client
     monkeypatch.setattr(Instruments, "of_client", lambda self, split: read.append(split) or of_client(self, split))
     method = FedAvg(model=tiny.method.model, rounds=2, local=Training(steps=4, batch=4))
-    changes = {"method": method, "newcomers": Newcomers(clients=1, classes=3, records=10), "data.train": 100}
+    changes = {"method": method, "unseen": UnseenClients(clients=1, classes=3, records=10), "data.train": 100}
     changes |= {"evaluation.split": "validation", "evaluation.every": 2, "evaluation.metrics": ("kernel",)}
     *_, last, final = execute(open_trial(overrides.override(tiny, changes), tmp_path))
-    assert set(read) == {"validation"} and "new/kd_cnn/all" in final
+    assert set(read) == {"validation"} and "unseen/kd_cnn/all" in final
     readings = {k.removeprefix("eval/"): v for k, v in final.items() if k.startswith("eval/")}
     assert readings == {k.removeprefix("validation/"): v for k, v in last.items() if k.startswith("validation/")}
     assert "kd_cnn/all" in readings and not [k for k in final if k.startswith("attack/")]
@@ -427,10 +427,10 @@ def joined(tiny: Experiment) -> Experiment:
         rounds=2,
         joining=Training(steps=3, batch=8, decay="constant"),
     )
-    late = Newcomers(clients=2, classes=2, records=10)
+    late = UnseenClients(clients=2, classes=2, records=10)
     instruments = Evaluation(dim=4, attacks=None, metrics=("kernel", "labels"))
     data = replace(tiny.data, train=90)  # chance gives no class too few for them
-    return replace(tiny, data=data, method=method, partition=Iid(), newcomers=late, evaluation=instruments)
+    return replace(tiny, data=data, method=method, partition=Iid(), unseen=late, evaluation=instruments)
 
 
 def tree_size(experiment: Experiment) -> int:
@@ -439,17 +439,17 @@ def tree_size(experiment: Experiment) -> int:
     return sum(v.numel() for v in method.trained_model.init(torch.Generator()).values())
 
 
-def test_newcomers_are_measured_and_send_nothing(joined: Experiment, tmp_path: Path) -> None:
+def test_unseen_clients_are_measured_and_send_nothing(joined: Experiment, tmp_path: Path) -> None:
     opened = open_trial(joined, tmp_path)
     final = execute(opened)[-1]
     for reading in ("kd_cnn/all", "kd_cnn/all_floor", "kd_cnn/all_spread", "own_classes", "ddim/kd_cnn/all"):
-        assert math.isfinite(final[f"new/{reading}"]) and math.isfinite(final[f"eval/{reading}"]), reading
-    assert final["new/kd_cnn/all"] != final["eval/kd_cnn/all"]
+        assert math.isfinite(final[f"unseen/{reading}"]) and math.isfinite(final[f"eval/{reading}"]), reading
+    assert final["unseen/kd_cnn/all"] != final["eval/kd_cnn/all"]
     assert not [k for k in final if "fd_" in k or "label_accuracy" in k or "minor" in k]  # no labels are asked for
-    assert final["new/parameters"] == 32  # the embedding, as wide as the network
-    assert final["new/parameters_share"] == 32 / tree_size(joined)
+    assert final["unseen/parameters"] == 32  # the embedding, as wide as the network
+    assert final["unseen/parameters_share"] == 32 / tree_size(joined)
     assert set(ledger_of(opened.folder).bytes_by_client) == {0, 1}
-    assert (opened.folder / "artifacts" / "newcomers.png").exists()
+    assert (opened.folder / "artifacts" / "unseen.png").exists()
 
 
 def test_rejected_uploads_are_counted_and_named(

@@ -87,17 +87,17 @@ def test_second_order_is_the_gradient_of_the_real_unet() -> None:
     assert along_first != pytest.approx(along, rel=1e-3)
 
 
-def test_clients_adapt_the_shared_model_and_newcomers_do_the_same(method: PerFedAvg) -> None:
+def test_clients_adapt_the_shared_model_and_unseen_clients_do_the_same(method: PerFedAvg) -> None:
     method = replace(method, adapt_steps=3)
     server = run(method, [records(0)])[-1].sent
     adapted = deployed_of(method, server, records(7))
-    own, newcomer = joined(method, server, records(7))
+    own, unseen = joined(method, server, records(7))
     training = Training(optimizer="sgd", learning_rate=0.1, decay="constant", steps=3, batch=8)
     assert method.joining == training
     data = records(7)
     by_hand, _, _ = fit(method.model, server, data.images, data.labels, training=training, rng=generator(1))
     assert tree.digest(own) == tree.digest(by_hand)
-    assert torch.equal(asked(adapted, "client"), asked(newcomer, "client"))
+    assert torch.equal(asked(adapted, "client"), asked(unseen, "client"))
     assert not torch.equal(asked(adapted, "client"), asked(adapted, "global"))
     labels = torch.arange(4)[:, None]
     shared = method.deploy(server).sample(labels, generator(2))

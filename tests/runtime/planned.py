@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.experiment.config import Experiment
+from raydiff.formats.metric_records import Metric
 from raydiff.runtime.plan import Planned, SweepRequest
 
 
@@ -21,6 +22,6 @@ def planned_as(folder: Path, trials: Sequence[Experiment], **more: Any) -> Plann
         folder=folder,
         trials=tuple(trials),
         secret=b"the noise secret",
-        metric="eval/fd_cnn/all",
+        metric=Metric(name="fd_cnn", group="all", split="eval", lower_is_better=True),
         **({"base": trials[0] if trials else None, "asked": SweepRequest(concurrent=1)} | more),
     )

@@ -2,7 +2,7 @@
 
     RAYDIFF_DATA=path/to/data python federation.py FOLDER WAY METHOD SEED [--split validation]
 
-`spire-mnist14`, its ten newcomers and the first ten of its thirty clients measured, all of 2,000 local steps a client:
+`spire-mnist14`, ten unseen clients and the first ten of its thirty clients measured, all of 2,000 local steps a client:
 
 - mean5: 400 rounds of 5 steps of AdamW, whose moments are averaged too;
 - adam1: 2,000 rounds of one plain gradient, rate 1, with which clients also train what they keep; Adam at the server,
@@ -65,7 +65,7 @@ def experiment(way: str, method: str, seed: int) -> Experiment:
     study = rd.preset("spire-mnist14")
     arms = (study.experiment, *(arm.apply(study.experiment) for arm in study.beside))
     base = next(e for e in arms if type(e.method).__name__.lower() == method)
-    fewer = {"newcomers.clients": MEASURED, "evaluation.samplers": False, "numerics.vectorize": True, "seed": seed}
+    fewer = {"unseen.clients": MEASURED, "evaluation.samplers": False, "numerics.vectorize": True, "seed": seed}
     changes = WAYS[way] if method != "localonly" or way == "half" else {}
     return overrides.override(base, {**changes, **fewer})
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from raydiff.data.datasets import Data
-from raydiff.data.partition import ByClass, Newcomers
+from raydiff.data.partition import ByClass, UnseenClients
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
@@ -97,7 +97,7 @@ def _as_searched(
 ) -> Study:
     """Decay and rounds, and rates of whoever joins, that validation records chose; SPIRE also with three embeddings.
 
-    `raydiff tune PRESET --metric new/kd_cnn/all` chooses how the federation is trained.
+    `raydiff tune PRESET --metric unseen/kd_cnn/all` chooses how the federation is trained.
     """
     study = _spire(
         base,
@@ -121,7 +121,7 @@ def spire_digits() -> Study:
         data=Data(name="digits", train=750, validation=190, calibration=0, test=600),
         clients=10,
         partition=ByClass(),
-        newcomers=Newcomers(clients=5, classes=3, records=50),
+        unseen=UnseenClients(clients=5, classes=3, records=50),
     )
     return _as_searched(base, OPTIMISERS, joining=0.1, finetune=1e-3, head=3e-4, inner=0.01)
 
@@ -131,7 +131,7 @@ def spire_mnist14() -> Study:
     changes = {
         "data": replace(PAPERS_MNIST, size=14, validation=1000),
         "clients": 30,
-        "newcomers": Newcomers(clients=30, classes=3, records=400),
+        "unseen": UnseenClients(clients=30, classes=3, records=400),
     }
     base = override(spire_digits().experiment, changes)
     return _as_searched(base, EVERY_STEP, joining=0.3, finetune=3e-3, head=3e-3, inner=0.03)
@@ -144,7 +144,7 @@ def spire_mnist() -> Study:
         data=PAPERS_MNIST,
         clients=30,
         partition=ByClass(),
-        newcomers=Newcomers(clients=30, classes=3, records=400),
+        unseen=UnseenClients(clients=30, classes=3, records=400),
     )
     return _as_published(base, rounds=200, tau=20, rate=1e-3, batch=20)
 
@@ -157,7 +157,7 @@ def spire_cifar10() -> Study:
     changes = {
         "data": Data(name="cifar10", public=2000, validation=0, calibration=0, test=4000),
         "clients": 18,
-        "newcomers": Newcomers(clients=18, classes=2, records=275),
+        "unseen": UnseenClients(clients=18, classes=2, records=275),
         "method.model.network": UNet(widths=(64, 128, 128, 128), layers=2, attention=(1, 2)),
     }
     return _as_published(override(spire_mnist().experiment, changes), rounds=400, tau=100, rate=1e-4, batch=28)
@@ -168,6 +168,6 @@ def spire_faces() -> Study:
     changes = {
         "data": Data(name="faces", public=40, validation=0, calibration=0, test=80),
         "clients": 6,
-        "newcomers": Newcomers(clients=2, classes=5, records=40, own_classes=True),
+        "unseen": UnseenClients(clients=2, classes=5, records=40, own_classes=True),
     }
     return _as_published(override(spire_cifar10().experiment, changes), rounds=800, tau=50, rate=1e-4, batch=25)

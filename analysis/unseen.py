@@ -1,6 +1,6 @@
 """How well does each method serve clients that join later? A sweep of a `spire-...` preset as a table.
 
-    python -m analysis.newcomers SWEEP [--sampler ddim] [--out DIR]     prints, and writes newcomers.csv and .md
+    python -m analysis.unseen SWEEP [--sampler ddim] [--out DIR]     prints, and writes unseen.csv and .md
 
 A row is a method: the kernel distance of its samples to real held-out records, mean over clients and seeds, for the
 clients of the federation and for those that joined; the first method's distance minus its own (paired, with 95 %
@@ -24,27 +24,26 @@ from raydiff.models.chains import MEASURED
 from raydiff.report import load
 from raydiff.report.load import column
 
-GROUPS = {"eval": "clients", "new": "newcomers"}
+GROUPS = {"eval": "clients", "unseen": "unseen"}
 """Split of a reading -> whose it is: clients of the federation, or unseen clients that join after it."""
 
 
 def readings(sweep: Path, sampler: str | None = None) -> pd.DataFrame:
     """One row per finished trial.
 
-    Columns: digest, method, seed, clients and newcomers, each with its noise floor and its copies (the fraction of
-    samples that are near training records), then parameters, share (the fraction of all), seconds.
-
-    `sampler` names the chain (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
+    Columns: digest, method, seed, clients and unseen, each with its noise floor and its copies (the fraction of samples
+    that are near training records), then parameters, share (the fraction of all), seconds. `sampler` names the chain
+    (ddim or ancestral); None: the configured one. Raises ValueError where nobody joined.
     """
     runs = load.finished(load.runs(sweep))
     name = f"{sampler}/kd_cnn/all" if sampler else "kd_cnn/all"
-    if f"final/new/{name}" not in runs or not len(runs):
+    if f"final/unseen/{name}" not in runs or not len(runs):
         raise ValueError(f"{sweep} has no finished trials that measured clients which joined later")
     out = runs[["digest", "method", "seed"]].assign(method=[_name(r) for r in runs.to_dict("records")])
     for split, group in GROUPS.items():
         out[group], out[f"{group}_floor"] = runs[f"final/{split}/{name}"], runs[f"final/{split}/kd_cnn/all_floor"]
         out[f"{group}_copies"] = column(runs, f"final/{split}/memorized_fraction")
-    out["parameters"], out["share"] = (column(runs, f"final/new/parameters{end}") for end in ("", "_share"))
+    out["parameters"], out["share"] = (column(runs, f"final/unseen/parameters{end}") for end in ("", "_share"))
     return out.assign(seconds=runs["final/time/seconds"])
 
 
@@ -71,7 +70,7 @@ def table(readings: pd.DataFrame, first: str) -> pd.DataFrame:
         for group in GROUPS.values():
             row |= interval(both[f"{group}_first"] - both[group], f"{group}_gap", f"{group}_")
         rows.append(row)
-    rows.sort(key=lambda row: (row["method"] != first, row["newcomers"]))
+    rows.sort(key=lambda row: (row["method"] != first, row["unseen"]))
     return pd.DataFrame(rows)
 
 
@@ -88,7 +87,7 @@ def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
         lines.append([row["method"], *cells, trains, f"{row['seconds']:.0f}"])
     floors = "; ".join(f"{group} {readings[f'{group}_floor'].mean():.3f}" for group in GROUPS.values())
     columns = [c for group in GROUPS.values() for c in (group, f"{first} - method", "copies")]
-    header = ["method", *columns, "newcomer trains", "seconds"]
+    header = ["method", *columns, "unseen client trains", "seconds"]
     return Table(header, lines, note=f"n = {span(rows['n'])} seeds; noise floors (real against real): {floors}")
 
 
@@ -99,7 +98,7 @@ def main(argv: Sequence[str]) -> None:
     options = load.arguments(__doc__, argv, sampler=sampler, first=first)
     measured = readings(options.sweep, options.sampler)
     rows = table(measured, options.first)
-    publish(options.out, "newcomers", str(shown_table(measured, rows)), {"newcomers": rows})
+    publish(options.out, "unseen", str(shown_table(measured, rows)), {"unseen": rows})
 
 
 if __name__ == "__main__":
