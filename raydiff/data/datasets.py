@@ -16,7 +16,7 @@ from raydiff import tree
 from raydiff.data import other_source, superclasses
 from raydiff.data import sources as names
 from raydiff.data.modality import PICTURES, Modality
-from raydiff.data.pictures import PictureOptions
+from raydiff.data.pictures import PictureOptions, describe_conversion
 from raydiff.data.records import Records as Records
 from raydiff.data.source import Source
 from raydiff.data.splits import SPLITS as SPLITS
@@ -143,9 +143,11 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     source = source_of(config, folder)
     own = {"public": 0} if config.public_from is not None else {}
     sizes = {split: getattr(config, split) for split in SPLITS} | own
-    name, seed = repr(config.name), config.split_seed
+    name = repr(config.name)
+    seed = config.split_seed
     rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
-    splits, notes = source.records(rows, config)
+    splits = source.records(rows, config)
+    notes = describe_conversion(config)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")

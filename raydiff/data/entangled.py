@@ -53,7 +53,7 @@ def coefficients(counts: Tensor) -> Tensor:
     return unit @ unit.T
 
 
-def measured(counts: Tensor) -> list[Metric]:
+def measure_entanglement(counts: Tensor) -> list[Metric]:
     """Metrics of a partition with counts (K, m): average coefficient over pairs, by which the paper names experiments
     (appendix A.1), the largest, and Theorem 2's condition, that all are below 1 / (K - 1)^2. Empty for one client."""
     clients = len(counts)

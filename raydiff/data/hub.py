@@ -35,14 +35,16 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 
-    offline, info = False, None
+    offline = False
+    info = None
     try:
         # snapshot_download has no time limit.
         info = HfApi().repo_info(repository, repo_type=kind, timeout=PATIENCE_S, files_metadata=True)
     except RepositoryNotFoundError:
         raise ValueError(f"{says!r}: the hub has no such {kind}, or not for you") from None
     except Exception as error:  # Without a network the exception differs by version.
-        offline, reason = True, _first_sentence(error)
+        offline = True
+        reason = _first_sentence(error)
     files = getattr(info, "siblings", None) or ()
     size = sum(f.size or 0 for f in files if any(fnmatch.fnmatch(f.rfilename, pattern) for pattern in patterns))
     if size > sizes.MOST_DOWNLOADED:

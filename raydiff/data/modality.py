@@ -7,10 +7,11 @@ Shapes: N records (N, C, H, W), of which rows of a table have the form (N, 1, 1,
 from __future__ import annotations
 
 import shlex
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from raydiff.data import overview, picture_files, pictures
 from raydiff.data.pictures import Picture, PictureOptions
-from raydiff.data.records import Center, Records, codes_of, half_counts
+from raydiff.data.records import Center, Records, codes_of, half_counts, images_of
 from raydiff.data.tables import encode, rows_file
 from raydiff.data.tables.rows_file import Numbers
 from raydiff.formats.csv_files import write_csv
@@ -29,121 +30,110 @@ if TYPE_CHECKING:
 MAPPING = "mapping.json"  # the file of a table's mapping beside a saved sampler
 Stored = Callable[[Tensor], Iterator[Picture]]
 """Row numbers (n,), ascending -> n stored pictures."""
-Encoded = dict[str, tuple[Tensor, Tensor]]
-"""Split -> (images (N, C, H, W), row numbers (N,)) of the rows that can be read."""
 
 
-class Modality(Protocol):
-    """What one record is."""
+@dataclass(frozen=True)
+class SamplePart:
+    """One file of generated samples."""
 
-    @property
-    def name(self) -> str:
-        """The word for messages: pictures, rows."""
+    path: Path
+    samples: Tensor  # (n, C, H, W)
+    labels: Tensor  # (n, K)
+    names: Mapping[str, Sequence[str]]  # label column -> the names of its values
+    about: Mapping[str, str]  # metadata
+    rng: torch.Generator | None  # draws numbers within bins; None: bins are written
+    is_first: bool
 
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """Metrics (`evaluation_settings.METRICS`) of such samples, in the order in which they are measured."""
 
-    @property
-    def attacks(self) -> tuple[str, ...]:
-        """What can be attacked or audited of such samples: denoisers, rows, audit."""
+class Modality(ABC):
+    """What one record is. Functions that are not abstract say what holds for most modalities."""
 
-    @property
-    def is_shown(self) -> bool:
-        """Whether samples are drawn in a sample grid."""
-
-    @property
-    def labels_are_public(self) -> bool:
-        """Whether labels are public by declaration."""
-
-    @property
-    def fewer_public(self) -> str:
-        """How a user declares fewer of the own records public."""
-
-    @property
-    def part_suffix(self) -> str:
-        """Suffix of the files that `write_part` writes."""
-
-    @property
-    def whole_file(self) -> str:
-        """The file that the parts are joined to; empty where the parts stay."""
+    name: str
+    """The word for messages: pictures, rows."""
+    measures: tuple[str, ...]
+    """Metrics (`evaluation_settings.METRICS`) of such samples, in the order in which they are measured."""
+    attacks: tuple[str, ...] = ()
+    """What can be attacked or audited of such samples: denoisers, rows, audit."""
+    is_shown: bool = False
+    """Whether samples are drawn in a sample grid."""
+    labels_are_public: bool = False
+    """Whether labels are public by declaration."""
+    fewer_public: str
+    """How a user declares fewer of the own records public."""
+    part_suffix: str
+    """Suffix of the files that `write_part` writes."""
+    whole_file: str = ""
+    """The file that the parts are joined to; empty where the parts stay."""
 
     @property
     def columns(self) -> dict[str, str]:
         """Type (double, string) of each column of decoded samples; empty where samples are arrays."""
+        return {}
 
+    @abstractmethod
     def encode(
         self, rows: dict[str, Tensor], options: PictureOptions, *, stored: Stored, top: int, codes: Tensor | None
-    ) -> tuple[Encoded, tuple[str, ...]]:
-        """Return the rows of each split as tensors, and notes on conversions."""
+    ) -> dict[str, Tensor]:
+        """Return the rows of each split as tensors (n, C, H, W)."""
 
+    @abstractmethod
     def describe(self, shape: Sequence[int]) -> str:
         """Return one line about records of this shape (C, H, W)."""
 
+    @abstractmethod
     def describe_public(self, public: Records, *, center: Center, clip: float | None) -> str:
         """Return what the public records tell: norms, or counts of cells."""
 
     def describe_fit(self, fitted_columns: Sequence[str], private_fit: str) -> str:
         """Return where categories come from; empty where there are none."""
+        return ""
 
-    def draw(self, public: Records, class_names: Sequence[str], path: Path) -> None:
+    def draw(self, public: Records, class_names: Sequence[str], path: Path) -> None:  # noqa: B027
         """Draw public records, where they can be drawn."""
 
+    @abstractmethod
     def configure(self, model: Any, shape: Sequence[int], labels: tuple[int, ...]) -> Any:
         """Return the model for records of this shape. Raises ValueError for a model of other records."""
 
+    @abstractmethod
     def labels_to_sample(self, own: Records, reference: Records) -> Tensor:
         """Return label rows (n, K) of the samples that are measured, of a client with its `own` records."""
 
+    @abstractmethod
     def decode(self, samples: Tensor, labels: Tensor, rng: torch.Generator | None) -> NDArray[Any] | pd.DataFrame:
         """Return samples (N, C, H, W) with labels (N, K) as their users read them."""
 
-    def check_numbers(self, numbers: Numbers) -> None:
-        """Raise ValueError where the choice of numbers within bins has no meaning."""
+    @abstractmethod
+    def write_part(self, part: SamplePart) -> None:
+        """Write one file of samples."""
 
-    def write_part(
-        self,
-        path: Path,
-        samples: Tensor,
-        labels: Tensor,
-        *,
-        names: Mapping[str, Sequence[str]],
-        about: Mapping[str, str],
-        rng: torch.Generator | None,
-        is_first: bool,
-    ) -> None:
-        """Write one file of samples, with label columns of these `names` and with `about` in its metadata."""
-
+    @abstractmethod
     def card(self, numbers: Numbers, *, parts: int, categories: str, conditional: bool) -> dict[str, Any]:
         """Return a card's fields about the written samples."""
 
+    @abstractmethod
     def read_options(self, folder: Path, label: str, numbers: Numbers) -> str:
         """Return the options of commands that read the written samples of this folder."""
 
-    def save(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:  # noqa: B027
         """Write what `load_modality` needs."""
 
 
 @dataclass(frozen=True)
-class Pictures:
+class Pictures(Modality):
     """Pictures (C, H, W) on [-1, 1]."""
 
-    name: str = "pictures"
-    measures: tuple[str, ...] = ("accuracy", "frechet", "kernel", "coverage", "labels", "memorization", "downstream")
-    attacks: tuple[str, ...] = ("denoisers",)
-    is_shown: bool = True
-    labels_are_public: bool = True
-    fewer_public: str = "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
-    part_suffix: str = "parquet"
-    whole_file: str = ""
-
-    @property
-    def columns(self) -> dict[str, str]:
-        return {}
+    name = "pictures"
+    measures = ("accuracy", "frechet", "kernel", "coverage", "labels", "memorization", "downstream")
+    attacks = ("denoisers",)
+    is_shown = True
+    labels_are_public = True
+    fewer_public = "--data.public-from NAME takes pictures of another data set, --data.public 0 none"
+    part_suffix = "parquet"
 
     def encode(
         self, rows: dict[str, Tensor], options: PictureOptions, *, stored: Stored, top: int, codes: Tensor | None
-    ) -> tuple[Encoded, tuple[str, ...]]:
+    ) -> dict[str, Tensor]:
         return pictures.read_pictures(stored, rows, options, top=top)
 
     def describe(self, shape: Sequence[int]) -> str:
@@ -151,9 +141,6 @@ class Pictures:
 
     def describe_public(self, public: Records, *, center: Center, clip: float | None) -> str:
         return overview.describe_norms(public, center=center, clip=clip)
-
-    def describe_fit(self, fitted_columns: Sequence[str], private_fit: str) -> str:
-        return ""
 
     def draw(self, public: Records, class_names: Sequence[str], path: Path) -> None:
         if len(public):
@@ -166,30 +153,19 @@ class Pictures:
 
     def labels_to_sample(self, own: Records, reference: Records) -> Tensor:
         """As many of each class as one half of the reference has: distances compare equal counts."""
-        classes, counts = reference.labels[:, 0], sorted(half_counts(reference.labels[:, 0]).items())
+        classes = reference.labels[:, 0]
+        counts = sorted(half_counts(reference.labels[:, 0]).items())
         return torch.cat([reference.labels[classes == c][:count] for c, count in counts])
 
     def decode(self, samples: Tensor, labels: Tensor, rng: torch.Generator | None) -> NDArray[Any]:
         array: NDArray[Any] = samples.numpy()
         return array
 
-    def check_numbers(self, numbers: Numbers) -> None:
-        if numbers != "drawn":
-            raise ValueError(f"numbers has no meaning for pictures, got {numbers}")
-
-    def write_part(
-        self,
-        path: Path,
-        samples: Tensor,
-        labels: Tensor,
-        *,
-        names: Mapping[str, Sequence[str]],
-        about: Mapping[str, str],
-        rng: torch.Generator | None,
-        is_first: bool,
-    ) -> None:
+    def write_part(self, part: SamplePart) -> None:
         """A parquet file in the Hugging Face image layout."""
-        picture_files.write_parquet(path, picture_files.to_bytes(samples), labels, names=names, about=about)
+        picture_files.write_parquet(
+            part.path, picture_files.to_bytes(part.samples), part.labels, names=part.names, about=part.about
+        )
 
     def card(self, numbers: Numbers, *, parts: int, categories: str, conditional: bool) -> dict[str, Any]:
         return {"parts": parts, "pixels": "8-bit PNG: round((x + 1) * 127.5) of a sample x clamped to [-1, 1]"}
@@ -197,23 +173,18 @@ class Pictures:
     def read_options(self, folder: Path, label: str, numbers: Numbers) -> str:
         return f"--data.name {shlex.quote(str(folder))}"
 
-    def save(self, folder: Path) -> None:
-        """Nothing: pictures mean what they show."""
-
 
 @dataclass(frozen=True)
-class TableRows:
+class TableRows(Modality):
     """Rows of a table, as codes (1, 1, n) of which `mapping` is the meaning."""
 
     mapping: encode.Mapping
-    name: str = "rows"
-    measures: tuple[str, ...] = ("accuracy", "table", "blackbox")
-    attacks: tuple[str, ...] = ("rows", "audit")
-    is_shown: bool = False
-    labels_are_public: bool = False
-    fewer_public: str = "--data.public N makes them fewer"
-    part_suffix: str = "csv"
-    whole_file: str = rows_file.FILE
+    name = "rows"
+    measures = ("accuracy", "table", "blackbox")
+    attacks = ("rows", "audit")
+    fewer_public = "--data.public N makes them fewer"
+    part_suffix = "csv"
+    whole_file = rows_file.FILE
 
     @property
     def columns(self) -> dict[str, str]:
@@ -222,12 +193,11 @@ class TableRows:
 
     def encode(
         self, rows: dict[str, Tensor], options: PictureOptions, *, stored: Stored, top: int, codes: Tensor | None
-    ) -> tuple[Encoded, tuple[str, ...]]:
+    ) -> dict[str, Tensor]:
         if options.size is not None or options.colour != "stored":
             raise ValueError("a table has no pictures: data.size must be none and data.colour stored")
         assert codes is not None
-        images = codes.float()[:, None, None, :]
-        return {split: (images[numbers], numbers) for split, numbers in rows.items()}, ()
+        return {split: images_of(codes[numbers]) for split, numbers in rows.items()}
 
     def describe(self, shape: Sequence[int]) -> str:
         return "a table"
@@ -243,9 +213,6 @@ class TableRows:
             return f"of {', '.join(fitted_columns)}: {edges} come from public records alone; the others' are given"
         return f"{edges} are given, taken from no record"
 
-    def draw(self, public: Records, class_names: Sequence[str], path: Path) -> None:
-        """Nothing: rows are printed."""
-
     def configure(self, model: Any, shape: Sequence[int], labels: tuple[int, ...]) -> Any:
         if not hasattr(model, "for_table"):
             of_rows = "discretediffusion (the method marginals has a model of rows by itself)"
@@ -259,22 +226,9 @@ class TableRows:
     def decode(self, samples: Tensor, labels: Tensor, rng: torch.Generator | None) -> pd.DataFrame:
         return rows_file.rows(self.mapping, codes_of(samples).numpy(), labels[:, 0].numpy(), rng)
 
-    def check_numbers(self, numbers: Numbers) -> None:
-        """Both choices have a meaning."""
-
-    def write_part(
-        self,
-        path: Path,
-        samples: Tensor,
-        labels: Tensor,
-        *,
-        names: Mapping[str, Sequence[str]],
-        about: Mapping[str, str],
-        rng: torch.Generator | None,
-        is_first: bool,
-    ) -> None:
+    def write_part(self, part: SamplePart) -> None:
         """A part of a CSV file."""
-        write_csv(path, self.decode(samples, labels, rng), header=is_first)
+        write_csv(part.path, self.decode(part.samples, part.labels, part.rng), header=part.is_first)
 
     def card(self, numbers: Numbers, *, parts: int, categories: str, conditional: bool) -> dict[str, Any]:
         label = "what a row was made for" if conditional else "apart from the row: the model knows of no label"

@@ -24,12 +24,13 @@ def read(
     options: PictureOptions,
     *,
     role: str,
-) -> tuple[dict[str, Records], tuple[str, ...]]:
-    """The records at these rows of `other`, by name, labelled as in `source`, and notes on them. Their numbers continue
+) -> dict[str, Records]:
+    """The records at these rows of `other`, by name, labelled as in `source`. Their numbers continue
     those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a record of `splits`."""
     relabelled = _relabelled(other.labels, torch.cat(list(rows.values())), other, source, role)
-    read, notes = other.records(rows, options)
-    shape, ours = next(iter(read.values())).images.shape[1:], splits["train"].images.shape[1:]
+    read = other.records(rows, options)
+    shape = next(iter(read.values())).images.shape[1:]
+    ours = splits["train"].images.shape[1:]
     if shape != ours:
         forms = f"{pictures.form(shape)}, but those of {source.says} are {pictures.form(ours)}"
         raise ValueError(f"the pictures of {other.says} are {forms}: set data.size and data.colour to make them alike")
@@ -41,7 +42,7 @@ def read(
         example = f"{other.where(theirs - len(source.labels))}, which is {source.where(row)} (split {split})"
         count = f"{len(copies)} of {len(hashed)} pictures are"
         raise ValueError(f"{role} must hold no record of the run, but {count}, such as {example}")
-    return out, (*other.notes, *notes)
+    return out
 
 
 def public_records(
@@ -51,8 +52,8 @@ def public_records(
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
     rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))
-    records, notes = read(other, {"public": rows[:count]}, source, splits, options, role="public records")
-    return records["public"], (f"from {other.says}", *notes)
+    records = read(other, {"public": rows[:count]}, source, splits, options, role="public records")
+    return records["public"], (f"from {other.says}", *other.notes, *pictures.describe_conversion(options))
 
 
 def _relabelled(labels: Tensor, rows: Tensor, other: Source, source: Source, role: str) -> Tensor:

@@ -16,7 +16,8 @@ from raydiff.data.tables.encode import Column
 from raydiff.formats.plots import panels
 from raydiff.formats.tables import aligned
 
-CLASSES_SHOWN, PICTURES_SHOWN = 48, 6
+CLASSES_SHOWN = 48
+PICTURES_SHOWN = 6
 
 
 @dataclass(frozen=True)
@@ -71,9 +72,11 @@ def describe_columns(columns: Sequence[Column], public: Records) -> str:
 
 def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> None:
     """Write a contact sheet as a PNG: the first pictures of each of at most CLASSES_SHOWN classes, with its name."""
-    shown, classes = min(len(class_names), CLASSES_SHOWN), public.labels[:, 0]
+    shown = min(len(class_names), CLASSES_SHOWN)
+    classes = public.labels[:, 0]
     columns = 1 if shown <= 5 else 2 if shown <= 20 else 4
-    rows, width = math.ceil(shown / columns), min(PICTURES_SHOWN, int(classes.bincount().max()))
+    rows = math.ceil(shown / columns)
+    width = min(PICTURES_SHOWN, int(classes.bincount().max()))
     figure, grid = panels(rows, columns, size=(max(0.87 * width, 1.6) * columns, 0.6 + 0.95 * rows))
     more = f" (the first {shown} of {len(class_names)} classes)" if shown < len(class_names) else ""
     figure.suptitle(f"public pictures of each class{more}")

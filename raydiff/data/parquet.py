@@ -73,7 +73,8 @@ def _open(path: Path, labels: Sequence[str]) -> _File | None:
     import pyarrow.parquet as pq
 
     with _reading(path):
-        schema, rows = pq.read_schema(path), pq.read_metadata(path).num_rows
+        schema = pq.read_schema(path)
+        rows = pq.read_metadata(path).num_rows
     if not rows:
         return None
     image = _column(path, schema.names, ("image", "img"))
@@ -167,7 +168,8 @@ def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
         with _reading(file.path):
             parquet = pq.ParquetFile(file.path)
             for group in range(parquet.num_row_groups):
-                start, end = end, end + parquet.metadata.row_group(group).num_rows
+                start = end
+                end = end + parquet.metadata.row_group(group).num_rows
                 mine = rows[(rows >= start) & (rows < end)] - start
                 for row, data in _of_group(file, parquet, group, mine) if len(mine) else ():
                     where = f"row {start - first + row} of {file.path}"
@@ -184,7 +186,9 @@ def _of_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[t
     sizes.check_fits(f"the pictures of one row group in {file.path}", size, "write smaller row groups")
     end = 0
     for batch in parquet.iter_batches(BATCH, row_groups=[group], columns=[file.image]):
-        start, end, column = end, end + len(batch), batch.column(0)
+        start = end
+        end = end + len(batch)
+        column = batch.column(0)
         if pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0:
             column = pc.struct_field(column, "bytes")
         if column.type not in (pa.binary(), pa.large_binary()):

@@ -245,7 +245,8 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
 def draw_unseen(records: Records, how: UnseenClients, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
     """(positions of each unseen client's records, positions of the remaining records), ascending int64. Raises
     ValueError if there are too few classes, or records of a class."""
-    present, parts = records.labels[:, 0].unique(), []
+    present = records.labels[:, 0].unique()
+    parts = []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
     if wanted > len(present):
         one, more = (" (one at least is for the others)", " or unseen.clients") if how.own_classes else ("", "")

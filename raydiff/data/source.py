@@ -24,7 +24,8 @@ OWN_TEST = ("test", "validation", "val")  # names of a source's test rows beside
 
 def visible(folder: Path, *, below: bool = False) -> tuple[list[Path], list[Path]]:
     """(folders, files) in this folder, or also `below` it, by name, but those that systems and tools put there."""
-    folders, files = list[Path](), list[Path]()
+    folders = list[Path]()
+    files = list[Path]()
     for parent, names, others in os.walk(folder):
         names[:] = sorted(name for name in names if not HIDDEN.match(name))
         folders += [Path(parent, name) for name in names]
@@ -76,7 +77,8 @@ class Source:
         if not labels:
             return self
         index = [self.columns.index(name) for name in labels]
-        part, names = self.labels[:, index], tuple(self.names[i] for i in index)
+        part = self.labels[:, index]
+        names = tuple(self.names[i] for i in index)
         fitted = tuple(name for name in labels if name in self.fitted_columns)
         return dataclasses.replace(self, labels=part, columns=tuple(labels), names=names, fitted_columns=fitted)
 
@@ -87,14 +89,14 @@ class Source:
         changed |= {"labels": self.labels[kept], "base": None if self.base is None else self.base[kept]}
         return dataclasses.replace(self, pictures=lambda rows: self.pictures(kept[rows]), **changed)
 
-    def records(self, rows: dict[str, Tensor], options: PictureOptions) -> tuple[dict[str, Records], tuple[str, ...]]:
-        """Return the records of each split, and notes on conversions. Raises ValueError as `Modality.encode`."""
-        encoded, notes = self.modality.encode(rows, options, stored=self.pictures, top=self.top, codes=self.codes)
+    def records(self, rows: dict[str, Tensor], options: PictureOptions) -> dict[str, Records]:
+        """Return the records of each split. Raises ValueError as `Modality.encode`."""
+        images = self.modality.encode(rows, options, stored=self.pictures, top=self.top, codes=self.codes)
         splits = {}
-        for split, (images, numbers) in encoded.items():
+        for split, numbers in rows.items():
             base = None if self.base is None else self.base[numbers]
-            splits[split] = Records(images, self.labels[numbers], numbers, base)
-        return splits, notes
+            splits[split] = Records(images[split], self.labels[numbers], numbers, base)
+        return splits
 
     def where(self, row: int) -> str:
         """Location of this row."""

@@ -104,7 +104,8 @@ def identity(name: str, root: str | None = None) -> str:
 
 
 def _below_root(name: str, root: str | None) -> Path:
-    root, unknown = root or os.environ.get("RAYDIFF_DATA"), "" if name in FOLDERS else "unknown "
+    root = root or os.environ.get("RAYDIFF_DATA")
+    unknown = "" if name in FOLDERS else "unknown "
     if not root:
         need = "all but digits need a folder of data sets, set RAYDIFF_DATA or data.root"
         raise ValueError(f"{unknown}data set {name!r}: {need}{_hint(name, ()) if unknown else ''}")
@@ -172,7 +173,8 @@ def digits(folder: Path | None, labels: Sequence[str]) -> Source:
     assert package is not None and package.origin is not None
     with gzip.open(Path(package.origin).with_name("datasets") / "data" / "digits.csv.gz", "rt") as lines:
         table = np.loadtxt(lines, delimiter=",", dtype=np.uint8)
-    pixels, classes = table[:, :64].reshape(-1, 8, 8), torch.from_numpy(table[:, 64:].astype(np.int64))
+    pixels = table[:, :64].reshape(-1, 8, 8)
+    classes = torch.from_numpy(table[:, 64:].astype(np.int64))
 
     def pictures(rows: Tensor) -> Iterator[Picture]:
         for row in rows.tolist():

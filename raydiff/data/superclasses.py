@@ -23,7 +23,8 @@ TABLES: Door[dict[str, tuple[str, ...]]] = Door(
 def applied(source: Source, name: str) -> Source:
     """`source` with superclasses as classes, and the classes as hidden base distributions. Rows of classes in no
     superclass are left out. Raises ValueError if the source lacks all classes of a superclass."""
-    table, classes = TABLES[name], source.names[0]
+    table = TABLES[name]
+    classes = source.names[0]
     parents = {fine: place for place, of in enumerate(table.values()) for fine in of}
     if missing := [of[0] for of in table.values() if not set(of) & set(classes)]:
         few = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")

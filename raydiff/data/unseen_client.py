@@ -12,6 +12,7 @@ from torch import Tensor
 
 from raydiff.data import other_source, sources
 from raydiff.data.datasets import Data, Dataset, source_of
+from raydiff.data.pictures import describe_conversion
 from raydiff.data.records import Records, label_numbers
 from raydiff.data.source import Source
 from raydiff.data.splits import SPLITS, cut
@@ -68,7 +69,8 @@ def choose_client(choice: Choice, config: Data, dataset: Dataset, *, usual: int)
 
 
 def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int], usual: int) -> UnseenClient:
-    source, splits = _source(config.name, config), dataset.splits
+    source = _source(config.name, config)
+    splits = dataset.splits
     used = torch.cat([records.numbers for records in splits.values()])
     every = torch.arange(len(source.labels))
     pools = [every[~torch.isin(every, used)], splits["validation"].numbers]
@@ -77,13 +79,14 @@ def _of_run(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[in
     rows = rows[torch.isin(source.labels[rows, 0], torch.tensor(classes))] if classes else rows
     where = f"that no client trained on in {config.name} (rows of no split, then the validation split)"
     rows = _first(rows, choice.records, where, usual=usual)
-    records = source.records({"new": rows}, config)[0]["new"].without_base()
+    records = source.records({"new": rows}, config)["new"].without_base()
     says = f"{source.says}: rows of no split, then of the validation split; held out: the test split"
     return UnseenClient(records, splits["test"].of_classes(records.labels[:, 0].tolist()).without_base(), says)
 
 
 def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[int]) -> UnseenClient:
-    source, other = _source(config.name, config), _source(str(choice.data), config)
+    source = _source(config.name, config)
+    other = _source(str(choice.data), config)
     if other.modality != source.modality:
         raise ValueError(f"codes of {other.says} are not the run's: a new client of a table has rows of the same file")
     wanted = {dataset.label_names[0][c] for c in classes}
@@ -98,8 +101,10 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     what = "its test rows" if own_test else "half of them"
     train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
-    chosen, role = {"new": train, "held out": rows[places["test"]]}, "a new client's records"
-    read, notes = other_source.read(other, chosen, source, private, config, role=role)
+    chosen = {"new": train, "held out": rows[places["test"]]}
+    role = "a new client's records"
+    notes = (*other.notes, *describe_conversion(config))
+    read = other_source.read(other, chosen, source, private, config, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
     return UnseenClient(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
 

@@ -47,7 +47,7 @@ def of_data(experiment: Experiment, *, together: bool) -> list[Metric]:
     dataset = datasets.load(experiment.data)
     train = dataset.splits["train"]
     parts = shares(experiment, dataset)[: experiment.clients]
-    overlap = entangled.measured(partition.counts(train, parts, len(dataset.base_names)))
+    overlap = entangled.measure_entanglement(partition.counts(train, parts, len(dataset.base_names)))
     model = experiment.method.model
     if experiment.audit is None or not isinstance(model, DiscreteDiffusion):
         return overlap

@@ -22,6 +22,7 @@ from annotated_types import Ge, Le
 from torch import Tensor
 
 from raydiff import seeding
+from raydiff.data.modality import SamplePart
 from raydiff.data.tables import rows_file
 from raydiff.data.tables.rows_file import Numbers
 from raydiff.experiment import overrides
@@ -112,12 +113,14 @@ class Maker:
         about = {"privacy": self.source.privacy, "about": self.source.about}
         names = self.finished.label_names
         with appearing(self.out / _names(self.labels.rows, modality.part_suffix)[part]) as file:
-            modality.write_part(file, samples, labels, names=names, about=about, rng=rng, is_first=part == 0)
+            modality.write_part(SamplePart(file, samples, labels, names, about, rng, is_first=part == 0))
 
 
 def maker(finished: Finished, client: int | None, out: Path, request: GenerationRequest) -> Maker:
     """Return the writer of samples. Raises ValueError as `Finished.source`."""
-    finished.dataset.modality.check_numbers(request.numbers)
+    modality = finished.dataset.modality
+    if request.numbers != "drawn" and not modality.columns:
+        raise ValueError(f"numbers has no meaning for {modality.name}, got {request.numbers}")
     source = finished.source(client, request.labels)
     return Maker(finished, source, out, request, plan(source, request))
 

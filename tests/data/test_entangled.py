@@ -4,8 +4,9 @@ import pytest
 import torch
 
 from raydiff.data.datasets import Records
-from raydiff.data.entangled import coefficients, measured, mixing
+from raydiff.data.entangled import coefficients, measure_entanglement, mixing
 from raydiff.data.partition import Entangled, counts, partition
+from raydiff.formats.metric_records import columns
 from raydiff.seeding import generator
 
 XIS = (0.003, 0.057, 0.385)
@@ -32,16 +33,16 @@ def test_the_closed_form_gives_every_pair_xi(clients: int, xi: float) -> None:
     assert pairs.tolist() == pytest.approx([xi] * len(pairs), abs=1e-12)
 
 
-def test_measured_is_the_average_and_the_largest_and_says_whether_theorem_2_applies() -> None:
-    result = measured(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]]))
+def test_entanglement_is_the_average_and_the_largest_and_says_whether_theorem_2_applies() -> None:
+    result = columns(measure_entanglement(torch.tensor([[3, 4, 0], [4, 3, 0], [0, 0, 7]])))
     assert result == pytest.approx(
         {"partition/entanglement_mean": 0.32, "partition/entanglement_max": 0.96, "partition/theorem2": 0}
     )
     # three clients: below 1/4. cos((4, 1), (0, 1)) = 1 / sqrt(17) = 0.243, cos((3, 1), (0, 1)) = 0.316
     for large, holds in ((4, 1.0), (3, 0.0)):
         table = torch.tensor([[large, 1, 0], [0, 1, 0], [0, 0, 1]])
-        assert measured(table)["partition/theorem2"] == holds
-    assert measured(torch.tensor([[3, 4]])) == {}
+        assert columns(measure_entanglement(table))["partition/theorem2"] == holds
+    assert measure_entanglement(torch.tensor([[3, 4]])) == []
 
 
 @pytest.mark.parametrize("xi", XIS)
@@ -50,7 +51,7 @@ def test_twenty_bases_are_dealt_as_asked_for(clients: int, xi: float) -> None:
     data = records([500] * 20)
     parts = partition(data, clients, how=Entangled(xi=xi), rng=generator(0))
     table = counts(data, parts, 20)
-    result = measured(table)
+    result = columns(measure_entanglement(table))
     assert result["partition/entanglement_mean"] == pytest.approx(xi, rel=0.01)
     assert result["partition/entanglement_max"] == pytest.approx(xi, rel=0.1, abs=2e-3)
     assert result["partition/theorem2"] == (xi < 1 / (clients - 1) ** 2)  # 1/16, 1/81, 1/361

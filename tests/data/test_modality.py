@@ -12,7 +12,7 @@ from torch import Tensor
 
 from raydiff.cli import attack, preview
 from raydiff.data.datasets import Data, load
-from raydiff.data.modality import PICTURES, Pictures
+from raydiff.data.modality import PICTURES, Pictures, SamplePart
 from raydiff.data.pictures import PictureOptions
 from raydiff.data.records import Records
 from raydiff.data.source import Source
@@ -29,15 +29,15 @@ from raydiff.results.generation import GenerationRequest
 class Waves(Pictures):
     """Series of 64 numbers, kept as whole numbers of a tenth."""
 
-    name: str = "waves"
-    measures: tuple[str, ...] = ("accuracy",)
-    attacks: tuple[str, ...] = ()
-    is_shown: bool = False
-    part_suffix: str = "txt"
+    name = "waves"
+    measures = ("accuracy",)
+    attacks = ()
+    is_shown = False
+    part_suffix = "txt"
 
     def encode(self, rows: dict[str, Tensor], options: PictureOptions, **stored: Any) -> Any:
         series = stored["codes"].float() / 10
-        return {split: (series[numbers].view(-1, 1, 8, 8), numbers) for split, numbers in rows.items()}, ()
+        return {split: series[numbers].view(-1, 1, 8, 8) for split, numbers in rows.items()}
 
     def describe(self, shape: Sequence[int]) -> str:
         return "waves of 64 numbers"
@@ -48,8 +48,8 @@ class Waves(Pictures):
     def decode(self, samples: Tensor, labels: Tensor, rng: torch.Generator | None) -> NDArray[Any]:
         return samples.flatten(1).mul(10).round().numpy()
 
-    def write_part(self, path: Path, samples: Tensor, labels: Tensor, **more: Any) -> None:
-        path.write_text(f"{len(samples)} waves; {more['about']['privacy']}")
+    def write_part(self, part: SamplePart) -> None:
+        part.path.write_text(f"{len(part.samples)} waves; {part.about['privacy']}")
 
     def card(self, numbers: Any, **more: Any) -> dict[str, Any]:
         return {"unit": "a tenth"}

@@ -242,40 +242,6 @@ def test_a_column_of_one_value_is_accepted(tmp_path: Path, cell: str, public: in
             column(tmp_path / "t.csv", public=public, exclude=("z",))
 
 
-@pytest.mark.parametrize("public", [None, 120])
-@pytest.mark.parametrize(
-    ("name", "cells", "is_left_out"),
-    [
-        ("name", [f"person-{i}" for i in range(ROWS)], True),
-        ("uuid", [f"{i * 7919 % 65536:04x}x" for i in range(ROWS)], True),
-        ("row", range(ROWS), True),
-        ("row", range(1000, 1000 + ROWS), True),
-        ("shuffled", [i * 7 % ROWS for i in range(ROWS)], True),
-        ("customer_id", [10**8 + i * 7919 for i in range(ROWS)], True),
-        ("PassengerId", [i * 7919 for i in range(ROWS)], True),
-        ("", ["a", "b"], True),
-        ("Unnamed: 0", range(ROWS), True),
-        ("__index_level_0__", [0, 1, 2], True),
-        ("paid", [10**8 + i * 7919 for i in range(ROWS)], False),
-        ("income", [i * 7919 + i % 13 for i in range(ROWS)], False),
-        ("day", [str(D(2020, 1, 1) + T(i)) for i in range(ROWS)], False),
-        ("score", [f"{i / 7:.4f}" for i in range(ROWS)], False),
-        ("age", [20 + i % 50 for i in range(ROWS)], False),
-        ("town", [f"town {i % 20}" for i in range(ROWS)], False),
-    ],
-)
-def test_columns_that_name_rows_are_left_out_unless_declared(
-    tmp_path: Path, name: str, cells: Sequence[Any], is_left_out: bool, public: int | None
-) -> None:
-    path = table_of(tmp_path / "t.csv", **{name: cells}, z=["a", "b"])
-    name = name or "Unnamed: 0"
-    table = read(RawTable(source=str(path), label="y"), public=public)
-    assert (name not in table.columns) == is_left_out
-    assert any(f"left out since they name rows: {name}" in note for note in table.notes) == is_left_out
-    for kind in ("text", "number") if is_left_out and str(cells[0]).isdigit() else ("text",):
-        assert column(path, name, public=public, types=(f"{name}={kind}",)).kind == kind
-
-
 def test_what_columns_were_taken_for_is_one_short_line(tmp_path: Path) -> None:
     columns = {f"number {i}": [1, 2, 3] for i in range(60)}
     path = table_of(tmp_path / "t.csv", **columns, day=["2020-01-01", "2020-01-02"])

@@ -71,7 +71,8 @@ def read(path: Path, csv_format: Csv) -> Cells:
     if parquet and csv_format != Csv():
         raise ValueError(f"data.csv has no meaning for {path}, a parquet file")
     cells = _parquet(path) if parquet else _csv(path, csv_format)
-    names, rows = cells.frame.columns, len(cells.frame)
+    names = cells.frame.columns
+    rows = len(cells.frame)
     if not names.is_unique:
         twice = ", ".join(map(repr, names[names.duplicated()].unique()))
         raise ValueError(f"{path} has two columns {twice}: rename one in the file")

@@ -120,11 +120,14 @@ def bins_of(values: pd.Series, *, kind: Kind, bins: int, edges: Sequence[float] 
     """A column of numbers, cut at these edges, or so that its parts are as equal as can be; at most `bins` categories.
 
     `public`: these are public values, and others may be missing. Raises ValueError as `numbers` does."""
-    x, missing = numbers(values.dropna(), kind), (MISSING,) if public or values.isna().any() else ()
+    x = numbers(values.dropna(), kind)
+    missing = (MISSING,) if public or values.isna().any() else ()
     if edges is not None:
         return Column(str(values.name), (*_intervals(edges, kind), *missing), tuple(map(float, edges)), kind=kind)
-    cuts, limits = _quantiles(x, bins - len(missing)), (float(x.min()), float(x.max()))
-    names, step = (*_intervals(cuts, kind), *missing), kinds.step(x, kind)
+    cuts = _quantiles(x, bins - len(missing))
+    limits = (float(x.min()), float(x.max()))
+    names = (*_intervals(cuts, kind), *missing)
+    step = kinds.step(x, kind)
     return Column(str(values.name), names, tuple(cuts), kind=kind, limits=limits, step=step)
 
 
@@ -134,15 +137,18 @@ def groups_of(
     """A column of few values: in these groups, or one category for each value, the rarest merged; at most `bins`.
 
     `public`: these are public values, and OTHER is always a category."""
-    name, missing = str(values.name), [MISSING] if values.isna().any() else []
+    name = str(values.name)
+    missing = [MISSING] if values.isna().any() else []
     if groups is not None:
         codes = {canonical(text, kind): i for i, group in enumerate(groups.values()) for text in group}
         return Column(name, (*groups, *missing), values=codes, kind=kind)
     counts = values.value_counts()
     names = sorted(counts.index, key=lambda text: (-counts[text], text))  # Ties go by name, not by row.
-    room, other = bins - len(missing) - public, list[str]()
+    room = bins - len(missing) - public
+    other = list[str]()
     if public or len(names) > room:
-        names, other = [text for text in names if text != OTHER][: room if public else room - 1], [OTHER]
+        names = [text for text in names if text != OTHER][: room if public else room - 1]
+        other = [OTHER]
     names = [*_natural(names), *other]
     shown = (kinds.shown(text, kind) for text in names)
     return Column(name, (*shown, *missing), values={text: i for i, text in enumerate(names)}, kind=kind)
@@ -152,7 +158,8 @@ def numbers(values: pd.Series, kind: Kind = "number") -> NDArray[np.float64]:
     """(s,) float64 of canonical texts. Raises ValueError unless all are finite numbers."""
     x = np.array([value(text) for text in values], dtype=np.float64)
     if not np.isfinite(x).all():
-        name, bad = values.name, values[~np.isfinite(x)].iloc[0]
+        name = values.name
+        bad = values[~np.isfinite(x)].iloc[0]
         remedy = f"set --data.types {name}=text, or of a CSV file add {bad!r} to --data.csv.missing"
         raise ValueError(f"column {name!r} must hold {kinds.MEANING[kind]}, got {bad!r}: {remedy}")
     return x
@@ -160,7 +167,8 @@ def numbers(values: pd.Series, kind: Kind = "number") -> NDArray[np.float64]:
 
 def _quantiles(x: NDArray[np.float64], bins: int) -> list[float]:
     """At most bins - 1 values of x, above its minimum, that cut it into parts as equal as ties allow."""
-    rest, edges = np.sort(x), list[float]()
+    rest = np.sort(x)
+    edges = list[float]()
     for parts in range(bins, 1, -1):
         if len(above := rest[rest > rest[:1]]):
             edges.append(float(max(rest[len(rest) // parts], above[0])))

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 Kind = Literal["text", "number", "date", "duration"]
 MEANING: dict[Kind, str] = {
@@ -33,8 +33,6 @@ PATTERNS: dict[Kind, re.Pattern[str]] = {
 CODE = re.compile(r"[+-]?(0\d|\d{16})", re.ASCII)
 SPELLING = re.compile(r"^-(?=[0.]+$)|\.0*$")  # In which two spellings may differ: -0 and 0, 1.0 and 1.
 THOUSANDS = re.compile(r"\.(?=\d{3}(\D|$))", re.ASCII)
-UNNAMED = re.compile(r"Unnamed: \d+|__index_level_\d+__")  # pandas' names of columns without one
-ID = re.compile(r"(?i:(^|[\W_])(u|gu|uu)?id$)|[a-z]I[dD]$")
 STEPS = {"number": (1, 0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6), "date": (86_400, 60, 1), "duration": (86_400, 60, 1)}
 
 
@@ -66,7 +64,8 @@ def inferred(texts: Collection[str], decimal: str) -> Kind:
 def canonical(text: str, kind: Kind, decimal: str = ".") -> str:
     """One spelling of a value: plain digits, exact without an exponent, of dates and durations their seconds; another
     text as it is, in quotation marks where it could be taken for seconds."""
-    x, pointed = value(text, kind, decimal), _pointed(text, decimal)
+    x = value(text, kind, decimal)
+    pointed = _pointed(text, decimal)
     if not math.isfinite(x):
         return text if kind == "text" or math.isnan(value(text)) or kind == "number" else f"'{text}'"
     if kind != "number" or "e" in text.lower():
@@ -86,19 +85,6 @@ def shown(text: str, kind: Kind) -> str:
 def step(x: NDArray[np.float64], kind: Kind) -> float | None:
     """The largest of STEPS of which all are multiples."""
     return next((s for s in STEPS[kind] if np.allclose(x / s, (x / s).round(), rtol=1e-12, atol=1e-6)), None)
-
-
-def is_identifier(values: pd.Series, kind: Kind, *, rows: int, most: int) -> bool:
-    """Whether a column, canonical texts by row of a file of so many, names rows: it has no name, or more than `most`
-    texts that mostly occur once, or as many whole numbers that count rows, also shuffled, or a name that ends in id."""
-    name, values, different = str(values.name), values.dropna(), values.nunique()
-    if UNNAMED.fullmatch(name) or different <= most or kind == "text":
-        return bool(UNNAMED.fullmatch(name)) or (different > most and 2 * different > len(values))
-    if kind != "number" or different < len(values) or not values.str.fullmatch(r"-?\d+").all():
-        return False
-    x = values.astype(float)
-    shuffled = np.ptp(x) < rows and different**2 > 8 * np.ptp(x)  # So many measured values would not all differ.
-    return bool(np.ptp(x - values.index) == 0 or shuffled or ID.search(name))
 
 
 def number_text(x: float) -> str:

@@ -1,11 +1,10 @@
 """Tables: CSV or parquet files to category vectors.
 
 Columns are numbers, dates, durations or text (`kinds`), declared or else as their rows are. Numbers are cut into bins,
-unless there are at most `bins` different ones; rare texts are merged. Missing values are a category. Columns that name
-the rows, such as row numbers, are left out unless their kind is declared. Undeclared kinds, bins, categories and
-classes are fitted on all rows, before any mechanism, or on public rows only, drawn by their place in the file. Other
-values of private rows then go to the first or last bin, to MISSING (no finite number among bins), or to OTHER: a
-private cell changes its own code only. Shapes: s rows, n columns, k categories at most.
+unless there are at most `bins` different ones; rare texts are merged. Missing values are a category. Undeclared kinds,
+bins, categories and classes are fitted on all rows, before any mechanism, or on public rows only, drawn by their place
+in the file. Other values of private rows then go to the first or last bin, to MISSING (no finite number among bins), or
+to OTHER: a private cell changes its own code only. Shapes: s rows, n columns, k categories at most.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.code_books import RawTable as RawTable
 from raydiff.data.tables.code_books import TableOptions as TableOptions
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
-from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, is_identifier, shown
+from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, shown
 from raydiff.lookup import nearest, refuse
 from raydiff.seeding import generator
 
@@ -68,33 +67,28 @@ class Encoded:
 
 
 def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encoded:
-    """The table, its undeclared categories fitted on `public` rows, drawn by `seed` (None: on all rows). Raises
-    ValueError if the file cannot be read, a column is missing or unfit for `bins`, or rows are too few."""
+    """Return the table, its undeclared categories fitted on `public` rows, drawn by `seed` (None: on all rows).
+
+    Raises ValueError if the file cannot be read, a column is missing or unfit for `bins`, or rows are too few.
+    """
     path = locate(config.source)
     table = cells.read(path, config.csv)
-    columns, label = _chosen(config, table, path)
-    order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows")).numpy()
+    columns, label = _choose_columns(config, table, path)
     names = (*columns, *filter(None, [label]))
-    frame, notes = _complete(config, table, names, label, path, public=public)
+    frame, notes = _drop_incomplete_rows(config, table, names, label, path, public=public)
     fitted = tuple(name for name in names if name not in {*config.given_edges, *config.groups})
-    rows = None if public is None or not fitted else _drawn(frame, order, public, path, fitted)
+    rows = None
+    if public is not None and fitted:
+        order = torch.randperm(len(table.frame), generator=generator(seed, "splits", "public rows"))
+        rows = _draw_public_rows(frame, order.numpy(), public, path, fitted)
     raw = frame if rows is None else frame.iloc[rows]
     kinds = {name: _kind(config, table, name, raw[name].dropna().unique()) for name in names}
     frame = _canonical(frame, kinds, config, table)
-    seen = frame if rows is None else frame.iloc[rows]
-    guessed, most = {*fitted} - {*config.declared, *config.columns}, config.bins or 5
-    identifiers = [c for c in columns if c in guessed and is_identifier(seen[c], kinds[c], rows=len(order), most=most)]
-    if len(identifiers) == len(columns):
-        identifiers = []
-    fitted, columns = (tuple(c for c in of if c not in identifiers) for of in (fitted, columns))
-    mapping = _fit(config, seen, columns, label, kinds, public=rows is not None)
+    mapping = _fit(config, frame if rows is None else frame.iloc[rows], columns, label, kinds, public=rows is not None)
     if fitted:
-        notes += _taken({name: kinds[name] for name in fitted}, identifiers)
-    if merged := [c.name for c in mapping.columns if c.edges is None and seen[c.name].nunique() > len(c.values)]:
-        notes.append(f"rare values merged in {', '.join(merged)}")
-    if fitted:
+        notes.append(_describe_kinds({name: kinds[name] for name in fitted}))
         notes.append(f"bins and categories were taken from {'these' if rows is None else f'{len(rows)} public'} rows")
-    encoded = _encoded(frame, mapping, path.name, tuple(notes))
+    encoded = _encode(frame, mapping, path.name, tuple(notes))
     return dataclasses.replace(encoded, fitted_columns=fitted, public=None if rows is None else torch.from_numpy(rows))
 
 
@@ -104,8 +98,8 @@ def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
     kinds = {column.name: column.kind for column in mapping.decoded}
     _check_columns([*kinds], table.frame.columns, path)
     label = None if mapping.label is None else mapping.label.name
-    frame, notes = _complete(config, table, [*kinds], label, path)
-    return _encoded(_canonical(frame, kinds, config, table), mapping, path.name, tuple(notes))
+    frame, notes = _drop_incomplete_rows(config, table, [*kinds], label, path)
+    return _encode(_canonical(frame, kinds, config, table), mapping, path.name, tuple(notes))
 
 
 def is_table(name: str) -> bool:
@@ -132,8 +126,9 @@ def locate(source: str, root: str | None = None, *, part: int = 0) -> Path:
     return path
 
 
-def _chosen(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...], str | None]:
-    preset, names = config.code_book, table.frame.columns
+def _choose_columns(config: RawTable, table: Cells, path: Path) -> tuple[tuple[str, ...], str | None]:
+    preset = config.code_book
+    names = table.frame.columns
     label = config.label or (preset.label if preset else None)
     columns = config.columns or (preset.columns if preset else tuple(c for c in names if c != label))
     labels = () if label is None else (label,)
@@ -156,11 +151,12 @@ def _check_columns(names: Sequence[str], columns: Iterable[str], path: Path) -> 
     refuse({name: [f"{path.name} has no column {name!r}{hint}"] for name, hint in hints.items()})
 
 
-def _complete(
+def _drop_incomplete_rows(
     config: RawTable, table: Cells, names: Sequence[str], label: str | None, path: Path, *, public: int | None = None
 ) -> tuple[pd.DataFrame, list[str]]:
     """The kept rows, and notes: a preset leaves out rows with a missing value, else those without a label may go."""
-    wanted, what = table.frame[list(names)], "a missing value" if config.code_book else "no label"
+    wanted = table.frame[list(names)]
+    what = "a missing value" if config.code_book else "no label"
     if label and config.classes:
         kind = _kind(config, table, label, ())
         texts = _canonical(wanted[[label]], {label: kind}, config, table)[label]
@@ -175,7 +171,7 @@ def _complete(
     return kept, [f"rows with {what} are left out"]  # the number depends on single cells
 
 
-def _drawn(
+def _draw_public_rows(
     frame: pd.DataFrame, order: NDArray[np.int64], public: int, path: Path, fitted: Sequence[str]
 ) -> NDArray[np.int64]:
     """Ascending positions of the public rows in `frame`: the first of its rows in this order."""
@@ -200,27 +196,26 @@ def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> 
 def _canonical(frame: pd.DataFrame, kinds: Kinds, config: RawTable, table: Cells) -> pd.DataFrame:
     """Each cell by itself in the one spelling of its value."""
 
-    def respelled(values: pd.Series) -> pd.Series:
-        name, texts = str(values.name), values.dropna().unique()
+    def respell(values: pd.Series) -> pd.Series:
+        name = str(values.name)
+        texts = values.dropna().unique()
         of_file: Any = table.kinds.get(name)
         if of_file in ("date", "duration"):  # Such cells of a parquet file have been read as seconds.
             return values.map({text: shown(text, of_file) for text in texts}) if kinds[name] == "text" else values
         return values.map({text: canonical(text, kinds[name], config.csv.decimal) for text in texts})
 
-    return frame.apply(respelled)
+    return frame.apply(respell)
 
 
-def _taken(kinds: Kinds, identifiers: Sequence[str]) -> list[str]:
-    """Notes: what each column was taken for, and which were left out."""
-    of_kind = {kind: _named([name for name in kinds if kinds[name] == kind]) for kind in MEANING}
-    notes = [f"columns taken for {'; '.join(f'{kind}: {names}' for kind, names in of_kind.items() if names)}"]
-    how = f"to keep one: --data.types '{identifiers[0]}=text', or number" if identifiers else ""
-    return [*notes, f"columns left out since they name rows: {_named(identifiers)} ({how})"] if how else notes
-
-
-def _named(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    return ", ".join(names[:MOST_NAMED]) + more
+def _describe_kinds(kinds: Kinds) -> str:
+    """Return a note on what each column was taken for."""
+    groups = []
+    for kind in MEANING:
+        names = [name for name in kinds if kinds[name] == kind]
+        more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+        if names:
+            groups.append(f"{kind}: {', '.join(names[:MOST_NAMED])}{more}")
+    return f"columns taken for {'; '.join(groups)}"
 
 
 def _fit(
@@ -230,7 +225,8 @@ def _fit(
     bins = config.bins or (config.code_book.bins if config.code_book else 5 + public)
     if public and bins < 3:
         raise ValueError(f"data.bins must be at least 3, one of them for values of no public row, got {bins}")
-    fitted, problems = list[Column](), dict[str, list[str]]()
+    fitted = list[Column]()
+    problems = dict[str, list[str]]()
     for name in columns:
         try:
             fitted.append(_column(config, frame[name], kinds[name], bins, public=public))
@@ -243,7 +239,9 @@ def _fit(
 
 
 def _column(config: RawTable, values: pd.Series, kind: Kind, bins: int, *, public: bool) -> Column:
-    name, edges, groups = str(values.name), config.given_edges.get(str(values.name)), config.groups
+    name = str(values.name)
+    edges = config.given_edges.get(str(values.name))
+    groups = config.groups
     ours = public and edges is None and name not in groups
     is_number = kind != "text" and name not in groups
     if is_number:
@@ -259,7 +257,8 @@ def _column(config: RawTable, values: pd.Series, kind: Kind, bins: int, *, publi
 
 def _label(config: RawTable, values: pd.Series, kind: Kind, *, public: bool) -> Column:
     values, name = values.dropna(), str(values.name)
-    declared, classes = config.groups.get(name), values.nunique()
+    declared = config.groups.get(name)
+    classes = values.nunique()
     if declared is None and classes < 2:
         has = f"has one value only, {values.iloc[0]!r}," if classes else "has no value"
         remedy = " in its public rows: name all its classes (--data.classes A B ...), or raise data.public"
@@ -269,7 +268,7 @@ def _label(config: RawTable, values: pd.Series, kind: Kind, *, public: bool) -> 
     return groups_of(values, kind=kind, bins=MOST_CLASSES + public, groups=declared, public=public)
 
 
-def _encoded(frame: pd.DataFrame, mapping: Mapping, says: str, notes: tuple[str, ...]) -> Encoded:
+def _encode(frame: pd.DataFrame, mapping: Mapping, says: str, notes: tuple[str, ...]) -> Encoded:
     codes, labels = mapping.encode(frame)
     numbers = torch.from_numpy(frame.index.to_numpy(dtype=np.int64).copy())
     classes = None if labels is None else torch.from_numpy(labels)

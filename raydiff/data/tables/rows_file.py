@@ -48,7 +48,8 @@ def rows(
 
     table = mapping.decode(codes, labels)
     for i, column in enumerate(mapping.columns if rng else ()):
-        cells, names = table[column.name], {*column.categories} - {MISSING, OTHER}
+        cells = table[column.name]
+        names = {*column.categories} - {MISSING, OTHER}
         if column.edges is not None:
             cells = pd.Series(_within_bins(column, codes[:, i], rng), dtype=object)
         elif column.kind == "date" or (column.kind != "text" and all(map(math.isfinite, map(value, names)))):
@@ -60,9 +61,11 @@ def rows(
 
 
 def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator | None) -> list[str | None]:
-    ends, uniform = np.array(_ends(column)), torch.rand(len(codes), dtype=torch.float64, generator=rng).numpy()
+    ends = np.array(_ends(column))
+    uniform = torch.rand(len(codes), dtype=torch.float64, generator=rng).numpy()
     bins = np.minimum(codes, last := len(ends) - 2)
-    low, high = ends[bins], ends[bins + 1]
+    low = ends[bins]
+    high = ends[bins + 1]
     is_whole = column.limits is None and (ends == np.rint(ends)).all()  # between declared whole numbers
     if (step := 1.0 if is_whole else column.step) is None:
         x = np.minimum(low + uniform * (high - low), np.nextafter(high, low))
