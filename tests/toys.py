@@ -1,6 +1,6 @@
 """What the tests of federated methods share: a model to be followed by hand, records, runs in this process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.datasets import Records
 from raydiff.federated.client import Client, Keys
-from raydiff.federated.method import SERVER_ONLY, Deployed, Method, Metrics, Round, Upload, WithNewClients
+from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Method, Metrics, Round, Upload, WithNewClients
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.federated.sums import UploadValidator
 from raydiff.models.training import Training, fit_personal
@@ -98,4 +98,12 @@ def aggregated(
     """`aggregate` as the round loop calls it."""
     validator = UploadValidator(method, tree.without(SERVER_ONLY, server), rnd.number, max(rnd.clients, len(uploads)))
     assert all(validator.check(upload, {})[1].rejected is None for upload in uploads)
-    return method.aggregate(server, iter(uploads) if validator.mean_spec is None else validator.mean(uploads), rnd)
+    return method.aggregate(server, iter(uploads) if validator.mean_spec is None else mean_of(validator, uploads), rnd)
+
+
+def mean_of(validator: UploadValidator, uploads: Iterable[Upload]) -> Mean:
+    """The weighted mean of all these uploads."""
+    partial = validator.partial()
+    for upload in uploads:
+        validator.add(partial, upload, {})
+    return partial.mean

@@ -37,7 +37,7 @@ class Plain:
         self.method = method
         self.model = method.model
         self.seed = trial.experiment.seed
-        self.records = {c.number: c.data for c in make_clients(trial, ids)}
+        self.records = {c.client_id: c.data for c in make_clients(trial, ids)}
         model = self.model
         self.net: nn.Module = model.network.build(model.shape, model.labels, model.timesteps)
         self.abar = model.abar.float()

@@ -73,7 +73,7 @@ def in_process(trial: Trial) -> Iterator[Params]:
     keys = trial.keys
     hosted = make_clients(trial, range(trial.experiment.clients))
     vectorize = trial.experiment.numerics.vectorize
-    pool = LocalExecutor([Client(c.number, method, c.data, keys=keys, vectorize=vectorize) for c in hosted])
+    pool = LocalExecutor([Client(c.client_id, method, c.data, keys=keys, vectorize=vectorize) for c in hosted])
     for progress in rounds(method, pool, keys=keys):
         yield progress.server
 

@@ -10,7 +10,7 @@ from raydiff.data import datasets, sources
 from raydiff.experiment import config
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.federated.rounds import drawn_for
+from raydiff.federated.rounds import sample_participants
 from raydiff.formats.json_files import read_lines
 from raydiff.privacy.ledger import SETUP, Entry, Guarantee, Ledger
 from raydiff.privacy.release import Event, NonPrivate
@@ -61,6 +61,6 @@ def planned(experiment: Experiment) -> Ledger:
     sizes = [len(part) for part in shares(experiment, datasets.load(experiment.data))]
     entries = [Entry(SETUP, i, event, 0) for i in clients if (event := setup_of(experiment)) is not None]
     for number in range(method.participating_rounds):
-        drawn = drawn_for(clients, experiment.in_a_round, experiment.seed, number)
+        drawn = sample_participants(clients, experiment.in_a_round, experiment.seed, number)
         entries += [Entry(number, i, method.upload_event(sizes[i], number), 0) for i in drawn]
     return Ledger(tuple(entries))

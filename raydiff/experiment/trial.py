@@ -154,7 +154,7 @@ def begin(trial: Trial) -> None:
         raise ValueError(f"the data set {name} is not the one that the trial was planned for, or {secret} is damaged")
     if trial.owner is not None:
         trial.owner()
-    heartbeat.forget(trial.folder)
+    heartbeat.delete_heartbeats(trial.folder)
     if (trial.outcome() or {}).get("outcome") != "finished":
         trial.files.delete([OUTCOME])
     trial.files.put("config.json", dumps(overrides.to_dict(without_secret(trial.experiment)), indent=1).encode())

@@ -1,5 +1,7 @@
-"""Exact sums of uploads: each summand is rounded once, to a `Grid`, then 64-bit integers are added without error. So
-the bits depend neither on the order nor on the grouping."""
+"""Exact sums of uploads, whose bits depend neither on the order nor on the grouping.
+
+Each summand is rounded once, to a `Grid`, then 64-bit integers are added without error.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +28,10 @@ class OutOfRange(ValueError):
 
 @dataclass(frozen=True)
 class Grid:
-    """Whole multiples of 2**exponent, to the nearest of which each summand of an `ExactSum` is rounded. All who add
-    must know the grid beforehand, so it may depend on public values only."""
+    """Whole multiples of 2**exponent, to the nearest of which each summand of an `ExactSum` is rounded.
+
+    All who add must know the grid beforehand, so it may depend on public values only.
+    """
 
     exponent: int
     summands: int  # their number, at most
@@ -35,9 +39,11 @@ class Grid:
 
     @classmethod
     def of(cls, largest: float, summands: int) -> Grid:
-        """Return the finest grid for so many summands with entries up to `largest`. With up to 2,048 summands an entry
-        is rounded by at most 2**-52 of `largest`, with more by proportionally more. Raises ValueError unless both are
-        positive and finite."""
+        """Return the finest grid for so many summands with entries up to `largest`.
+
+        With up to 2,048 summands an entry is rounded by at most 2**-52 of `largest`, with more by proportionally more.
+        Raises ValueError unless both are positive and finite.
+        """
         if not (0 < largest < math.inf and summands >= 1):
             raise ValueError(f"a grid needs a positive size and one summand at least, got {largest} and {summands}")
         bits = min(SUMMAND_BITS, SUM_BITS - math.ceil(math.log2(summands)))
@@ -70,19 +76,17 @@ class ExactSum:
         self.layout, self.dtypes, size = flat.layout, dtypes, flat.layout.size
         if self._block is None:
             self._block = torch.empty(min(BLOCK, size), dtype=torch.float64)
-        if first := self._bits is None:
-            self._bits = np.empty(size, np.int64)
-        elif not self._bits.flags.writeable:
-            self._bits = self._bits.copy()
-        assert self._bits is not None
-        origin, bits = float(self._origin()), self._block.numpy().view(np.int64)
+        if self._bits is None:
+            self._bits = np.zeros(size, np.int64)
+        origin = float(self._origin())
+        bits = self._block.numpy().view(np.int64)
         for start in range(0, size, BLOCK):
             sums = self._bits[start : start + BLOCK]
             rounded = self._block[: len(sums)].copy_(flat.buffer[start : start + BLOCK])
             if weight != 1:
                 rounded.mul_(weight)
             rounded.add_(origin)
-            np.copyto(sums, bits[: len(sums)]) if first else np.add(sums, bits[: len(sums)], out=sums)
+            sums += bits[: len(sums)]
         self.count += 1
 
     def merge(self, other: ExactSum) -> None:
@@ -93,12 +97,10 @@ class ExactSum:
             return
         self._expect(other.layout, other.dtypes, other.count)
         self.layout, self.dtypes, self.count = other.layout, other.dtypes, self.count + other.count
-        if self._bits is None:  # That of a sum from another process is read-only, and stays where it is.
-            self._bits = other._bits.copy() if other._bits.flags.writeable else other._bits
-        elif self._bits.flags.writeable:
-            self._bits += other._bits
+        if self._bits is None:
+            self._bits = other._bits.copy()
         else:
-            self._bits = self._bits + other._bits
+            self._bits += other._bits
 
     def over(self, weight: float) -> Params:
         """Return the sum divided by `weight`, each leaf in its own type. Raises ValueError unless `weight` > 0."""

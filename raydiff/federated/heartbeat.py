@@ -58,7 +58,7 @@ class Heartbeat:
         return f"{self.who}{turn}, step {self.step:,} of {self.steps:,}{loss}"
 
 
-def read(trial: Path) -> list[Heartbeat]:
+def read_heartbeats(trial: Path) -> list[Heartbeat]:
     """Return the latest heartbeat of each process that trains for this trial, the slowest first."""
     storage, beats = storage_at(trial), list[Heartbeat]()
     for name in storage.list_names(FOLDER):
@@ -70,12 +70,12 @@ def read(trial: Path) -> list[Heartbeat]:
     return sorted(beats, key=lambda beat: beat.fraction_done)
 
 
-def process() -> str:
+def process_name() -> str:
     """Return this process's name in heartbeats, unique across nodes."""
     return f"{platform.node()}-{os.getpid()}"
 
 
-def sign(trial: Path, process: str) -> object:
+def last_sign(trial: Path, process: str) -> object:
     """Return a value that changes whenever that process writes a heartbeat; None if the storage fails."""
     with contextlib.suppress(OSError):
         storage = storage_at(trial)
@@ -99,7 +99,7 @@ class SilenceTimer:
         return self._clock() - self._since
 
 
-def forget(trial: Path) -> None:
+def delete_heartbeats(trial: Path) -> None:
     """Remove the heartbeats of processes that were killed."""
     storage = storage_at(trial)
     storage.delete(f"{FOLDER}/{name}" for name in storage.list_names(FOLDER))
@@ -107,14 +107,14 @@ def forget(trial: Path) -> None:
 
 @contextlib.contextmanager
 def beating(
-    trial: Path | None, who: str, number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
+    trial: Path | None, who: str, round_number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
 ) -> Iterator[None]:
     """Within it, trainings and work without steps write heartbeats into their trial's folder (None: nowhere)."""
     start, last = time.monotonic(), dict[str, float]()  # when each was written
     storage = None if trial is None else storage_at(trial)
 
     def write(kind: str, content: Callable[[], str]) -> None:
-        name, now = f"{FOLDER}/{process()}{kind}", time.monotonic()
+        name, now = f"{FOLDER}/{process_name()}{kind}", time.monotonic()
         if storage is None or now - last.get(name, start) < max(EVERY_S, storage.pause_s):
             return
         last[name] = now
@@ -124,7 +124,7 @@ def beating(
     def on_step(step: int, steps: int, losses: Tensor) -> None:
         def content() -> str:
             mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
-            where = {"who": who, "round": number, "turn": turn, "turns": turns, "step": step, "steps": steps}
+            where = {"who": who, "round": round_number, "turn": turn, "turns": turns, "step": step, "steps": steps}
             return dumps({**where, "loss": mean, "began": began, "at": at})
 
         write(STEPS, content)

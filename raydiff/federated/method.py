@@ -179,8 +179,10 @@ class Method(Protocol):
 
     @property
     def init_key(self) -> Hashable:
-        """All of the configuration that `init_client` depends on; None: its result is not worth storing. Client states
-        with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once."""
+        """All of the configuration that `init_client` depends on; None: its result is not worth storing.
+
+        Client states with equal (init_key, data, public data, seed, client) are equal, so a sweep trains them once.
+        """
         return None
 
     @property
@@ -198,7 +200,9 @@ class Method(Protocol):
 
     def init_client(self, state: Params, data: Records, public: Records | None, rnd: Round) -> Params:
         """Piece `rnd.number` of 0 .. init_parts - 1 of what a client does before its first round, from its own data.
-        `state` is the piece before's, {} at first; the last one's is the client's private state."""
+
+        `state` is the piece before's, {} at first; the last one's is the client's private state.
+        """
         return {}
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
@@ -212,22 +216,29 @@ class Method(Protocol):
         """What the upload of a client with this many examples looks like in round `number`; any other is rejected."""
 
     def mean_spec(self, server: Params) -> MeanSpec | None:
-        """How uploads are averaged, if `aggregate` needs only their weighted mean: then each worker sends one sum a
-        round. None: `aggregate` gets the uploads one by one. `server` is the state that clients see."""
+        """How uploads are averaged, if `aggregate` needs only their weighted mean.
+
+        Then each worker sends one sum a round. None: `aggregate` gets the uploads one by one. `server` is the state
+        that clients see.
+        """
         return None
 
     def aggregate(self, server: Params, uploads: Any, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
-        """The server's part ("server executes"): (next state, metrics, events). `uploads` is their `Mean` if there is a
-        `mean_spec`; else an Iterable[Upload], a stream in client order. The events are those of what the server
-        publishes (central trust); usually none."""
+        """The server's part ("server executes"): (next state, metrics, events).
+
+        `uploads` is their `Mean` if there is a `mean_spec`; else an Iterable[Upload], a stream in client order. The
+        events are those of what the server publishes (central trust); usually none.
+        """
 
     def personalize(self, server: Params, state: Params, data: Records, rng: torch.Generator) -> Params:
         """A client's own adaptation of the server's model after a round: the private state that `deploy` takes."""
         return state
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
-        """A client's model from its personalised state; without a state the server's model, which depends on a client
-        only through its uploads. Raises ValueError if the server has no model."""
+        """A client's model from its personalised state; without a state the server's model.
+
+        The server's depends on a client only through its uploads. Raises ValueError if the server has no model.
+        """
 
 
 # --- what only some methods can do: ask by `isinstance` ---
@@ -246,8 +257,10 @@ class WithNewClients(Protocol):
         """How the personal part is trained by default."""
 
     def join(self, server: Params, rng: torch.Generator) -> tuple[Params, Params]:
-        """(the personal part before training, the model's other parameters, which stay fixed). Trained, the personal
-        part is a personalised state, which `deploy` takes."""
+        """(the personal part before training, the model's other parameters, which stay fixed).
+
+        Trained, the personal part is a personalised state, which `deploy` takes.
+        """
 
 
 @runtime_checkable

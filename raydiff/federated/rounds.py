@@ -5,7 +5,6 @@ A unit test, `raydiff run` and the Tune trainable all consume the same generator
 
 from __future__ import annotations
 
-import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from raydiff.federated.sums import Partial, UploadRecord, UploadValidator, parti
 from raydiff.formats.json_files import read_numbers
 from raydiff.formats.metric_records import REJECTED
 from raydiff.models.training import TRAINER_OVERRIDE, Train
-from raydiff.privacy.ledger import Ledger
+from raydiff.privacy.ledger import Entry, Ledger
 from raydiff.privacy.release import Event
 from raydiff.seeding import NoiseStream
 from raydiff.storage.checkpoint import INITIAL, Checkpoint
@@ -40,13 +39,13 @@ class ClientExecutor(Protocol):
     def clients(self) -> Sequence[int]:
         """Numbers of the clients that take part, ascending."""
 
-    def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+    def run(self, ids: Sequence[int], server: Params, round_number: int) -> Iterator[tuple[Upload, Metrics]]:
         """`Client.run` of each."""
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         """The sum of the uploads of `Client.run` of each, in parts, in any order; of a method with a `mean_spec`."""
 
-    def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
+    def evaluate(self, ids: Sequence[int], server: Params, round_number: int, split: str) -> Iterator[Any]:
         """`Client.evaluate` of each, against a split that no client has."""
 
 
@@ -54,26 +53,26 @@ class LocalExecutor:
     """All clients in this process: for tests, debugging and laptops. `ClientExecutor` documents the methods."""
 
     def __init__(self, clients: Sequence[Client], evaluate: Callable[[str], Evaluate] | None = None) -> None:
-        self._clients = {c.number: c for c in sorted(clients, key=lambda c: c.number)}
+        self._clients = {c.client_id: c for c in sorted(clients, key=lambda c: c.client_id)}
         self._evaluate = evaluate
 
     @property
     def clients(self) -> Sequence[int]:
-        return tuple(number for number, client in self._clients.items() if not client.unseen)
+        return tuple(client_id for client_id, client in self._clients.items() if not client.unseen)
 
-    def run(self, ids: Sequence[int], server: Params, number: int) -> Iterator[tuple[Upload, Metrics]]:
+    def run(self, ids: Sequence[int], server: Params, round_number: int) -> Iterator[tuple[Upload, Metrics]]:
         clients = [self._clients[i] for i in ids]
-        yield from write_ahead(clients, number, run_clients(clients, server, number))
+        yield from write_ahead(clients, round_number, run_clients(clients, server, round_number))
 
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
-        yield partial_sum(validator, self.run(ids, validator.server, validator.number))
+        yield partial_sum(validator, self.run(ids, validator.server, validator.round_number))
 
-    def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:
+    def evaluate(self, ids: Sequence[int], server: Params, round_number: int, split: str) -> Iterator[Any]:
         if self._evaluate is None:
             raise ValueError("this pool was made without instruments")
         read = self._evaluate(split)
         for i in ids:
-            yield self._clients[i].evaluate(server, number, read)
+            yield self._clients[i].evaluate(server, round_number, read)
 
 
 @dataclass(frozen=True)
@@ -122,48 +121,72 @@ def rounds(
 
     Raises Failed if a participant fails or too few uploads can be used, LeaseLost if another process has taken over.
     """
-    first, server, ledger = 0, {}, Ledger()
-    if store and (last := store.last_commit()):
-        number, record = last
-        ledger, first = store.ledger().with_setup(pool.clients, setup), number + 1  # First: it names a lost commit.
-        server = store.load_server(number)
-        rejected = {int(client): why for client, why in record["rejected"].items()}
+    resumed = _resume(store, pool.clients, setup) if store else None
+    if resumed is not None:
+        server, ledger, first = resumed.server, resumed.ledger, resumed.number + 1
         committed = len(ledger.entries)
-        metrics = read_numbers(record["metrics"])
-        of_clients = {int(client): read_numbers(values) for client, values in record["client_metrics"].items()}
-        yield Progress(number, server, ledger, metrics, of_clients, rejected, resumed=True)
+        yield resumed
     else:
-        ledger = ledger.with_setup(pool.clients, setup)
+        first = 0
         committed = 0  # What was spent before round 0 (SETUP) is committed with it.
+        ledger = Ledger().with_setup(pool.clients, setup)
         with failing_as("the server", INITIAL, method):
             server = method.init_server(public, seeding.generator(keys.seed, "server", "init"))
     folder = store.root if store else None
-    run = functools.partial(
-        _round, method, pool, keys=keys, min_clients=min_clients, instruments=instruments, folder=folder
-    )
+    options: dict[str, Any] = {"min_clients": min_clients, "instruments": instruments, "folder": folder}
     for number in range(first, method.rounds):
-        drawn = drawn_for(pool.clients, participants or len(pool.clients), keys.seed, number)
+        ids: Sequence[int] = []
+        if number < method.participating_rounds:
+            ids = sample_participants(pool.clients, participants or len(pool.clients), keys.seed, number)
         before = TRAINER_OVERRIDE.set(train)
         try:
             with failing_as("the server", number, method):
-                progress = run(server, ledger, number, ids=drawn if number < method.participating_rounds else [])
+                progress = _run_round(method, pool, server, ledger, number, keys=keys, ids=ids, **options)
         finally:
             TRAINER_OVERRIDE.reset(before)
         server, ledger = progress.server, progress.ledger
         if store:
-            store.save_server(number, server)
-            new, committed = Ledger(ledger.entries[committed:]).to_json(), len(ledger.entries)
-            record = {"ledger": new, "metrics": progress.metrics, "rejected": dict(progress.rejected)}
-            store.commit(number, {**record, "client_metrics": dict(progress.client_metrics)})
+            _commit(store, progress, ledger.entries[committed:])
+            committed = len(ledger.entries)
         yield progress
 
 
-def _round(
+def _resume(store: Checkpoint, clients: Sequence[int], setup: Event | None) -> Progress | None:
+    """The last committed round; None if there is none."""
+    last = store.last_commit()
+    if last is None:
+        return None
+    number, record = last
+    ledger = store.ledger().with_setup(clients, setup)  # First: it names a lost commit.
+    return Progress(
+        number,
+        store.load_server(number),
+        ledger,
+        read_numbers(record["metrics"]),
+        {int(client): read_numbers(values) for client, values in record["client_metrics"].items()},
+        {int(client): why for client, why in record["rejected"].items()},
+        resumed=True,
+    )
+
+
+def _commit(store: Checkpoint, progress: Progress, new: Sequence[Entry]) -> None:
+    """Store a round, with the ledger's entries since the last commit."""
+    store.save_server(progress.number, progress.server)
+    record = {
+        "ledger": Ledger(tuple(new)).to_json(),
+        "metrics": progress.metrics,
+        "rejected": dict(progress.rejected),
+        "client_metrics": dict(progress.client_metrics),
+    }
+    store.commit(progress.number, record)
+
+
+def _run_round(
     method: Method,
     pool: ClientExecutor,
     server: Params,
     ledger: Ledger,
-    number: int,
+    round_number: int,
     *,
     keys: Keys,
     ids: Sequence[int],
@@ -171,27 +194,31 @@ def _round(
     instruments: bool,
     folder: Path | None,
 ) -> Progress:
-    validator = UploadValidator(method, tree.without(SERVER_ONLY, server), number, len(pool.clients))
+    validator = UploadValidator(method, tree.without(SERVER_ONLY, server), round_number, len(pool.clients))
     collector = _RoundCollector(min_clients if ids else 0)
     uploads: Any
     if validator.mean_spec is not None:
         uploads = collector.mean(validator, pool.sums(ids, validator))
     else:
-        uploads = collector.stream(validator, pool.run(ids, validator.server, number))
-    path = ("server", "round", number)
-    rng, noise = seeding.generator(keys.seed, *path), NoiseStream(keys.secret, (keys.digest, *path))
-    with beating(folder, "the server", number, began=time.time(), loss=instruments):
-        after, metrics, events = method.aggregate(server, uploads, Round(number, rng, noise, validator.clients))
+        uploads = collector.stream(validator, pool.run(ids, validator.server, round_number))
+    path = ("server", "round", round_number)
+    rng = seeding.generator(keys.seed, *path)
+    noise = NoiseStream(keys.secret, (keys.digest, *path))
+    with beating(folder, "the server", round_number, began=time.time(), loss=instruments):
+        after, metrics, events = method.aggregate(server, uploads, Round(round_number, rng, noise, validator.clients))
     if validator.mean_spec is None:
         for _ in uploads:  # Uploads that the method did not read were sent all the same, and are charged.
             pass
-    sent, rejected = collector.sent, collector.rejected
+    sent = collector.sent
+    rejected = collector.rejected
     used = {record.client: record.metrics for record in sent if record.rejected is None}
-    metrics = {**_mean_metrics(used), **(metrics if instruments else {})}
+    metrics = {**_average_metrics(used), **(metrics if instruments else {})}
     if rejected:
         metrics[REJECTED.name] = float(len(rejected))
-    ledger = ledger.with_uploads(number, [(s.client, s.event, s.bytes) for s in sent]).with_published(number, events)
-    return Progress(number, after, ledger, metrics, used if len(used) <= PER_CLIENT_METRICS else {}, rejected)
+    ledger = ledger.with_uploads(round_number, [(s.client, s.event, s.bytes) for s in sent])
+    ledger = ledger.with_published(round_number, events)
+    of_clients = used if len(used) <= PER_CLIENT_METRICS else {}
+    return Progress(round_number, after, ledger, metrics, of_clients, rejected)
 
 
 @dataclass
@@ -213,7 +240,7 @@ class _RoundCollector:
             self.sent.append(record)
             if record.rejected is None:
                 yield upload
-        self._check(validator.number)
+        self._check_enough(validator.round_number)
 
     def mean(self, validator: UploadValidator, parts: Iterable[Partial]) -> Mean:
         """Return the mean of the uploads whose sum comes in parts. Raises Failed if they are too few."""
@@ -221,26 +248,28 @@ class _RoundCollector:
         for part in parts:
             whole.merge(part)
         self.sent = sorted(whole.sent, key=lambda s: s.client)  # Parts come in any order.
-        self._check(validator.number)
+        self._check_enough(validator.round_number)
         return whole.mean
 
-    def _check(self, number: int) -> None:
+    def _check_enough(self, round_number: int) -> None:
         rejected = [f"client {client}: {why}" for client, why in self.rejected.items()]
         if (usable := len(self.sent) - len(rejected)) < self.enough:
             says = f"{usable} of {len(self.sent)} uploads can be used, fewer than min_clients = {self.enough}"
             more = [f"and {len(rejected) - NAMED} more"] if len(rejected) > NAMED else []
-            raise Failed("the server", number, f"{says} ({'; '.join(rejected[:NAMED] + more)})" if rejected else says)
+            raise Failed(
+                "the server", round_number, f"{says} ({'; '.join(rejected[:NAMED] + more)})" if rejected else says
+            )
 
 
-def drawn_for(clients: Sequence[int], count: int, seed: int, number: int) -> list[int]:
+def sample_participants(clients: Sequence[int], count: int, seed: int, round_number: int) -> list[int]:
     """Return the `count` clients that the experiment's seed draws for a round, ascending."""
     if count >= len(clients):
         return list(clients)
-    rng = seeding.generator(seed, "participants", number)
+    rng = seeding.generator(seed, "participants", round_number)
     return sorted(clients[i] for i in torch.randperm(len(clients), generator=rng)[:count].tolist())
 
 
-def _mean_metrics(of_clients: Mapping[int, Metrics]) -> Metrics:
+def _average_metrics(of_clients: Mapping[int, Metrics]) -> Metrics:
     """The mean of each metric over the clients that have it."""
     values: dict[str, list[float]] = {}
     for metrics in of_clients.values():

@@ -56,8 +56,8 @@ class Partial:
 class UploadValidator:
     """Checks a round's uploads, and adds them up."""
 
-    def __init__(self, method: Method, server: Params, number: int, clients: int) -> None:
-        self.method, self.number, self.clients = method, number, clients
+    def __init__(self, method: Method, server: Params, round_number: int, clients: int) -> None:
+        self.method, self.round_number, self.clients = method, round_number, clients
         self.mean_spec = method.mean_spec(server)
         self.server = server if self.mean_spec is None else tree.flattened(server)
         self._specs: dict[int, UploadSpec] = {}
@@ -86,13 +86,6 @@ class UploadValidator:
                 sent = replace(sent, rejected=_not_finite(upload) or str(e))
         partial.sent.append(sent)
 
-    def mean(self, uploads: Iterable[Upload]) -> Mean:
-        """Return the weighted mean of all these uploads."""
-        partial = self.partial()
-        for upload in uploads:
-            self.add(partial, upload, {})
-        return partial.mean
-
     def _mismatch(self, upload: Upload) -> str | None:
         """Why an upload may not reach `aggregate`; None: it may."""
         if upload.release.event == UNACCOUNTED:
@@ -102,7 +95,9 @@ class UploadValidator:
         if self.mean_spec is None and (why := _not_finite(upload)):  # A sum's range tells that too.
             return why
         if (spec := self._specs.get(upload.examples)) is None:
-            spec = self._specs[upload.examples] = self.method.upload_spec(self.server, upload.examples, self.number)
+            spec = self._specs[upload.examples] = self.method.upload_spec(
+                self.server, upload.examples, self.round_number
+            )
         return spec.mismatch(upload.release.value)
 
 
@@ -124,5 +119,5 @@ def partial_sum(
         if time.monotonic() - started >= seconds:
             break
     if store is not None:
-        store.note(validator.number, [(s.client, s.event, s.bytes) for s in partial.sent])
+        store.note(validator.round_number, [(s.client, s.event, s.bytes) for s in partial.sent])
     return partial

@@ -24,8 +24,10 @@ class TensorSpec:
     each: int | None = None  # how often each value that occurs must occur; None: any number of times
 
     def mismatch(self, x: Tensor, sizes: dict[str, int]) -> str | None:
-        """Return how `x` differs, in words after "its leaf ...", or None. Adds its named sizes to those of earlier
-        leaves."""
+        """Return how `x` differs, in words after "its leaf ...", or None.
+
+        Adds its named sizes to those of earlier leaves.
+        """
         if x.shape == self.shape and x.dtype == self.dtype and not self.values and self.each is None:
             return None  # The usual case: an upload may have hundreds of leaves.
         expected = len(x.shape) == len(self.shape) and [

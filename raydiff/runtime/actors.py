@@ -64,7 +64,7 @@ class RayExecutor:
     def sums(self, ids: Sequence[int], validator: UploadValidator) -> Iterator[Partial]:
         """Yield partial sums of the clients' uploads: one per worker, or more if it takes long or has died."""
         seconds = min(PART_S, self.trial.experiment.runtime.client_timeout_s / 4)
-        ask = self._ask("sums", validator.server, validator.number, seconds)
+        ask = self._ask("sums", validator.server, validator.round_number, seconds)
         yield from (message for _, message in self._messages(ids, ask))
 
     def evaluate(self, ids: Sequence[int], server: Params, number: int, split: str) -> Iterator[Any]:

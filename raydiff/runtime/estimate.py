@@ -46,7 +46,7 @@ class Running:
         hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
         if (number := self.round + 1) >= self.experiment.method.rounds:
             return f"evaluation{hangs}"
-        beat = next((beat for beat in heartbeat.read(folder) if beat.round == number), None)
+        beat = next((beat for beat in heartbeat.read_heartbeats(folder) if beat.round == number), None)
         where = f": {beat}, about {duration(beat.left_s)} left" if beat and not hangs else ""
         return f"round {number + 1}{where}{hangs}"
 

@@ -47,9 +47,9 @@ class Worker:
         with device_faults.exit_on_device_error(trial.folder, "a worker"):
             cap_memory(gpu)
             self._instruments = make_instruments(trial)
-            self._clients = {c.number: c for c in make_clients(trial, ids)}
+            self._clients = {c.client_id: c for c in make_clients(trial, ids)}
         self._trial, self._gpu = trial, gpu
-        return heartbeat.process()
+        return heartbeat.process_name()
 
     def run(self, digest: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
         """Return the first message of `Client.run` of each client, in messages of this age in seconds."""
@@ -74,7 +74,7 @@ class Worker:
 
         def reports() -> Iterator[Any]:
             for turn, client in enumerate(clients):
-                who = f"client {client.number}"
+                who = f"client {client.client_id}"
                 with beating(trial.folder, who, number, turn=turn, turns=turns, began=began, loss=True):
                     report = client.evaluate(params, number, read)
                 yield report

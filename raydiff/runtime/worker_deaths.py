@@ -73,7 +73,7 @@ class WorkerSupervisor:
     def _check(self, i: int, seconds: float, task: Callable[[int], str]) -> None:
         latest, timeout_s = None, max(self._timeout_s, self._revive_s)  # It may still be starting.
         if i in self._names:
-            latest, timeout_s = heartbeat.sign(self._trial.folder, self._names[i]), self._timeout_s
+            latest, timeout_s = heartbeat.last_sign(self._trial.folder, self._names[i]), self._timeout_s
         self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
         self._last[i] = latest
         if i not in self._names and self._silent_s[i] >= self._revive_s:

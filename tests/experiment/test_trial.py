@@ -392,7 +392,7 @@ def test_clients_share_the_training_records_and_no_others(protocol: Experiment, 
     train = load(protocol.data).splits["train"].numbers.tolist()
     assert sorted(n for numbers in held for n in numbers) == sorted(train)
     (second,) = make_clients(opened, [1])
-    assert (second.number, second.data.numbers.tolist()) == (1, held[1])
+    assert (second.client_id, second.data.numbers.tolist()) == (1, held[1])
     other = open_trial(replace(protocol, clients=3, partition=Iid(), seed=1), tmp_path)
     assert make_clients(other, [1])[0].data.numbers.tolist() != held[1]
 

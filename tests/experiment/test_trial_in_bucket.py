@@ -18,7 +18,7 @@ from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.ledgers import ledger_of
 from raydiff.experiment.trial import Trial
-from raydiff.federated.rounds import drawn_for
+from raydiff.federated.rounds import sample_participants
 from raydiff.papers.spire.method import SPIRE
 from raydiff.privacy.release import Gaussian, already_private
 from raydiff.report import load
@@ -107,7 +107,7 @@ def test_what_was_noised_and_put_is_sent_again_and_nothing_else(noised, machine,
     monkeypatch.setattr(SPIRE, "local_update", lambda *_: pytest.fail("it was trained again"))
     pool = trial.local_executor(this)
     server = this.experiment.method.init_server(None, torch.Generator().manual_seed(0))
-    again = list(pool.run(drawn_for(pool.clients, 2, this.experiment.seed, 0), server, 0))
+    again = list(pool.run(sample_participants(pool.clients, 2, this.experiment.seed, 0), server, 0))
     assert [metrics["upload/resent"] for _, metrics in again] == [1.0, 1.0] and len(sent) == 2
     for upload, _ in again:
         assert tree.digest(upload.release.value) == tree.digest(sent[upload.client].value)

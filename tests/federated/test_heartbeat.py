@@ -33,7 +33,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> list[Heartbeat]:
         put(self, name, data)
         if name.startswith(heartbeat.FOLDER) and name.endswith(heartbeat.STEPS):
             beats.append(Heartbeat(**json.loads(data)))
-            assert heartbeat.read(self.folder) == beats[-1:]
+            assert heartbeat.read_heartbeats(self.folder) == beats[-1:]
 
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
     monkeypatch.setattr(LocalFolder, "put", spy)
@@ -62,9 +62,14 @@ def test_what_takes_no_steps_gives_signs_too(tmp_path: Path, monkeypatch: pytest
     with heartbeat.beating(tmp_path, "client 0", 0, began=0.0, loss=True):
         for _ in with_progress(range(3)):
             (file,) = (tmp_path / heartbeat.FOLDER).iterdir()
-            assert heartbeat.sign(tmp_path, heartbeat.process()) == [None, file.stat().st_mtime] != [None, 0.001]
+            assert (
+                heartbeat.last_sign(tmp_path, heartbeat.process_name()) == [None, file.stat().st_mtime] != [None, 0.001]
+            )
             os.utime(file, ns=(1, 1))
-    assert heartbeat.sign(tmp_path, heartbeat.process()) == [None, None] and heartbeat.read(tmp_path) == []
+    assert (
+        heartbeat.last_sign(tmp_path, heartbeat.process_name()) == [None, None]
+        and heartbeat.read_heartbeats(tmp_path) == []
+    )
     assert list(with_progress(range(2))) == [0, 1]
 
 
@@ -81,11 +86,11 @@ def test_a_process_that_works_in_another_folder_is_heard(tmp_path: Path, monkeyp
         trials.append(tmp_path / machine / "sweeps" / "lab" / "trials" / "d")
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
     monkeypatch.setattr(ObjectStore, "pause_s", 0.0)
-    silence = heartbeat.sign(trials[0], heartbeat.process())
+    silence = heartbeat.last_sign(trials[0], heartbeat.process_name())
     with heartbeat.beating(trials[1], "client 0", 0, began=0.0, loss=False):
         list(with_progress([1]))
-        assert heartbeat.sign(trials[0], heartbeat.process()) != silence
-    assert heartbeat.sign(trials[0], heartbeat.process()) == silence
+        assert heartbeat.last_sign(trials[0], heartbeat.process_name()) != silence
+    assert heartbeat.last_sign(trials[0], heartbeat.process_name()) == silence
 
 
 def beat(**more: Any) -> Heartbeat:
@@ -106,7 +111,7 @@ def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: E
     for name, step in (("a", 700), ("b", 20)):
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(beat(step=step))))
     (folder / "c.json").write_text("{")
-    assert [b.step for b in heartbeat.read(folder.parent)] == [20, 700]
+    assert [b.step for b in heartbeat.read_heartbeats(folder.parent)] == [20, 700]
     running = Running(tiny, "pfdm", 0.0)
     assert running.place(tmp_path) == "round 1: client 3 (2 of 4), step 20 of 1,000, loss 0.2500, about 1:27 min left"
     running.round = 0  # Round 1 has no beats yet: those of round 0 are none of it.
@@ -159,7 +164,7 @@ def test_what_killed_processes_have_left_is_forgotten(tmp_path: Path, tiny: Expe
     old.parent.mkdir()
     old.write_text(json.dumps(dataclasses.asdict(beat())))
     trial.begin(this)
-    assert heartbeat.read(this.folder) == []
+    assert heartbeat.read_heartbeats(this.folder) == []
 
 
 def test_a_disk_that_is_full_stops_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

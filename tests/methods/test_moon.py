@@ -54,6 +54,6 @@ def test_a_client_keeps_its_model_of_the_last_round_that_it_took_part_in(method:
         for client in clients:
             state = client.state(progress.number)
             assert set(tree.under("scratch/previous", state)) == (set(progress.server) if state else set())
-            seen[client.number] |= {tree.digest(state)} if state else set()
+            seen[client.client_id] |= {tree.digest(state)} if state else set()
     assert {i: len(digests) for i, digests in seen.items()} == took_part
     assert sum(took_part.values()) == 3

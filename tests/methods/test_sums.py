@@ -57,10 +57,13 @@ class Dealt(LocalExecutor):
         for i in range(self.workers):
             own = mixed[i :: self.workers]
             there = UploadValidator(
-                validator.method, validator.server, validator.number, validator.clients
+                validator.method, validator.server, validator.round_number, validator.clients
             )  # A worker has its own.
             hosted = [self._clients[client] for client in own]
-            results, seconds = run_clients(hosted, validator.server, validator.number), 0.0 if i == 0 else math.inf
+            results, seconds = (
+                run_clients(hosted, validator.server, validator.round_number),
+                0.0 if i == 0 else math.inf,
+            )
             while (part := partial_sum(there, results, seconds=seconds)).sent:
                 yield pickle.loads(pickle.dumps(part))
 

@@ -81,7 +81,7 @@ def doing(this: Trial, what: dict[tuple[str, int], Callable[[], None]], *, once:
     """The same trial, but before a client does its part of "round 1", or before its model is "deployed", something
     else is done: the first time, or always. Workers get it by value."""
     cloudpickle.register_pickle_by_value(sys.modules[__name__])
-    clients = {c.number: int(c.data.numbers[0]) for c in trial.make_clients(this, range(4))}
+    clients = {c.client_id: int(c.data.numbers[0]) for c in trial.make_clients(this, range(4))}
     folder, first = this.folder, {(at, clients[client]): do for (at, client), do in what.items()}
 
     class Doing(FedAvg):

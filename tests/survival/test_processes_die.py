@@ -11,6 +11,7 @@ import torch
 from conftest import wait_until
 from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed, faulty
 from ray import cloudpickle
+from toys import mean_of
 
 from raydiff import tree
 from raydiff.experiment import trial
@@ -117,7 +118,8 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     examples = [len(client.data) for client in trial.make_clients(this, range(CLIENTS))]
     validator = UploadValidator(this.experiment.method, before, number, CLIENTS)
     event = validator.method.upload_event(examples[0], number)
-    mean = validator.mean(Upload(c, examples[c], already_private(sent[c], event)) for c in range(CLIENTS))
+    uploads = [Upload(c, examples[c], already_private(sent[c], event)) for c in range(CLIENTS)]
+    mean = mean_of(validator, uploads)
     assert mean.count == CLIENTS and tree.digest(after) == tree.digest(tree.add(before, mean.value))
     assert ledger == expected[digest][-1]  # nothing more was spent
     assert server != expected[digest][-2]  # and the training was not deterministic

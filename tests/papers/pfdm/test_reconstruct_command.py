@@ -32,7 +32,7 @@ def test_uploads_and_originals_belong_together(storage) -> None:
     assert len(uploads) == len(originals) == len(set(originals.numbers.tolist())) == 40
     abar = float(method.model.abar[method.depth])
     left = (uploads - abar**0.5 * clip_records(originals.images, method.clip)) / (1 - abar) ** 0.5
-    places = {n: (c.number, i) for c in make_clients(trial, [0, 1]) for i, n in enumerate(c.data.numbers.tolist())}
+    places = {n: (c.client_id, i) for c in make_clients(trial, [0, 1]) for i, n in enumerate(c.data.numbers.tolist())}
     for noise, number in zip(left, originals.numbers.tolist(), strict=True):
         client, i = places[number]
         stream = seeding.NoiseStream(trial.keys.secret, (trial.keys.digest, "client", client, "round", 0))
