@@ -98,10 +98,12 @@ def aggregated(
     """`aggregate` as the round loop calls it."""
     validator = UploadValidator(method, tree.without(SERVER_ONLY, server), rnd.number, max(rnd.clients, len(uploads)))
     assert all(validator.check(upload, {})[1].rejected is None for upload in uploads)
-    return method.aggregate(server, iter(uploads) if validator.mean_spec is None else mean_of(validator, uploads), rnd)
+    return method.aggregate(
+        server, iter(uploads) if validator.mean_spec is None else mean_upload(validator, uploads), rnd
+    )
 
 
-def mean_of(validator: UploadValidator, uploads: Iterable[Upload]) -> Mean:
+def mean_upload(validator: UploadValidator, uploads: Iterable[Upload]) -> Mean:
     """The weighted mean of all these uploads."""
     partial = validator.partial()
     for upload in uploads:

@@ -27,7 +27,6 @@ from raydiff.storage.shared_results import result_key
 from raydiff.tree import NotFinite, Params
 
 CACHE_BYTES = 2**30  # of private states in a process's memory; more are read from the store again
-NOTE_BYTES = 8 * 2**20  # of uploads that are noted together: they wait in memory until they are
 NOTE_S = 1.0  # of work whose uploads are noted together: a note is a file, or a request to an object store
 COHORT = 16  # clients that train in lock-step at most: more are hardly faster, and each has its activations in memory
 
@@ -258,13 +257,14 @@ def write_ahead(
 
 
 def _batched(results: Iterable[tuple[Upload, Metrics]], seconds: float) -> Iterator[list[tuple[Upload, Metrics]]]:
-    batch, size, began = list[tuple[Upload, Metrics]](), 0, time.monotonic()
+    batch: list[tuple[Upload, Metrics]] = []
+    began = time.monotonic()
     for result in results:
         batch.append(result)
-        size += result[0].release.nbytes
-        if size >= NOTE_BYTES or time.monotonic() - began >= seconds:
+        if time.monotonic() - began >= seconds:
             yield batch
-            batch, size, began = [], 0, time.monotonic()
+            batch = []
+            began = time.monotonic()
     if batch:
         yield batch
 

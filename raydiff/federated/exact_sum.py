@@ -60,10 +60,6 @@ class ExactSum:
         self.layout: Layout | None = None  # of the summands, with the type in which they are read; None without any
         self.dtypes: tuple[torch.dtype, ...] = ()  # of their leaves
         self._bits: Bits | None = None  # Includes each summand's `_origin`, modulo 2**64.
-        self._block: Tensor | None = None  # Where a part of a summand is rounded.
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_block": None}
 
     def add(self, value: Tensors, weight: float = 1.0) -> None:
         """Add weight * value. Raises OutOfRange, and adds nothing, if it does not fit; ValueError for other leaves."""
@@ -74,15 +70,14 @@ class ExactSum:
                 # The entry is not quoted: more people read rejections than uploads.
                 raise OutOfRange(f"an entry times its weight is not within the sum's range of {self.grid.largest:.4g}")
         self.layout, self.dtypes, size = flat.layout, dtypes, flat.layout.size
-        if self._block is None:
-            self._block = torch.empty(min(BLOCK, size), dtype=torch.float64)
         if self._bits is None:
             self._bits = np.zeros(size, np.int64)
         origin = float(self._origin())
-        bits = self._block.numpy().view(np.int64)
+        block = torch.empty(min(BLOCK, size), dtype=torch.float64)
+        bits = block.numpy().view(np.int64)
         for start in range(0, size, BLOCK):
             sums = self._bits[start : start + BLOCK]
-            rounded = self._block[: len(sums)].copy_(flat.buffer[start : start + BLOCK])
+            rounded = block[: len(sums)].copy_(flat.buffer[start : start + BLOCK])
             if weight != 1:
                 rounded.mul_(weight)
             rounded.add_(origin)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from raydiff import tree
 from raydiff.tree import Flat, Layout, Tensors
 
 
@@ -49,19 +47,12 @@ class UploadSpec:
     """Leaves by name, and no others."""
 
     leaves: Mapping[str, TensorSpec] = field(default_factory=dict)
-    longest: float = math.inf  # limit of the Euclidean norm of all leaves together
     layout: Layout | None = None  # of a flat tree with such leaves, which are then not checked one by one
 
     def mismatch(self, value: Tensors) -> str | None:
         """Return how an upload differs from this spec, in words, or None."""
-        alike = isinstance(value, Flat) and value.layout == self.layout
-        if not alike and (why := self._tensor_mismatch(value)):
-            return why
-        if self.longest < math.inf and tree.norm(value) > self.longest:
-            return f"its norm is above {self.longest:.4g}"  # The norm itself is not quoted: see `exact_sum`.
-        return None
-
-    def _tensor_mismatch(self, value: Tensors) -> str | None:
+        if isinstance(value, Flat) and value.layout == self.layout:
+            return None
         for name in sorted(value.keys() ^ self.leaves.keys()):
             return f"it has a leaf {name!r} that nobody asked for" if name in value else f"its leaf {name!r} is missing"
         sizes: dict[str, int] = {}
@@ -71,11 +62,11 @@ class UploadSpec:
         return None
 
 
-def upload_spec_of(value: Tensors, *, longest: float = math.inf) -> UploadSpec:
+def upload_spec_of(value: Tensors) -> UploadSpec:
     """Return the spec of values with these shapes and types."""
     if isinstance(value, Flat):
-        return UploadSpec(_leaves(value.layout), longest, value.layout)
-    return UploadSpec({k: TensorSpec(tuple(v.shape), v.dtype) for k, v in value.items()}, longest)
+        return UploadSpec(_leaves(value.layout), value.layout)
+    return UploadSpec({k: TensorSpec(tuple(v.shape), v.dtype) for k, v in value.items()})
 
 
 @functools.lru_cache(maxsize=64)

@@ -48,16 +48,18 @@ MOMENTS, SQUARES = "moments", "exp_avg_sq/"
 """A client's optimiser state, below this prefix: in the server's state where it is averaged, with roots in place of
 AdamW's second moments, which the exact sum would round to 0; else below `SCRATCH`."""
 AVERAGE = f"{SERVER_ONLY}/average"
-AS_THEY_ARE = "weights sent as they are"
-TIMES = 64.0  # No update is expected to exceed the server's largest weight by this factor.
-RECORDS = 2**16  # A client with more records has proportionally less of the exact sum's range.
+UNPROTECTED_TEXT = "weights sent as they are"
+MAX_UPDATE_RATIO = 64.0  # No update is expected to exceed the server's largest weight by this factor.
+MAX_WEIGHT = 2**16  # A client with more records has proportionally less of the exact sum's range.
 DEVIATIONS = 16.0  # No Gaussian draw ever exceeds this many standard deviations.
 
 
 @settings(frozen=True, kw_only=True)
 class Averaging:
-    """How updates become the next model: their mean, a step along it (optimisers of Reddi et al. 2021, arXiv
-    2003.00295, with the mean update as gradient), and what protects them."""
+    """How updates become the next model: their mean, a step along it, and what protects them.
+
+    Steps are those of the optimisers of Reddi et al. 2021 (arXiv 2003.00295), with the mean update as gradient.
+    """
 
     weights: Weights = "examples"
     """Of the clients in the mean: examples, by their number of records; uniform, all the same."""
@@ -76,17 +78,12 @@ class Averaging:
     clients' states, which are sent with the updates and make them up to three times as long."""
     privacy: ClientPrivacy | None = None
     """Client-level privacy of the updates (DP-FedAvg); None: they are sent as they are."""
-    max_update_norm: Positive | None = None
-    """Reject an update whose norm is above this many times that of what it updates (L2, over all leaves together);
-    None: no finite one. Not beside `privacy`, whose clip bounds updates already."""
 
     def __post_init__(self) -> None:
         if self.privacy is not None and self.privacy.trust != "local" and self.weights != "uniform":
             raise ValueError(f"weights must be uniform with privacy.trust = {self.privacy.trust}, got {self.weights}")
         if self.moments == "averaged" and (self.update != "mean" or self.rate != 1 or self.privacy is not None):
             raise ValueError("moments = averaged needs update = mean, rate = 1 and privacy = none")
-        if self.max_update_norm is not None and self.privacy is not None:
-            raise ValueError("max_update_norm must be none with privacy, whose clip bounds updates already")
 
     @property
     def secure_aggregation(self) -> bool:
@@ -96,32 +93,31 @@ class Averaging:
     def release(self, update: Params, rnd: Round, *, rounds: int) -> Release:
         """The release of a client's update, which takes over its tensors; a client sends at most `rounds` of them."""
         if self.privacy is None:
-            return disclose(update, AS_THEY_ARE, copy=False)
+            return disclose(update, UNPROTECTED_TEXT, copy=False)
         assert rnd.noise is not None  # A client's round always has a noise stream.
         return self.privacy.release(update, rounds=rounds, noise=rnd.noise)
 
     def upload_event(self, *, rounds: int) -> Event:
-        return NonPrivate(AS_THEY_ARE) if self.privacy is None else self.privacy.upload_event(rounds)
+        return NonPrivate(UNPROTECTED_TEXT) if self.privacy is None else self.privacy.upload_event(rounds)
 
     def upload_spec(self, before: Tensors) -> UploadSpec:
-        """Shapes and types of an update of the parameters `before`, and its largest norm (any if they are all 0)."""
+        """Shapes and types of an update of the parameters `before`."""
         if self.secure_aggregation:
             return UploadSpec({k: TensorSpec(tuple(v.shape), torch.int32) for k, v in before.items()})
-        longest = self.max_update_norm * tree.norm(before) if self.max_update_norm is not None else 0.0
-        return upload_spec_of(before, longest=longest or math.inf)
+        return upload_spec_of(before)
 
     def mean_spec(self, before: Tensors, *, rounds: int) -> MeanSpec:
         """How updates of the parameters `before` are averaged, and how large they may be."""
         if self.secure_aggregation:
             return MeanSpec("uniform", 2.0 ** (BITS - 1))
         if self.privacy is None:
-            size = TIMES * max(1.0, tree.largest(before))
-            size = size if math.isfinite(size) else TIMES  # No update of such a model is finite either.
+            size = MAX_UPDATE_RATIO * max(1.0, tree.largest(before))
+            size = size if math.isfinite(size) else MAX_UPDATE_RATIO  # No update of such a model is finite either.
         else:
             # Every clipped update fits, so that rejections never depend on private data.
             noise = self.privacy.std(rounds) if self.privacy.trust == "local" else 0.0
             size = self.privacy.clip + DEVIATIONS * noise
-        return MeanSpec(self.weights, size * (RECORDS if self.weights == "examples" else 1))
+        return MeanSpec(self.weights, size * (MAX_WEIGHT if self.weights == "examples" else 1))
 
     def publish(self, mean: Mean, rnd: Round, *, rounds: int) -> tuple[Params, list[Event]]:
         """(the mean update to publish, the privacy events of publishing it)."""
@@ -210,11 +206,12 @@ class Averaged(Method):
         if self.averaging.moments != "averaged":
             return weights
         names = {"adamw": ("exp_avg", "exp_avg_sq"), "sgd": ("momentum_buffer",) * (self.local.momentum > 0)}
-        zeros = {
-            f"{moment}/{k}": torch.zeros_like(v) for moment in names[self.local.optimizer] for k, v in weights.items()
-        }
-        counts = {f"step/{k}": torch.zeros(()) for k in weights if self.local.optimizer == "adamw"}
-        return {**weights, **tree.prefixed(MOMENTS, zeros | counts)}
+        moments: Params = {}
+        for name in names[self.local.optimizer]:
+            moments |= tree.prefixed(name, tree.scale(weights, 0.0))
+        if self.local.optimizer == "adamw":
+            moments |= {f"step/{k}": torch.zeros(()) for k in weights}
+        return {**weights, **tree.prefixed(MOMENTS, moments)}
 
     @property
     def accountant(self) -> str:
@@ -225,8 +222,7 @@ class Averaged(Method):
         return self.send(server, *self.fit_round(server, state, data, rnd), state, rnd)
 
     def send(self, server: Params, w: Params, moments: Params, loss: float, state: Params, rnd: Round) -> LocalResult:
-        """The result that sends how far weights and averaged moments are from the server's, and keeps `state` and the
-        client's own moments."""
+        """Send how far weights and averaged moments moved; keep `state` and the client's own moments."""
         mine = tree.prefixed(MOMENTS, moments)
         if self.averaging.moments == "averaged":
             shared = {k: mine.pop(k) for k in server if k in mine}
@@ -238,8 +234,10 @@ class Averaged(Method):
     def fit_round(
         self, server: Params, state: Params, data: Records, rnd: Round, *, start: Params | None = None, **more: Any
     ) -> tuple[Params, Params, float]:
-        """(weights, moments, mean loss) after this round's steps of `local` from `start`, by default the server's
-        weights; `more` are other arguments of `fit`."""
+        """(weights, moments, mean loss) after this round's steps of `local` from `start`.
+
+        `start` is by default the server's weights; `more` are other arguments of `fit`.
+        """
         moments = None
         if self.averaging.moments != "reset":
             shared = {k: v.square() if SQUARES in k else v for k, v in tree.under(MOMENTS, server).items()}
@@ -287,7 +285,7 @@ class Averaged(Method):
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """The client's personal model where it has one, else the shared model."""
         personal = tree.without(SCRATCH, state or {})
-        return deployed(self.model, self.sampling, shared=self.shared(server), personal=personal or None)
+        return deploy_model(self.model, self.sampling, shared=self.shared(server), personal=personal or None)
 
 
 @settings(frozen=True, kw_only=True)
@@ -311,10 +309,13 @@ class FineTuned(Averaged):
         return {**start, **fitted}
 
 
-def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, personal: Params | None) -> Deployed:
-    """The personal model, or without one the shared one, ready to sample or to classify. An attack may query both
-    denoisers of pictures. Table models have a chain of their own in place of `sampling`."""
-    params, whose = (shared, "the shared model") if personal is None else (personal, "a client's model")
+def deploy_model(model: AnyModel, sampling: Sampling, *, shared: Params | None, personal: Params | None) -> Deployed:
+    """The personal model, or without one the shared one, ready to sample or to classify.
+
+    An attack may query both denoisers of pictures. Table models have a chain of their own in place of `sampling`.
+    """
+    params = shared if personal is None else personal
+    whose = "the shared model" if personal is None else "a client's model"
     assert params is not None
     if isinstance(model, Classifier):
         return Deployed(classify=model.classify(params))
@@ -324,5 +325,10 @@ def deployed(model: AnyModel, sampling: Sampling, *, shared: Params | None, pers
     both = {"global": shared, "client": personal}
     targets = {name: Target((model.denoiser(p),), model.abar) for name, p in both.items() if p is not None}
     samplers = sampling.samplers(model, targets["global" if personal is None else "client"].denoisers[0])
-    about: dict[str, Any] = {"about": f"images of {whose}", "of_server": personal is None}
-    return Deployed(samplers, conditional=model.conditional, targets=targets, **about)
+    return Deployed(
+        samplers,
+        conditional=model.conditional,
+        about=f"images of {whose}",
+        of_server=personal is None,
+        targets=targets,
+    )

@@ -29,7 +29,7 @@ from raydiff.tree import Params
 
 COUNTS = "counts"
 """The leaf with the number of records of each row of labels."""
-RECORDS = 2**24  # records of a client at most: the public range of the exact sum fits no more
+MAX_RECORDS = 2**24  # records of a client at most: the public range of the exact sum fits no more
 
 
 @settings(frozen=True, kw_only=True)
@@ -97,11 +97,11 @@ class NoisedSums(Method):
 
     def upload_spec(self, server: Params, examples: int, number: int) -> UploadSpec:
         leaves = {name: TensorSpec(shape, torch.float32) for name, shape in self.shapes.items()}
-        return UploadSpec({**leaves, COUNTS: TensorSpec((self.model.rows,), torch.float64, (range(RECORDS + 1),))})
+        return UploadSpec({**leaves, COUNTS: TensorSpec((self.model.rows,), torch.float64, (range(MAX_RECORDS + 1),))})
 
     def mean_spec(self, server: Params) -> MeanSpec:
         """The sum over clients. Every noised sum fits its range, so that rejections never depend on private data."""
-        return MeanSpec("uniform", RECORDS * max(1.0, self.largest) + DEVIATIONS * self.std)
+        return MeanSpec("uniform", MAX_RECORDS * max(1.0, self.largest) + DEVIATIONS * self.std)
 
     def total(self, mean: Mean) -> tuple[Params, Tensor, float]:
         """(the sums over all clients, counts (R,), standard deviation of the noise in each entry)."""
@@ -112,13 +112,13 @@ class NoisedSums(Method):
         """(N,): the row of labels of each record."""
         return label_rows(data.labels, self.model.labels)
 
-    def sampled(self, name: str, params: Params, about: str) -> Deployed:
+    def deploy_sampler(self, name: str, params: Params, about: str) -> Deployed:
         """The model, the same for all clients and the server."""
         draw: Callable[[Tensor, torch.Generator], Tensor] = partial(self.model.draw, params)
         target = Target((self.model.denoiser(params),), self.model.abar)
         return Deployed({name: draw}, about=about, of_server=True, targets={"global": target})
 
 
-def by_row(values: Tensor, rows: Tensor, count: int) -> Tensor:
+def sum_by_row(values: Tensor, rows: Tensor, count: int) -> Tensor:
     """(count, width) in float64: the sum of values (N, width) over the records of each row of labels."""
     return torch.zeros(count, values.shape[1], dtype=torch.float64).index_add_(0, rows, values.double())

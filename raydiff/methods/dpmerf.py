@@ -1,5 +1,6 @@
-"""DP-MERF: differentially private mean embeddings with random features (Harder, Adamczewski & Park, AISTATS 2021, arXiv
-2002.11603), here of many clients.
+"""DP-MERF: differentially private mean embeddings with random features, here of many clients.
+
+Harder, Adamczewski & Park, AISTATS 2021, arXiv 2002.11603.
 
 Each client sends the noised sums of its pictures' random Fourier features for each label, once. The server adds over
 clients, and trains a generator whose pictures have the same mean features.
@@ -42,7 +43,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SERVER_ONLY, Deployed, Mean, Metrics, Round
-from raydiff.methods._noised_sums import NoisedSums, by_row
+from raydiff.methods._noised_sums import NoisedSums, sum_by_row
 from raydiff.models.compute import device
 from raydiff.models.generator import Generator
 from raydiff.models.training import Gradient, Training, optimize
@@ -116,7 +117,7 @@ class DPMERF(NoisedSums):
         rows, count, w = self.rows_of(data), self.model.rows, self._frequencies(server)
         sums = torch.zeros(count, self.features, dtype=torch.float64)
         for x, row in zip(data.images.split(CHUNK), rows.split(CHUNK), strict=True):
-            sums += by_row(tree.clip_records(phi(x, w), 1 - ROUNDING), row, count)
+            sums += sum_by_row(tree.clip_records(phi(x, w), 1 - ROUNDING), row, count)
         return {EMBEDDING: sums}, {}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
@@ -126,11 +127,15 @@ class DPMERF(NoisedSums):
             mean = total[EMBEDDING] / counts[:, None].clamp_min(1)
             target = {"mean": mean.float(), "counts": counts}
             return {**server, **tree.prefixed(TARGET, target)}, {}, []
-        if not (steps := self.training.part(rnd.number - 1, self.server_rounds)):
+        steps = self.training.part(rnd.number - 1, self.server_rounds)
+        if not steps:
             return server, {}, []
-        prefix, gradient = f"{SERVER_ONLY}/moments", self._gradient(server, rnd.rng)
-        theta, moments = tree.under("model", server), tree.under(prefix, server)
-        theta, moments, loss = optimize(theta, gradient, training=self.training, steps=steps, moments=moments)
+        prefix = f"{SERVER_ONLY}/moments"
+        moments = tree.under(prefix, server)
+        gradient = self._gradient(server, rnd.rng)
+        theta, moments, loss = optimize(
+            tree.under("model", server), gradient, training=self.training, steps=steps, moments=moments
+        )
         return {**server, **tree.prefixed("model", theta), **tree.prefixed(prefix, moments)}, {"server/loss": loss}, []
 
     def _gradient(self, server: Params, rng: torch.Generator) -> Gradient:
@@ -155,7 +160,7 @@ class DPMERF(NoisedSums):
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         about = "images of a generator fitted to noised random features"
-        return self.sampled("generator", tree.under("model", server), about)
+        return self.deploy_sampler("generator", tree.under("model", server), about)
 
 
 def phi(x: Tensor, w: Tensor) -> Tensor:

@@ -1,5 +1,6 @@
-"""Federated DPDM: FedAvg on a denoiser whose clients train by DP-SGD (Dockhorn, Cao, Vahdat & Kreis, TMLR 2023, arXiv
-2210.09929; Abadi et al. 2016, arXiv 1607.00133).
+"""Federated DPDM: FedAvg on a denoiser whose clients train by DP-SGD.
+
+Dockhorn, Cao, Vahdat & Kreis, TMLR 2023, arXiv 2210.09929; Abadi et al. 2016, arXiv 1607.00133.
 
 Adversary: the server, and whoever sees what it computes (local trust). It has the number of each client's records, the
 seed and all parameters, but neither the noise secret nor which records a step draws. Unit: one record with its labels,
@@ -55,7 +56,7 @@ from raydiff.privacy.private_gradient import (
     sampling_rate,
 )
 from raydiff.privacy.release import Event, Nothing, already_private, nothing
-from raydiff.settings import settings
+from raydiff.settings import Count, NonNegative, Positive, settings
 from raydiff.tree import Params
 
 DECLARED = ("examples",)
@@ -79,11 +80,11 @@ class DPSGD(Averaged):
     """What the epsilon speaks of: a record that counts or not (zero_out), or one in another's place (replace_one)."""
     accountant: Literal["pld", "rdp"] = "pld"
     """Which bound turns the noise into an epsilon; rdp adds up to a tenth more noise, and has none for replace_one."""
-    noise_multiplier: float | None = None
+    noise_multiplier: NonNegative | None = None
     """sigma. Default: the smallest within the budget; a given one must be too."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: Positive = 1.0
     """C: L2 norm to which each record's gradient is clipped. A public number: never take it from private data."""
-    multiplicity: int = 1
+    multiplicity: Count = 1
     """K: draws (timestep and noise) over which a record's gradient is averaged before it is clipped."""
     central: Sketch | None = None
     """DP-FETA: what round 0 sends, with `moment` 0 class means alone. Its epsilon is a part of this one. None: DPDM."""
@@ -94,13 +95,10 @@ class DPSGD(Averaged):
         if (self.relation, self.accountant) == ("replace_one", "rdp"):
             raise ValueError("accountant must be pld with relation replace_one: rdp has no theorem for sampling there")
         self.local.refuse_epochs("local", "each step draws every record with a probability of its own")
-        self._mechanism(self.noise_multiplier or 0.0)
         if self.averaging.moments != "reset":
             raise ValueError("averaging.moments must be reset: each round's steps begin anew")
         if self.averaging.privacy is not None:
             raise ValueError("averaging.privacy must be none: what clients send is private already")
-        if self.averaging.max_update_norm is not None:
-            raise ValueError("averaging.max_update_norm must be none: gradients are clipped, and the rest is noise")
         if isinstance(self.model, DDPM) and (self.model.compile or self.model.precision == "bfloat16"):
             raise ValueError("model must not be bfloat16 or compiled: torch.func has no gradients then")
 
@@ -115,7 +113,7 @@ class DPSGD(Averaged):
         budget = StepBudget(epsilon=self.epsilon, delta=self.delta, **options)
         batch, steps = self.local.batch, max(1, self.local.steps)
         sigma = noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
-        return self._mechanism(sigma)
+        return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)
 
     @property
     def first(self) -> Sketch:
@@ -181,16 +179,13 @@ class DPSGD(Averaged):
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """FedAvg's, or in round 0 the training on central images."""
         if self.central and rnd.number == 0:
-            return self._pretrained(server, uploads, rnd), {}, []
+            return self._pretrain(server, uploads, rnd), {}, []
         return super().aggregate(server, uploads, rnd)
 
-    def _pretrained(self, server: Params, uploads: Mean, rnd: Round) -> Params:
+    def _pretrain(self, server: Params, uploads: Mean, rnd: Round) -> Params:
         """The model, trained on pictures drawn from the central images' sums."""
         sums, _, _ = self.first.aggregate(self.first.init_server(None, rnd.rng), uploads, rnd)
         every = torch.cartesian_prod(*map(torch.arange, self.first.model.labels)).view(self.first.model.rows, -1)
         labels, weights = every.repeat(EACH, 1), {k: v for k, v in server.items() if k != PENDING}
         pictures = self.first.deploy(sums).sample(labels, rnd.rng)
         return fit(self.model, weights, pictures, labels, training=self.pretraining, rng=rnd.rng)[0]
-
-    def _mechanism(self, sigma: float) -> Mechanism:
-        return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)

@@ -1,5 +1,6 @@
-"""Private Evolution: pictures that private records vote for (Lin, Gopi, Kulkarni, Nori & Yekhanin, ICLR 2024, arXiv
-2305.15560), here of many clients.
+"""Private Evolution: pictures that private records vote for, here of many clients.
+
+Lin, Gopi, Kulkarni, Nori & Yekhanin, ICLR 2024, arXiv 2305.15560.
 
 The server keeps candidate pictures for each label. In every round each record votes for the nearest candidate of its
 label, and each client sends noised counts of votes. The server draws the next candidates in proportion to their sum,
@@ -17,7 +18,7 @@ public by declaration, so that a replaced record keeps its label; and the public
 | T | `rounds` |
 | Algorithm 2, the histogram of votes | the upload's `votes` (R, N), with `counts` (R,), which are public |
 | sigma | sqrt(2 T) / mu(`epsilon`, `delta`), by the exact accountant |
-| H, the threshold | `onto_counts` |
+| H, the threshold | `project_onto_counts` |
 
 **Sensitivity.** Replaced by another of its label, a record moves its vote within a row, a distance of sqrt(2) at most.
 Candidates depend on earlier rounds; Gaussian mechanisms of one mu compose adaptively as if they were fixed (Dong, Roth
@@ -96,31 +97,34 @@ class Evolution(NoisedSums):
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The next candidates. The metric is the mean number of distinct parents per row of labels."""
         total, counts, _ = self.total(uploads)
-        parents = drawn(onto_counts(total[VOTES], counts), rnd.rng)
+        parents = sample_parents(project_onto_counts(total[VOTES], counts), rnd.rng)
         chosen = server[PICTURES][torch.arange(len(parents))[:, None], parents]
         copies = parents.diff(dim=1, prepend=torch.full((len(parents), 1), -1)) == 0
         fraction = self.variation * (1 - rnd.number / self.rounds)
-        chosen[copies] = varied(chosen[copies], server[POOL], fraction, rnd.rng)
+        chosen[copies] = vary_pictures(chosen[copies], server[POOL], fraction, rnd.rng)
         return {**server, PICTURES: chosen}, {"server/parents": float((~copies).sum(1).double().mean())}, []
 
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         about = "public pictures, as they are or mixed, that noised votes have chosen"
-        return self.sampled("population", tree.under("model", server), about)
+        return self.deploy_sampler("population", tree.under("model", server), about)
 
 
-def onto_counts(votes: Tensor, counts: Tensor) -> Tensor:
-    """(R, N): noised votes (R, N) projected onto the nonnegative histograms that sum to counts (R,), by Held, Wolfe &
-    Crowder 1974. Under Gaussian noise it is the likeliest histogram."""
+def project_onto_counts(votes: Tensor, counts: Tensor) -> Tensor:
+    """(R, N): noised votes (R, N) projected onto the nonnegative histograms that sum to counts (R,).
+
+    By Held, Wolfe & Crowder 1974. Under Gaussian noise it is the likeliest histogram.
+    """
     ordered = votes.sort(dim=1, descending=True).values
     levels = (ordered.cumsum(1) - counts[:, None]) / torch.arange(1, votes.shape[1] + 1)
     last = (ordered > levels).sum(1, keepdim=True).clamp_min(1) - 1
     return (votes - levels.gather(1, last)).clamp_min(0)
 
 
-def drawn(votes: Tensor, rng: torch.Generator) -> Tensor:
+def sample_parents(votes: Tensor, rng: torch.Generator) -> Tensor:
     """(R, N), ascending in each row: the parents of the next N candidates, by votes (R, N).
 
-    Each parent occurs N times its fraction of the votes, rounded down or up at random. Without votes all stay."""
+    Each parent occurs N times its fraction of the votes, rounded down or up at random. Without votes all stay.
+    """
     n = votes.shape[1]
     votes = torch.where(votes.sum(1, keepdim=True) > 0, votes, 1.0)
     ends = votes.cumsum(1) / votes.sum(1, keepdim=True) * n
@@ -128,7 +132,7 @@ def drawn(votes: Tensor, rng: torch.Generator) -> Tensor:
     return torch.searchsorted(ends, points).clamp_max(n - 1)
 
 
-def varied(x: Tensor, pool: Tensor, fraction: float, rng: torch.Generator) -> Tensor:
+def vary_pictures(x: Tensor, pool: Tensor, fraction: float, rng: torch.Generator) -> Tensor:
     """Pictures x (M, C, H, W), each moved this fraction of the way to one of its nearest pictures in the pool."""
     near = torch.cdist(x.flatten(1), pool.flatten(1)).topk(min(NEIGHBOURS, len(pool)), largest=False).indices
     to = near.gather(1, torch.randint(near.shape[1], (len(x), 1), generator=rng))[:, 0]

@@ -1,5 +1,7 @@
-"""FedAvg on a denoiser (McMahan et al. 2017, arXiv 1602.05629; on DDPMs: FedDM, arXiv 2407.14730), with optional local
-fine-tuning; with `averaging.privacy` DP-FedAvg (McMahan et al. 2018, arXiv 1710.06963).
+"""FedAvg on a denoiser, with optional local fine-tuning; with `averaging.privacy` DP-FedAvg.
+
+McMahan et al. 2017, arXiv 1602.05629; on DDPMs: FedDM, arXiv 2407.14730; DP-FedAvg: McMahan et al. 2018, arXiv
+1710.06963.
 
 Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the server
 (local or aggregate trust) or whoever sees the model (central trust); the unit is a client. Fine-tuning is not covered.

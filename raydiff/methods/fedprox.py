@@ -1,5 +1,6 @@
-"""FedProx on a denoiser (Li et al. 2020, arXiv 1812.06127; on DDPMs: FedDM-prox, arXiv 2407.14730): FedAvg whose
-clients are held near the server's weights.
+"""FedProx on a denoiser: FedAvg whose clients are held near the server's weights.
+
+Li et al. 2020, arXiv 1812.06127; on DDPMs: FedDM-prox, arXiv 2407.14730.
 
 Adversary and unit of privacy: FedAvg's.
 

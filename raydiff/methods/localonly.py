@@ -17,7 +17,7 @@ import torch
 from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, LocalResult, Method, Metrics, Round, Target, Upload
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._averaging import AnyModel, deployed
+from raydiff.methods._averaging import AnyModel, deploy_model
 from raydiff.models.chains import Sampling
 from raydiff.models.classifier import Classifier
 from raydiff.models.ddpm import DDPM
@@ -99,7 +99,7 @@ class LocalOnly(Method):
         if state is None:
             raise ValueError("LocalOnly has no model that its clients share: sample a client's")
         if self.clip is None:
-            return deployed(self.model, self.sampling, shared=None, personal=state)
+            return deploy_model(self.model, self.sampling, shared=None, personal=state)
         assert isinstance(self.model, DDPM)
         denoiser, abar = with_clipped_flag(self.model).denoiser(state, fixed=(0,)), self.model.abar
         samplers, targets = self.sampling.samplers(self.model, denoiser), {"client": Target((denoiser,), abar)}

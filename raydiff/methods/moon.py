@@ -1,5 +1,6 @@
-"""MOON on a denoiser (Li, He & Song 2021, arXiv 2103.16049): FedAvg whose clients' features are pulled towards the
-server's model and away from their own last one.
+"""MOON on a denoiser (Li, He & Song 2021, arXiv 2103.16049): FedAvg with a model-contrastive term.
+
+Clients' features are pulled towards the server's model and away from their own last one.
 
 Adversary and unit of privacy: FedAvg's.
 

@@ -1,5 +1,6 @@
-"""Per-FedAvg on a denoiser (Fallah, Mokhtari & Ozdaglar 2020, arXiv 2002.07948): a shared model from which each client
-is one gradient step away from its own.
+"""Per-FedAvg on a denoiser (Fallah, Mokhtari & Ozdaglar 2020, arXiv 2002.07948).
+
+A shared model from which each client is one gradient step away from its own.
 
 Adversary and unit of privacy: FedAvg's. The adapted models are not covered.
 
@@ -70,9 +71,9 @@ class PerFedAvg(Averaged):
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train the loss after adaptation from the server's weights; send the difference."""
         module_of(self.model)  # `torch.func.grad` cannot build it.
-        return self.send(server, *self.fit_round(server, state, data, rnd, objective=self._adapted), state, rnd)
+        return self.send(server, *self.fit_round(server, state, data, rnd, objective=self._loss_after_step), state, rnd)
 
-    def _adapted(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
+    def _loss_after_step(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"
         inner, outer = slice(half), slice(half, None)
         before: tuple[Pair, Params, Params] = ((images[inner], labels[inner]), _rows(draws, inner), {})

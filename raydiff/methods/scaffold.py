@@ -1,5 +1,6 @@
-"""SCAFFOLD on a denoiser (Karimireddy et al. 2020, arXiv 1910.06378): control variates take the drift out of the
-clients' steps.
+"""SCAFFOLD on a denoiser (Karimireddy et al. 2020, arXiv 1910.06378).
+
+Control variates take the drift out of the clients' steps.
 
 Adversary: none: weights and control variates are sent as they are, so epsilon is infinite. `averaging.privacy` is
 refused: it has no guarantee for the control variates. A message is twice as long as FedAvg's, in both directions.
@@ -36,7 +37,7 @@ from raydiff.settings import settings
 from raydiff.tree import Params
 
 MODEL, CONTROL = "model", "control"
-AS_THEY_ARE = "weights and control variates sent as they are"
+UNPROTECTED_TEXT = "weights and control variates sent as they are"
 
 
 @settings(frozen=True, kw_only=True)
@@ -68,14 +69,14 @@ class Scaffold(FineTuned):
         none = tree.scale(c, 0.0)
         c_i = tree.under(f"{SCRATCH}/{CONTROL}", state) or none
         y, _, loss = self.fit_round(x, {}, data, rnd, objective=self._corrected, extras=tree.sub(c, c_i))
-        far = _carried(self.local.of(len(data)), self.steps(rnd.number, len(data)))
+        far = _distance_along(self.local.of(len(data)), self.steps(rnd.number, len(data)))
         change = tree.sub(tree.scale(tree.sub(x, y), 1 / far), c) if far else none  # No steps, no gradient.
         sent = {**tree.prefixed(MODEL, tree.sub(y, x)), **tree.prefixed(CONTROL, change)}
-        release = disclose(sent, AS_THEY_ARE)
+        release = disclose(sent, UNPROTECTED_TEXT)
         return LocalResult(tree.prefixed(f"{SCRATCH}/{CONTROL}", tree.add(c_i, change)), release, {"train/loss": loss})
 
     def upload_event(self, records: int, number: int) -> Event:
-        return NonPrivate(AS_THEY_ARE)
+        return NonPrivate(UNPROTECTED_TEXT)
 
     def _corrected(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """The loss, with the gradient g(y) + c - c_i; `extras` is c - c_i."""
@@ -84,24 +85,18 @@ class Scaffold(FineTuned):
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step with x; c follows the clients' control variates."""
-        update, change = tree.under(MODEL, uploads.value), tree.under(CONTROL, uploads.value)
+        update = tree.under(MODEL, uploads.value)
+        change = tree.under(CONTROL, uploads.value)
         moments = f"{SERVER_ONLY}/averaging"
         x, moved = self.averaging.step(tree.under(MODEL, server), update, tree.under(moments, server))
         c = tree.add(tree.under(CONTROL, server), tree.scale(change, uploads.count / rnd.clients))
-        after = {
-            **server,
-            **(model := tree.prefixed(MODEL, x)),
-            **tree.prefixed(CONTROL, c),
-            **tree.prefixed(moments, moved),
-        }
-        return (
-            self.with_average(after, model, rnd),
-            {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)},
-            [],
-        )
+        model = tree.prefixed(MODEL, x)
+        after = {**server, **model, **tree.prefixed(CONTROL, c), **tree.prefixed(moments, moved)}
+        metrics = {"server/update_norm": tree.norm(update), "server/control_norm": tree.norm(c)}
+        return self.with_average(after, model, rnd), metrics, []
 
 
-def _carried(training: Training, steps: range) -> float:
+def _distance_along(training: Training, steps: range) -> float:
     """How far sgd goes in these steps along a gradient that is always 1."""
     velocity = far = 0.0
     for step in steps:

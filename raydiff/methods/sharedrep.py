@@ -1,5 +1,6 @@
-"""Shared representation on a denoiser (after Collins et al. 2021, arXiv 2102.07078; as SPIRE's comparison has it): the
-middle of the network is each client's own, the rest is averaged.
+"""Shared representation on a denoiser: the middle of the network is each client's own, the rest is averaged.
+
+After Collins et al. 2021, arXiv 2102.07078; as SPIRE's comparison has it.
 
 Adversary: none without `averaging.privacy`: weights are sent as they are, so epsilon is infinite. With it: the unit is
 a client. The middle block is never sent, and is not covered.
@@ -21,7 +22,7 @@ from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Round
 from raydiff.federated.upload_spec import UploadSpec
-from raydiff.methods._averaging import Averaged, deployed
+from raydiff.methods._averaging import Averaged, deploy_model
 from raydiff.models.ddpm import DDPM
 from raydiff.models.training import Training
 from raydiff.settings import settings
@@ -73,7 +74,7 @@ class SharedRep(Averaged):
             raise ValueError("the server of a SharedRep run has no whole model: the middle is with the clients")
         private = tree.without(SCRATCH, state) or tree.under(START, server)
         whole = {**self.shared(tree.without(START, server)), **private}
-        return deployed(self.model, self.sampling, shared=None, personal=whole)
+        return deploy_model(self.model, self.sampling, shared=None, personal=whole)
 
     @property
     def _prefixes(self) -> tuple[str, ...]:

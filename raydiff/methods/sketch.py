@@ -46,7 +46,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Center, Records, clip_center
 from raydiff.federated.method import Deployed, Mean, Metrics, Round, Target
-from raydiff.methods._noised_sums import NoisedSums, by_row
+from raydiff.methods._noised_sums import NoisedSums, sum_by_row
 from raydiff.models import moments
 from raydiff.models.chains import Sampling
 from raydiff.models.ddpm import DDPM
@@ -132,7 +132,7 @@ class Sketch(NoisedSums):
         offsets = data.images - server["center"]
         clipped = float((tree.norms(offsets) > self.clip).double().mean())
         u = tree.clip_records(offsets, self.clip * (1 - ROUNDING)).flatten(1)
-        sums = {SUMS: by_row(u, self.rows_of(data), self.model.rows)}
+        sums = {SUMS: sum_by_row(u, self.rows_of(data), self.model.rows)}
         if self.moment:
             sums[SECOND] = self.moment / self.clip * moments.packed(u)
         return sums, {"upload/clipped_fraction": clipped}
@@ -152,7 +152,7 @@ class Sketch(NoisedSums):
     def deploy(self, server: Params, state: Params | None = None) -> Deployed:
         """The Gaussians; refined by the client's personal denoiser, if any."""
         about = "images of a Gaussian for each class, fitted to noised sums"
-        shared = self.sampled("gaussian", tree.under("gaussians", server), about)
+        shared = self.deploy_sampler("gaussian", tree.under("gaussians", server), about)
         if not state:
             return shared
         personal, z_m = self._personal, with_clipped_flag(self._personal).denoiser(state, fixed=(0,))

@@ -61,11 +61,6 @@ class Mechanism:
     max_grad_norm: float = 1.0  # C: L2 norm to which each record's gradient is clipped; a public number
     multiplicity: int = 1  # K: draws over which a record's gradient is averaged before it is clipped
 
-    def __post_init__(self) -> None:
-        check_value("noise_multiplier", self.noise_multiplier, 0 <= self.noise_multiplier < math.inf, "a number >= 0")
-        check_value("max_grad_norm", self.max_grad_norm, 0 < self.max_grad_norm < math.inf, "a positive number")
-        check_value("multiplicity", self.multiplicity, self.multiplicity >= 1, "at least 1")
-
 
 @dataclass(eq=False, repr=False)
 class PrivateGradient:

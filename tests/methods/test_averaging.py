@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
-from toys import KEYS, mean_of, run
+from toys import KEYS, mean_upload, run
 
 from raydiff import tree
 from raydiff.experiment.config import Experiment
@@ -31,7 +31,7 @@ def server_round(noise: NoiseStream | None = None) -> Round:
 
 def mean_of(averaging: Averaging, *sent: tuple[int, list[float]]) -> list[float]:
     validator = UploadValidator(FedAvg(averaging=averaging), {"w": torch.zeros(2)}, 0, len(sent))
-    mean, events = averaging.publish(mean_of(validator, uploads(*sent)), server_round(), rounds=1)
+    mean, events = averaging.publish(mean_upload(validator, uploads(*sent)), server_round(), rounds=1)
     assert events == []
     return mean["w"].tolist()
 

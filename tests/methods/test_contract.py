@@ -12,7 +12,7 @@ import float_attack
 import pytest
 import torch
 from fake_gpu import attached
-from toys import aggregated, mean_of
+from toys import aggregated, mean_upload
 
 from raydiff import tree
 from raydiff.data.datasets import Records
@@ -228,9 +228,9 @@ def test_an_exact_mean_is_that_of_floats_to_rounding(method: Method) -> None:
     weights = [validator.mean_spec.weight(upload.examples) for upload in uploads]
     summands = [tree.scale(u.release.value, weight) for u, weight in zip(uploads, weights, strict=True)]
     floats = tree.scale(functools.reduce(tree.add, summands), 1 / sum(weights))
-    assert tree.norm(floats) > 0 and tree.norm(tree.sub(mean_of(validator, uploads).value, floats)) <= 1e-6 * tree.norm(
-        floats
-    )
+    assert tree.norm(floats) > 0 and tree.norm(
+        tree.sub(mean_upload(validator, uploads).value, floats)
+    ) <= 1e-6 * tree.norm(floats)
 
 
 def test_a_release_shares_no_memory_with_what_stays(method: Method) -> None:

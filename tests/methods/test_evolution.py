@@ -12,7 +12,7 @@ from toys import records
 
 from raydiff.data.records import Records
 from raydiff.federated.method import Mean, Round
-from raydiff.methods.evolution import Evolution, drawn, onto_counts
+from raydiff.methods.evolution import Evolution, project_onto_counts, sample_parents
 from raydiff.models.by_row import Population
 from raydiff.privacy import accountants
 from raydiff.seeding import NoiseStream, generator
@@ -78,7 +78,7 @@ def test_the_threshold_leaves_as_many_votes_as_there_are_records() -> None:
     """The nearest histogram that could be: what is left is less by one number, and what is not was no more than it."""
     votes = 5 * torch.randn(40, 9, generator=generator(0)).double()
     counts = torch.arange(40).double() * 2
-    left = onto_counts(votes, counts)
+    left = project_onto_counts(votes, counts)
     torch.testing.assert_close(left.sum(1), counts)
     for noisy, found, count in zip(votes, left, counts, strict=True):
         kept = found > 0
@@ -89,14 +89,14 @@ def test_the_threshold_leaves_as_many_votes_as_there_are_records() -> None:
         torch.testing.assert_close(level, level[:1].expand_as(level))
         assert bool((noisy[~kept] <= level[0] + 1e-9).all())
     exact = torch.tensor([[3.0, 0.0, 5.0]]).double()
-    assert torch.equal(onto_counts(exact, torch.tensor([8.0]).double()), exact)
+    assert torch.equal(project_onto_counts(exact, torch.tensor([8.0]).double()), exact)
 
 
 def test_each_candidate_is_drawn_as_often_as_its_share_says_to_the_next_whole_number() -> None:
     votes = torch.rand(30, 8, generator=generator(0)).double().square()
     votes[3, :7] = 0
     votes[4] = 0
-    parents = drawn(votes, generator(1))
+    parents = sample_parents(votes, generator(1))
     share = 8 * votes / votes.sum(1, keepdim=True)
     for row, (found, due) in enumerate(zip(parents, share, strict=True)):
         times = found.bincount(minlength=8)
@@ -105,7 +105,7 @@ def test_each_candidate_is_drawn_as_often_as_its_share_says_to_the_next_whole_nu
             continue
         assert bool((times >= due.floor() - 1e-9).all() and (times <= due.ceil() + 1e-9).all())
     assert parents[3].tolist() == [7] * 8
-    many = torch.stack([drawn(votes[:1], generator(i))[0].bincount(minlength=8) for i in range(2000)])
+    many = torch.stack([sample_parents(votes[:1], generator(i))[0].bincount(minlength=8) for i in range(2000)])
     torch.testing.assert_close(many.double().mean(0), share[0], rtol=0, atol=0.05)
 
 

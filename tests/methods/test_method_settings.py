@@ -46,8 +46,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (Averaging, {"beta1": 1.0}, "beta1"),
     (Averaging, {"privacy": ClientPrivacy(trust="central")}, "weights"),
     (Averaging, {"privacy": ClientPrivacy(**SECURE)}, "weights"),  # type: ignore[arg-type]
-    (Averaging, {"max_update_norm": 0.0}, "max_update_norm"),
-    (Averaging, {"max_update_norm": 1.0, "privacy": ClientPrivacy()}, "max_update_norm"),
     (ClientPrivacy, {"clip": math.inf}, "clip"),
     (ClientPrivacy, {"epsilon": 0.0}, "epsilon"),
     (ClientPrivacy, {"trust": "none"}, "trust"),
@@ -81,7 +79,6 @@ REFUSED: list[tuple[Any, dict[str, Any], str]] = [
     (DPSGD, {"accountant": "exact"}, "accountant"),
     (DPSGD, {"accountant": "rdp", "relation": "replace_one"}, "accountant"),
     (DPSGD, {"averaging": Averaging(privacy=ClientPrivacy())}, "averaging.privacy"),
-    (DPSGD, {"averaging": Averaging(max_update_norm=1.0)}, "averaging.max_update_norm"),
     (DPSGD, {"model": DDPM(compile=True)}, "compiled"),
     (DPSGD, {"model": DDPM(precision="bfloat16")}, "bfloat16"),
     (DPMERF, {"features": 5}, "features"),

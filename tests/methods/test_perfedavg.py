@@ -50,7 +50,7 @@ def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
     method = PerFedAvg(model=QUADRATIC, order=order, inner_rate=0.25)
     w = torch.tensor([1.0], requires_grad=True)
     batch = (torch.tensor([[0.0], [3.0]]), torch.full((2, 1), 2.0))
-    loss = method._adapted({"w": w}, batch, {"t": torch.zeros(2)}, {})
+    loss = method._loss_after_step({"w": w}, batch, {"t": torch.zeros(2)}, {})
     loss.backward()
     assert loss.item() == (0.5 - 3) ** 2 and w.grad is not None and w.grad.tolist() == [gradient]
 
@@ -62,7 +62,7 @@ def in_float64(order: Order) -> tuple[Any, Params]:
     data, draws = records(0, 4), ATTENTION.draws(4, generator(1))
     draws["z"] = draws["z"].double()
     params = {k: v.double().requires_grad_() for k, v in ATTENTION.init(generator(0)).items()}
-    return lambda w: method._adapted(w, (data.images.double(), data.labels), draws, {}), params
+    return lambda w: method._loss_after_step(w, (data.images.double(), data.labels), draws, {}), params
 
 
 def test_second_order_is_the_gradient_of_the_real_unet() -> None:

@@ -17,7 +17,7 @@ from raydiff.federated.client import Client, Failed, run_clients
 from raydiff.federated.method import LocalResult, Round
 from raydiff.federated.rounds import LocalExecutor, Progress, rounds
 from raydiff.federated.sums import Partial, UploadValidator, partial_sum
-from raydiff.methods._averaging import RECORDS, TIMES, Averaging
+from raydiff.methods._averaging import MAX_UPDATE_RATIO, MAX_WEIGHT, Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.scaffold import Scaffold
 from raydiff.models.training import Training
@@ -106,7 +106,7 @@ def run(method: FedAvg, *x: float, **options: Any) -> Progress:
 
 
 def test_an_update_beyond_the_range_is_rejected_by_name() -> None:
-    room = TIMES * RECORDS / 4  # Each client has four records.
+    room = MAX_UPDATE_RATIO * MAX_WEIGHT / 4  # Each client has four records.
     one = Huge(model=QUADRATIC, local=LOCAL, rounds=3, size=room)
     assert run(one, 1.0, 100.0).rejected == {}
     more = replace(one, size=2 * room)

@@ -11,7 +11,7 @@ import torch
 from conftest import wait_until
 from nodes import CLIENTS, COORDINATOR, ROUNDS, WORKER, Federated, check_unharmed, faulty
 from ray import cloudpickle
-from toys import mean_of
+from toys import mean_upload
 
 from raydiff import tree
 from raydiff.experiment import trial
@@ -119,7 +119,7 @@ def test_where_training_is_not_deterministic_the_stored_bytes_are_resent(tmp_pat
     validator = UploadValidator(this.experiment.method, before, number, CLIENTS)
     event = validator.method.upload_event(examples[0], number)
     uploads = [Upload(c, examples[c], already_private(sent[c], event)) for c in range(CLIENTS)]
-    mean = mean_of(validator, uploads)
+    mean = mean_upload(validator, uploads)
     assert mean.count == CLIENTS and tree.digest(after) == tree.digest(tree.add(before, mean.value))
     assert ledger == expected[digest][-1]  # nothing more was spent
     assert server != expected[digest][-2]  # and the training was not deterministic

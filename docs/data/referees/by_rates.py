@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, LocalResult, Round
-from raydiff.methods.scaffold import AS_THEY_ARE, CONTROL, Scaffold, _carried
+from raydiff.methods.scaffold import CONTROL, UNPROTECTED_TEXT, Scaffold, _distance_along
 from raydiff.privacy.release import disclose
 from raydiff.tree import Params
 
@@ -26,9 +26,9 @@ class ByRates(Scaffold):
         found = super().local_update(server, state, data, rnd)
         c, steps = tree.under(CONTROL, server), self.steps(rnd.number, len(data))
         training = self.local.of(len(data))
-        longer = _carried(training, steps) / _carried(replace(training, momentum=0.0), steps)
+        longer = _distance_along(training, steps) / _distance_along(replace(training, momentum=0.0), steps)
         sent = found.release.value
         change = tree.sub(tree.scale(tree.add(tree.under(CONTROL, sent), c), longer), c)
         before = tree.under(f"{SCRATCH}/{CONTROL}", state) or tree.scale(c, 0.0)
-        release = disclose({**sent, **tree.prefixed(CONTROL, change)}, AS_THEY_ARE)
+        release = disclose({**sent, **tree.prefixed(CONTROL, change)}, UNPROTECTED_TEXT)
         return LocalResult(tree.prefixed(f"{SCRATCH}/{CONTROL}", tree.add(before, change)), release, found.metrics)

@@ -13,7 +13,7 @@ from raydiff.papers.pfdm.depth import release_event
 from raydiff.privacy.release import Event, NonPrivate, Release, disclose, gaussian_records
 from raydiff.seeding import NoiseStream
 
-AS_THEY_ARE = "images sent as they are"
+UNPROTECTED_TEXT = "images sent as they are"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class NoisedCopies:
     def event(self) -> Event:
         """What a client reveals by its copies."""
         if self.abar is None:
-            return NonPrivate(AS_THEY_ARE)
+            return NonPrivate(UNPROTECTED_TEXT)
         return replace(release_event(self.clip, self.abar), declared=("labels",))
 
     def release(self, data: Records, center: Tensor | None, noise: NoiseStream | None) -> Release:
@@ -47,7 +47,7 @@ class NoisedCopies:
         images = data.images
         public = {"labels": data.labels}
         if self.abar is None:
-            return disclose({"x": images, **public}, AS_THEY_ARE)
+            return disclose({"x": images, **public}, UNPROTECTED_TEXT)
         if noise is None:
             raise ValueError("PFDM's upload needs the round's noise stream")
         noising = {"clip": self.clip, "scale": math.sqrt(self.abar), "std": self.std}

@@ -41,7 +41,7 @@ from torch import Tensor
 from raydiff import tree
 from raydiff.data.records import Records
 from raydiff.federated.method import SCRATCH, Deployed, LocalResult, Round, Sampler, Target
-from raydiff.methods._averaging import MOMENTS, Averaged, Averaging, deployed
+from raydiff.methods._averaging import MOMENTS, Averaged, Averaging, deploy_model
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import CLIENT, table
 from raydiff.models.training import Completed, Training
@@ -123,7 +123,7 @@ class SPIRE(Averaged):
         server = tree.without(MOMENTS, server)
         state = None if state is None else tree.without(SCRATCH, state)
         personal = None if state is None or SHARES in state else {**server, **state}
-        result = deployed(self._with_one, self.sampling, shared=self.shared(server), personal=personal)
+        result = deploy_model(self._with_one, self.sampling, shared=self.shared(server), personal=personal)
         if state is None:
             return replace(result, about="images of the backbone with embedding 0")
         return result if personal else self._mixed(result, {**server, KINDS: state[KINDS]}, state[SHARES])
