@@ -34,7 +34,7 @@ from raydiff.methods.scaffold import Scaffold
 from raydiff.methods.sharedrep import SharedRep
 from raydiff.methods.sketch import Sketch
 from raydiff.models.chains import Sampling
-from raydiff.models.classifier import Classifier
+from raydiff.models.classifier import Classifier, LeNet
 from raydiff.models.forest import Forest
 from raydiff.models.networks import UNet
 from raydiff.models.training import Training
@@ -72,6 +72,7 @@ OTHER: dict[str, Any] = {
     "accountant": "rdp",
     "server_rounds": 2,
     "network": UNet(widths=(8, 8)),
+    "classifier.network": LeNet(),
     "width": 16,
     "depth": 2,
     "schedule": "cosine",
@@ -497,7 +498,7 @@ def test_init_key_has_all_that_a_first_state_depends_on(experiment: Experiment) 
             with pytest.raises(ValueError, match=r"^--inversion: |^inversion\.epochs must be none"):
                 overrides.override(method, {path: OTHER[name]})
             continue
-        other = overrides.override(method, {**both, path: OTHER[name]})
+        other = overrides.override(method, {**both, path: OTHER[path if path in OTHER else name]})
         assert other != method, path
         if other.init_key == method.init_key:
             assert tree.digest(other.init_client({}, data, public, Round(0, generator(1)))) == digest, path
