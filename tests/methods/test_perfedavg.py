@@ -47,7 +47,8 @@ def test_at_inner_rate_0_it_trains_on_the_second_halves(method: PerFedAvg, order
 def test_a_gradient_by_hand(order: Order, gradient: float) -> None:
     """From 1, curvature 2, rate 1/4: target 0 leads to 1/2, where target 3 pulls with 2 (1/2 - 3) = -5; the step's own
     derivative is 1 - 2 / 4."""
-    method = PerFedAvg(model=QUADRATIC, order=order, inner_rate=0.25)
+    method = PerFedAvg(order=order, inner_rate=0.25)
+    object.__setattr__(method, "model", QUADRATIC)
     w = torch.tensor([1.0], requires_grad=True)
     batch = (torch.tensor([[0.0], [3.0]]), torch.full((2, 1), 2.0))
     loss = method._loss_after_step({"w": w}, batch, {"t": torch.zeros(2)}, {})
