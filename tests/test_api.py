@@ -229,6 +229,7 @@ def test_an_unknown_command_is_one_sentence(command: Command) -> None:
     assert (code, out) == (2, "") and "did you mean sweep?" in err and err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_help_ends_quietly_without_a_reader_and_needs_neither_tables_nor_ray() -> None:
     """As in `raydiff sweep --help | head -1`: of a command that runs trials lost output is no error."""
     reader, writer = os.pipe()

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import slow_but
 
 from raydiff import process
 from raydiff.experiment import trial
@@ -73,7 +74,7 @@ def test_work_goes_on_whatever_becomes_of_its_output(output: Callable[[], Any] |
 
 
 @pytest.mark.usefixtures("default_signals")
-@pytest.mark.parametrize("number", process.STOP_SIGNALS)
+@pytest.mark.parametrize("number", slow_but([signal.SIGINT, signal.SIGTERM], process.STOP_SIGNALS))
 def test_each_signal_ends_a_run_in_order(
     number: signal.Signals, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Callable[..., Any], migrated: Path
 ) -> None:
@@ -119,7 +120,7 @@ def test_words_come_while_it_waits_and_end_with_it(monkeypatch: pytest.MonkeyPat
             enough.set()
 
     monkeypatch.setattr(process, "print", say, raising=False)
-    monkeypatch.setattr(process, "WAIT_S", 0.0)
+    monkeypatch.setattr(process, "WAIT_S", 0.001)
     with pytest.raises(KeyError), waiting("node 10.0.0.7"):
         assert enough.wait(60)
         raise KeyError

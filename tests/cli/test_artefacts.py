@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 import pytest
+from cases import slow_but
 
 from raydiff import tree
 from raydiff.cli import generate, run
@@ -67,7 +68,7 @@ def texts(folder: Path) -> Iterator[tuple[str, str]]:
             yield name, path.read_bytes().decode("latin-1")
 
 
-@pytest.fixture(scope="module", params=METHODS)
+@pytest.fixture(scope="module", params=slow_but(["dp-fedavg"], METHODS))
 def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[tuple[list[tuple[str, str]], Path]]:
     """([(where, text)] of all that leaves the storage folder, the trial's folder)."""
     at = tmp_path_factory.mktemp(request.param)

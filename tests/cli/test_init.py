@@ -178,6 +178,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(
             init.main(["digits", "--out", str(tmp_path / out)])
 
 
+@pytest.mark.slow
 def test_it_says_what_it_does_and_reads_the_pictures_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

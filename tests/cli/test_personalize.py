@@ -79,6 +79,7 @@ def test_a_rate_that_diverges_does_not_stop_the_others(
     assert [p.name for p in out.glob("*.safetensors")] == ["personal-0.001.safetensors"]
 
 
+@pytest.mark.slow
 def test_its_run_is_the_trial_s_child(shop: Storage, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One metric a reading and rate with the epoch as its step; a repeated command replaces its earlier run."""
     from mlflow import MlflowClient

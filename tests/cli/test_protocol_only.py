@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import slow_but
 
 from raydiff.cli import run
 from raydiff.experiment import config, trial
@@ -41,7 +42,7 @@ def artifacts(client: Any, run: Any, below: str | None = None) -> Iterator[str]:
         yield from artifacts(client, run, item.path) if item.is_dir else [item.path]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", slow_but(["pfdm", "fedavg"], METHODS))
 def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer, "PERIOD_S", 0.01)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")

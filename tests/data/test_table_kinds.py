@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from cases import slow_but
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.modality import TableRows
@@ -118,7 +119,7 @@ FRAMES: dict[str, tuple[pd.Series, str]] = {
 }
 
 
-@pytest.mark.parametrize("public", [None, 60])
+@pytest.mark.parametrize("public", slow_but([60], [None, 60]))
 @pytest.mark.parametrize("name", [*ARRAYS, *FRAMES])
 def test_typed_columns_keep_their_kind_and_every_value(tmp_path: Path, name: str, public: int | None) -> None:
     """In Arrow's and pandas' types: all rows are kept, and as many categories as there are values."""

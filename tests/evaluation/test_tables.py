@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 import torch
+from cases import slow_but
 from torch import Tensor
 
 from raydiff.data.datasets import Data, load
@@ -200,7 +201,7 @@ METHODS = {
 }
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(["localonly", "dpsgd"], METHODS))
 def test_methods_train_on_a_table_from_start_to_end(name: str, experiment: Experiment, tmp_path: Path) -> None:
     opened, final = finished(replace(experiment, method=METHODS[name]), tmp_path)
     assert opened.experiment.method.model.counts == (4, 3, 4)

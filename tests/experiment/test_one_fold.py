@@ -57,7 +57,7 @@ def resolved(tiny: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Tria
     return open_trial(replace(tiny, evaluation=None), tmp_path_factory.mktemp("ledgers"))
 
 
-@hypothesis.settings(deadline=None, max_examples=3)
+@hypothesis.settings(max_examples=1)
 @hypothesis.given(setup=setups, messages=st.lists(st.tuples(sent, published), min_size=1, max_size=3))
 @hypothesis.example(setup=None, messages=[({0: LOCAL}, []), ({0: LOCAL}, [])])  # two rounds of one kind
 @hypothesis.example(setup=None, messages=[({0: LOCAL, 1: Nothing()}, []), ({1: LOCAL}, [])])  # two clients

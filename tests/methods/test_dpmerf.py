@@ -116,6 +116,7 @@ def test_the_loss_is_the_squared_distance_without_bias() -> None:
     assert biased > 10 * float(spread)
 
 
+@pytest.mark.slow
 def test_without_noise_the_generator_learns_each_class() -> None:
     """Two classes, one dark and one light, of which a stripe's place varies."""
     rng, n = generator(5), 200

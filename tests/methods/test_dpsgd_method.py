@@ -144,6 +144,7 @@ def central(method: DPSGD, **changes: Any) -> DPSGD:
     return replace(method, rounds=4, central=sums, pretraining=Training(steps=3, batch=5))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("epsilon", "part", "moment"), [(1.0, 0.4, 0.0), pytest.param(4.0, 1.5, 1.0, marks=pytest.mark.slow)]
 )

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 from toys import KEYS, QUADRATIC, values
 
 from raydiff import tree
@@ -75,7 +76,7 @@ def clients(method: Any) -> list[Client]:
     return [Client(i, method, records, keys=KEYS) for i, records in enumerate(data)]
 
 
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize("workers", slow_but([4], [1, 2, 4]))
 @pytest.mark.parametrize("name", METHODS)
 def test_however_clients_are_dealt_the_bits_are_the_same(name: str, workers: int) -> None:
     method = METHODS[name]

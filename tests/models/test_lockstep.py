@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
+from cases import slow_but
 
 from raydiff import tree
 from raydiff.data.records import Records
@@ -84,7 +85,7 @@ def whole(method: Any, members: list[Client]) -> tuple[list[Any], list[tree.Para
     return seen, [client.state(seen[-1].number) for client in members]
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(list(METHODS)[:4], METHODS))
 def test_together_equals_one_after_the_other(name: str) -> None:
     method = METHODS[name]
     expected, apart = whole(method, clients(method, vectorize=False))

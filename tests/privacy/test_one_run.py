@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cases import slow_but
 from reference import any_mechanism
 from scipy.optimize import linprog
 from scipy.stats import binom
@@ -179,7 +180,7 @@ def run(
 
 
 @pytest.mark.parametrize("by_layers", [True, False])
-@pytest.mark.parametrize(("steps", "rate"), [(1, 1.0), (4, 0.5)])
+@pytest.mark.parametrize(("steps", "rate"), slow_but([(4, 0.5)], [(1, 1.0), (4, 0.5)]))
 def test_right_noise_is_not_flagged_and_half_of_it_is(steps: int, rate: float, by_layers: bool) -> None:
     right, events = run(0, steps=steps, rate=rate, by_layers=by_layers, m=2000)
     assert EPSILON - 0.01 < accountants.pld(events, DELTA) <= EPSILON and not right.flags(events)
@@ -190,6 +191,7 @@ def test_right_noise_is_not_flagged_and_half_of_it_is(steps: int, rate: float, b
         assert halved.epsilon_of_noise(events) < halved.most.epsilon_of_noise(events)
 
 
+@pytest.mark.slow
 def test_noise_at_seven_tenths_is_flagged_by_the_canaries_as_separate_releases() -> None:
     """And the right one in none of 10 runs; the guesses of one run alone flag few."""
     right = [run(seed, m=4000) for seed in range(10)]

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 
 import raydiff as rd
 from raydiff import tree
@@ -218,14 +219,12 @@ def is_beyond_knowing(name: str, state: str, file: Path, damage: str) -> bool:
     return notes and name in ("spent", "report") and state == "killed"
 
 
-NOW = {("flip", "noised", "finished"), ("remove", "noised", "killed")}
+NOW = [("remove", "noised", "killed")]
 CASES = [(damage, "noised", state) for damage in DAMAGES for state in ("finished", "killed")]
 CASES += [(damage, "cached", ("finished", "killed")[i % 2]) for i, damage in enumerate(DAMAGES)]
 
 
-@pytest.mark.parametrize(
-    ("damage", "method", "state"), [c if c in NOW else pytest.param(*c, marks=pytest.mark.slow) for c in CASES]
-)
+@pytest.mark.parametrize(("damage", "method", "state"), slow_but(NOW, CASES))
 def test_damage_is_said_and_no_number_is_wrong(
     left_by: Callable[[str, str], Left], tmp_path: Path, damage: str, method: str, state: str
 ) -> None:

@@ -10,6 +10,7 @@ import stat
 import pytest
 import ray
 import torch
+from cases import slow_but
 
 from raydiff import tree
 from raydiff.data.partition import Iid
@@ -84,7 +85,7 @@ def executor(kind: str, this: Trial, workers):
     return trial.local_executor(this) if kind == "local" else RayExecutor(workers, this)
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", slow_but(["pfdm", "shared noise", "dpsgd"], METHODS))
 def test_ray_gives_the_bits_of_one_process(tmp_path, workers, name):
     """Three clients in two workers."""
     ends = []

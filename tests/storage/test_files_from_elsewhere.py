@@ -26,19 +26,11 @@ from raydiff.storage.file_names import strays
 
 LABELS = torch.tensor([[0], [6]])
 COPIES = (
-    "{stem} (conflicted copy 2026-01-01){suffix}",
     "{stem} (1){suffix}",
-    "{stem} - Copy{suffix}",
     "{stem}.sync-conflict-20260101-101010-ABCDEFG{suffix}",
-    "{name}.bak",
     "{name}~",
-    "{name}.tmp",
-    "{name}.orig",
     "._{name}",
-    ".{name}.swp",
-    "copy of {name}",
     ".DS_Store",
-    "desktop.ini",
 )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import slow_but
 from mlflow.entities import LoggedModelOutput
 from PIL import Image
 from trial_folders import written
@@ -495,7 +496,7 @@ REFUSALS: dict[str, tuple[str, Exception]] = {
 }
 
 
-@pytest.mark.parametrize("refusal", REFUSALS)
+@pytest.mark.parametrize("refusal", slow_but(["disk", "numbers"], REFUSALS))
 def test_what_is_refused_of_one_trial_costs_nothing_else(
     sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch, refusal: str
 ) -> None:
@@ -572,10 +573,13 @@ def remove(sweep: Sweep, kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "when"),
-    [
-        *((kind, "while it runs") for kind in ("trial", "for good", "sweep", "experiment")),
-        *((kind, "before it is resumed") for kind in ("sweep", "experiment")),
-    ],
+    slow_but(
+        [("for good", "while it runs"), ("experiment", "before it is resumed")],
+        [
+            *((kind, "while it runs") for kind in ("trial", "for good", "sweep", "experiment")),
+            *((kind, "before it is resumed") for kind in ("sweep", "experiment")),
+        ],
+    ),
 )
 def test_what_was_deleted_is_logged_again(sweep: Sweep, experiment: Experiment, kind: str, when: str) -> None:
     """But not against the deletion of the whole experiment, which is named."""

@@ -225,6 +225,7 @@ def test_the_log_has_a_summary_and_no_record(file: Path, store: Path) -> None:
     assert entry.info.run_name == "out" and entry.info.status == "FINISHED"
 
 
+@pytest.mark.slow
 def test_confidential_it_has_the_records_too(file: Path, store: Path) -> None:
     out = store.parent / "out"
     out.mkdir()
