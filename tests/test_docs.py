@@ -1,12 +1,10 @@
 """README and docs are claims: their commands exist and know their options, their Python runs, their links lead
 somewhere, and the main job's numbers are those of the run that is kept beside them."""
 
-import csv
 import html
 import importlib.util
 import itertools
 import json
-import math
 import os
 import re
 import shlex
@@ -200,35 +198,6 @@ def test_a_number_that_no_file_has_is_found(tmp_path: Path) -> None:
     assert FIGURES.sources(page) == [file] and FIGURES.unfounded(page) == []
     page.write_text(text.replace("0.93 of", "7.77 of").replace("1.929", "2,111.5"))
     assert FIGURES.unfounded(page) == ["2,111.5", "7.77"]
-
-
-def test_a_table_is_what_its_file_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FIGURES, "DOCS", tmp_path)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "a.md").write_text("| a |\n|---|\n| 1 |\n\n")
-    page = tmp_path / "page.md"
-    page.write_text("before\n<!-- data/a.md -->\n| a |\n|---|\n| 2 |\n<!-- end -->\nafter\n")
-    page.write_text(FIGURES.written(page))
-    assert page.read_text() == "before\n<!-- data/a.md -->\n| a |\n|---|\n| 1 |\n<!-- end -->\nafter\n"
-    assert FIGURES.written(page) == page.read_text()
-
-
-def test_readmes_table_is_of_the_run_that_is_kept() -> None:
-    with (ROOT / "docs" / "data" / "main-job.csv").open() as file:
-        kept = [row for row in csv.DictReader(file) if row["schedule"] in ("cosine", "") and row["clients"] == "4"]
-    table = re.findall(
-        r"^\| (LocalOnly|PFDM|Evolution|FedAvg) (\|.*)\|$", (ROOT / "README.md").read_text(), re.MULTILINE
-    )
-    assert len(table) == len(kept) == 8
-    for method, rest in table:
-        asked, ledger, minor, everything, auc, clients, sent = (cell.strip() for cell in rest.strip("|").split("|"))
-        asked = asked.replace("-", "")
-        row = next(row for row in kept if (row["method"], row["method.epsilon"].removesuffix(".0")) == (method, asked))
-        assert [minor, everything] == [f"{float(row[name]):.3f}" for name in ("fd_cnn/minor", "fd_cnn/all")]
-        assert [auc, clients] == [f"{float(row[n]):.3f}" if row[n] else "-" for n in ("auc_global", "auc_client")]
-        assert ledger.partition(" ")[0] in (f"{float(row['epsilon']):.2f}", f"{float(row['epsilon']):g}")
-        amount, unit = sent.split()
-        assert math.isclose(float(amount) * {"B": 1, "kB": 1e3, "MB": 1e6}[unit], float(row["bytes_up"]), rel_tol=5e-3)
 
 
 @pytest.fixture

@@ -39,7 +39,7 @@ class Plain:
         self.seed = trial.experiment.seed
         self.records = {c.client_id: c.data for c in make_clients(trial, ids)}
         model = self.model
-        self.net: nn.Module = model.network.build(model.shape, model.labels, model.timesteps)
+        self.net: nn.Module = model.build()
         self.abar = model.abar.float()
 
     def train(self, client: int, server: Params, number: int) -> tuple[int, float]:
@@ -77,7 +77,7 @@ class Plain:
     def loss(self, data: Records, batch: int, rng: torch.Generator) -> Tensor:
         """The denoising loss on a batch."""
         x_t, t, labels, z = self.noised(data, batch, rng)
-        out: Tensor = (z - self.net(x_t, t, labels)).square().mean()
+        out: Tensor = (z - self.net(x_t, t * (1000 / self.model.timesteps), labels)).square().mean()
         return out
 
     def noised(self, data: Records, batch: int, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -22,7 +22,6 @@ from raydiff.models.networks import MLP
 from raydiff.models.training import Training
 from raydiff.results.shadows import ROLES, Attacked, ShadowRequest, open_attacked
 
-ROOT = Path(__file__).resolve().parents[2]
 READINGS = ["loss", "quantile", "lira-offline", "rmia-offline", "lira-online", "rmia-online"]
 
 

@@ -252,7 +252,7 @@ def test_a_sweep_that_is_to_be_extended_must_exist(tmp_path):
         ("s3://key:word@lab/x", "", r"storage must be .* no password"),
         ("s3://lab/x", "--budget 10", "budget needs storage in a folder that all nodes share, got 's3://lab/x'"),
         ("s3://lab/x", "--numerics.server-workers 2", "server_workers needs storage in a folder"),
-        ("s3://lab/x", "--runtime.client-timeout-s 60", "client_timeout_s must be at least 120 where storage"),
+        ("s3://lab/x", "--runtime.client-timeout-s 10", "client_timeout_s must be at least 20 where storage"),
     ],
 )
 def test_storage_that_is_neither_a_folder_nor_a_bucket_that_will_do(storage, more, message, tmp_path, monkeypatch):

@@ -19,7 +19,6 @@ from raydiff.data import datasets, pictures
 from raydiff.data.datasets import Data
 from raydiff.experiment import suggested, trial
 from raydiff.experiment.ledgers import planned
-from raydiff.experiment.overrides import override
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
 from raydiff.models.networks import MLP
@@ -132,40 +131,6 @@ def test_no_private_picture_is_looked_at(tmp_path: Path, monkeypatch: pytest.Mon
         texts.append(file.read_text().replace(str(file), ""))
         monkeypatch.setattr(datasets, "load", lambda config: with_other_private_pictures(load(config)))
     assert texts[0] == texts[1]
-
-
-def test_time_that_a_trial_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings of 8 times the steps that were tried; four rounds of the server; two workers for the clients."""
-    monkeypatch.undo()
-    now, steps = [0.0], []
-
-    def executor(this: trial.Trial) -> None:
-        now[0] += 7.0  # the feature network
-
-    def run(this: trial.Trial, pool: object) -> object:
-        assert this.experiment.evaluation is not None and this.experiment.evaluation.clients == 1
-        steps.append((this.experiment.method.local.steps, this.experiment.method.server.steps))  # type: ignore[attr-defined]
-        for number, seconds in enumerate([6.0, 1.0, 1.0, 1.0, 1.0]):
-            now[0] += seconds
-            yield {"round": number, "finished": False, "time/seconds": seconds}
-        now[0] += 30.0  # evaluation
-        yield {"round": 5, "finished": True, "time/seconds": 40.0}
-
-    monkeypatch.setattr(estimate.trial, "run", run)
-    monkeypatch.setattr(estimate.trial, "local_executor", executor)
-    monkeypatch.setattr(estimate.time, "perf_counter", lambda: now[0])
-    monkeypatch.setattr(estimate.os, "cpu_count", lambda: 2)
-    base = rd.preset("digits").experiment
-    few = override(base, {"runtime.workers": None, "method.local.steps": 800, "method.server.steps": 800})
-    rest = 7.0 + 30.0 + estimate.START_S
-    expected = 8 * 6.0 / 2 + 8 * 4.0 + rest
-    assert estimate.estimate_trial_s(few) == pytest.approx(expected, rel=1e-3)
-    assert estimate.estimate_trial_s(few, reading_s=3.0) == pytest.approx(expected + estimate.READERS * 3.0, rel=1e-3)
-    assert steps[1:] == [(100, 100)]
-    many = {"method.local.steps": 8000, "method.server.steps": 8000, "runtime.workers": 1}  # 200 steps of each
-    one_by_one = 40 * 6.0 + 40 * 4.0 + rest + 30.0
-    assert estimate.estimate_trial_s(override(few, many)) == pytest.approx(one_by_one, rel=1e-3)
-    assert steps[2:] == [(200, 200)]
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_read(

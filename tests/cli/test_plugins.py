@@ -19,8 +19,8 @@ import torch
 from raydiff import lookup, process
 from raydiff.evaluation import metrics
 from raydiff.evaluation.evaluation_settings import Evaluation
-from raydiff.experiment import config, overrides, trial
-from raydiff.formats.json_files import read_json, read_lines
+from raydiff.experiment import overrides, trial
+from raydiff.formats.json_files import read_lines
 from raydiff.formats.metric_records import columns, read_metrics, select_shown
 from raydiff.methods import check_names
 from raydiff.methods.fedavg import FedAvg
@@ -28,7 +28,6 @@ from raydiff.report import load
 from raydiff.report.frontier import text
 from raydiff.report.frontier.rows import frontier
 from raydiff.report.sweep_view import open_sweep
-from raydiff.results.finished import open_finished
 from raydiff.runtime import one_process
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,10 +107,6 @@ percent_real.lower_is_better = False
 def my_low(drawn): return {"real": 1.0, "x_floor": 2.0}
 my_low.lower_is_better = True
 """
-OUTSIDE = """
-    --method mylab.ditto:Ditto --method.rounds 2 --data.name mylab.bars:source
-    --evaluation.metrics all mylab.measures:vendi --evaluation.attacks pia mylab.measures:jump
-"""
 
 
 @pytest.fixture
@@ -131,21 +126,6 @@ def command_of_page() -> list[str]:
     """The page's command, without its program's name."""
     (line,) = re.findall(r"^    raydiff (sweep digits .*(?:\n {8}.*)*)", PAGE, re.MULTILINE)
     return line.replace("\\\n", " ").split()
-
-
-def test_a_trial_of_things_from_outside_is_like_any_other(package: Path, tmp_path: Path, tiny) -> None:
-    experiment = overrides.override(tiny, overrides.parse_overrides(tiny, OUTSIDE.split()))
-    opened = trial.open_trial(experiment, tmp_path / "sweep")
-    *_, final = trial.run(opened, trial.local_executor(opened))
-    assert 1 < final["eval/vendi"] < 100 and 0 <= final["attack/client/jump/auc"] <= 1
-    assert "eval/fd_cnn/all" in final and "eval/coverage/all" in final
-    written = read_json(opened.folder / "config.json")
-    assert written["method"]["kind"] == "mylab.ditto:Ditto" and written["data"]["name"] == "mylab.bars:source"
-    assert overrides.from_dict(written, config.Experiment).digest == opened.experiment.digest
-    finished = open_finished(opened.folder)
-    labels = torch.tensor([[0], [3]])
-    samples = [finished.source(i).sample(labels, torch.Generator().manual_seed(0)) for i in (0, 1)]
-    assert samples[0].shape == (2, 1, 8, 8) and not torch.equal(*samples)  # Each client has a model of its own.
 
 
 @pytest.mark.ray

@@ -111,9 +111,10 @@ def test_clients_that_are_other_records_have_none(tmp_path: Path, tiny: Experime
     ],
 )
 def test_trials_that_were_chosen_by_others_have_none(folder: Path, plan: dict[str, Any], why: str) -> None:
-    (folder / "sweep.json").write_text(json.dumps({**plan, "trials": []}))
+    trials = [path.name for path in (folder / "trials").iterdir()]
+    (folder / "sweep.json").write_text(json.dumps({**plan, "trials": trials}))
     assert composed_guarantee(folder).startswith(f"no composed epsilon: {why}")
-    (folder / "sweep.json").write_text(json.dumps({"search": ["random", {}], "trials": []}))
+    (folder / "sweep.json").write_text(json.dumps({"search": ["random", {}], "trials": trials}))
     assert composed_guarantee(folder).startswith("all 2 trials composed: epsilon 6.58 ")
 
 

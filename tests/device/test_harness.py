@@ -61,32 +61,6 @@ def test_a_job_at_its_limit_ends_with_its_children_and_keeps_its_figures(results
     assert not hung["ok"] and hung["error"] == "ended at its limit of 2 s"
 
 
-def test_a_line_is_there_while_the_next_job_runs(results: Any) -> None:
-    """So a run that is cut keeps what it had."""
-    looks = f"import pathlib; assert 'first' in pathlib.Path({str(results.lines)!r}).read_text()"
-    CHECK.run_all([job("first", ""), job("second", looks)], results, time.monotonic() + 60)
-    assert [line["ok"] for line in lines(results)] == [True, True]
-
-
-def test_what_has_no_time_left_is_told_and_not_started(results: Any, tmp_path: Path) -> None:
-    code = f"import pathlib; pathlib.Path({str(tmp_path / 'ran')!r}).touch()"
-    CHECK.run_all([job("late", code)], results, time.monotonic() + 1)
-    (late,) = lines(results)
-    assert not late["ok"] and late["error"] == "not started: no time was left" and not (tmp_path / "ran").exists()
-
-
-def test_the_page_is_made_of_whole_lines(results) -> None:
-    assert "not run on a GPU" in CHECK.page([], "gpu.jsonl")
-    results.add("step of mnist", kind="figure", s_per_step=0.05)
-    results.add("test_x.py::test_y", seconds=1.0, ok=False, error="E  assert 1 == 2")
-    results.add("test_x.py::test_z", seconds=1.0, ok=True)
-    with results.lines.open("a") as file:
-        file.write('{"what": "cut')
-    text = CHECK.page(lines(results), "gpu.jsonl")
-    assert "| step of mnist | s_per_step 0.05 |" in text
-    assert "1 checks passed, 0 were skipped, 1 lines tell of a failure" in text and "assert 1 == 2" in text
-
-
 @pytest.mark.slow
 def test_every_check_belongs_to_one_job() -> None:
     """`-k` of the jobs leaves no test of tests/device out but those of methods that compile nothing."""

@@ -13,8 +13,6 @@ from raydiff.experiment.study import Arm
 from raydiff.experiment.study import trials as trials_of
 from raydiff.methods.dpmerf import DPMERF
 from raydiff.methods.evolution import Evolution
-from raydiff.methods.fedavg import FedAvg
-from raydiff.methods.localonly import LocalOnly
 from raydiff.methods.sketch import Sketch
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import UNet
@@ -141,13 +139,6 @@ def test_all_that_states_an_epsilon_per_example_under_replace_one_stands_in_one_
     }
 
 
-def test_the_frontier_trains_a_client_s_denoiser_once_for_pfdm_and_the_refined_sketch(frontier):
-    refined = {m.init_key for m in frontier if isinstance(m, Sketch) and m.refine}
-    assert len(refined) == 1 and refined == {
-        m.init_key for m in frontier if isinstance(m, PFDM) and m.center == "public"
-    }
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tabular-adult", "tabular-german"])
 def test_every_arm_on_a_table_resolves_with_a_fifth_of_the_rows_as_members(name, data_root):
@@ -186,35 +177,3 @@ def test_feddistr_is_compared_on_the_same_clients_and_classifier():
     assert shared == {study.experiment.method.classifier}
     cells = {(e.clients, e.partition.xi) for e in trials if e not in pooled}
     assert cells == {(clients, xi) for clients in (5, 10) for xi in (0.0, 0.385)}
-
-
-def test_averaging_from_public_records_differs_from_fedavg_in_its_start_and_its_tuned_rate():
-    study = names.PRESETS["feddistr-digits"]()
-    methods = [e.method for e in trials_of(study.experiment, {"seed": (0,)}, study.beside)]
-    started = [m for m in methods if getattr(m, "pretrain", None)]
-    plain = [m for m in methods if type(m) is FedAvg and m.averaging.privacy is None and not m.pretrain]
-    assert len(plain) == 3
-    for one, other in zip(started, plain, strict=True):
-        local = replace(one.local, optimizer=other.local.optimizer, learning_rate=other.local.learning_rate)
-        assert replace(one, pretrain=None, local=local) == other
-    assert {m.pretrain for m in started} == {study.experiment.method.training}
-
-
-@pytest.mark.slow
-def test_feddistrs_clients_are_as_many_and_as_large_with_public_records_from_elsewhere(data_root):
-    here, elsewhere = (names.PRESETS[f"feddistr-{name}"]() for name in ("digits", "elsewhere"))
-    splits = [datasets.load(study.experiment.data).splits for study in (here, elsewhere)]
-    assert len({tuple(len(s[k]) for k in ("train", "validation", "calibration", "test")) for s in splits}) == 1
-    assert splits[1]["public"].images.shape[1:] == splits[0]["train"].images.shape[1:]
-    same = {"data": here.experiment.data, "method.model.path": here.experiment.method.model.path}
-    assert overrides.override(elsewhere.experiment, same) == here.experiment  # the tuned settings, too
-    assert {*(repr(arm) for arm in elsewhere.beside)} < {*(repr(arm) for arm in here.beside)}
-
-
-@pytest.mark.parametrize("name", SEARCHED)
-def test_local_training_has_its_own_optimiser_where_a_federation_takes_plain_gradients(name):
-    study = names.PRESETS[name]()
-    (local,) = (
-        e.method.local for e in trials_of(study.experiment, {}, study.beside) if isinstance(e.method, LocalOnly)
-    )
-    assert (local.optimizer, local.learning_rate, local.steps) == ("adamw", 2e-3, 2000)

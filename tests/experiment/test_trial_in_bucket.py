@@ -12,7 +12,6 @@ import pytest
 import torch
 from buckets import SECRET, begun, objects, result, through
 
-import raydiff as rd
 from raydiff import seeding, tree
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
@@ -219,37 +218,3 @@ def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine
     trial.keep_secret(sweep, SECRET)
     assert composed_guarantee(sweep) == composed_guarantee(folder.sweep)
     assert begun(noised, uri).outcome() is None  # It goes on, and will have another.
-
-
-def test_a_bucket_that_goes_away_is_said_and_the_same_command_goes_on(noised, machine, tmp_path):
-    uri, commits = machine(), 0
-    runtime = replace(noised.runtime, storage=uri, noise_secret=SECRET.hex())
-    experiment = replace(noised, runtime=runtime)
-    folder = replace(experiment, runtime=replace(runtime, storage=str(tmp_path / "f")))
-    expected = rd.run(folder, name="r", track=False)
-
-    def gone(call: Callable[..., object], how: str) -> Callable[..., object]:
-        def wrapped(self: ObjectStore, name: str = "", *arguments: object) -> object:
-            nonlocal commits
-            commits += "commit-" in name and how == "put_if_absent"
-            if commits > 1:
-                raise ConnectionError(f"{self.name}/{name} cannot be reached: 503 Slow Down")
-            return call(self, name, *arguments)
-
-        return wrapped
-
-    with pytest.MonkeyPatch.context() as patch:
-        for how in ("put", "put_if_absent", "get", "list_names", "modified"):
-            patch.setattr(ObjectStore, how, gone(getattr(ObjectStore, how), how))
-        with pytest.raises((ValueError, OSError), match=r"cannot be reached: 503 Slow Down$"):
-            rd.run(experiment, name="r", track=False)
-    machine()
-    other = replace(experiment, runtime=replace(runtime, noise_secret="ff" * 16))
-    with pytest.raises(ValueError, match=r"^runtime\.noise_secret is not the one that r was started with$"):
-        rd.run(other, name="r", track=False, resume=True)
-    unknown = replace(experiment, runtime=replace(runtime, noise_secret=None))
-    with pytest.raises(ValueError, match="the noise secret of r is not on this machine, and never in its bucket"):
-        rd.run(unknown, name="r", track=False, resume=True)
-    again = rd.run(experiment, name="r", track=False, resume=True)
-    assert again.metrics.keys() == expected.metrics.keys()
-    assert all(again.metrics[k] == v for k, v in expected.metrics.items() if k != "seconds")

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -363,24 +362,6 @@ def test_plot_has_axes_legend_and_floors(figure: Any) -> None:
     assert floors == [{0.641, 0.686}, {0.431}]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "more", [(), ("DPMERF", "Evolution", "Marginals", "Moon", "Sketch", "SPIRE")], ids=["few", "many"]
-)
-def test_nothing_overlaps_in_the_plot(tmp_path: Path, more: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    write_definitions(tmp_path)
-    for (i, method), epsilon in itertools.product(enumerate(more), (1.0, 9.9)):
-        write_trial(tmp_path, f"{i:x}{epsilon:.0f}", method=method, outcome=finished(epsilon, 2.0 + i))
-    figure = drawn(load.runs(tmp_path), monkeypatch)
-    ticks = [label for axes in figure.axes for label in axes.get_xticklabels()]
-    titles = [axes.yaxis.label for axes in figure.axes]
-    boxes = [words.get_window_extent() for words in (*ticks, *titles, figure._supxlabel, figure.legends[0])]
-    boxes += [axes.get_window_extent() for axes in figure.axes]
-    assert not [(a, b) for i, a in enumerate(boxes) for b in boxes[:i] if a.overlaps(b)]
-    assert all(figure.bbox.x0 <= b.x0 and b.x1 <= figure.bbox.x1 for b in boxes)
-    assert all(figure.bbox.y0 <= b.y0 and b.y1 <= figure.bbox.y1 for b in boxes)
-
-
 def test_training_alone_and_what_has_no_guarantee_are_lines_and_infinity_of_a_series_is_beyond_its_points(
     figure: Any,
 ) -> None:
@@ -405,31 +386,3 @@ def test_each_cell_has_a_panel_with_the_95_percent_interval_over_seeds(
     bands = [patch.get_height() for patch in figure.axes[0].patches if patch.get_alpha()]
     assert bands == pytest.approx([2 * half] * 4)
     assert "95 % Student intervals" in figure.get_supxlabel()
-
-
-def test_stopped_trials_are_hollow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    stop(tmp_path, "a", 5.0, 4.0, seed=1)
-    write_trial(tmp_path, "b", outcome=finished(9.0, 2.0))
-    figure = drawn(load.runs(tmp_path), monkeypatch)
-    points = [bar[0] for bar in figure.axes[0].containers]
-    assert {float(p.get_ydata()[0]): p.get_markerfacecolor() for p in points} == {4.0: "none", 2.0: plots.COLOURS[0]}
-    assert "hollow: stopped early (validation split)" in labels(figure)
-
-
-def test_each_method_under_each_definition_is_a_series(
-    definitions: pd.DataFrame, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    figure = drawn(definitions, monkeypatch)
-    assert figure.get_supxlabel().count("ε per ") == 4
-    expected = [
-        "DPSGD, per example, add-remove, local trust, delta 1e-05",
-        "FedAvg, per client, replace-one, central trust, delta 1e-05",
-        "FedAvg, per client, replace-one, local trust, delta 1e-05",
-        "FedAvg, no guarantee",
-        "LocalOnly, nothing sent",
-        "PFDM, per example, replace-one, local trust, delta 1e-05",
-    ]
-    assert [label for label in labels(figure) if label in expected] == expected
-    points = [bar[0] for bar in figure.axes[0].containers]
-    assert len({(p.get_color(), p.get_marker()) for p in points}) == 4
-    assert list(points[1].get_ydata()) == [5.0, 2.0] and list(points[1].get_xdata()) == [1.0, math.log10(50)]

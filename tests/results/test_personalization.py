@@ -1,6 +1,5 @@
 """A client that joins a finished run: what it trains, what it leaves alone, and what it is measured by."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -115,7 +114,7 @@ def test_the_rate_is_constant_whatever_the_method_s_own_is(joining) -> None:
 
 def test_only_the_personal_part_is_trained(joining) -> None:
     """Of SPIRE the embedding, of shared representation the middle; the server's state stays as it was."""
-    for name, mine in {"spire": {"client"}, "sharedrep": None}.items():
+    for name, mine in {"spire": {"conditions.client"}, "sharedrep": None}.items():
         joined = joining(name)
         server, method = joined.finished.server, joined.finished.trial.experiment.method
         before = tree.digest(server)
@@ -207,20 +206,6 @@ def test_deployed_again_it_gives_the_same_samples(joining, tmp_path: Path, name:
     stage, path = kept(joined, tmp_path)
     again = joined.deploy(load_tensors(path.read_bytes(), path)[0]).sample(LABELS, generator(5))
     assert torch.equal(again, joined.deploy(stage.state).sample(LABELS, generator(5)))
-
-
-def test_an_embedding_alone_takes_few_bytes(joining, tmp_path: Path) -> None:
-    joined = joining("spire")
-    stage, path = kept(joined, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["personal-0.05.json", "personal-0.05.safetensors"]
-    assert 32 * 4 < path.stat().st_size < 512
-    whole = sum(v.numel() for v in joined.finished.server.values()) + 32
-    card = json.loads(path.with_suffix(".json").read_text())
-    assert card["parameters"] == {"touched": 32, "all": whole, "share": 32 / whole}
-    assert (card["trial"], card["privacy"]) == (joined.finished.trial.experiment.digest, "none")
-    assert (card["classes"], card["records"], card["epochs"], card["seed"]) == (["2", "7"], 20, 2, 0)
-    assert card["training"]["learning_rate"] == RATE and card["training"]["steps"] == stage.steps == 2
-    assert card["measured"] == {"kd_cnn": 1.5} and card["method"]["kind"] == "SPIRE"
 
 
 def test_a_request_is_named_by_the_sweeps_secret(joining, monkeypatch: pytest.MonkeyPatch) -> None:

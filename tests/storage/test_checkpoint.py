@@ -215,24 +215,6 @@ def test_a_client_s_state_is_its_latest_committed_one_whatever_was_asked_before(
                     assert value_of(store, client, before=number) == latest.get(client)
 
 
-def test_commits_are_read_once_a_round_however_many_clients_ask(
-    store: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reads: list[str] = []
-    get = LocalFolder.get
-    monkeypatch.setattr(LocalFolder, "get", lambda self, name: reads.append(name) or get(self, name))  # type: ignore
-    for number in range(2):
-        for client in range(0, 12, 3):
-            store.save_client(client, number, state(client))
-        store.commit(number, RECORD)
-    again = Checkpoint(store.root)
-    for expected in (1, 0):  # The second time it is cached.
-        reads.clear()
-        values = [value_of(again, client, before=2) for client in range(12)]
-        assert values == [None if client % 3 else client for client in range(12)]
-        assert len([name for name in reads if name.startswith("commit")]) == expected
-
-
 def test_a_process_that_lost_the_trial_changes_no_committed_state(store: Checkpoint) -> None:
     store.save_client(8, 0, state(0))
     store.commit(0, RECORD)

@@ -113,7 +113,7 @@ def test_a_buckets_working_folder_is_ignored_too(tmp_path: Path) -> None:
 def test_printed_commands_are_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str) -> None:
     argv = ["run", "digits", "--runtime.storage", storage]
     monkeypatch.setattr(sys, "argv", ["raydiff", *argv, "--resume"])
-    about = sweep_folder.plan(tmp_path / "s", trials=[], space={}, search="grid", resume=True)
+    about = sweep_folder.plan(tmp_path / "s", trials=[], search={"search": ["grid", {}]}, resume=True)
     sweep_folder.write(tmp_path / "s", about, bytes(32))
     printed = sweep_folder.resume_command(tmp_path / "s")
     assert shlex.split(printed) == ["raydiff", *argv, "--name", "s", "--resume"]

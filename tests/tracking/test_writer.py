@@ -28,7 +28,7 @@ from raydiff.formats.metric_records import Metric
 from raydiff.seeding import generator
 from raydiff.storage.json_lines import JsonLines
 from raydiff.storage.local import LocalFolder
-from raydiff.tracking import mlflow_store, shared_view, trial_run, writer
+from raydiff.tracking import mlflow_store, shared_view, writer
 from raydiff.tracking.writer import Mlflow, SweepSummary
 
 
@@ -271,46 +271,6 @@ def test_the_next_follower_adds_what_is_missing_and_nothing_twice(
     first = runs[experiment.digest]
     assert sweep.history(first, "round/server_loss") == [(0, 4.0), (1, 3.0), (2, 2.0)]
     assert (first.info.status, runs[second.name].info.status) == ("FINISHED", "RUNNING")
-
-
-def test_new_rounds_cost_their_own_bytes_and_one_request(
-    sweep: Sweep, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However many rounds the file has before them."""
-    path, starts, requests = sweep.trial(experiment, *range(9)) / "metrics.jsonl", list[int](), list[int]()
-    follower = sweep.follower()
-    follower._open()
-    follower._find_runs()
-    follower._update()
-    size, of_lines, logged = path.stat().st_size, trial_run.read_lines_from, follower._client.log_batch
-
-    def read(path: Path, start: int) -> Any:
-        starts.append(start)
-        return of_lines(path, start)
-
-    def log_batch(run: str, metrics: Any = (), **more: Any) -> None:
-        requests.append(len(metrics))
-        logged(run, metrics=metrics, **more)
-
-    monkeypatch.setattr(trial_run, "read_lines_from", read)
-    monkeypatch.setattr(follower._client, "log_batch", log_batch)
-    for step in (9, 10, 11):
-        metrics_log(path.parent).log(step, {"metrics": written({"server/loss": float(step)})})
-    follower._update()
-    follower._update()
-    assert starts == [size, path.stat().st_size] and requests == [6]
-    (run,) = sweep.runs("trial")
-    assert sweep.history(run, "round/server_loss") == [(step, float(step)) for step in range(12)]
-
-
-def test_there_are_no_runs_before_the_sweep_begins(sweep: Sweep) -> None:
-    follower = sweep.follower()
-    follower.start()
-    follower.wait_ready()
-    assert sweep.runs("sweep") == []
-    follower.begin()
-    follower.close()
-    assert len(sweep.runs("sweep")) == 1
 
 
 def test_a_name_given_again_is_another_sweep(sweep: Sweep, experiment: Experiment) -> None:

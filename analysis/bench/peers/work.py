@@ -59,10 +59,12 @@ def denoiser(given: Given) -> Any:
     """The network with the server's weights; its `loss(images, labels)` draws noise."""
     import torch
 
+    from raydiff.models.ddpm import DDPM
     from raydiff.models.networks import MLP
 
     torch.set_num_threads(1)
-    network = MLP(width=given.width, depth=given.depth).build((1, 8, 8), (10,), given.timesteps)
+    mlp = MLP(width=given.width, depth=given.depth)
+    network = DDPM(network=mlp, shape=(1, 8, 8), labels=(10,), timesteps=given.timesteps).build()
     network.load_state_dict({k: torch.from_numpy(v) for k, v in given.weights.items()})
     abar = torch.from_numpy(given.abar)
 
@@ -70,7 +72,11 @@ def denoiser(given: Given) -> Any:
         t = torch.randint(1, given.timesteps + 1, (len(images),))
         z = torch.randn_like(images)
         at = abar[t].view(-1, 1, 1, 1)
-        return (z - network(at.sqrt() * images + (1 - at).sqrt() * z, t, labels.long())).square().mean()
+        return (
+            (z - network(at.sqrt() * images + (1 - at).sqrt() * z, t * (1000 / given.timesteps), labels.long()))
+            .square()
+            .mean()
+        )
 
     network.loss = loss  # type: ignore[assignment]
     return network

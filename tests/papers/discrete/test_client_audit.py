@@ -18,6 +18,7 @@ from raydiff.evaluation.row_audit import RowAudit
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment, Runtime
 from raydiff.experiment.trial import open_trial
+from raydiff.formats.metric_records import columns
 from raydiff.methods.dpsgd import DPSGD
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -106,12 +107,12 @@ def test_one_pass_leaves_a_record_alone_with_its_value_and_removal_by_batches_do
 
 def test_tables_are_one_only_where_the_model_is_of_all(own: Records) -> None:
     other = skewed(60, 1)
-    apart = measured(RowAudit(), [own, other], MODEL, together=False)
+    apart = columns(measured(RowAudit(), [own, other], MODEL, together=False))
     assert apart["pdp/own/largest"] == pytest.approx(max(told(own) + told(other)))
     assert apart["pdp/own/mean"] == pytest.approx(np.mean(told(own) + told(other)))
     assert apart["pdp/own/records"] == 100
     both = Records(*(torch.cat([getattr(r, k) for r in (own, other)]) for k in ("images", "labels", "numbers")))
-    one = measured(RowAudit(), [own, other], MODEL, together=True)
+    one = columns(measured(RowAudit(), [own, other], MODEL, together=True))
     assert one["pdp/union/largest"] == pytest.approx(max(told(both)))
     assert one["pdp/union/vacuous_share"] == np.mean(np.array(told(both)) >= 1)
 
