@@ -113,7 +113,7 @@ def test_private_gradients_of_a_large_model_are_not_taken_one_by_one(monkeypatch
 @pytest.mark.parametrize(
     "network", [MLP(width=16, depth=1), pytest.param(SMALL, marks=pytest.mark.slow)], ids=["mlp", "unet"]
 )
-@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("together", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_little_travels_in_a_step(network: Any, together: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Less than a copy in five steps and client: schedules lie on the device, and batches are drawn ahead."""
     model = DDPM(network=network, timesteps=20)
