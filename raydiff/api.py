@@ -70,9 +70,20 @@ class Numbers(Mapping[str, float]):
 
 @dataclass(frozen=True)
 class Run:
-    """A finished trial."""
+    """A finished trial.
+
+    Examples:
+        >>> trial = rd.open("example")
+        >>> print(trial.guarantee)
+        epsilon inf (no guarantee: weights sent as they are)
+        >>> trial.ledger[["client", "rounds"]].values.tolist()
+        [[0, 1], [1, 1]]
+        >>> trial.sample([3, 8], seed=1).shape
+        (2, 1, 8, 8)
+    """
 
     folder: Path
+    """Its files."""
     trust: tuple[str, ...] = ()
     """Packages that are imported where the folder names them."""
 
@@ -143,8 +154,19 @@ class Run:
         return "".join([html.paragraph(str(self.guarantee)), self.metrics._repr_html_(), picture])
 
     def sample(self, labels: Labels, *, client: int | None = None, seed: int = 0) -> NDArray[Any] | pd.DataFrame:
-        """Images (N, C, H, W) float32 on [-1, 1], or rows of a table, from a client's model or (None) the server's.
-        Raises ValueError for an unknown class or client, and where the server has no model to sample."""
+        """Draw samples of a client's model or the server's.
+
+        Args:
+            labels: A class for each sample, by number or name; or label rows (N, K), by number.
+            client: Whose model; None: the server's.
+            seed: Of the samples.
+
+        Returns:
+            Images (N, C, H, W) float32 on [-1, 1], or rows of a table.
+
+        Raises:
+            ValueError: For an unknown class or client, and where the server has no model to sample.
+        """
         return self._sampled(self.finished.source(client).sample, labels, seed)
 
     def personalize(
@@ -156,8 +178,21 @@ class Run:
         learning_rate: float | None = None,
         seed: int = 0,
     ) -> Personal:
-        """Fit what the method personalises to an unseen client's images (N, C, H, W) on [-1, 1]; nothing is sent.
-        Default learning rate: the method's. Raises ValueError where the method personalises nothing."""
+        """Fit what the method personalises to an unseen client; nothing is sent.
+
+        Args:
+            images: Its images, (N, C, H, W) on [-1, 1].
+            labels: As of `sample`.
+            epochs: Passes over the images.
+            learning_rate: None: the method's.
+            seed: Of the fit.
+
+        Returns:
+            The client's model.
+
+        Raises:
+            ValueError: Where the method personalises nothing.
+        """
         rows = self._rows(labels)
         records = Records(torch.as_tensor(np.asarray(images), dtype=torch.float32), rows, torch.arange(len(rows)))
         client = UnseenClient(records=records, held_out=records, says="given from Python")
@@ -167,7 +202,15 @@ class Run:
         return Personal(self, joining, last, rate)
 
     def save(self, folder: str | Path, *, client: int | None = None) -> Path:
-        """Write the sampler of a client's model or (None) the server's; it needs neither the run nor its data."""
+        """Write a sampler that needs neither the run nor its data.
+
+        Args:
+            folder: Where, a new or empty folder.
+            client: Whose model; None: the server's.
+
+        Returns:
+            The folder, absolute.
+        """
         target = Path(folder).expanduser().absolute()
         self.finished.save_sampler(target, client, shared=client is None)
         return target
@@ -195,19 +238,46 @@ class Run:
 
 @dataclass(frozen=True)
 class Personal:
-    """The model of an unseen client."""
+    """The model of an unseen client, made by `Run.personalize`.
+
+    Examples:
+        >>> import numpy as np
+        >>> trial = rd.open("example")
+        >>> personal = trial.personalize(np.zeros((4, 1, 8, 8)), [1, 1, 2, 2], epochs=1)
+        >>> personal.sample([1], seed=3).shape
+        (1, 1, 8, 8)
+    """
 
     run: Run
+    """The trial that was fitted."""
     joining: personalization.Joining
+    """The client's records and what is trained."""
     stage: personalization.Stage
+    """Its trained state."""
     learning_rate: float
+    """Of the fit."""
 
     def sample(self, labels: Labels, *, seed: int = 0) -> NDArray[Any] | pd.DataFrame:
-        """As `Run.sample`."""
+        """Draw samples.
+
+        Args:
+            labels: As of `Run.sample`.
+            seed: Of the samples.
+
+        Returns:
+            As `Run.sample`.
+        """
         return self.run._sampled(self.joining.deploy(self.stage.state).sample, labels, seed)
 
     def save(self, folder: str | Path) -> Path:
-        """Write the personal part with its card; to use it again takes the run."""
+        """Write the personal part with its card; to use it again takes the run.
+
+        Args:
+            folder: Where.
+
+        Returns:
+            The written file.
+        """
         target = Path(folder).expanduser().absolute()
         target.mkdir(parents=True, exist_ok=True)
         return personalization.save(target, self.joining, self.stage, rate=self.learning_rate, more={})
@@ -215,9 +285,18 @@ class Personal:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The trials of a sweep."""
+    """The trials of a sweep.
+
+    Examples:
+        >>> sweep = rd.open("examples")
+        >>> [type(trial.experiment.method).__name__ for trial in sweep.trials]
+        ['FedAvg', 'FedAvg']
+        >>> sorted(sweep.runs["seed"])
+        [0, 1]
+    """
 
     folder: Path
+    """Its files."""
     trust: tuple[str, ...] = ()
     """As of `Run`."""
 
@@ -236,7 +315,14 @@ class Sweep:
         return load.runs(self.folder)
 
     def frontier(self, *, all: bool = False) -> pd.DataFrame:
-        """Privacy against quality by setting, over its seeds: six columns (`text.brief`), or all (`rows.frontier`)."""
+        """Compare privacy and quality by setting, over its seeds.
+
+        Args:
+            all: Every column, in place of six.
+
+        Returns:
+            A row per setting.
+        """
         from raydiff.report import load
         from raydiff.report.frontier import rows, text
 
@@ -244,8 +330,14 @@ class Sweep:
         return table if all else text.brief(table)
 
     def best(self) -> Run:
-        """The finished trial that is best by the sweep's `metric`, else by the measure that ranks the frontier. Raises
-        ValueError without one."""
+        """Find the best trial, by the sweep's `metric`, else by the measure that ranks the frontier.
+
+        Returns:
+            The trial, a finished one.
+
+        Raises:
+            ValueError: Where no trial has finished with a measure.
+        """
         from raydiff.report.sweep_view import open_sweep
 
         view = open_sweep(self.folder)
@@ -256,7 +348,11 @@ class Sweep:
         return f"<p>{self.folder.name}</p>{self.frontier().to_html(index=False)}"
 
     def report(self) -> Path:
-        """Write a page with all tables and pictures."""
+        """Write a page with all tables and pictures.
+
+        Returns:
+            The page, report.html.
+        """
         from raydiff.report import page
         from raydiff.report.sweep_view import open_sweep
 
@@ -265,8 +361,29 @@ class Sweep:
 
 
 def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool = False, track: bool = True) -> Run:
-    """Run one trial (of a study: its base) and print each round; `resume` continues the run of this name, and `track`
-    logs to MLflow. Raises ValueError where it cannot begin, or has failed."""
+    """Run one trial and print each round.
+
+    Args:
+        experiment: Its settings; of a study, its base.
+        name: None: made of the time.
+        resume: Continue the run of this name.
+        track: Log to MLflow.
+
+    Returns:
+        The finished trial.
+
+    Raises:
+        ValueError: Where it cannot begin, or has failed.
+
+    Examples:
+        >>> method = rd.FedAvg(rounds=1, model=rd.DDPM(timesteps=20), local=rd.Training(steps=4))
+        >>> here = rd.Runtime(pool="local")  # in this process, without Ray
+        >>> experiment = rd.Experiment(method=method, runtime=here, evaluation=None)
+        >>> trial = rd.run(experiment, name="example", track=False)
+        round 1/1: ... s
+        >>> trial.metrics["bytes_sent"] > 0
+        True
+    """
     from raydiff.report.after_sweep import SUMMARY
 
     study = Study(experiment=experiment.experiment if isinstance(experiment, Study) else experiment)
@@ -295,9 +412,38 @@ def sweep(
     resume: bool = False,
     track: bool = True,
 ) -> Sweep:
-    """Run every combination of the axes `grid` (field path -> values) on `base`, and the arms `beside` it; then report.
-    A method as an arm takes from the base's method what it leaves at its default. The other arguments are those of
-    `raydiff sweep`. Raises ValueError where the sweep may not begin."""
+    """Run every combination of axes, and comparisons beside them; then report.
+
+    Args:
+        base: The experiment that trials are changes of, or a study.
+        grid: Axes: field path -> values. None: the study's.
+        beside: Comparisons. A method takes from the base's method what it leaves at its default.
+        search: grid, random, optuna or `module:Name`; with keywords: (name, {keyword: value}).
+        sample: Field path -> (distribution, values) that a search draws from.
+        samples: Number of settings that it draws.
+        scheduler: asha, median or `module:Name`, with keywords as `search`; it stops bad trials early.
+        metric: The final number that is optimised, such as eval/fd_cnn/all.
+        concurrent: Trials at a time, at most; None: as many as fit.
+        budget_s: Seconds after which no trial starts, and those that run are stopped.
+        name: None: made of the time.
+        resume: Continue the sweep of this name.
+        track: Log to MLflow.
+
+    Returns:
+        The sweep, ended.
+
+    Raises:
+        ValueError: Where it may not begin.
+
+    Examples:
+        >>> method = rd.FedAvg(rounds=1, model=rd.DDPM(timesteps=20), local=rd.Training(steps=4))
+        >>> here = rd.Runtime(pool="local")
+        >>> base = rd.Experiment(method=method, runtime=here, evaluation=None)
+        >>> sweep = rd.sweep(base, grid={"seed": [0, 1]}, name="examples", track=False)
+        sweep examples: 2 trials in ...
+        >>> len(sweep.trials)
+        2
+    """
     from raydiff.report.after_sweep import FULL
 
     study = base if isinstance(base, Study) else Study(experiment=base)
@@ -318,14 +464,42 @@ def sweep(
 
 
 def preset(name: str) -> Study:
-    """The study of a preset, such as digits, or of an experiment file. Raises ValueError for an unknown name."""
+    """Look up a preset or read an experiment file.
+
+    Args:
+        name: Such as digits, or a file's that ends in .toml.
+
+    Returns:
+        The study: its experiment, axes and comparisons.
+
+    Raises:
+        ValueError: For an unknown name.
+
+    Examples:
+        >>> rd.preset("digits").grid["clients"]
+        (2, 4)
+    """
     return presets.study(name)
 
 
 def open(name: str | Path, *, storage: str | Path = Runtime.storage, trust: Sequence[str] = ()) -> Run | Sweep:
-    """A run or a sweep by name, folder or place in a bucket, MLflow run's id, SWEEP/DIGEST, or digest, in `storage`, a
-    folder or bucket; a sweep of one trial is its run. Code that the folder names is imported from the packages of
-    `trust` alone. Raises ValueError where none or several have the name."""
+    """Open a run or a sweep.
+
+    Args:
+        name: Its name, folder, place in a bucket, MLflow run's id, SWEEP/DIGEST, or digest.
+        storage: A folder or bucket.
+        trust: Packages from which code that the folder names is imported; no other is.
+
+    Returns:
+        The sweep; of one trial, its run.
+
+    Raises:
+        ValueError: Where none or several have the name.
+
+    Examples:
+        >>> rd.open("example").experiment.method.rounds
+        1
+    """
     root = copies.fetch(str(storage)).expanduser().absolute()
     folder = sweep_folder.find_folder(str(copies.fetch(str(name))), root)
     plan = read_plan(folder) if (folder / "sweep.json").exists() else {}

@@ -9,11 +9,13 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from ray.tune.schedulers import TrialScheduler
 
 import raydiff as rd
 from raydiff.experiment import overrides, presets, trial
@@ -25,6 +27,8 @@ from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.networks import Network
 from raydiff.models.schedules import alphas_bar
 from raydiff.results.finished import open_finished
+from raydiff.runtime.plan import SweepRequest, plan
+from raydiff.runtime.schedulers import build_scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extending.md").read_text()
@@ -76,6 +80,7 @@ def test_each_example_is_short_and_every_door_has_one() -> None:
     assert all(code.count("\n") <= 30 for code in MODULES.values())
     assert MODULES["mylab/unet.py"].count("\n") <= 25
     doors = ["method", "network", "schedule", "sampler", "partition", "command"]
+    doors += ["searcher", "scheduler", "section"]
     for door in (*doors, "data set", "metric", "attack", "feature network"):
         assert f"**{door}**" in PAGE, door
 
@@ -97,8 +102,8 @@ def test_python_toml_and_command_line_choose_alike(package: Path, tmp_path: Path
     assert overrides.from_dict(json.loads(json.dumps(overrides.to_dict(from_words))), Experiment) == from_words
 
 
-def test_a_trial_through_every_door_is_attacked_opened_sampled_and_personalised(
-    package: Path, tmp_path: Path, tiny: Experiment
+def test_a_trial_through_every_door_is_attacked_opened_sampled_and_reported(
+    package: Path, tmp_path: Path, tiny: Experiment, command: Any
 ) -> None:
     experiment = overrides.override(tiny, overrides.parse_overrides(tiny, WORDS))
     experiment = overrides.override(experiment, {"method.local.steps": 4, "method.model.timesteps": 20})
@@ -114,6 +119,9 @@ def test_a_trial_through_every_door_is_attacked_opened_sampled_and_personalised(
     assert isinstance(run, rd.Run)
     images = run.sample([0, 3], client=1)
     assert isinstance(images, torch.Tensor) or images.shape == (2, 1, 8, 8)
+    code, out, err = command("report", tmp_path / "sweep", "--section", "mylab.sections:mine")
+    assert (code, err) == (0, "") and "<h2>mine</h2>" in Path(out.strip()).read_text()
+    assert "Ditto</td>" in Path(out.strip()).read_text()
     with allowed_packages(["mylab"]):
         assert len(open_finished(opened.folder).client(0).data) > len(open_finished(opened.folder).client(1).data)
 
@@ -141,6 +149,18 @@ def test_what_has_another_form_is_refused_with_what_it_must_have(package: Path) 
         Flat().check((1, 8, 8))
     with pytest.raises(ValueError, match="schedule must give 10 betas above 0, float64"):
         alphas_bar(Quadratic(last=-1.0), 10)
+
+
+def test_a_searcher_plans_and_a_scheduler_stops(package: Path, tmp_path: Path, tiny: Experiment) -> None:
+    study = rd.Study(experiment=overrides.override(tiny, {"runtime.storage": str(tmp_path)}))
+    rate = "method.local.learning_rate"
+    asked = SweepRequest(search=("mylab.search:Halving", {"factor": 0.25}), sample={rate: ("uniform", (0.1, 0.8))})
+    planned = plan("sweep", study, replace(asked, samples=3), name="s")
+    assert [trial.method.local.learning_rate for trial in planned.trials] == [0.8, 0.2, 0.05]  # type: ignore[attr-defined]
+    chosen = ("mylab.search:Patient", {"worst": 2.0})
+    scheduler = build_scheduler(chosen, objective="eval/vendi", lower_is_better=True, rounds=9)
+    decisions = [scheduler.on_trial_result(Any, Any, {"eval/vendi": value}) for value in (1.0, 3.0)]  # type: ignore[arg-type]
+    assert decisions == [TrialScheduler.CONTINUE, TrialScheduler.STOP]
 
 
 def test_a_command_of_ones_own(package: Path, command: Any) -> None:

@@ -31,7 +31,15 @@ FittedOn = Literal["public", "all"]
 
 @settings(frozen=True, kw_only=True)
 class Data(TableOptions, PictureOptions):
-    """Which data set, and how it is cut. The default sizes suit digits (1797 rows)."""
+    """Which data set, and how it is cut. The default sizes suit digits (1797 rows).
+
+    Raises:
+        ValueError: If a name is empty, or fields exclude each other.
+
+    Examples:
+        >>> rd.Data(name="mnist", train=1000, superclasses="parity").public
+        250
+    """
 
     name: str = field(default="digits", metadata={"location": "folder"})
     """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path, hub:owner/name, a

@@ -45,7 +45,14 @@ class Partition(ABC):
 
 @settings(frozen=True, kw_only=True)
 class Pooled(Partition):
-    """One client with all records: centralised training."""
+    """One client with all records: centralised training.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(12)[:, None] % 4
+        >>> rd.Pooled().assign(labels, 1, torch.Generator()).unique().tolist()
+        [0]
+    """
 
     publishes_labels = False
 
@@ -57,7 +64,14 @@ class Pooled(Partition):
 
 @settings(frozen=True, kw_only=True)
 class Iid(Partition):
-    """Shuffled and cut into M parts, equal to within one record."""
+    """Shuffled and cut into M parts, equal to within one record.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(12)[:, None] % 4
+        >>> rd.Iid().assign(labels, 3, torch.Generator()).bincount().tolist()
+        [4, 4, 4]
+    """
 
     publishes_labels = False
 
@@ -68,7 +82,15 @@ class Iid(Partition):
 
 @settings(frozen=True, kw_only=True)
 class ByClass(Partition):
-    """Client i has the classes i, i + M, ...; if M > K, clients i, i + K, ... divide class i evenly."""
+    """Client i has the classes i, i + M, ...; if M > K, clients i, i + K, ... divide class i evenly.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(12)[:, None] % 4
+        >>> owners = rd.ByClass().assign(labels, 2, torch.Generator())
+        >>> labels[owners == 0].unique().tolist()
+        [0, 2]
+    """
 
     def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
         sizes = labels[:, 0].unique(return_counts=True)[1].tolist()
@@ -82,7 +104,15 @@ class ByClass(Partition):
 @settings(frozen=True, kw_only=True)
 class Dirichlet(Partition):
     """Each class has proportions over the clients drawn from Dirichlet(alpha, ..., alpha), by which each record goes to
-    a client at random (Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019)."""
+    a client at random (Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019).
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(12)[:, None] % 4
+        >>> owners = rd.Dirichlet(alpha=1.0, least=2).assign(labels, 3, torch.Generator())
+        >>> int(owners.bincount().min()) >= 2
+        True
+    """
 
     alpha: Annotated[float, Ge(1e-6), Le(1e6)] = 0.5
     """Concentration: near 0 each class goes to one client, at infinity clients are equal."""
@@ -137,7 +167,15 @@ class Dirichlet(Partition):
 @settings(frozen=True, kw_only=True)
 class MajorityMinority(Partition):
     """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952): those of
-    even clients are the first of `clusters`, those of odd clients the second."""
+    even clients are the first of `clusters`, those of odd clients the second.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(12)[:, None] % 4
+        >>> owners = rd.MajorityMinority(minority=1).assign(labels, 2, torch.Generator())
+        >>> labels[owners == 0, 0].bincount().tolist()
+        [2, 2, 1, 1]
+    """
 
     ratio: Annotated[float, Gt(0), Le(1)] = 0.1
     """Records of a class at each minority client over those at a majority client (default: PFDM's attacker's set)."""
@@ -174,7 +212,15 @@ class MajorityMinority(Partition):
 @settings(frozen=True, kw_only=True)
 class Entangled(Partition):
     """Each client has base distributions, and equally many records of the others', as in FedDistr (arXiv 2410.12530):
-    hidden classes with `data.superclasses`, else classes, whose number the clients must divide."""
+    hidden classes with `data.superclasses`, else classes, whose number the clients must divide.
+
+    Examples:
+        >>> import torch
+        >>> labels = torch.arange(12)[:, None] % 4
+        >>> owners = rd.Entangled(xi=0.0).assign(labels, 2, torch.Generator())
+        >>> [len(labels[owners == client].unique()) for client in (0, 1)]
+        [2, 2]
+    """
 
     counts_hidden_classes = True
     xi: Annotated[float, Ge(0), Lt(1)] = 0.0
@@ -188,7 +234,15 @@ class Entangled(Partition):
 
 @settings(frozen=True, kw_only=True)
 class UnseenClients:
-    """Unseen clients, which join after the last round, each with records of a few classes. Labels are then public."""
+    """Unseen clients, which join after the last round, each with records of a few classes. Labels are then public.
+
+    Raises:
+        ValueError: If `records` is below `classes`.
+
+    Examples:
+        >>> rd.Experiment(clients=3, unseen=rd.UnseenClients(clients=2)).everyone
+        range(0, 5)
+    """
 
     clients: Count = 5
     """Number of unseen clients."""

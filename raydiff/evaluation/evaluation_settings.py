@@ -48,7 +48,15 @@ RESERVED = (
 
 @settings(frozen=True, kw_only=True)
 class Evaluation:
-    """Which instruments are read, and when."""
+    """Which instruments are read, and when.
+
+    Raises:
+        ValueError: If an attack, a metric or a classifier has no such name.
+
+    Examples:
+        >>> rd.Evaluation(metrics=("kernel", "coverage"), attacks=None).features
+        'cnn'
+    """
 
     features: Annotated[str, FEATURES] = "cnn"
     """Feature network of the distances: a small classifier trained on the public split (cnn), clean-fid's Inception, or

@@ -35,7 +35,16 @@ AnyMethod = Annotated[Method, METHODS]
 
 @settings(frozen=True, kw_only=True)
 class Runtime:
-    """Where a trial runs, which changes no number: no field is part of the digest."""
+    """Where a trial runs, which changes no number: no field is part of the digest.
+
+    Raises:
+        ValueError: If `storage` is no folder or bucket, or does not suit another field.
+
+    Examples:
+        >>> here = rd.Experiment(runtime=rd.Runtime(pool="local"))
+        >>> here.digest == rd.Experiment().digest
+        True
+    """
 
     pool: Literal["ray", "local"] = "ray"
     """ray: clients in actors; local: all in this process, one trial after the other."""
@@ -81,7 +90,13 @@ class Runtime:
 
 @settings(frozen=True, kw_only=True)
 class Numerics:
-    """How a trial computes, which changes its numbers to rounding: every field is part of the digest."""
+    """How a trial computes, which changes its numbers to rounding: every field is part of the digest.
+
+    Examples:
+        >>> one, two = (rd.Experiment(numerics=rd.Numerics(threads=threads)) for threads in (1, 2))
+        >>> one.digest == two.digest
+        False
+    """
 
     threads: Count = 1
     """CPU threads of each process."""
@@ -89,12 +104,23 @@ class Numerics:
     """Train the clients of one process in lock-step: several times faster where networks or batches are small. The
     numbers then also depend on `runtime.workers`, to rounding."""
     server_workers: Count = 1
-    """Processes, each with `runtime.gpu_server`, that train the server's models data-parallel (raydiff run only)."""
+    """Processes, each with `runtime.gpu_server`, that train the server's models data-parallel."""
 
 
 @settings(frozen=True, kw_only=True)
 class Experiment:
-    """One trial."""
+    """One trial.
+
+    Raises:
+        ValueError: If a field has a wrong type or value (all of them at once), or fields exclude each other.
+
+    Examples:
+        >>> rd.Experiment(method=rd.FedProx(mu=0.1), clients=10, participation=0.3).in_a_round
+        3
+        >>> rd.Experiment(clients=1.5)
+        Traceback (most recent call last):
+        raydiff.settings.SettingsError: clients must be an integer, got 1.5
+    """
 
     method: AnyMethod = field(default_factory=FedAvg)
     """What is trained, and what is sent: one of `methods.METHODS`, or module:Class from anywhere."""

@@ -21,7 +21,13 @@ Choices = Mapping[str | tuple[str, ...], Sequence[Any]]
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A comparison beside a study's experiment, on those of the study's axes that it has."""
+    """A comparison beside a study's experiment, on those of the study's axes that it has.
+
+    Examples:
+        >>> arm = rd.Arm(method=rd.FedProx(mu=0.1), changes={"clients": 4})
+        >>> arm.apply(rd.Experiment(method=rd.FedAvg(rounds=3))).method.rounds
+        3
+    """
 
     method: Method | type | None = None
     """Another method, which shares model, training and the like with the study's: fields at their default are taken
@@ -57,7 +63,17 @@ class Arm:
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """What `raydiff sweep` runs."""
+    """What `raydiff sweep` runs.
+
+    Examples:
+        >>> study = rd.Study(
+        ...     experiment=rd.Experiment(),
+        ...     grid={"clients": [2, 4]},
+        ...     beside=(rd.Arm(method=rd.LocalOnly),),
+        ... )
+        >>> [type(arm.apply(study.experiment).method).__name__ for arm in study.beside]
+        ['LocalOnly']
+    """
 
     experiment: Experiment
     """The trial that the others are changes of."""

@@ -59,6 +59,13 @@ class Averaging:
     """How updates become the next model: their mean, a step along it, and what protects them.
 
     Steps are those of the optimisers of Reddi et al. 2021 (arXiv 2003.00295), with the mean update as gradient.
+
+    Raises:
+        ValueError: If fields exclude each other.
+
+    Examples:
+        >>> rd.FedAvg(averaging=rd.Averaging(update="adam", rate=0.01)).averaging.beta1
+        0.9
     """
 
     weights: Weights = "examples"

@@ -59,7 +59,13 @@ HEURISTIC = 1000  # public records, at most, whose distances give the length sca
 
 @settings(frozen=True, kw_only=True)
 class DPMERF(NoisedSums):
-    """One noised mean embedding of each client, and a generator that matches their sum."""
+    """One noised mean embedding of each client, and a generator that matches their sum.
+
+    Examples:
+        >>> method = rd.DPMERF(epsilon=10.0, features=500)
+        >>> method.rounds  # one in which clients send, and the generator's
+        5
+    """
 
     model: Generator = Generator()
     """The generator."""

@@ -66,7 +66,16 @@ EACH = 1000  # pictures of each row of labels that the server trains on
 
 @settings(frozen=True, kw_only=True)
 class DPSGD(Averaged):
-    """One shared denoiser, averaged after each round of private training."""
+    """One shared denoiser, averaged after each round of private training.
+
+    Raises:
+        ValueError: If fields exclude each other, such as client-level privacy beside this one.
+
+    Examples:
+        >>> method = rd.DPSGD(epsilon=10.0, local=rd.Training(steps=200, batch=20))
+        >>> round(method.mechanism(400).noise_multiplier, 2)
+        0.72
+    """
 
     model: DDPM | DiscreteDiffusion = DDPM()
     """Network and schedule."""

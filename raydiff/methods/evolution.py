@@ -55,7 +55,12 @@ NEIGHBOURS = 5  # public pictures nearest to a candidate, towards one of which i
 
 @settings(frozen=True, kw_only=True)
 class Evolution(NoisedSums):
-    """Clients vote for candidates; those with votes, and variations of them, are the next ones."""
+    """Clients vote for candidates; those with votes, and variations of them, are the next ones.
+
+    Examples:
+        >>> rd.Evolution(epsilon=5.0, rounds=4, candidates=100).variation
+        0.7
+    """
 
     model: Population = Population()
     """Shape of the pictures, and the rows of labels."""

@@ -26,4 +26,10 @@ from raydiff.settings import settings
 
 @settings(frozen=True, kw_only=True)
 class FedAvg(FineTuned):
-    """One shared denoiser, averaged after each round: `Averaged` as it is."""
+    """One shared denoiser, averaged after each round: `Averaged` as it is.
+
+    Examples:
+        >>> method = rd.FedAvg(rounds=20, local=rd.Training(steps=2000))
+        >>> method.upload_event(records=100, number=0)
+        NonPrivate(what='weights sent as they are', trust='local')
+    """

@@ -30,7 +30,12 @@ from raydiff.tree import Params
 
 @settings(frozen=True, kw_only=True)
 class FedProx(FineTuned):
-    """FedAvg with a proximal term."""
+    """FedAvg with a proximal term.
+
+    Examples:
+        >>> rd.FedProx(rounds=20, mu=0.1).model.timesteps
+        1000
+    """
 
     mu: NonNegative = 0.01
     """Weight of the proximal term; 0 is FedAvg."""

@@ -29,7 +29,15 @@ from raydiff.tree import Params
 
 @settings(frozen=True, kw_only=True)
 class LocalOnly(Method):
-    """Each client alone."""
+    """Each client alone.
+
+    Raises:
+        ValueError: If `center` is given without `clip`, or `clip` for a model that takes no pictures.
+
+    Examples:
+        >>> rd.LocalOnly(local=rd.Training(epochs=3, batch=32)).rounds
+        1
+    """
 
     model: AnyModel = DDPM()
     """What each client trains: a denoiser, or a classifier of label column 0."""

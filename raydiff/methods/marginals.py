@@ -45,7 +45,13 @@ PAIRS = "pairs"
 
 @settings(frozen=True, kw_only=True)
 class Marginals(NoisedSums):
-    """One noised table of pairs per client, and a tree of columns fitted to their sum."""
+    """One noised table of pairs per client, and a tree of columns fitted to their sum.
+
+    Examples:
+        >>> method = rd.Marginals(epsilon=1.0)
+        >>> method.rounds
+        1
+    """
 
     model: Forest = Forest()
     """Categories of the columns, and the rows of labels."""

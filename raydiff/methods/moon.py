@@ -36,7 +36,15 @@ PREVIOUS = f"{SCRATCH}/previous"
 
 @settings(frozen=True, kw_only=True)
 class Moon(FineTuned):
-    """FedAvg with a model-contrastive term."""
+    """FedAvg with a model-contrastive term.
+
+    Raises:
+        ValueError: If the model has no features to compare.
+
+    Examples:
+        >>> rd.Moon(mu=5.0, model=rd.Classifier()).temperature
+        0.5
+    """
 
     mu: NonNegative = 1.0
     """Weight of the contrastive term; 0 is FedAvg."""

@@ -41,7 +41,15 @@ Order = Literal["first", "second"]
 
 @settings(frozen=True, kw_only=True)
 class PerFedAvg(Averaged):
-    """FedAvg on the loss after one step of adaptation."""
+    """FedAvg on the loss after one step of adaptation.
+
+    Raises:
+        ValueError: If batches cannot be halved, or a compiled model is to be differentiated twice.
+
+    Examples:
+        >>> rd.PerFedAvg(order="second", inner_rate=0.05).finetune.learning_rate
+        0.05
+    """
 
     model: DDPM = DDPM()
     """Network and schedule."""

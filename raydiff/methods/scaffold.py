@@ -42,7 +42,16 @@ UNPROTECTED_TEXT = "weights and control variates sent as they are"
 
 @settings(frozen=True, kw_only=True)
 class Scaffold(FineTuned):
-    """FedAvg by SGD with control variates."""
+    """FedAvg by SGD with control variates.
+
+    Raises:
+        ValueError: If the optimiser is not sgd, or `averaging` has moments or privacy.
+
+    Examples:
+        >>> rd.Scaffold(local=rd.Training(optimizer="adamw"))
+        Traceback (most recent call last):
+        ValueError: local.optimizer must be sgd, whose steps SCAFFOLD corrects, got adamw
+    """
 
     local: Training = Training(optimizer="sgd", learning_rate=0.03, decay="constant")
     """Each client's training, all rounds together, by sgd; an MLP bears ten times this rate."""

@@ -34,7 +34,12 @@ START = "start"
 
 @settings(frozen=True, kw_only=True)
 class SharedRep(Averaged):
-    """A shared network with a private middle."""
+    """A shared network with a private middle.
+
+    Examples:
+        >>> rd.SharedRep(private=("enter.", "time.")).private
+        ('enter.', 'time.')
+    """
 
     model: DDPM = DDPM()
     """Network and schedule."""

@@ -63,7 +63,12 @@ SUMS, SECOND = "sums", "second"
 
 @settings(frozen=True, kw_only=True)
 class Sketch(NoisedSums):
-    """One noised sum of each client, and Gaussians from all of them."""
+    """One noised sum of each client, and Gaussians from all of them.
+
+    Examples:
+        >>> rd.Sketch(epsilon=10.0, clip=8.0, moment=0.0).sensitivity
+        16.0
+    """
 
     model: Gaussians = Gaussians()
     """Shape of the pictures, and the rows of labels."""

@@ -97,7 +97,13 @@ MEASURED = ("ancestral", "ddim")
 
 @settings(frozen=True, kw_only=True)
 class Sampling:
-    """How a reverse chain is run."""
+    """How a reverse chain is run.
+
+    Examples:
+        >>> chain = rd.Sampling(sampler="ddim", steps=50)
+        >>> rd.FedAvg(sampling=chain).sampling.steps
+        50
+    """
 
     sampler: Annotated[str, SAMPLERS] = "ancestral"
     """ancestral: the papers' Algorithm 4; ddim: deterministic, eta = 0; dpmsolver: DPM-Solver++(2M), for few steps; or

@@ -98,7 +98,15 @@ class ResNet18:
 
 @settings(frozen=True, kw_only=True)
 class Classifier:
-    """A classifier of label column 0, and nothing learned."""
+    """A classifier of label column 0, and nothing learned.
+
+    Examples:
+        >>> import torch
+        >>> model = rd.Classifier(shape=(3, 16, 16), labels=(5,))
+        >>> classify = model.classify(model.init(torch.Generator()))
+        >>> tuple(classify(torch.zeros(2, 3, 16, 16)).shape)
+        (2, 5)
+    """
 
     network: CNN | Perceptron | ResNet18 | LeNet = CNN()
     """The network."""

@@ -41,7 +41,17 @@ Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 @settings(frozen=True, kw_only=True)
 class DiscreteDiffusion:
-    """A denoiser of category vectors: an MLP and a schedule, without parameters."""
+    """A denoiser of category vectors: an MLP and a schedule, without parameters.
+
+    Raises:
+        ValueError: If `release` is beyond the last step.
+
+    Examples:
+        >>> import torch
+        >>> model = rd.DiscreteDiffusion(hidden=32, steps=4, counts=(2, 3))
+        >>> len(model.init(torch.Generator())) > 0
+        True
+    """
 
     hidden: Count = 256
     """Units of each hidden layer."""

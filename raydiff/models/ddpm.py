@@ -42,7 +42,19 @@ it is trained. At dynamo's default of 8 the third model of a process runs eagerl
 
 @settings(frozen=True, kw_only=True)
 class DDPM:
-    """A DDPM: a network, a schedule, and nothing learned."""
+    """A DDPM: a network, a schedule, and nothing learned.
+
+    Raises:
+        ValueError: If the schedule is none, such as with a beta above 1.
+
+    Examples:
+        >>> import torch
+        >>> model = rd.DDPM(network=rd.MLP(width=32), timesteps=100)
+        >>> params = model.init(torch.Generator())
+        >>> x_t, t = torch.zeros(2, 1, 8, 8), torch.tensor([1, 100])
+        >>> tuple(model.predict(params, x_t, t, labels=torch.tensor([[3], [8]])).shape)
+        (2, 1, 8, 8)
+    """
 
     network: Annotated[Network, NETWORKS] = MLP()
     """The denoiser."""

@@ -98,7 +98,12 @@ def _predict_one(network: Network, shape: Shape) -> tuple[int, ...]:
 
 @settings(frozen=True, kw_only=True)
 class MLP(Network):
-    """A residual MLP on the flattened image, for 8x8 and 14x14 images on a CPU, where a UNet is many times slower."""
+    """A residual MLP on the flattened image, for 8x8 and 14x14 images on a CPU, where a UNet is many times slower.
+
+    Examples:
+        >>> rd.DDPM(network=rd.MLP(width=64, depth=2)).network.middle
+        'blocks.1.'
+    """
 
     width: Count = 256
     """Hidden units."""
@@ -124,7 +129,17 @@ class MLP(Network):
 
 @settings(frozen=True, kw_only=True)
 class UNet(Network):
-    """diffusers' UNet2DModel, as in PFDM's and SPIRE's networks."""
+    """diffusers' UNet2DModel, as in PFDM's and SPIRE's networks.
+
+    Raises:
+        ValueError: If `attention` names no scale, or one with too few channels.
+
+    Examples:
+        >>> rd.UNet(widths=(16, 32), attention=()).check((1, 28, 28))
+        >>> rd.UNet(widths=(16, 32, 64, 64)).check((1, 28, 28))
+        Traceback (most recent call last):
+        ValueError: network.widths has 4 scales, so images must be divisible by 8, got 28x28
+    """
 
     middle = "unet.mid_block."
     features = "unet.mid_block"

@@ -62,7 +62,16 @@ class Diverged(NotFinite):
 
 @settings(frozen=True, kw_only=True)
 class Training:
-    """Batches, optimiser and learning-rate schedule of a training."""
+    """Batches, optimiser and learning-rate schedule of a training.
+
+    Raises:
+        ValueError: If `momentum` is given without sgd.
+
+    Examples:
+        >>> training = rd.Training(epochs=3, batch=64, learning_rate=1e-3)
+        >>> training.of(records=100).steps
+        6
+    """
 
     steps: Natural = 1000
     """Optimisation steps in all, unless `epochs` is set."""

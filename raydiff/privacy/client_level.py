@@ -33,7 +33,18 @@ TRUSTED = "clipped updates, to a server trusted to add the noise"
 
 @settings(frozen=True, kw_only=True)
 class ClientPrivacy:
-    """Clips a client's whole update and adds noise."""
+    """Clips a client's whole update and adds noise.
+
+    Raises:
+        ValueError: If `shares` is given without aggregate trust, or missing with it.
+
+    Examples:
+        >>> privacy = rd.ClientPrivacy(epsilon=8.0, clip=1.0)
+        >>> round(privacy.std(rounds=10), 2)
+        3.8
+        >>> rd.FedAvg(averaging=rd.Averaging(privacy=privacy)).rounds
+        10
+    """
 
     epsilon: accountants.Epsilon = 10.0
     """Budget of one client's updates of all rounds together, at delta 1e-5; inf clips only."""

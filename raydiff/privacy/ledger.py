@@ -43,18 +43,37 @@ class Entry:
 
 @dataclass(frozen=True, kw_only=True)
 class Guarantee:
-    """An epsilon with its privacy definition."""
+    """An epsilon with its privacy definition.
+
+    Examples:
+        >>> event = rd.PFDM(epsilon=10.0).upload_event(records=100, number=0)
+        >>> ledger = rd.Ledger().with_upload(0, 1, event, 6400)
+        >>> guarantee = ledger.guarantee(1e-5, "exact")
+        >>> guarantee.epsilon <= 10, guarantee.unit, guarantee.relation, guarantee.trust
+        (True, 'example', 'replace_one', 'local')
+    """
 
     epsilon: float
+    """Of the client for which it is worst; inf: nothing is guaranteed."""
     delta: float
+    """The delta that goes with it."""
     accountant: str
-    unit: str | None  # example or client; None (as `relation`) where no Gaussian was recorded
+    """The bound by which it was computed."""
+    unit: str | None
+    """Whose presence is hidden, example or client; None (as `relation`) where no Gaussian was recorded."""
     relation: str | None
+    """What neighbours are: replace_one, zero_out or add_remove."""
     trust: str
-    clients: int  # that it covers: the epsilon is the worst of theirs
-    declared: tuple[str, ...] = ()  # fields sent in clear because they are public by declaration
-    unprotected: tuple[str, ...] = ()  # why epsilon is infinite
-    caution: str = ""  # about delta, if it is too large for so many units
+    """Whom it holds against: local, the server too; central, who sees what the server publishes; aggregate, a server
+    that sees only sums."""
+    clients: int
+    """Number of clients that it covers."""
+    declared: tuple[str, ...] = ()
+    """Fields sent in clear because they are public by declaration."""
+    unprotected: tuple[str, ...] = ()
+    """Why epsilon is infinite."""
+    caution: str = ""
+    """About delta, if it is too large for so many units."""
 
     def among(self, count: int, units: str) -> Guarantee:
         """Return this guarantee of one of `count` units, with a caution if delta is not below 1 / count: releasing one
@@ -104,9 +123,17 @@ class Guarantee:
 
 @dataclass(frozen=True)
 class Ledger:
-    """Entries in the order of their rounds. Immutable: `with_uploads` and `with_published` return a new one."""
+    """Entries in the order of their rounds. Immutable: `with_uploads` and `with_published` return a new one.
+
+    Examples:
+        >>> event = rd.FedAvg().upload_event(records=100, number=0)
+        >>> ledger = rd.Ledger().with_upload(0, 1, event, 6400)  # round 0, client 1, in clear, 6400 bytes
+        >>> ledger.bytes_by_client, ledger.epsilon(1e-5, "exact")
+        ({1: 6400}, inf)
+    """
 
     entries: tuple[Entry, ...] = ()
+    """One per message or published result."""
 
     def with_uploads(self, round: int, uploads: Iterable[tuple[int, Event, int]]) -> Ledger:
         """Return the ledger with uploads (client, event, bytes) of `round`. Raises ValueError for a client's second

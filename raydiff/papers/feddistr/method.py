@@ -67,7 +67,15 @@ UNPROTECTED = {
 
 @settings(frozen=True, kw_only=True)
 class FedDistr(Method):
-    """Prompt vectors to the server, once; a classifier trained on what they generate."""
+    """Prompt vectors to the server, once; a classifier trained on what they generate.
+
+    Raises:
+        ValueError: If `epsilon` has no `clip`.
+
+    Examples:
+        >>> rd.FedDistr(clusters=3, threshold=0.5, images=500).rounds
+        1
+    """
 
     model: LatentModel = LatentModel()
     """The frozen latent diffusion model that all clients and the server have."""

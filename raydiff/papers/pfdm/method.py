@@ -66,7 +66,18 @@ NOISY_MEAN = 0.9  # of ln(sigma) in training on noisy images
 
 @settings(frozen=True, kw_only=True)
 class PFDM(Method):
-    """Algorithm 1 (training) and Algorithm 2 (sampling)."""
+    """Algorithm 1 (training) and Algorithm 2 (sampling).
+
+    Raises:
+        ValueError: If no depth keeps to the budget, or `start` and `epsilon` exclude each other.
+
+    Examples:
+        >>> method = rd.PFDM(epsilon=10.0, clip=15.0)
+        >>> method.depth  # t_0: the smallest within the budget, of T = 1000
+        732
+        >>> method.upload_event(records=100, number=0).unit
+        'example'
+    """
 
     model: DDPM = DDPM()
     """Network and schedule of both denoisers; the client's has one condition more, the clipped flag."""

@@ -57,7 +57,15 @@ SHARES = "shares"
 
 @settings(frozen=True, kw_only=True)
 class SPIRE(Averaged):
-    """Algorithm 1 (training) and Algorithm 2 (a new client)."""
+    """Algorithm 1 (training) and Algorithm 2 (a new client).
+
+    Raises:
+        ValueError: If there are several embeddings where labels are conditions.
+
+    Examples:
+        >>> rd.SPIRE(rounds=20, joining=rd.Training(steps=50)).trained_model.embedding
+        True
+    """
 
     model: DDPM = DDPM(conditional=False)
     """Network and schedule; the embedding is added to it."""
