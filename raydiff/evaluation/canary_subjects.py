@@ -92,9 +92,12 @@ def subject(method: Method, public: Records | None) -> Subject:
 
 
 def _summed(method: Summed, public: Records | None) -> Subject:
-    """The client's one record is u, made from direction e, or v, from -e, far apart in the method's sum; under zero-out
+    """Audit a method that sums what it makes of records.
+
+    The client's one record is u, made from direction e, or v, from -e, far apart in the method's sum; under zero-out
     one of the two is no record. The adversary projects each round's upload on the line between the two expected ones,
-    from their middle, and adds these up. Between rounds the server aggregates the upload as it would a federation's."""
+    from their middle, and adds these up. Between rounds the server aggregates the upload as it would a federation's.
+    """
     if isinstance(method, Marginals):  # one row of labels: other rows would be noise alone
         method = replace(method, model=method.model.for_table(method.model.counts, ()))
         shape: tuple[int, ...] = (1, 1, len(method.model.counts))

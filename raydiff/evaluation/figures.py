@@ -15,8 +15,10 @@ CUT = 2.0  # upper limit of a panel over the distance at epoch 0, so that a dive
 
 
 def draw_curves(rows: Sequence[Mapping[str, float]], path: Path, *, title: str) -> None:
-    """Write a panel for each distance that the rows have, with its noise floor (real half against real half). Each row
-    has `learning_rate`, `epoch`, and the distances with `_floor`."""
+    """Write a panel for each distance that the rows have, with its noise floor (real half against real half).
+
+    Each row has `learning_rate`, `epoch`, and the distances with `_floor`.
+    """
     shown = [name for name in DISTANCES if name in rows[0]]
     figure, (every,) = panels(1, len(shown), size=(4.4 * len(shown) + 1.6, 4.2))
     figure.suptitle(title, fontsize=9)

@@ -21,8 +21,10 @@ SCALE = 4  # small pictures are enlarged by this
 def sample_grid(
     pictures: Sequence[Tensor], path: Path, *, privacy: str, most: int = ROWS, names: Sequence[str] = ()
 ) -> None:
-    """Write one row per client (the first `most`), one column per picture; pictures (n, C, H, W) on [-1, 1]. `names`
-    are written before the rows, `privacy` into the PNG's metadata."""
+    """Write one row per client (the first `most`), one column per picture; pictures (n, C, H, W) on [-1, 1].
+
+    `names` are written before the rows, `privacy` into the PNG's metadata.
+    """
     from PIL import PngImagePlugin
     from PIL.Image import Resampling
 

@@ -91,8 +91,10 @@ def kernel_distances(drawn: Drawn) -> list[Metric]:
 
 
 def sample_coverage(drawn: Drawn) -> list[Metric]:
-    """Precision, recall, density and coverage at equal counts: the mean over both halves of the reference; role real is
-    that of one half beside the other. A group with too few records for the neighbours is left out."""
+    """Precision, recall, density and coverage at equal counts, means over both halves of the reference.
+
+    Role real is that of one half beside the other. A group with too few records for the neighbours is left out.
+    """
     if not len(drawn.images):
         return []
     neighbours = drawn.config.neighbours
@@ -122,8 +124,10 @@ def _compared(drawn: Drawn) -> dict[str, Any]:
 
 
 def label_accuracy(drawn: Drawn) -> list[Metric]:
-    """The network's accuracy on samples, and on real records, its ceiling; OWN_CLASSES is the fraction of samples of a
-    class that the client has."""
+    """The network's accuracy on samples, and on real records, its ceiling.
+
+    OWN_CLASSES is the fraction of samples of a class that the client has.
+    """
     if not len(drawn.images):
         return []
     classes = drawn.labels[:, 0]
@@ -189,8 +193,10 @@ BY_SAMPLER = (*BY_FEATURES, "labels")  # also measured of each of the model's sa
 
 
 def metric_to_rank_by(name: str, config: Evaluation, *, unseen: bool = False) -> Metric:
-    """Return the metric of a column, to rank trials by: `eval/...`, and `unseen/...` where unseen clients join. Raises
-    ValueError where the evaluation measures none of this name that has a direction."""
+    """Return the metric of a column, to rank trials by: `eval/...`, and `unseen/...` where unseen clients join.
+
+    Raises ValueError where the evaluation measures none of this name that has a direction.
+    """
     splits = ("eval", "unseen") if unseen else ("eval",)
     known = {str(m): m for metric in _rankable(config) for m in (replace(metric, split=split) for split in splits)}
     for outside in (metric for metric in known.values() if metric.name not in RESERVED):
@@ -219,8 +225,10 @@ def _rankable(config: Evaluation) -> list[Metric]:
 
 
 def measure(drawn: Drawn, *, by_sampler: bool = False) -> dict[str, list[Metric]]:
-    """Return the metrics of each configured name, or of those in BY_SAMPLER. Raises ValueError for what another package
-    returns unless it is a finite number within bounds, or several by name."""
+    """Return the metrics of each configured name, or of those in BY_SAMPLER.
+
+    Raises ValueError for what another package returns unless it is a finite number within bounds, or several by name.
+    """
     out: dict[str, list[Metric]] = {}
     every = drawn.config.metrics_of(drawn.dataset.modality)
     names = [name for name in every if name in BY_SAMPLER or not by_sampler]

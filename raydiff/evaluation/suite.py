@@ -6,6 +6,7 @@ validation split is used during training and for trials by which settings are ch
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -59,13 +60,14 @@ class Instruments:
         def evaluate(deployed: Deployed, records: Records, rng: torch.Generator) -> ClientReport:
             drawn, by_sampler, shown = self._drawn(deployed, split, records, rng)
             by_name = metrics.measure(drawn)
-            measured = [metric for of_name in by_name.values() for metric in of_name]
-            for sampler, images in by_sampler.items() if len(by_sampler) > 1 else ():
-                again = replace(drawn, images=images)
-                each = by_name if images is drawn.images else metrics.measure(again, by_sampler=True)
-                for metric in (metric for name in BY_SAMPLER for metric in each.get(name, ())):
-                    if metric.role not in ("floor", "real"):
-                        measured.append(replace(metric, sampler=sampler, shown="", rank=0))
+            measured = list(itertools.chain.from_iterable(by_name.values()))
+            if len(by_sampler) > 1:
+                for sampler, images in by_sampler.items():
+                    again = replace(drawn, images=images)
+                    each = by_name if images is drawn.images else metrics.measure(again, by_sampler=True)
+                    of_sampler = itertools.chain.from_iterable(each.get(name, ()) for name in BY_SAMPLER)
+                    beside = [metric for metric in of_sampler if metric.role not in ("floor", "real")]
+                    measured += [replace(metric, sampler=sampler, shown="", rank=0) for metric in beside]
             columns(measured)  # refuses a metric that is measured twice
             return ClientReport(measured, self._attacked(deployed, split, records, cache), shown, deployed.of_server)
 

@@ -28,8 +28,11 @@ def half_width(deviation: Any, n: Any) -> Any:
 
 
 def ratio(over: pd.Series, under: pd.Series) -> tuple[float, float, float]:
-    """Return mean(over) / mean(under) of pairs and its 95 % interval by Fieller (1954): the values r for which the
-    Student interval of mean(over - r under) holds 0. NaN where that of mean(under) does, for r has then no bounds."""
+    """Return mean(over) / mean(under) of pairs and its 95 % interval by Fieller (1954).
+
+    It holds the values r for which the Student interval of mean(over - r under) holds 0. NaN where that of mean(under)
+    does, for r has then no bounds.
+    """
     mean, low, high = student(under)
     if not decided(low, high):
         return (math.nan,) * 3

@@ -85,8 +85,10 @@ def read_json(path: Path, *, needs: str = "") -> dict[str, Any]:
 
 
 def parse_json(data: bytes, where: object, *, needs: str = "") -> dict[str, Any]:
-    """Return the object in the JSON file at a path or URI. Raises ValueError where it is no valid JSON, or has no field
-    that it `needs`."""
+    """Return the object in the JSON file at a path or URI.
+
+    Raises ValueError where it is no valid JSON, or has no field that it `needs`.
+    """
     name = str(where).rpartition("/")[2]
     remedy = f": {REMEDIES[name]}" if name in REMEDIES else ""
     try:
@@ -109,8 +111,10 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def read_lines_from(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
-    """Return the readable whole lines from byte `start` on, and where they end: the next call's start. A shorter file
-    is read from its beginning."""
+    """Return the readable whole lines from byte `start` on, and where they end: the next call's start.
+
+    A shorter file is read from its beginning.
+    """
     data = _read(path) if path.exists() else b""
     start = start if start <= len(data) else 0
     data = data[start : data.rfind(b"\n") + 1]

@@ -37,8 +37,10 @@ class AttackedRows:
 
 
 def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: int) -> AttackedRows:
-    """Generate rows of a client's own model or, with None, the server's: `num`, or as many as it was trained on. Raises
-    ValueError as `Finished.source`, and where too few records were held out."""
+    """Generate rows of a client's own model or, with None, the server's: `num`, or as many as it was trained on.
+
+    Raises ValueError as `Finished.source`, and where too few records were held out.
+    """
     experiment = finished.trial.experiment
     modality = finished.dataset.modality
     assert isinstance(modality, TableRows)

@@ -73,8 +73,11 @@ class Finished:
         return self.dataset.modality.describe_fit(self.dataset.fitted_columns, self.dataset.private_fit)
 
     def source(self, client: int | None, draw: Draw | None = None) -> SampleSource:
-        """Return the source of a client's personalised model (default draw: as-data), or with None of the server's
-        (uniform). Raises ValueError for a missing client or model, and without public records for public."""
+        """Return the source of a client's personalised model, or with None of the server's.
+
+        Labels are drawn as-data by default, of the server's model uniformly. Raises ValueError for a missing client or
+        model, and without public records for public.
+        """
         return self._shared(draw or "uniform") if client is None else self._personal(client, draw or "as-data")
 
     def _personal(self, number: int, draw: Draw) -> SampleSource:
@@ -205,8 +208,10 @@ def words(guarantee: Guarantee) -> dict[str, Any]:
 
 
 def find(name: str, sweeps: Path) -> Path:
-    """Return the folder of a sweep or trial by its path, a sweep's name, SWEEP/DIGEST, or a digest, which may be
-    shortened. Raises ValueError where there is none, or more than one."""
+    """Return the folder of a sweep or trial by its path, a sweep's name, SWEEP/DIGEST, or a (shortened) digest.
+
+    Raises ValueError where there is none, or more than one.
+    """
     for path in (Path(name).expanduser(), *([] if ".." in Path(name).parts else [sweeps / name])):
         if is_sweep(path) or (path / "config.json").exists():
             return path.absolute()

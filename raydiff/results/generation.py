@@ -145,9 +145,11 @@ def write(
     on_progress: Callable[[int, int], None] = lambda done, rows: None,
     spread: Spread = one_by_one,
 ) -> str:
-    """Write, or continue to write, the folder `out`; return the samples' privacy. Raises ValueError where it has other
-    contents. `code` are versions for the card; `on_progress` gets (rows written, rows in all) at the start and after
-    each part."""
+    """Write, or continue to write, the folder `out`; return the samples' privacy.
+
+    Raises ValueError where it has other contents. `code` are versions for the card; `on_progress` gets (rows written,
+    rows in all) at the start and after each part.
+    """
     make = maker(finished, client, out, request)
     modality = finished.dataset.modality
     source = make.source

@@ -71,8 +71,10 @@ def save(
     server: Params,
     states: Mapping[int, Params],
 ) -> None:
-    """Write the folder, with the clients' personalised `states`. Raises ValueError for
-    weights larger than `LARGEST`, and for a classifier."""
+    """Write the folder, with the clients' personalised `states`.
+
+    Raises ValueError for weights larger than `LARGEST`, and for a classifier.
+    """
     models = [method.deploy(server, state) for state in states.values()] or [method.deploy(server)]
     if not all(model.samplers for model in models):
         raise ValueError("a classifier makes no pictures")
@@ -129,10 +131,9 @@ class Sampler:
     def predict(
         self, model_input: pd.DataFrame, params: Mapping[str, Any] | None = None
     ) -> np.ndarray[Any, Any] | pd.DataFrame:
-        """A picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1]; of a table a row of texts, numbers
-        drawn uniformly within their bins, with the label last.
+        """Return a picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1].
 
-        Columns: `label` (and the others, where there are several), and `client`, the first one where it is left out.
+        Of a table a row of texts, numbers drawn uniformly within their bins, with the label last. Columns: `label` (and the others, where there are several), and `client`, the first one where it is left out.
         With the parameter `seed` the same input gives the same samples; without it they are new ones each time.
         """
         seed = (params or {}).get("seed")

@@ -18,8 +18,10 @@ DELTA = 1e-5  # at which the trials are composed
 
 
 def composed_guarantee(folder: Path, *, keep: bool = True) -> str:
-    """Return a line for each privacy definition, since these do not compose, or why there is no composed epsilon;
-    `keep` it in composed.json."""
+    """Return a line for each privacy definition, since these do not compose, or why there is no composed epsilon.
+
+    `keep` it in composed.json.
+    """
     folders = trial_folders(folder)
     ledgers = {f: ledger_of(f).server for f in folders}
     noised = {f: book for f, book in ledgers.items() if all(0 < g.epsilon < math.inf for g in _guarantees(book))}

@@ -1,5 +1,7 @@
-"""Singling out, linkability and attribute inference from synthetic rows: the three risks of the Article 29 Working
-Party's Opinion 05/2014 on anonymisation, attacked as in Anonymeter (Giomi et al., PoPETs 2023, arXiv 2211.10459).
+"""Singling out, linkability and attribute inference from synthetic rows.
+
+These are the three risks of the Article 29 Working Party's Opinion 05/2014 on anonymisation, attacked as in Anonymeter
+(Giomi et al., PoPETs 2023, arXiv 2211.10459).
 
 The attacker has all synthetic rows, and nothing else. What these tell about the population succeeds equally often with
 non-members, so the risk is the excess of members: (r_members - r_nonmembers) / (1 - r_nonmembers). It is averaged over
@@ -64,7 +66,9 @@ def risk(members: Tensor, nonmembers: Tensor, guesses: Tensor) -> Risk:
 
 def singling_out(synthetic: Tensor, *, members: Tensor, nonmembers: Tensor, rng: torch.Generator) -> Risk | None:
     """Attack tables of codes (m, n) by predicates that hold for one synthetic row: does one hold for one record only?
-    Returns None without such a predicate. Needs as many non-members as members, since uniqueness depends on that."""
+
+    Returns None without such a predicate. Needs as many non-members as members, since uniqueness depends on that.
+    """
     (s, n), wanted = synthetic.shape, min(ATTEMPTS, len(synthetic), len(members))
     size = torch.randint(1, n + 1, (TRIES * wanted, 1), generator=rng)  # columns of each predicate
     which = torch.rand(len(size), n, generator=rng).argsort(1) < size

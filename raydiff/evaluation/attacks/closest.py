@@ -1,5 +1,6 @@
-"""Distance to the closest record (DCR) and nearest-neighbour distance ratio (NNDR) of synthetic rows, of members
-against as many records that nobody trained on (Platzer & Reutterer 2021, arXiv 2104.00635).
+"""Distance to the closest record (DCR) and nearest-neighbour distance ratio (NNDR) of synthetic rows.
+
+Members are compared with as many records that nobody trained on (Platzer & Reutterer 2021, arXiv 2104.00635).
 
 Without memorisation both fractions are 0.5 on average. The interval is the fraction give or take its spread when
 membership is permuted, since many synthetic rows may be near the same record. A fraction of 0.5 is no guarantee: rows

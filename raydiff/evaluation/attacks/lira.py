@@ -34,8 +34,11 @@ TINY = 1e-30  # lower bound of losses and deviations
 
 
 def halves(records: int, shadows: int, rng: torch.Generator) -> Tensor:
-    """Return which records each shadow is trained on: (M, N) bool. Shadows 2i and 2i + 1 are complementary. Raises
-    ValueError for an odd number of shadows or 1 to 3, and for fewer than 2 records."""
+    """Return which records each shadow is trained on: (M, N) bool.
+
+    Shadows 2i and 2i + 1 are complementary. Raises ValueError for an odd number of shadows or 1 to 3, and for fewer
+    than 2 records.
+    """
     check_value("shadows", shadows, shadows in {0, *range(4, shadows + 1, 2)}, "0 or an even number of at least 4")
     check_value("records", records, records >= 2, "at least 2 to be halved")
     inside = torch.zeros(shadows, records, dtype=torch.bool)

@@ -86,8 +86,10 @@ class AttackResult:
 def attack(
     *, calibration_members: Tensor, calibration_nonmembers: Tensor, members: Tensor, nonmembers: Tensor
 ) -> AttackResult:
-    """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others. Each
-    argument is a matrix of scores (n, S). Raises ValueError for fewer than 2 rows, different columns, or NaN."""
+    """Choose column (by AUC) and threshold (by balanced accuracy) on the calibration rows; measure on the others.
+
+    Each argument is a matrix of scores (n, S). Raises ValueError for fewer than 2 rows, different columns, or NaN.
+    """
     _check(calibration_members, calibration_nonmembers, members, nonmembers)
     column = best_column(calibration_members, calibration_nonmembers)
     set_in, set_out, inside, outside = (
@@ -156,8 +158,11 @@ def _log_odds(rows: Tensor, outside: Tensor, new: Tensor) -> Tensor:
 
 
 def _rate(fpr: float, calibration: Tensor, members: Tensor, nonmembers: Tensor) -> Rate:
-    """The interval is Wilson's for the fraction of members, combined (Newcombe 1998, method 10) with that fraction at
-    both ends of Wilson's interval of the threshold's false positive rate."""
+    """Measure the true positive rate at a false positive rate.
+
+    The interval is Wilson's for the fraction of members, combined (Newcombe 1998, method 10) with that fraction at both
+    ends of Wilson's interval of the threshold's false positive rate.
+    """
     ranked = calibration.sort().values
     allowed = math.floor(fpr * len(calibration) + 1e-9)
     low, high = (len(ranked) * end for end in wilson(allowed, len(ranked)))

@@ -1,5 +1,6 @@
-"""Membership inference by quantile regression, without shadow models (Bertran et al., NeurIPS 2023, arXiv 2307.03694;
-for diffusion models Tang et al., arXiv 2312.05140).
+"""Membership inference by quantile regression, without shadow models.
+
+Bertran et al., NeurIPS 2023, arXiv 2307.03694; for diffusion models Tang et al., arXiv 2312.05140.
 
 A regression on non-members predicts a low quantile q(x) of a record's loss s by the pinball loss. A record whose loss
 lies far below its q(x) is called a member.
@@ -27,7 +28,9 @@ PER_COEFFICIENT = 10  # fitted records per coefficient, at least
 
 def scores(statistics: Tensor, images: Tensor, nonmembers: Tensor) -> Tensor:
     """Return statistics (N, S) minus q of pictures (N, C, H, W): (N, S + 1), low for members; the last is the mean.
-    `nonmembers` (N,) bool says on which to fit, at least 2."""
+
+    `nonmembers` (N,) bool says on which to fit, at least 2.
+    """
     flat = images.double().flatten(1)
     rows = nonmembers.nonzero()[:, 0]
     predicted = quantiles(flat[rows], statistics[rows], flat, level=LEVEL)

@@ -91,8 +91,10 @@ def scores(
     rng: torch.Generator,
     batch: int = 256,
 ) -> Tensor:
-    """Return the scores of all records, (N, S) float64, low for members. All records get the same noise from `rng`:
-    comparable scores need equal generators. Raises as `in_batches`."""
+    """Return the scores of all records, (N, S) float64, low for members.
+
+    All records get the same noise from `rng`: comparable scores need equal generators. Raises as `in_batches`.
+    """
     noise = torch.randn(DRAWS, *records.images.shape[1:], generator=rng)
 
     def columns(z: Query, x0: Tensor) -> list[Tensor]:
@@ -111,8 +113,11 @@ def in_batches(
     timesteps: Sequence[int],
     batch: int,
 ) -> Tensor:
-    """Return the S columns of each batch of records, joined: (N, S). `alphas_bar` is (T + 1,) with abar_0 = 1. Raises
-    ValueError for a timestep outside 1 .. T, and without a timestep or record."""
+    """Return the S columns of each batch of records, joined: (N, S).
+
+    `alphas_bar` is (T + 1,) with abar_0 = 1. Raises ValueError for a timestep outside 1 .. T, and without a timestep or
+    record.
+    """
     steps = len(alphas_bar) - 1
     if not timesteps or any(not 1 <= t <= steps for t in timesteps):
         raise ValueError(f"timesteps must be one or more numbers in 1 .. {steps}, got {list(timesteps)}")

@@ -64,9 +64,12 @@ def scores(
     test: Records,
     cache: Scores | None = None,
 ) -> Scores:
-    """Return a client's scores by these attacks, for all targets of its method, of at most `members` of its records,
-    half for calibration. `calibration` and `test` are non-members, for a target of one client sampled to its mix of
-    classes; `cache` has their scores on `SHARED` targets, which are equal for all clients of one server."""
+    """Return a client's scores by these attacks, for all targets of its method.
+
+    They are of at most `members` of its records, half for calibration. `calibration` and `test` are non-members, for a
+    target of one client sampled to its mix of classes; `cache` has their scores on `SHARED` targets, which are equal
+    for all clients of one server.
+    """
     cache = {} if cache is None else cache
     chosen = lookup.entries("attacks", attacks.ATTACKS, names)
     order = torch.randperm(len(client_records), generator=seeding.generator(0, "attacked members"))[:members]
@@ -132,8 +135,10 @@ def distances(uploads: Uploads, records: Records) -> Tensor:
 
 
 def summary(clients: Sequence[Scores]) -> list[Metric]:
-    """Return the metrics of all attacks: members of `SHARED` targets pooled, others averaged over clients. An attack or
-    a metric that one client has too few records for is left out."""
+    """Return the metrics of all attacks: members of `SHARED` targets pooled, others averaged over clients.
+
+    An attack or a metric that one client has too few records for is left out.
+    """
     metrics: list[Metric] = []
     for target in dict.fromkeys(target for client in clients for target in client):
         each = [client[target] for client in clients if target in client]
@@ -153,8 +158,10 @@ def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def in_proportion(records: Records, classes: Tensor, *, most: int | None = None) -> Records:
-    """Return as many `records` as possible in the class mix of `classes` (n,), without classes that they lack. At least
-    one of each class; or, with at most `most` in all, each class's fraction rounded down."""
+    """Return as many `records` as possible in the class mix of `classes` (n,), without classes that they lack.
+
+    At least one of each class; or, with at most `most` in all, each class's fraction rounded down.
+    """
     rows = {int(c): torch.nonzero(records.labels[:, 0] == c)[:, 0] for c in classes.unique()}
     wanted = {c: int((classes == c).sum()) for c, of_class in rows.items() if len(of_class)}
     if not wanted:

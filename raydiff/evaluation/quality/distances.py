@@ -26,8 +26,10 @@ SUBSET = 1000  # rows in one estimate of the kernel distance, at most
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
-    """Return the Frechet distance of Gaussians fitted to a (N, dim) and b (M, dim), in squared feature units. Raises
-    ValueError for fewer than 2 rows, different widths, or values that are not finite."""
+    """Return the Frechet distance of Gaussians fitted to a (N, dim) and b (M, dim), in squared feature units.
+
+    Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
+    """
     # the trace of the root of the product of covariances R^T R is the sum of the singular values of R_a R_b^T
     x, y = _checked(a, b)
     root, other = (np.linalg.qr((z - z.mean(0)).numpy()).R / math.sqrt(len(z) - 1) for z in (x, y))
@@ -36,9 +38,11 @@ def frechet(a: Tensor, b: Tensor) -> float:
 
 
 def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
-    """Return (estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim). The mean
-    over 100 random subsets of min(N, M, 1000) rows, and their standard deviation; where both sets are the subset, the
-    jackknife's standard error over pairs of rows. Raises ValueError as `frechet`."""
+    """Return (estimate, spread) of the squared maximum mean discrepancy of features a (N, dim) and b (M, dim).
+
+    The mean over 100 random subsets of min(N, M, 1000) rows, and their standard deviation; where both sets are the
+    subset, the jackknife's standard error over pairs of rows. Raises ValueError as `frechet`.
+    """
     x, y = _checked(a, b)
     if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
         return _discrepancy(x, y), _jackknife(x, y)
@@ -70,8 +74,10 @@ def beside_halves(
     groups: Mapping[str, Sequence[int]],
     rng: torch.Generator,
 ) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-    """Yield (name, samples, half A, half B) of each group of classes that has a half. Raises ValueError unless the
-    samples hold `half_counts` of each class."""
+    """Yield (name, samples, half A, half B) of each group of classes that has a half.
+
+    Raises ValueError unless the samples hold `half_counts` of each class.
+    """
     wanted = half_counts(reference_classes)
     for c in sorted(set().union(*groups.values())):
         count = int((sample_classes == c).sum())
@@ -134,8 +140,10 @@ def kernel_distances(
 
 
 def frechet_metric(features: str, group: str) -> Metric:
-    """Return the Frechet distance of a group in these features, without a value. Of Inception's many features the bias
-    is too large to rank by a small group."""
+    """Return the Frechet distance of a group in these features, without a value.
+
+    Of Inception's many features the bias is too large to rank by a small group.
+    """
     network = bare_name(features)
     ranks = {"all": 3} if network == "inception" else {"minor": 1, "all": 2}
     name = "fid" if network == "inception" else f"fd_{network}"

@@ -60,8 +60,11 @@ def readings(
     groups: Mapping[str, Sequence[int]],
     classes: int,
 ) -> list[Metric]:
-    """Return accuracies on real test records; each argument is (images, classes). Of each group of classes the accuracy
-    of the classifier trained on synthetic records; `real` is that of one trained on the client's own (`local`)."""
+    """Return accuracies on real test records; each argument is (images, classes).
+
+    Of each group of classes the accuracy of the classifier trained on synthetic records; `real` is that of one trained
+    on the client's own (`local`).
+    """
     metrics: list[Metric] = []
     images, labels = test
     masks = {k: torch.isin(labels, torch.tensor(list(v), dtype=torch.int64)) for k, v in groups.items()}

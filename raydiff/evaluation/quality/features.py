@@ -32,9 +32,11 @@ ROWS_PER_FEATURE = 5  # records per feature for a usable covariance
 
 
 def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps: int = 400) -> Params:
-    """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters. The `dim`
-    features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that are not 8 to
-    64 pixels a side with 1 or 3 channels."""
+    """Train the classifier whose penultimate layer gives the features; equal arguments give equal parameters.
+
+    The `dim` features are standardised on `records`. Raises ValueError for fewer than 2 records, and for images that
+    are not 8 to 64 pixels a side with 1 or 3 channels.
+    """
     images = records.images
     labels = records.labels[:, 0]
     n, channels, height, width = images.shape

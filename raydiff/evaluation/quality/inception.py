@@ -26,8 +26,10 @@ BATCH = 64
 
 
 def weights(path: str | None) -> Path:
-    """Return the file of weights: `path` or in this folder, else in clean-fid's folder. Raises ValueError where it is
-    missing, and where another user owns clean-fid's: TorchScript is code."""
+    """Return the file of weights: `path` or in this folder, else in clean-fid's folder.
+
+    Raises ValueError where it is missing, and where another user owns clean-fid's: TorchScript is code.
+    """
     if path is not None:
         file = Path(path).expanduser()
         file = file / FILE if file.is_dir() else file

@@ -1,5 +1,7 @@
-"""Measures by nearest neighbours: precision and recall (Kynkaanniemi et al., NeurIPS 2019, arXiv 1904.06991), density
-and coverage (Naeem et al., ICML 2020, arXiv 2002.09797), memorised pictures (Yoon et al. 2023).
+"""Measures by nearest neighbours.
+
+Precision and recall (Kynkaanniemi et al., NeurIPS 2019, arXiv 1904.06991), density and coverage (Naeem et al., ICML
+2020, arXiv 2002.09797), memorised pictures (Yoon et al. 2023).
 
 The closed ball of a record reaches to its k-th nearest neighbour in its own set. The first four compare only at equal
 counts in the same features. Computed in blocks of rows: memory is O(block * N) for N records.
@@ -52,9 +54,12 @@ def coverage(samples: Tensor, real: Tensor, *, neighbours: int = NEIGHBOURS, blo
 
 
 def memorized_fraction(samples: Tensor, training: Tensor, *, block: int = 64) -> float:
-    """Return the fraction of samples (N, C, H, W) that are memorised training images (M, C, H, W). A sample is
-    memorised if it is three times closer in l2 to its nearest training image than to the next. Repeated training images
-    count once: the copy of a doubled image has ratio 1. Raises ValueError for fewer than 2 distinct training images."""
+    """Return the fraction of samples (N, C, H, W) that are memorised training images (M, C, H, W).
+
+    A sample is memorised if it is three times closer in l2 to its nearest training image than to the next. Repeated
+    training images count once: the copy of a doubled image has ratio 1. Raises ValueError for fewer than 2 distinct
+    training images.
+    """
     distinct = torch.unique(training.flatten(1), dim=0)
     if len(distinct) < 2:
         raise ValueError(f"training must hold at least 2 distinct images for the ratio test, got {len(distinct)}")
