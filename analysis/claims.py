@@ -44,7 +44,7 @@ import pandas as pd
 from analysis.origin import origin_of, preset_of
 from raydiff.__main__ import leave
 from raydiff.formats.csv_files import read_csv
-from raydiff.formats.intervals import decided, shown, student
+from raydiff.formats.intervals import excludes_zero, format_interval, student
 from raydiff.formats.tables import Table, publish, strong
 from raydiff.report import load
 from raydiff.report.load import Row
@@ -141,9 +141,9 @@ def verdict(runs: pd.DataFrame, how: str, metric: str, ours: Where, others: Wher
     if math.inf in (mine.max(), theirs.max()) and how != "same":
         return Verdict(NOT, f"{mine.max():.3g} against {theirs.max():.3g} at most", len(both))  # There is no mean.
     mean, low, high = student(mine - theirs)
-    text = f"{mine.mean():.3g} against {theirs.mean():.3g}: {shown(mean, low, high, '+.3g')}"
+    text = f"{mine.mean():.3g} against {theirs.mean():.3g}: {format_interval(mean, low, high, '+.3g')}"
     if how == "same":
-        outcome = REPRODUCED if -margin <= low and high <= margin else NOT if decided(low, high) else SCALE
+        outcome = REPRODUCED if -margin <= low and high <= margin else NOT if excludes_zero(low, high) else SCALE
         return Verdict(outcome, text, len(both))
     least, most = (low, high) if how == "higher" else (-high, -low)
     shows = (high - low) / 2 <= margin * abs(theirs.mean())
@@ -159,7 +159,7 @@ def _held(runs: pd.DataFrame, how: str, metric: str, ours: Where, margin: float)
     value = float(how.split()[-1])
     inside = high <= value if how.startswith("at most") else low <= value <= high
     outcome = (SCALE if (high - low) / 2 > margin else REPRODUCED) if inside else NOT
-    return Verdict(outcome, shown(mean, low, high, ".3g"), len(mine))
+    return Verdict(outcome, format_interval(mean, low, high, ".3g"), len(mine))
 
 
 def values(runs: pd.DataFrame, metric: str, where: Where) -> pd.DataFrame | None:

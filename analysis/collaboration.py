@@ -20,7 +20,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.__main__ import leave
-from raydiff.formats.intervals import interval, ratio, shown
+from raydiff.formats.intervals import format_interval, interval, ratio
 from raydiff.formats.tables import Table, publish
 from raydiff.models.chains import SAMPLERS
 from raydiff.report import load
@@ -147,8 +147,8 @@ def _level(epsilon: Any) -> str:
 
 def _cell(row: Mapping[Any, Any]) -> str:
     """`-0.68 [-0.91, -0.45]`, bold where the interval excludes 0; then the share of the perfect server's gain."""
-    difference = shown(row["mean"], row["low"], row["high"], "+.2f", bold=True)
-    share = shown(row["share"], row["share_low"], row["share_high"], ".0%")
+    difference = format_interval(row["mean"], row["low"], row["high"], "+.2f", bold=True)
+    share = format_interval(row["share"], row["share_low"], row["share_high"], ".0%")
     return difference if math.isnan(row["share"]) else f"{difference}; share {share}"
 
 

@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.loss_plots import CELL, CENTRAL, FEDDISTR, LATENTS, LEVELS, PUBLIC, draw
 from raydiff.__main__ import leave
 from raydiff.formats import rounding
-from raydiff.formats.intervals import decided, interval, shown
+from raydiff.formats.intervals import excludes_zero, format_interval, interval
 from raydiff.formats.tables import Table, publish, span
 from raydiff.report import load
 from raydiff.report.frontier.rows import settings
@@ -223,15 +223,15 @@ def _convergence_table(table: pd.DataFrame) -> Table:
 
 
 def _loss(row: pd.Series) -> str:
-    return shown(row["loss"], row["low"], row["high"], ".3f")
+    return format_interval(row["loss"], row["low"], row["high"], ".3f")
 
 
 def _gap(row: pd.Series) -> str:
     """`**-0.200 [-0.250, -0.150]**`, `+0.010 [-0.020, +0.040] tie`, or `-0.100 (1 seed)`, which has no interval."""
-    text = shown(row["mean"], row["low"], row["high"], "+.3f", bold=True)
+    text = format_interval(row["mean"], row["low"], row["high"], "+.3f", bold=True)
     if row["n"] == 1:
         return f"{text} (1 seed)"
-    return text if decided(row["low"], row["high"]) else f"{text} tie"
+    return text if excludes_zero(row["low"], row["high"]) else f"{text} tie"
 
 
 def _number(value: float) -> str:

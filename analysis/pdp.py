@@ -18,7 +18,7 @@ import pandas as pd
 
 from raydiff.__main__ import leave
 from raydiff.formats import plots
-from raydiff.formats.intervals import interval, shown
+from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, span
 from raydiff.report import load
 from raydiff.report.load import column, finished, groups
@@ -128,7 +128,7 @@ def tables(removed: pd.DataFrame, attacked: pd.DataFrame) -> Iterator[Table]:
 
 
 def _shown(row: Mapping[Any, Any], name: str, form: str = ".3f") -> str:
-    return shown(row[name], row[f"{name}_low"], row[f"{name}_high"], form)
+    return format_interval(row[name], row[f"{name}_low"], row[f"{name}_high"], form)
 
 
 def main(argv: Sequence[str]) -> None:

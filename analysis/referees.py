@@ -18,7 +18,7 @@ import pandas as pd
 from analysis.claims import rows_of, values, where
 from analysis.origin import origin_of
 from raydiff.__main__ import leave
-from raydiff.formats.intervals import interval, shown
+from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, short, span
 from raydiff.report import load
 from raydiff.report.load import Row
@@ -60,7 +60,7 @@ def shown_table(rows: pd.DataFrame) -> Table:
     header = ["data", "method", "published by", "published", "our rounds", "ours", "ours - published"]
     lines = []
     for row in rows.to_dict("records"):
-        difference = shown(row["difference"], row["low"], row["high"], "+.2f", bold=True)
+        difference = format_interval(row["difference"], row["low"], row["high"], "+.2f", bold=True)
         theirs = [row[name] for name in ("data", "method", "source", "printed")]
         lines.append([*theirs, short(row["rounds"]), f"{row['ours']:.2f}", difference])
     differs = load.groups(rows, ["source", "differs"], sort=False)

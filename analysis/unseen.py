@@ -18,7 +18,7 @@ from typing import Any
 import pandas as pd
 
 from raydiff.__main__ import leave
-from raydiff.formats.intervals import interval, shown
+from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import Table, publish, span
 from raydiff.models.chains import MEASURED
 from raydiff.report import load
@@ -81,7 +81,7 @@ def shown_table(readings: pd.DataFrame, rows: pd.DataFrame) -> Table:
     for row in rows.to_dict("records"):
         cells = []
         for group in GROUPS.values():
-            gap = shown(row[f"{group}_gap"], row[f"{group}_low"], row[f"{group}_high"], "+.3f", bold=True)
+            gap = format_interval(row[f"{group}_gap"], row[f"{group}_low"], row[f"{group}_high"], "+.3f", bold=True)
             cells += [f"{row[group]:.3f}", "" if row["method"] == first else gap, f"{row[f'{group}_copies']:.2%}"]
         trains = "all" if pd.isna(row["parameters"]) else f"{row['parameters']:,.0f} ({row['share']:.3%})"
         lines.append([row["method"], *cells, trains, f"{row['seconds']:.0f}"])

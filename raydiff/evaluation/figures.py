@@ -47,7 +47,7 @@ def roc(members: Tensor, nonmembers: Tensor) -> tuple[Tensor, Tensor]:
 def draw_roc(scores: Mapping[str, tuple[Tensor, Tensor]], path: Path, *, title: str) -> None:
     """Write a curve for each attack's (members, nonmembers), on logarithmic axes (Carlini et al., arXiv 2112.03570)."""
     figure, ((axes,),) = panels(1, 1, size=(5.0, 4.6))
-    least = min(1 / (2 * len(s)) for pair in scores.values() for s in pair)
+    least = 1 / (2 * max(max(map(len, pair)) for pair in scores.values()))
     for name, (members, nonmembers) in scores.items():
         fpr, tpr = roc(members, nonmembers)
         axes.step(fpr.clamp_min(least).tolist(), tpr.clamp_min(least).tolist(), where="post", label=name)
@@ -82,10 +82,11 @@ def draw_counts(counts: Tensor, class_names: Sequence[str], path: Path) -> None:
     if few_classes:
         slanted = {"rotation": 45, "ha": "right", "rotation_mode": "anchor"} if max(map(len, class_names)) > 3 else {}
         axes.set_xticks([k + 0.5 for k in range(classes)], class_names, **slanted)
-    for m, k in counts.nonzero().tolist() if legible else ():
-        n = int(counts[m, k])
-        colour = "white" if n > 0.4 * top else "black"
-        axes.text(k + 0.5, m + 0.5, str(n), ha="center", va="center", fontsize=8, color=colour)
-    if not legible:
+    if legible:
+        for m, k in counts.nonzero().tolist():
+            n = int(counts[m, k])
+            colour = "white" if n > 0.4 * top else "black"
+            axes.text(k + 0.5, m + 0.5, str(n), ha="center", va="center", fontsize=8, color=colour)
+    else:
         figure.colorbar(cells, label="records", ticks=MaxNLocator(integer=True))
     figure.savefig(path, dpi=150)

@@ -36,14 +36,14 @@ def sample_grid(
     scale = max(1, SCALE * 8 // w)
     image = image.resize((image.width * scale, image.height * scale), Resampling.NEAREST)
     if names:
-        image = _named(image, names[:most])
+        image = _write_names(image, names[:most])
     text = PngImagePlugin.PngInfo()
     text.add_text("privacy", privacy)
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, pnginfo=text)
 
 
-def _named(image: Image, names: Sequence[str]) -> Image:
+def _write_names(image: Image, names: Sequence[str]) -> Image:
     """The picture with the rows' names in a left margin."""
     from PIL import Image as images
     from PIL import ImageDraw, ImageFont

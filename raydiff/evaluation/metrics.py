@@ -10,6 +10,7 @@ Shapes: n samples, N records, K label columns; column 0 is the class.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -80,14 +81,14 @@ def frechet_distances(drawn: Drawn) -> list[Metric]:
     """Frechet distances of the large groups, with floors."""
     if not len(drawn.images):
         return []
-    return distances.frechet_distances(**_compared(drawn), features=drawn.config.features)
+    return distances.frechet_distances(**_comparison_arguments(drawn), features=drawn.config.features)
 
 
 def kernel_distances(drawn: Drawn) -> list[Metric]:
     """Kernel distances of the large groups, with floors."""
     if not len(drawn.images):
         return []
-    return distances.kernel_distances(**_compared(drawn), features=drawn.config.features)
+    return distances.kernel_distances(**_comparison_arguments(drawn), features=drawn.config.features)
 
 
 def sample_coverage(drawn: Drawn) -> list[Metric]:
@@ -99,7 +100,7 @@ def sample_coverage(drawn: Drawn) -> list[Metric]:
         return []
     neighbours = drawn.config.neighbours
     metrics: list[Metric] = []
-    for group, samples, a, b in distances.beside_halves(**_compared(drawn)):
+    for group, samples, a, b in distances.beside_halves(**_comparison_arguments(drawn)):
         if len(a) <= neighbours:
             continue
         one, other, real = (coverage(x, y, neighbours=neighbours) for x, y in ((samples, a), (samples, b), (a, b)))
@@ -110,7 +111,7 @@ def sample_coverage(drawn: Drawn) -> list[Metric]:
     return metrics
 
 
-def _compared(drawn: Drawn) -> dict[str, Any]:
+def _comparison_arguments(drawn: Drawn) -> dict[str, Any]:
     """Arguments of `distances.beside_halves`, with the same halves of the reference in every trial."""
     samples, real = drawn.features
     return {
@@ -198,7 +199,10 @@ def metric_to_rank_by(name: str, config: Evaluation, *, unseen: bool = False) ->
     Raises ValueError where the evaluation measures none of this name that has a direction.
     """
     splits = ("eval", "unseen") if unseen else ("eval",)
-    known = {str(m): m for metric in _rankable(config) for m in (replace(metric, split=split) for split in splits)}
+    known: dict[str, Metric] = {}
+    for split in splits:
+        of_split = [replace(metric, split=split) for metric in _rankable(config)]
+        known |= {str(metric): metric for metric in of_split}
     for outside in (metric for metric in known.values() if metric.name not in RESERVED):
         group = name.removeprefix(f"{outside}/")
         if group != name:
@@ -219,7 +223,7 @@ def _rankable(config: Evaluation) -> list[Metric]:
         "table": [tables.TV_PAIRS, tables.TV_COLUMNS, tables.UTILITY_LOSS, tables.ACCURACY],
     }
     names = [*METRICS] if ALL in config.metrics else config.metrics
-    metrics = [metric for name in names for metric in own.get(name, ())]
+    metrics = list(itertools.chain.from_iterable(own.get(name, ()) for name in names))
     outside = [name for name in config.metrics if lookup.is_outside(name)]
     return metrics + [_describe(lookup.bare_name(name), lookup.imported(name)) for name in outside]
 

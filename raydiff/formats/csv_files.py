@@ -24,7 +24,7 @@ FORMULA = re.compile(
 
 def write_csv(path: Path, table: pd.DataFrame, *, header: bool = True, form: str | None = None) -> None:
     """Write without the index, floats as `form` (as %.6g); the same bytes on every platform."""
-    marked = _changed(table, lambda text: f"'{text}" if FORMULA.match(text) else text)
+    marked = _change_texts(table, lambda text: f"'{text}" if FORMULA.match(text) else text)
     texts = itertools.chain(marked.columns, marked.select_dtypes(exclude="number").to_numpy().flat)
     breaks = any("\r" in str(text) for text in texts)  # csv.writer leaves it unquoted before Python 3.13
     quoting: Any = csv.QUOTE_NONNUMERIC if breaks else csv.QUOTE_MINIMAL
@@ -35,7 +35,7 @@ def read_csv(path: Path, **options: Any) -> pd.DataFrame:
     """`pandas.read_csv` of a file of `write_csv`."""
     import pandas as pd  # slow to import
 
-    return _changed(pd.read_csv(path, **options), unmarked)
+    return _change_texts(pd.read_csv(path, **options), unmarked)
 
 
 def unmarked(text: str) -> str:
@@ -43,7 +43,7 @@ def unmarked(text: str) -> str:
     return text[1:] if text[:1] == "'" and FORMULA.match(text[1:]) else text
 
 
-def _changed(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
+def _change_texts(table: pd.DataFrame, change: Callable[[str], str]) -> pd.DataFrame:
     """The table with other texts in cells and names of columns."""
     import pandas as pd  # slow to import
 

@@ -34,7 +34,7 @@ def ratio(over: pd.Series, under: pd.Series) -> tuple[float, float, float]:
     does, for r has then no bounds.
     """
     mean, low, high = student(under)
-    if not decided(low, high):
+    if not excludes_zero(low, high):
         return (math.nan,) * 3
     top = float(over.mean())
     square = half_width(1.0, len(under)) ** 2
@@ -49,13 +49,13 @@ def interval(values: pd.Series, name: str = "mean", ends: str = "") -> dict[str,
     return dict(zip((name, f"{ends}low", f"{ends}high"), student(values), strict=True))
 
 
-def shown(mean: float, low: float, high: float, form: str, *, bold: bool = False) -> str:
+def format_interval(mean: float, low: float, high: float, form: str, *, bold: bool = False) -> str:
     """Return `-0.40 [-0.65, -0.15]` (`-0.40` for a single value, `-` for none); `bold` where it excludes 0."""
     if math.isnan(low):
         return "-" if math.isnan(mean) else f"{mean:{form}}"
-    return strong(f"{mean:{form}} [{low:{form}}, {high:{form}}]", when=bold and decided(low, high))
+    return strong(f"{mean:{form}} [{low:{form}}, {high:{form}}]", when=bold and excludes_zero(low, high))
 
 
-def decided(low: float, high: float) -> bool:
+def excludes_zero(low: float, high: float) -> bool:
     """Whether the interval excludes 0."""
     return low > 0 or high < 0

@@ -102,7 +102,7 @@ def parse_json(data: bytes, where: object, *, needs: str = "") -> dict[str, Any]
 
 def parse_lines(data: bytes) -> list[dict[str, Any]]:
     """Return the readable lines of a log: a crash cuts one short."""
-    return [line for _, line in _numbered(data) if line is not None]
+    return [line for _, line in _number_lines(data) if line is not None]
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -124,7 +124,7 @@ def read_lines_from(path: Path, start: int) -> tuple[list[dict[str, Any]], int]:
 def cut_short(path: Path) -> list[int]:
     """Return the numbers, from 1, of the lines that `read_lines` leaves out."""
     data = _read(path) if path.exists() else b""
-    return [number for number, line in _numbered(data) if line is None]
+    return [number for number, line in _number_lines(data) if line is None]
 
 
 def parse_outcome(data: bytes, where: object) -> dict[str, Any]:
@@ -186,7 +186,7 @@ def _read(path: Path) -> bytes:
         raise ValueError(f"{path} cannot be read: {e.strerror}") from None
 
 
-def _numbered(data: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
+def _number_lines(data: bytes) -> Iterator[tuple[int, dict[str, Any] | None]]:
     """(number, from 1, what the line holds) of each line that is not empty."""
     for number, text in enumerate(data.decode(errors="replace").split("\n"), 1):
         if text:

@@ -73,11 +73,6 @@ class Metric:
         """Return what stands beside this metric: its floor, its spread, an end of its interval."""
         return replace(self, value=float(value), role=role, shown="", rank=0)
 
-    @property
-    def qualifies(self) -> bool:
-        """Whether the number stands beside another one: an interval's end, a floor, a count, another sampler's."""
-        return self.role not in ("value", "real") or bool(self.sampler)
-
     def to_json(self) -> dict[str, Any]:
         """Return the value and the fields that are not empty."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}

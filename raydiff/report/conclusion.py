@@ -9,7 +9,7 @@ import pandas as pd
 
 from raydiff.experiment.study import trial_name
 from raydiff.formats import rounding
-from raydiff.formats.intervals import shown, student
+from raydiff.formats.intervals import format_interval, student
 from raydiff.formats.json_files import flatten, read_json
 from raydiff.formats.metric_records import select_shown
 from raydiff.formats.tables import number, span
@@ -53,7 +53,7 @@ def _best_settings(sweep: SweepView) -> Iterator[str]:
         line = f"{where}: {best['arm']}, {number(best['mean'])}"
         if best["low"] is not None:
             clear = "better than" if best["high"] < 0 else "worse than" if best["low"] > 0 else ""
-            gain = shown(best["difference"], best["low"], best["high"], "+.3f")
+            gain = format_interval(best["difference"], best["low"], best["high"], "+.3f")
             line += f", {clear or 'not distinguishable from'} {best['base']} ({gain})"
         ties = [row["arm"] for row in others if _is_tie(seeds[of["cell"]], row["setting"], best["setting"])]
         if ties:
@@ -109,7 +109,7 @@ def _largest_auc(rows: pd.DataFrame) -> str:
     ends = student(worst["auc"]) if len(worst) > 1 else worst[["auc", "auc_low", "auc_high"]].iloc[0]
     mean, low, high = pd.Series(list(ends), dtype=float).clip(0, 1)
     most = worst["auc_ceiling"].max()
-    return shown(mean, low, high, ".2f") + (f" (ceiling {rounding.up(most)})" if most < 0.995 else "")
+    return format_interval(mean, low, high, ".2f") + (f" (ceiling {rounding.up(most)})" if most < 0.995 else "")
 
 
 def means(sweep: SweepView) -> dict[str, Row]:

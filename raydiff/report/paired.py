@@ -16,7 +16,7 @@ import pandas as pd
 
 from raydiff.formats import rounding
 from raydiff.formats.csv_files import write_csv
-from raydiff.formats.intervals import interval, shown
+from raydiff.formats.intervals import format_interval, interval
 from raydiff.formats.tables import aligned, number, short
 from raydiff.lookup import distinguishing_fields, nearest
 from raydiff.report import load
@@ -110,7 +110,7 @@ def main(argv: Sequence[str]) -> None:
     write_csv(options.out / "paired.csv", table)
     lines = [["cell", "setting", "epsilon", "mean", "minus", "is", "n"]]
     for row in table.to_dict("records"):
-        difference = shown(row["difference"], row["low"], row["high"], "+.3f")
+        difference = format_interval(row["difference"], row["low"], row["high"], "+.3f")
         epsilon = rounding.up(row["epsilon"])
         lines.append(
             [row["cell"], row["setting"], epsilon, number(row["mean"]), row["base"], difference, str(row["n"])]

@@ -47,8 +47,8 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
     owners = range(experiment.clients) if client is None else [client]
     trained_on = joined([finished.client(i).data for i in owners])
     splits = finished.dataset.splits
-    held_out = _shuffled(joined([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
-    members, nonmembers, reference = _apart(trained_on, held_out, seed)
+    held_out = _shuffle(joined([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
+    members, nonmembers, reference = _choose_roles(trained_on, held_out, seed)
     request = generate.GenerationRequest(num=len(trained_on) if num is None else num, seed=seed)
     source = finished.source(client)
     plan = generate.plan(source, request)
@@ -70,11 +70,11 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
     )
 
 
-def _apart(trained_on: Records, held: Records, seed: int) -> Sequence[Records]:
+def _choose_roles(trained_on: Records, held: Records, seed: int) -> Sequence[Records]:
     """(members, non-members, reference rows), all of them in the members' mix of labels."""
     mixed = in_proportion(held, trained_on.labels[:, 0])
     nonmembers = in_proportion(mixed, trained_on.labels[:, 0], most=min(len(trained_on), len(mixed) // 2))
-    shuffled = _shuffled(trained_on, seeding.generator(seed, "members"))
+    shuffled = _shuffle(trained_on, seeding.generator(seed, "members"))
     members = in_proportion(shuffled, nonmembers.labels[:, 0], most=len(nonmembers))
     reference = mixed.select(~torch.isin(mixed.numbers, nonmembers.numbers))
     if len(nonmembers) < LEAST or len(members) != len(nonmembers) or not len(reference):
@@ -83,8 +83,8 @@ def _apart(trained_on: Records, held: Records, seed: int) -> Sequence[Records]:
             f"the members' mix of labels the calibration and test splits have {len(mixed)}, raise data.test"
         )
     rng = seeding.generator(seed, "roles")  # `in_proportion` sorts by label
-    return _shuffled(members, rng), _shuffled(nonmembers, rng), reference
+    return _shuffle(members, rng), _shuffle(nonmembers, rng), reference
 
 
-def _shuffled(records: Records, rng: torch.Generator) -> Records:
+def _shuffle(records: Records, rng: torch.Generator) -> Records:
     return records.select(torch.randperm(len(records), generator=rng))

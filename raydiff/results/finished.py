@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -80,12 +82,12 @@ class Finished:
         """
         return self._shared(draw or "uniform") if client is None else self._personal(client, draw or "as-data")
 
-    def _personal(self, number: int, draw: Draw) -> SampleSource:
-        client = self.client(number)
+    def _personal(self, client_id: int, draw: Draw) -> SampleSource:
+        client = self.client(client_id)
         deployed = client.deploy(self.server, self.round)
         labels = client.data.labels if draw == "as-data" else self._labels(draw)
-        about = ": ".join(filter(None, (f"samples of client {number}", deployed.about)))
-        return SampleSource(number, deployed.sample, labels, "none", about, draw)
+        about = ": ".join(filter(None, (f"samples of client {client_id}", deployed.about)))
+        return SampleSource(client_id, deployed.sample, labels, "none", about, draw)
 
     def _shared(self, draw: Draw) -> SampleSource:
         deployed = self.trial.experiment.method.deploy(self.server)
@@ -120,15 +122,17 @@ class Finished:
     def save_sampler(self, folder: Path, client: int | None = None, *, shared: bool = False) -> None:
         """Save the sampler of one client, of all (None), or of the server's model. Raises ValueError as `source`."""
         experiment = self.trial.experiment
-        numbers = () if shared else range(experiment.clients) if client is None else (client,)
-        clients = {number: self.client(number) for number in numbers}
-        states = {n: tree.without(SCRATCH, c.personalized(self.server, self.round)) for n, c in clients.items()}
+        ids: Sequence[int] = range(experiment.clients) if client is None else (client,)
+        if shared:
+            ids = ()
+        clients = {client_id: self.client(client_id) for client_id in ids}
+        states = {i: tree.without(SCRATCH, c.personalized(self.server, self.round)) for i, c in clients.items()}
         about = experiment.method.deploy(self.server).about if shared else "samples of the clients' own models"
         card = Card(
             trial=experiment.digest,
             seed=experiment.seed,
             round=self.round,
-            clients=tuple(numbers),
+            clients=tuple(ids),
             labels=self.label_names,
             shape=self.dataset.shape,
             about=f"{about}; {self.categories}" if self.categories else about,
@@ -147,15 +151,15 @@ class Finished:
         """Keys with the secret for the names of clients' models; nothing is uploaded, so there is no noise."""
         return Keys(self.trial.experiment.seed, self.secret, self.trial.experiment.digest)
 
-    def client(self, number: int) -> Client:
+    def client(self, client_id: int) -> Client:
         """Return a client as after the last round. Raises ValueError where it, or its model, is missing."""
         experiment = self.trial.experiment
-        if not 0 <= number < experiment.clients:
-            raise ValueError(f"there is no client {number}: this trial has clients 0 to {experiment.clients - 1}")
-        client = make_clients(self.trial, [number], keys=self._keys)[0]
+        if not 0 <= client_id < experiment.clients:
+            raise ValueError(f"there is no client {client_id}: this trial has clients 0 to {experiment.clients - 1}")
+        client = make_clients(self.trial, [client_id], keys=self._keys)[0]
         if not client.is_trained(self.round):
             raise ValueError(
-                f"the model of client {number} is gone from {self.trial.sweep / 'cache'}: run the trial again with "
+                f"the model of client {client_id} is gone from {self.trial.sweep / 'cache'}: run the trial again with "
                 f"raydiff run --config {shlex.quote(str(self.trial.folder / 'config.json'))}"
             )
         return client
@@ -198,12 +202,6 @@ def _secret(trial: Trial) -> bytes:
     return planned_secret(trial.sweep, trial.experiment)
 
 
-def words(guarantee: Guarantee) -> dict[str, Any]:
-    """Return a guarantee for JSON, which has no number for an infinite epsilon: "inf"."""
-    epsilon = guarantee.epsilon if math.isfinite(guarantee.epsilon) else "inf"
-    return {**vars(guarantee), "epsilon": epsilon, "says": str(guarantee)}
-
-
 # --- finding it ---
 
 
@@ -220,8 +218,9 @@ def find(name: str, sweeps: Path) -> Path:
         remedy = "give a name that raydiff ls lists, an MLflow run, a digest, SWEEP/DIGEST or a folder"
         raise ValueError(f"there is no run or sweep {name} in {sweeps}: {remedy}")
     places = [sweeps / sweep] if sweep else sorted(sweeps.glob("*"))
-    folders = [f for at in places for f in trial_folders(at) if f.name.startswith(digest)]
-    return _one(name, folders, "give more digits, or SWEEP/DIGEST")
+    folders = itertools.chain.from_iterable(map(trial_folders, places))
+    matches = [folder for folder in folders if folder.name.startswith(digest)]
+    return _one(name, matches, "give more digits, or SWEEP/DIGEST")
 
 
 def is_sweep(folder: Path) -> bool:

@@ -10,6 +10,7 @@ missing parts, with the same files as an uninterrupted one.
 
 from __future__ import annotations
 
+import itertools
 import json
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,7 @@ from raydiff.data.tables.rows_file import Numbers
 from raydiff.experiment import overrides
 from raydiff.formats.json_files import dumps, read_json, trial_folders
 from raydiff.models.compute import device
-from raydiff.results.finished import DRAWN, Draw, Finished, SampleSource, words
+from raydiff.results.finished import DRAWN, Draw, Finished, SampleSource
 from raydiff.results.spent import composed_guarantee
 from raydiff.settings import settings
 from raydiff.storage.atomic_files import appearing, write_text
@@ -204,14 +205,14 @@ def _card(
     return {
         "about": source.about,
         "privacy": source.privacy,
-        "guarantee": words(source.guarantee) if source.guarantee else None,
+        "guarantee": source.guarantee and {**vars(source.guarantee), "says": str(source.guarantee)},
         "covers": "every client's records" if shared else f"other clients' records, as the uploads are: {uploads}",
         "rows": labels.rows,
         "classes": dict(zip(names, labels.per_class(len(names)), strict=True)),
         "labels": DRAWN[source.draw],
         "request": {**asked, "labels": source.draw, "client": source.client},
         **of_modality,
-        "chosen": _chosen(finished.trial.sweep),
+        "chosen": _describe_choice(finished.trial.sweep),
         "trial": experiment.digest,
         "sweep": finished.trial.sweep.name,
         "method": overrides.to_dict(experiment.method),
@@ -228,7 +229,7 @@ def _card(
     }
 
 
-def _chosen(sweep: Path) -> dict[str, Any]:
+def _describe_choice(sweep: Path) -> dict[str, Any]:
     """The number of trials from which this one was chosen, and their composed guarantee against the server."""
     try:
         composition = composed_guarantee(sweep, keep=False)
@@ -244,7 +245,7 @@ def _claim(out: Path, card: Mapping[str, Any]) -> None:
     if out.exists() and not out.is_dir():
         raise ValueError(f"{out} is not a folder")
     files = ("train-*.parquet", "train-*.csv", rows_file.FILE, "card.json")
-    left = [path for name in files for path in out.glob(f".{name}.*")]
+    left = list(itertools.chain.from_iterable(out.glob(f".{name}.*") for name in files))
     if (out / "card.json").exists():
         then = read_json(out / "card.json")
         keys = sorted({*then, *card} - {"chosen"})  # there may be more trials by now

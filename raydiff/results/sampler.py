@@ -133,8 +133,9 @@ class Sampler:
     ) -> np.ndarray[Any, Any] | pd.DataFrame:
         """Return a picture for each row: (N, H, W, C) uint8, 0..255 for the data's [-1, 1].
 
-        Of a table a row of texts, numbers drawn uniformly within their bins, with the label last. Columns: `label` (and the others, where there are several), and `client`, the first one where it is left out.
-        With the parameter `seed` the same input gives the same samples; without it they are new ones each time.
+        Of a table a row of texts, numbers drawn uniformly within their bins, with the label last. Columns: `label` (and
+        the others, where there are several), and `client`, the first one where it is left out. With the parameter
+        `seed` the same input gives the same samples; without it they are new ones each time.
         """
         seed = (params or {}).get("seed")
         seed = secrets.randbits(63) if seed is None else int(seed)

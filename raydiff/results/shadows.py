@@ -76,19 +76,19 @@ class Attacked:
         """The attacked model's statistics, (N, S)."""
         return self._statistics(self.deployed)
 
-    def losses(self, number: int) -> Tensor:
-        """Return shadow `number`'s statistics, (N, S), training it if needed. Raises ValueError where that fails."""
+    def losses(self, index: int) -> Tensor:
+        """Return shadow `index`'s statistics, (N, S), training it if needed. Raises ValueError where that fails."""
         results = self.finished.trial.store.results
-        key = self._key(number)
+        key = self._key(index)
         parts = (key, self.timesteps, self.request.draws, self.request.seed, tree.digest(self.records.leaves))
         name = result_key("shadow-log-losses", self.finished.secret, parts)
-        return results.cached(name, lambda: {"losses": self._losses(number, key)})["losses"]
+        return results.cached(name, lambda: {"losses": self._losses(index, key)})["losses"]
 
-    def _losses(self, number: int, key: str) -> Tensor:
-        trained = self.finished.trial.store.results.cached(key, lambda: self._train(number))
+    def _losses(self, index: int, key: str) -> Tensor:
+        trained = self.finished.trial.store.results.cached(key, lambda: self._train(index))
         server = self.finished.server if self.alone else tree.under("server", trained)
-        selected = self._records_in(number, self.request.client)
-        rng = seeding.generator(self._seed(number), "deploy")
+        selected = self._records_in(index, self.request.client)
+        rng = seeding.generator(self._seed(index), "deploy")
         method = self.finished.trial.experiment.method
         state = method.personalize(server, tree.under("state", trained), selected, rng)
         return self._statistics(method.deploy(server, state))
@@ -112,15 +112,15 @@ class Attacked:
         kept = store.load_client(self.request.client, before=experiment.method.rounds)
         return self.request.source == "client" and experiment.method.init_key is not None and kept is None
 
-    def _train(self, number: int) -> Params:
+    def _train(self, index: int) -> Params:
         """The input of `personalize`: state/ of the client and, unless `alone`, server/ of the server."""
         experiment = self.finished.trial.experiment
         one = self.request.client
         # not the trial's keys, whose noise must not be drawn twice
-        keys = Keys(self._seed(number), b"shadow", f"shadow {number}")
+        keys = Keys(self._seed(index), b"shadow", f"shadow {index}")
         public = self.finished.dataset.splits["public"]
         ids = [one] if self.alone else list(range(experiment.clients))
-        clients = [Client(i, experiment.method, self._records_in(number, i), keys=keys, public=public) for i in ids]
+        clients = [Client(i, experiment.method, self._records_in(index, i), keys=keys, public=public) for i in ids]
         server = Params()
         last = INITIAL
         protocol = rounds(
@@ -132,33 +132,34 @@ class Attacked:
             public=public,
         )
         try:
-            for progress in () if self.alone else protocol:
-                server = progress.sent
-                last = progress.number
+            if not self.alone:
+                for progress in protocol:
+                    server = progress.sent
+                    last = progress.number
             state = clients[ids.index(one)].state(last)
         except (Failed, ValueError) as e:
-            raise ValueError(f"shadow {number} could not be trained: {e}") from None
+            raise ValueError(f"shadow {index} could not be trained: {e}") from None
         return {**tree.prefixed("server", server), **tree.prefixed("state", state)}
 
-    def _records_in(self, number: int, client: int) -> Records:
+    def _records_in(self, index: int, client: int) -> Records:
         """A client's records in a shadow: its half of the candidates, else its own."""
         if self.request.source == "client" and client != self.request.client:
             return self.finished.client(client).data
-        return self.records.select(self.inside[number] & (self.owner == client))
+        return self.records.select(self.inside[index] & (self.owner == client))
 
-    def _seed(self, number: int) -> int:
-        rng = seeding.generator(self.request.seed, "shadow", number)
+    def _seed(self, index: int) -> int:
+        rng = seeding.generator(self.request.seed, "shadow", index)
         return int(torch.randint(2**62, (), generator=rng))
 
-    def _key(self, number: int) -> str:
+    def _key(self, index: int) -> str:
         """The shadow's name in the cache, from all its inputs."""
         experiment = self.finished.trial.experiment
-        selected = self.inside[number]
+        selected = self.inside[index]
         records = {"owner": self.owner, **self.records.leaves}
         public = self.finished.dataset.splits["public"]
         digests = [tree.digest({k: v[selected] for k, v in records.items()}), tree.digest(public.leaves)]
         method = experiment.method.init_key if self.alone else experiment.digest
-        parts = (method, self.request.source, self.request.client, self._seed(number), *digests)
+        parts = (method, self.request.source, self.request.client, self._seed(index), *digests)
         return result_key("shadow", self.finished.secret, (*parts, torch.get_num_threads()))
 
 
@@ -187,12 +188,14 @@ def open_attacked(request: ShadowRequest, finished: Finished | None = None) -> A
     role[order[: len(members) // 2]] = 0
     if few := [name for i, name in enumerate(ROLES) if int((role == i).sum()) < 2]:
         raise ValueError(f"an attack needs at least 2 records of each role, and there are fewer {few[0]}")
-    owner = torch.cat([member_owner, _dealt(others, members, member_owner, seeding.generator(request.seed, "owners"))])
+    owner = torch.cat(
+        [member_owner, _deal_owners(others, members, member_owner, seeding.generator(request.seed, "owners"))]
+    )
     inside = lira.halves(len(records), request.shadows, seeding.generator(request.seed, "halves"))
     return Attacked(request, finished, deployed, records, role, owner, inside)
 
 
-def _dealt(others: Records, members: Records, owner: Tensor, rng: torch.Generator) -> Tensor:
+def _deal_owners(others: Records, members: Records, owner: Tensor, rng: torch.Generator) -> Tensor:
     """For each non-member the owner of a random member of its class."""
     dealt = torch.empty(len(others), dtype=torch.int64)
     for c in others.labels[:, 0].unique():

@@ -123,7 +123,7 @@ def records(first: int, labels: list[int]) -> Records:
 def test_members_and_others_are_equally_many_of_each_label_and_nobody_is_both(held: int, count: int, rest: int) -> None:
     """Where fewer are held out than are needed, members are left out."""
     trained_on, others = records(0, [0] * 20 + [1] * 11), records(100, [0, 0, 1] * (held // 3))
-    members, nonmembers, reference = attacked_rows._apart(trained_on, others, 0)
+    members, nonmembers, reference = attacked_rows._choose_roles(trained_on, others, 0)
     numbers = [set(r.numbers.tolist()) for r in (members, nonmembers, reference)]
     assert [len(r) for r in (members, nonmembers, reference)] == list(map(len, numbers)) == [count, count, rest]
     assert torch.equal(members.labels[:, 0].bincount(), nonmembers.labels[:, 0].bincount())

@@ -61,7 +61,7 @@ def test_the_epoch_is_the_one_that_held_out_synthetic_records_like_best(monkeypa
     images, of = stripes(40, "a", noise=1.5)
     result = train("mlp", images, of, classes=3, rng=generator(3))
     rng = generator(3)
-    _, held = downstream._cut(of, rng)
+    _, held = downstream._hold_out(of, rng)
     losses = [float(F.cross_entropy(result.model.classify(p)(images[held]), of[held])) for p in seen]
     best = min(range(len(losses)), key=losses.__getitem__)
     assert result.epoch == best + 1 < len(seen) == downstream.EPOCHS
@@ -91,7 +91,7 @@ def test_the_real_test_records_choose_nothing(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("n", "classes"), [(200, 10), (2, 2), (3, 2), (4, 2), (5, 2)])
 def test_a_fifth_of_each_class_or_one_record_is_held_out(n: int, classes: int) -> None:
     labels = torch.arange(n) % classes
-    trained, held = downstream._cut(labels, generator(0))
+    trained, held = downstream._hold_out(labels, generator(0))
     if n == 200:
         assert labels[trained].bincount().tolist() == [16] * 10 and labels[held].bincount().tolist() == [4] * 10
     else:

@@ -18,7 +18,7 @@ import pandas as pd
 
 from raydiff.cli import personalize
 from raydiff.formats import plots
-from raydiff.formats.intervals import shown, student
+from raydiff.formats.intervals import format_interval, student
 from raydiff.report import load
 
 HERE = Path(__file__).parent
@@ -53,9 +53,9 @@ def show() -> None:
         cells = pd.DataFrame([student(list(row)) for row in of.to_numpy()], columns=["mean", "low", "high"])
         epochs = of.index.get_level_values("epoch")
         for epoch, cell in zip(epochs, cells.to_numpy(), strict=True):
-            print(f"{method}, {epoch} epochs: {shown(*cell, form='.3f')}")
+            print(f"{method}, {epoch} epochs: {format_interval(*cell, form='.3f')}")
         change = of.loc[(method, EPOCHS[-1])] - of.loc[(method, EPOCHS[2])]
-        print(f"{method}, {EPOCHS[-1]} epochs - {EPOCHS[2]}: {shown(*student(list(change)), form='+.3f')}")
+        print(f"{method}, {EPOCHS[-1]} epochs - {EPOCHS[2]}: {format_interval(*student(list(change)), form='+.3f')}")
         look = {"color": plots.COLOURS[number], "marker": plots.MARKERS[number], "capsize": 2, "label": method}
         plots.points(axes, epochs, cells["mean"], (cells["low"], cells["high"]), linewidth=1, **look)
     axes.set_xscale("symlog", linthresh=1, linscale=0.3)

@@ -31,7 +31,7 @@ import raydiff as rd
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
 from raydiff.federated.rounds import LocalExecutor, rounds
-from raydiff.formats.intervals import shown, student
+from raydiff.formats.intervals import format_interval, student
 from raydiff.formats.metric_records import columns
 
 HERE = Path(__file__).parent
@@ -120,7 +120,7 @@ def table(rows: Sequence[dict[str, Any]]) -> None:
             }
             paired = [best[seed] - values[seed] for seed in sorted(values) if seed in best]
             copies = [mine[seed].get(f"{group}/copies", float("nan")) for seed in values]
-            difference = shown(*student(paired), form="+.3f")
+            difference = format_interval(*student(paired), form="+.3f")
             print(
                 f"{way} {method} {group}: {sum(values.values()) / len(values):.3f} over {len(values)} seeds; "
                 f"SPIRE - it {difference}; copies {sum(copies) / len(copies):.3f}"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from raydiff.data.records import Records
-from raydiff.evaluation.attacks.scores import Query, in_batches, noised
+from raydiff.evaluation.attacks.scores import Query, add_noise, in_batches
 from raydiff.lookup import check_value
 from raydiff.models.ddpm import Denoiser
 
@@ -69,7 +69,7 @@ def statistics(
             losses = torch.zeros(len(x0), dtype=torch.float64)
             for _ in range(draws):
                 eps = torch.randn(x0.shape, generator=rng)
-                error = eps - z(noised(x0, eps, alphas_bar, t), t)
+                error = eps - z(add_noise(x0, eps, alphas_bar, t), t)
                 losses += error.double().square().flatten(1).mean(1)
             out.append((losses / draws).clamp_min(TINY).log())
         return out
@@ -83,10 +83,10 @@ def scores(target: Tensor, shadows: Tensor, inside: Tensor, *, online: bool = Fa
     Args:
         inside: (M, N), which records each shadow was trained on: each of at least 2 shadows, and not of 2.
     """
-    mean, deviation = _fitted(shadows, ~inside)
+    mean, deviation = _fit_normals(shadows, ~inside)
     z = (target - mean) / deviation
     if online:
-        mean, deviation_in = _fitted(shadows, inside)
+        mean, deviation_in = _fit_normals(shadows, inside)
         z_in = (target - mean) / deviation_in
         z = (z_in.square() - z.square()) / 2 + (deviation_in / deviation).log()
     return with_mean(z)
@@ -103,7 +103,7 @@ def mean_of(shadows: Tensor, which: Tensor) -> Tensor:
     return (weight * shadows).sum(0) / weight.sum(0)
 
 
-def _fitted(shadows: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
+def _fit_normals(shadows: Tensor, which: Tensor) -> tuple[Tensor, Tensor]:
     """Mean (N, S), and standard deviation (N, S) or (1, S), over the shadows selected for each record."""
     mean = mean_of(shadows, which)
     weight = which[:, :, None].double()

@@ -17,6 +17,7 @@ scores, and `best`, which is `combined` or the best attack and timestep by cross
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -80,11 +81,13 @@ def scores(
 
     def of_shared(name: str, target: Target, members: Roles, nonmembers: Callable[[], Roles]) -> Roled:
         if name not in cache:
-            cache[name] = _scored(target, nonmembers(), chosen)
-        return {attack: roles | cache[name][attack] for attack, roles in _scored(target, members, chosen).items()}
+            cache[name] = _score_roles(target, nonmembers(), chosen)
+        return {attack: roles | cache[name][attack] for attack, roles in _score_roles(target, members, chosen).items()}
 
     out = {
-        name: of_shared(name, target, inside, lambda: others) if name in SHARED else _scored(target, matched, chosen)
+        name: of_shared(name, target, inside, lambda: others)
+        if name in SHARED
+        else _score_roles(target, matched, chosen)
         for name, target in deployed.targets.items()
     }
     uploads = deployed.uploads
@@ -100,7 +103,7 @@ def _as_uploaded(uploads: Uploads, roles: Roles) -> Roles:
     return {k: uploads.make(records, NoiseStream(b"instruments", (k,))) for k, records in roles.items()}
 
 
-def _scored(target: Target, roles: Roles, chosen: Mapping[str, attacks.Attack]) -> Roled:
+def _score_roles(target: Target, roles: Roles, chosen: Mapping[str, attacks.Attack]) -> Roled:
     """Scores by attack and role: of several denoisers the lowest."""
     if (encode := target.encode) is not None:
         roles = {role: replace(records, images=encode(records.images)) for role, records in roles.items()}
@@ -140,10 +143,10 @@ def summary(clients: Sequence[Scores]) -> list[Metric]:
     An attack or a metric that one client has too few records for is left out.
     """
     metrics: list[Metric] = []
-    for target in dict.fromkeys(target for client in clients for target in client):
+    for target in dict.fromkeys(itertools.chain.from_iterable(clients)):
         each = [client[target] for client in clients if target in client]
         if target in SHARED:
-            each = [{name: _pooled([of[name] for of in each]) for name in each[0]}]
+            each = [{name: _pool_clients([of[name] for of in each]) for name in each[0]}]
         every = [{k: torch.cat([roles[k] for roles in of.values()], dim=1) for k in membership.ROLES} for of in each]
         each = [{**of, **membership.derived(columns)} for of, columns in zip(each, every, strict=True)]
         for name in (name for name in each[0] if all(name in of for of in each)):
@@ -152,7 +155,7 @@ def summary(clients: Sequence[Scores]) -> list[Metric]:
     return [replace(m, shown=PLAIN_NAMES.get((m.target, m.attack, m.name, m.role), "")) for m in metrics]
 
 
-def _pooled(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _pool_clients(each: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
     """Members of all clients together; the non-members are the same rows for all."""
     return {k: rows if k.endswith("nonmembers") else torch.cat([s[k] for s in each]) for k, rows in each[0].items()}
 

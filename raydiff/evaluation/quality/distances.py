@@ -31,7 +31,7 @@ def frechet(a: Tensor, b: Tensor) -> float:
     Raises ValueError for fewer than 2 rows, different widths, or values that are not finite.
     """
     # the trace of the root of the product of covariances R^T R is the sum of the singular values of R_a R_b^T
-    x, y = _checked(a, b)
+    x, y = _as_doubles(a, b)
     root, other = (np.linalg.qr((z - z.mean(0)).numpy()).R / math.sqrt(len(z) - 1) for z in (x, y))
     traces = np.square(root).sum() + np.square(other).sum() - 2 * np.linalg.norm(root @ other.T, ord="nuc")
     return float((x.mean(0) - y.mean(0)).square().sum()) + float(traces)
@@ -43,7 +43,7 @@ def kernel(a: Tensor, b: Tensor, rng: torch.Generator) -> tuple[float, float]:
     The mean over 100 random subsets of min(N, M, 1000) rows, and their standard deviation; where both sets are the
     subset, the jackknife's standard error over pairs of rows. Raises ValueError as `frechet`.
     """
-    x, y = _checked(a, b)
+    x, y = _as_doubles(a, b)
     if len(x) == len(y) <= SUBSET:  # then every subset is the whole set, and one will do
         return _discrepancy(x, y), _jackknife(x, y)
     size = min(len(x), len(y), SUBSET)
@@ -193,7 +193,7 @@ def _jackknife(x: Tensor, y: Tensor) -> float:
     return float(((n - 1) / n * (left_out - left_out.mean()).square().sum()).sqrt())
 
 
-def _checked(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _as_doubles(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
     """Both as float64 on the CPU."""
     if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[1] or min(len(a), len(b)) < 2:
         shapes = f"{tuple(a.shape)} and {tuple(b.shape)}"

@@ -88,7 +88,7 @@ def train(name: str, images: Tensor, labels: Tensor, *, classes: int, rng: torch
         raise ValueError(f"a classifier needs at least 2 records, one of them held out, got {len(images)}")
     channels, height, width = images.shape[1:]
     model = Classifier(network=NETWORKS[name]).for_data((channels, height, width), (classes,))
-    trained, held = _cut(labels, rng)
+    trained, held = _hold_out(labels, rng)
     batch = min(BATCH, len(trained))
     steps = max(LEAST_STEPS, math.ceil(len(trained) / batch))
     training = Training(steps=EPOCHS * steps, batch=batch, learning_rate=RATE, decay="constant")
@@ -154,7 +154,7 @@ class _Dropping:
         return F.cross_entropy(F.linear(inputs, params["head.weight"], params["head.bias"]), batch[1][:, 0])
 
 
-def _cut(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+def _hold_out(classes: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Stratified rows to train on, and rows held out: the i-th of a class's n rows is at the place (i + 1/2) / n."""
     shuffled = torch.randperm(len(classes), generator=rng)  # also breaks ties between classes
     labels = classes[shuffled]

@@ -54,12 +54,12 @@ def train_cnn(records: Records, *, classes: int, dim: int, seed: int = 0, steps:
         gradients = list(torch.autograd.grad(loss, leaves))
         with torch.no_grad():
             ADAM(leaves, gradients, means, squares, [], taken, lr=LEARNING_RATE * (1 - step / steps))
-    return _standardised({k: p.detach() for k, p in params.items()}, images)
+    return _standardise({k: p.detach() for k, p in params.items()}, images)
 
 
 def cnn_features(params: Params, images: Tensor) -> Tensor:
     """Return penultimate features of images (N, C, H, W): (N, dim) float32 on the parameters' device."""
-    return _batched(lambda x: _trunk(params, x), params, images)
+    return _run_in_batches(lambda x: _trunk(params, x), params, images)
 
 
 def cnn(images: Tensor, weights: Params) -> Tensor:
@@ -78,7 +78,7 @@ cnn the weights are the trained network's parameters."""
 
 def cnn_logits(params: Params, images: Tensor) -> Tensor:
     """Return class scores of images (N, C, H, W): (N, classes) float32 on the parameters' device."""
-    return _batched(lambda x: _head(params, _trunk(params, x)), params, images)
+    return _run_in_batches(lambda x: _head(params, _trunk(params, x)), params, images)
 
 
 def _trunk(params: Params, x: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ def _augment(x: Tensor, rng: torch.Generator) -> Tensor:
     return shifted + NOISE_STD * torch.randn(x.shape, generator=rng)
 
 
-def _standardised(params: Params, images: Tensor) -> Params:
+def _standardise(params: Params, images: Tensor) -> Params:
     """The same classifier, with the features' mean and scale on `images` moved into the head."""
     features = cnn_features(params, images)
     mean = features.mean(0)
@@ -139,6 +139,6 @@ def _standardised(params: Params, images: Tensor) -> Params:
 
 
 @torch.no_grad()
-def _batched(function: Callable[[Tensor], Tensor], params: Params, images: Tensor) -> Tensor:
+def _run_in_batches(function: Callable[[Tensor], Tensor], params: Params, images: Tensor) -> Tensor:
     device = params["head.weight"].device
     return torch.cat([function(x.to(device)) for x in with_progress(torch.split(images, 256))])

@@ -49,7 +49,7 @@ def weights(path: str | None) -> Path:
 
 def check(path: str | None) -> None:
     """Raise ValueError where `load` would; does not use the accelerator."""
-    _opened(weights(path))
+    _open_network(weights(path))
 
 
 def load(path: str | None) -> Callable[[Tensor], Tensor]:
@@ -68,7 +68,7 @@ def _load(path: Path) -> Callable[[Tensor], Tensor]:
 
     where = device()
     resize = build_resizer("clean")
-    network = _opened(path).to(where)
+    network = _open_network(path).to(where)
 
     @torch.no_grad()
     def features(images: Tensor) -> Tensor:
@@ -83,7 +83,7 @@ def _load(path: Path) -> Callable[[Tensor], Tensor]:
 
 
 @functools.lru_cache(maxsize=1)
-def _opened(path: Path) -> torch.nn.Module:
+def _open_network(path: Path) -> torch.nn.Module:
     """clean-fid's wrapper of the network, on the CPU."""
     from cleanfid.inception_torchscript import InceptionV3W
 
