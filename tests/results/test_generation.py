@@ -193,6 +193,7 @@ def test_the_card_of_the_servers_samples(finished: Finished, tmp_path: Path) -> 
     card = json.loads((tmp_path / "card.json").read_text())
     assert card["privacy"] == card["guarantee"]["says"] == privacy
     assert card["guarantee"]["delta"] == 1e-5 and card["guarantee"]["relation"] == "replace_one"
+    assert {"unit", "trust", "accountant"} <= card["guarantee"].keys()
     assert "still noised" in card["about"] and card["request"]["client"] is None
 
 
