@@ -73,7 +73,7 @@ def pfdm_gpu() -> Study:
 
 def spire_cpu() -> Study:
     """Table 1 on digits: clients of the federation and clients that join, five methods; one embedding, as there."""
-    tuned = tuning.with_tuned("spire-digits", spire.spire_digits)
+    tuned = tuning.apply_tuned("spire-digits", spire.spire_digits)
     return _three_seeds(tuned, lambda changes: "method.embeddings" not in changes)
 
 

@@ -1,5 +1,7 @@
-"""The `raydiff` command. `raydiff sweep digits`, `python -m raydiff sweep digits` and, in a checkout,
-`python jobs/sweep.py digits` are the same."""
+"""The `raydiff` command.
+
+`raydiff sweep digits`, `python -m raydiff sweep digits` and, in a checkout, `python jobs/sweep.py digits` are the same.
+"""
 
 from __future__ import annotations
 
@@ -79,15 +81,18 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
     except (RuntimeError, OSError) as e:
         remedy = "set HOME to a folder that you may write, and work in a folder that exists"
         raise ValueError(f"the home or the working directory is missing ({e}): {remedy}") from None
-    packages, arguments = _trusted([name, *arguments])
+    packages, arguments = _split_trusted([name, *arguments])
     with allowed_packages(packages), process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
         command = DOOR.resolve(name)
-        return command(_fetched(arguments) if name in READ_SWEEPS else arguments)
+        return command(_fetch_sweeps(arguments) if name in READ_SWEEPS else arguments)
 
 
-def _trusted(words: Sequence[str]) -> tuple[set[str], list[str]]:
-    """(packages that the command names: after --trust, as `module:name`, and in experiment files; the arguments without
-    --trust). Folders may name other people's code: nothing else is imported for them."""
+def _split_trusted(words: Sequence[str]) -> tuple[set[str], list[str]]:
+    """(packages that the command names, the arguments without --trust).
+
+    Named are those after --trust, of `module:name`, and in experiment files. Folders may name other people's code:
+    nothing else is imported for them.
+    """
     arguments = list[str]()
     files = [Path(word) for word in words if word.endswith(".toml")]
     named = packages_in(" ".join([*words, *(file.read_text(errors="replace") for file in files if file.is_file())]))
@@ -128,7 +133,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
             sys.exit(2)
 
 
-def _fetched(arguments: Sequence[str]) -> list[str]:
+def _fetch_sweeps(arguments: Sequence[str]) -> list[str]:
     """The arguments, with local copies of the sweeps that they name in a bucket."""
     fetched = []
     for argument in arguments:

@@ -51,7 +51,8 @@ def bare_name(name: str) -> str:
 def allowed_packages(packages: Iterable[str]) -> Iterator[None]:
     """Within it `module:name` is refused unless its top-level package is one of these.
 
-    A name that is stored in a folder is code that runs: read folders of other people within `allowed_packages(())`.
+    A name that is stored in a folder is code that runs: read folders of other people within `allowed_packages(())`. It
+    holds for this thread, and for others that run in a copy of its context: no other thread may read experiments.
     """
     before = ALLOWED.set(frozenset(packages))
     try:
@@ -87,8 +88,10 @@ def imported(name: str) -> Any:
 
 
 def plug_in_error(error: BaseException, *modules: str) -> str:
-    """The first function of outside code (`imported`, or of these modules) that the error passed through, with its type
-    and message in one line; "" where there is none, and for errors of raydiff and Ray."""
+    """The first function of outside code that the error passed through, with its type and message in one line.
+
+    Outside is what was `imported`, and these modules. "" where there is none, and for errors of raydiff and Ray.
+    """
     packages = (PACKAGES | {module.partition(".")[0] for module in modules}) - {"raydiff"}
     if type(error).__module__.startswith(("raydiff.", "ray.")):
         return ""
@@ -133,10 +136,9 @@ class Door(Mapping[str, T]):
         self.entries = dict(entries)
         self.base = base
         self.check = check
-        if base is not None:
-            for name, entry in entries.items():
-                if isinstance(entry, type) and plain_name(entry.__name__) != plain_name(name):
-                    NAMES[entry] = name
+        for name, entry in entries.items():
+            if isinstance(entry, type) and plain_name(entry.__name__) != plain_name(name):
+                NAMES[entry] = name
 
     __eq__ = object.__eq__
     __hash__ = object.__hash__
@@ -170,13 +172,6 @@ class Door(Mapping[str, T]):
     def choices(self) -> str:
         """Its names in one line, for messages."""
         return f"one of {', '.join(self.entries)}, or module:name of another"
-
-    def name_of(self, chosen: Any) -> str:
-        """Return what is written on disk for an entry, an instance of one, or an object from outside."""
-        obj: Any = chosen if hasattr(chosen, "__qualname__") else type(chosen)
-        lazy = f"{obj.__module__}:{obj.__name__}"
-        known = [name for name, entry in self.entries.items() if entry is obj or entry == lazy]
-        return known[0] if known and self.base is None else name_on_disk(obj)
 
     def _checked(self, name: str, obj: Any) -> Any:
         if self.base is not None and (why := unfit(obj, self.base)):
@@ -272,8 +267,10 @@ def unfit(cls: Any, base: type) -> str:
 
 def members(protocol: type) -> list[str]:
     """Names of the public members of a Protocol and of those that it extends, in the order of the source."""
-    parts = [cls for cls in reversed(protocol.__mro__) if getattr(cls, "_is_protocol", False)]
-    names = [name for cls in parts for name in (*vars(cls).get("__annotations__", {}), *vars(cls))]
+    names: list[str] = []
+    for cls in reversed(protocol.__mro__):
+        if getattr(cls, "_is_protocol", False):
+            names += [*vars(cls).get("__annotations__", {}), *vars(cls)]
     return [name for name in dict.fromkeys(names) if not name.startswith("_")]
 
 
@@ -299,8 +296,10 @@ def check_value(field: str, value: object, ok: bool, wanted: str) -> None:
 
 
 def entries(field: str, door: Door[T], names: Iterable[str]) -> dict[str, T]:
-    """Return the entries of a door of these names by `bare_name`. Raises ValueError naming the field where a name has
-    none, and where two have the same."""
+    """Return the entries of a door of these names by `bare_name`.
+
+    Raises ValueError naming the field where a name has none, and where two have the same.
+    """
     functions: dict[str, T] = {}
     for name in names:
         short = bare_name(name)

@@ -73,8 +73,10 @@ def optional_output(*names: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """Call `handle` with the number of each of STOP_SIGNALS, once in SAME_REQUEST_S. A signal that is ignored, as under
-    `nohup`, stays ignored. Outside the main thread do nothing."""
+    """Call `handle` with the number of each of STOP_SIGNALS, once in SAME_REQUEST_S.
+
+    A signal that is ignored, as under `nohup`, stays ignored. Outside the main thread do nothing.
+    """
     last = -math.inf
 
     def once(number: int, _: object) -> None:

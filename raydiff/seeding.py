@@ -30,16 +30,21 @@ def generator(seed: int, *path: str | int) -> torch.Generator:
 
 @dataclass(frozen=True)
 class NoiseStream:
-    """Gaussian noise for one upload, one independent stream per record, keyed by the noise secret and (config digest,
-    client, round), then by the record's number: a repeated round repeats the noise and costs no epsilon."""
+    """Gaussian noise for one upload, one independent stream per record.
+
+    It is keyed by the noise secret and (config digest, client, round), then by the record's number: a repeated round
+    repeats the noise and costs no epsilon.
+    """
 
     secret: bytes = field(repr=False)
     path: tuple[str | int, ...]
 
     def normal(self, records: Sequence[int], shape: Sequence[int]) -> Tensor:
-        """Standard normal draws, (len(records), *shape), float64, for `privacy.grid.noised`. Torch's CPU generator
-        keeps 32 bits of its seed: among 100,000 records some would share their noise, and all streams can be tried.
-        So SHAKE-256 gives the bits, and the normal quantile function the draws."""
+        """Standard normal draws, (len(records), *shape), float64, for `privacy.grid.noised`.
+
+        Torch's CPU generator keeps 32 bits of its seed: among 100,000 records some would share their noise, and all
+        streams can be tried. So SHAKE-256 gives the bits, and the normal quantile function the draws.
+        """
         size = math.prod(shape)
         streams = [_digest(self.secret, (*self.path, record)) for record in records]
         bits = b"".join(hashlib.shake_256(stream).digest(8 * size) for stream in streams)
@@ -59,17 +64,21 @@ class NoiseStream:
         return torch.cat(draws) if draws else torch.empty(0, dtype=torch.float64)
 
     def generator(self, *path: str | int) -> np.random.Generator:
-        """A fast generator for the stream named by `path` below this one: Philox with 128 bits of the HMAC as its key,
-        so that streams do not overlap and none can be found by trying. Philox is no cipher: that its key does not
-        follow from noise seen through an unknown gradient is an assumption, which `normal` does not need."""
+        """A fast generator for the stream named by `path` below this one: Philox with 128 bits of the HMAC as its key.
+
+        So streams do not overlap and none can be found by trying. Philox is no cipher: that its key does not follow
+        from noise seen through an unknown gradient is an assumption, which `normal` does not need.
+        """
         key = int.from_bytes(_digest(self.secret, (*self.path, *path))[:16], "little")
         return np.random.Generator(np.random.Philox(key=key))
 
 
 def keyed_digest(secret: bytes, what: str, text: str) -> str:
-    """64 hex digits (HMAC-SHA256) for digests of private records that are written to files. A plain hash can be
-    inverted by trying, by anyone who knows all but a few fields of a record. No stream of noise is named "keyed", so
-    none has these bits. Raises ValueError where the secret is empty."""
+    """64 hex digits (HMAC-SHA256) for digests of private records that are written to files.
+
+    A plain hash can be inverted by trying, by anyone who knows all but a few fields of a record. No stream of noise is
+    named "keyed", so none has these bits. Raises ValueError where the secret is empty.
+    """
     if not secret:
         raise ValueError("the file secret of the sweep is gone, and digests of records are keyed by it")
     return _digest(secret, ("keyed", what, text)).hex()
@@ -90,9 +99,12 @@ def forked(rng: torch.Generator) -> Iterator[None]:
 
 
 def _normal(words: np.ndarray[Any, np.dtype[np.uint64]], further: Callable[[int], Iterator[int]]) -> Tensor:
-    """Standard normal draws in float64, one from each uniform word of 64 bits: the first bit is the sign, the others
-    a uniform number in (0, 1/2), whose quantile is taken. A number below 2^-17 gets more bits from the words
-    `further(its place)`, so that each has at least 47 significant bits and no tail is cut off."""
+    """Standard normal draws in float64, one from each uniform word of 64 bits.
+
+    The first bit is the sign, the others a uniform number in (0, 1/2), whose quantile is taken. A number below 2^-17
+    gets more bits from the words `further(its place)`, so that each has at least 47 significant bits and no tail is cut
+    off.
+    """
     words = words.view(np.int64)
     bits = words & (2**63 - 1)
     half = bits.astype(np.float64)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -38,9 +39,17 @@ CONFIG = ConfigDict(strict=True, extra="forbid", hide_input_in_errors=True)
 LONGEST = 80  # characters shown of a value
 NAMES: dict[Any, str] = {int: "an integer", float: "a number", bool: "true or false", str: "text"}
 NAMES |= {Path: "a path on this machine", type(None): "none"}
-TYPE_ERRORS = ("_type", "_parsing", "_from_float", "_of", "_exact_type")
-"""Endings of pydantic's names of errors of a type, as opposed to errors of a range."""
-HINTS: dict[type, dict[str, Any]] = {}  # of `hints`
+RANGES: dict[type, str] = {
+    Ge: "at least {0.ge:g}",
+    Gt: "above {0.gt:g}",
+    Le: "at most {0.le:g}",
+    Lt: "below {0.lt:g}",
+    MultipleOf: "a multiple of {0.multiple_of}",
+    MinLen: "at least {0.min_length} of them",
+}
+RANGE_ERRORS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than", "multiple_of", "too_short"}
+RANGE_ERRORS |= {"finite_number"}
+"""Pydantic's names of the errors of a range, as opposed to those of a type."""
 SECRET_FIELDS = ("noise_secret",)
 """Fields whose value no message prints."""
 
@@ -123,8 +132,7 @@ def _problem(name: str, declared: Any, value: Any, details: Any) -> str:
 
 def _wanted(declared: Any, details: Any) -> str:
     """What a value must be: its range, where its type is right."""
-    is_of_type = not details["type"].endswith(TYPE_ERRORS)
-    return (describe_range(declared) if is_of_type else "") or readable(declared)
+    return (describe_range(declared) if details["type"] in RANGE_ERRORS else "") or readable(declared)
 
 
 def check_tree(obj: Any, prefix: str = "") -> None:
@@ -149,11 +157,10 @@ def check_tree(obj: Any, prefix: str = "") -> None:
             check_tree(value, f"{prefix}{name}.")
 
 
+@functools.cache
 def hints(cls: type) -> dict[str, Any]:
     """Annotation of each field, with its range and its door."""
-    if cls not in HINTS:
-        HINTS[cls] = typing.get_type_hints(cls, include_extras=True)
-    return HINTS[cls]
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 @functools.cache
@@ -168,14 +175,17 @@ def alternatives(declared: Any) -> tuple[Any, ...]:
         return alternatives(typing.get_args(declared)[0])
     if typing.get_origin(declared) not in (types.UnionType, typing.Union):
         return (declared,)
-    return tuple(plain for option in typing.get_args(declared) for plain in alternatives(option))
+    return tuple(itertools.chain.from_iterable(map(alternatives, typing.get_args(declared))))
 
 
 def constraints(declared: Any) -> list[Any]:
     """The metadata of an annotation, of the members of a union and of the values of a tuple."""
-    own = list(getattr(declared, "__metadata__", ()))
-    inner = [declared.__origin__] if own else typing.get_args(declared)
-    return own + [c for part in inner if typing.get_origin(declared) is not Literal for c in constraints(part)]
+    if typing.get_origin(declared) is Literal:
+        return []
+    found = list(getattr(declared, "__metadata__", ()))
+    for part in [declared.__origin__] if found else typing.get_args(declared):
+        found += constraints(part)
+    return found
 
 
 def door_of(declared: Any) -> Door[Any] | None:
@@ -217,12 +227,12 @@ def parse_words(declared: Any, words: Sequence[str]) -> Any:
         return adapter(declared).validate_python(_raw(declared, words), strict=False)
     except ValidationError as e:
         details = e.errors(include_url=False)[0]
-        if "error" in details.get("ctx", {}):
-            raise ValueError(str(details["ctx"]["error"])) from None
-        wanted = _wanted(declared, details)
-        names = [str(v) for o in alternatives(declared) for v in typing.get_args(o) if isinstance(v, str)]
-        shown = text if wanted == describe_range(declared) else repr(text)
-        raise ValueError(f"must be {wanted}, got {shown}{nearest(text, names)}") from None
+    if "error" in details.get("ctx", {}):
+        raise ValueError(str(details["ctx"]["error"]))
+    wanted = _wanted(declared, details)
+    shown = text if wanted == describe_range(declared) else repr(text)
+    literals = itertools.chain.from_iterable(map(typing.get_args, alternatives(declared)))
+    raise ValueError(f"must be {wanted}, got {shown}{nearest(text, map(str, literals))}")
 
 
 def _raw(declared: Any, words: Sequence[str]) -> Any:
@@ -231,10 +241,10 @@ def _raw(declared: Any, words: Sequence[str]) -> Any:
     text = " ".join(words)
     if text.lower() == "none" and type(None) in options:
         return None
-    several = [option for option in options if typing.get_origin(option) is tuple]
-    if several:
-        numbers = {int, float} & {*alternatives(typing.get_args(several[0])[0])}
-        return [part for word in words for part in word.split(",")] if numbers else list(words)
+    for option in options:
+        if typing.get_origin(option) is tuple:
+            is_numeric = {int, float} & {*alternatives(typing.get_args(option)[0])}
+            return ",".join(words).split(",") if is_numeric and words else list(words)
     if Path in options:
         return Path(text).expanduser().absolute()
     return text if len(words) == 1 else list(words)
@@ -243,22 +253,19 @@ def _raw(declared: Any, words: Sequence[str]) -> Any:
 def readable(declared: Any) -> str:
     """What a value of this type is, in words: "an integer or none"."""
     door = door_of(declared)
-    classes = [plain_name(c.__name__) for c in classes_of(declared)]
-    texts = [f"one of {', '.join(classes)}"] if classes else []
     if door is not None:
-        texts = [door.choices] + ["none"] * (type(None) in alternatives(declared))
-    else:
-        texts += [_readable_type(o) for o in alternatives(declared) if not dataclasses.is_dataclass(o)]
+        return f"{door.choices} or none" if type(None) in alternatives(declared) else door.choices
+    names = [plain_name(c.__name__) for c in classes_of(declared)]
+    texts = [f"one of {', '.join(names)}"] if names else []
+    for plain in alternatives(declared):
+        options = typing.get_args(plain)
+        if typing.get_origin(plain) is Literal:
+            texts.append(f"one of {', '.join(map(str, options))}")
+        elif typing.get_origin(plain) is tuple:
+            texts.append(f"some values, each {readable(options[0])}")
+        elif not dataclasses.is_dataclass(plain):
+            texts.append(NAMES.get(plain, str(plain)))
     return " or ".join(texts)
-
-
-def _readable_type(plain: Any) -> str:
-    options = typing.get_args(plain)
-    if typing.get_origin(plain) is Literal:
-        return "one of " + ", ".join(map(str, options))
-    if typing.get_origin(plain) is tuple:
-        return f"some values, each {readable(options[0])}"
-    return NAMES.get(plain, str(plain))
 
 
 def describe_choices(declared: Any) -> str:
@@ -270,22 +277,7 @@ def describe_choices(declared: Any) -> str:
 
 
 def describe_range(declared: Any) -> str:
-    """ "at least 1", "in (0, 1]", "in [5, 100] s" of an annotation; "" where it has no range."""
-    found = {type(c): c for c in constraints(declared)}
-    lows = [c.ge if isinstance(c, Ge) else c.gt for c in found.values() if isinstance(c, Ge | Gt)]
-    highs = [c.le if isinstance(c, Le) else c.lt for c in found.values() if isinstance(c, Le | Lt)]
-    texts = []
-    if lows and highs:
-        opening = "[" if Ge in found else "("
-        closing = "]" if Le in found else ")"
-        texts.append(f"in {opening}{lows[0]:g}, {highs[0]:g}{closing}")
-    elif lows == [0] and Gt in found:
-        texts.append("a positive number")
-    elif lows:
-        texts.append(f"at least {lows[0]:g}" if Ge in found else f"above {lows[0]:g}")
-    elif highs:
-        texts.append(f"at most {highs[0]:g}" if Le in found else f"below {highs[0]:g}")
-    texts += [f"a multiple of {c.multiple_of}" for c in found.values() if isinstance(c, MultipleOf)]
-    texts += [f"at least {c.min_length} of them" for c in found.values() if isinstance(c, MinLen)]
-    unit = "".join(f" {c.unit}" for c in found.values() if isinstance(c, Unit))
-    return " and ".join(texts) + unit
+    """ "at least 1", "above 0 and at most 1" of an annotation; "" where it has no range."""
+    found = constraints(declared)
+    text = " and ".join(RANGES[type(c)].format(c) for c in found if type(c) in RANGES)
+    return text + "".join(f" {c.unit}" for c in found if isinstance(c, Unit))

@@ -187,8 +187,10 @@ def without(prefix: str, a: Params) -> Params:
 
 
 def clip_records(x: Tensor, clip: float, center: Tensor | None = None) -> Tensor:
-    """x_i * min(1, clip / ||x_i||_2) for each record of x (N, ...), norm over the whole flattened record. With a
-    center (...), x_i - center is clipped and the center added back."""
+    """x_i * min(1, clip / ||x_i||_2) for each record of x (N, ...), norm over the whole flattened record.
+
+    With a center (...), x_i - center is clipped and the center added back.
+    """
     if center is not None:
         return clip_records(x - center, clip) + center
     factor = shrinking(norms(x), clip, x.dtype)
@@ -260,8 +262,11 @@ def _from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
 
 
 def aligned(v: Tensor) -> Tensor:
-    """`v` at an address as torch allocates it. In files and Ray's messages tensors lie anywhere, and at an address that
-    is no multiple of 16 products of thin matrices add in another order, which gives other bits."""
+    """`v` at an address as torch allocates it.
+
+    In files and Ray's messages tensors lie anywhere, and at an address that is no multiple of 16 products of thin
+    matrices add in another order, which gives other bits.
+    """
     return v if v.data_ptr() % ALIGNMENT == 0 else v.clone()
 
 

@@ -255,7 +255,7 @@ def test_another_broken_pipe_is_an_error(capsys: pytest.CaptureFixture[str]) -> 
 def test_help_shows_what_each_field_means(command: Command) -> None:
     code, out, _ = command("sweep", "digits", "--help-all")
     assert code == 0 and out.index("--method.epsilon 10") < out.index("--method.delta 1e-05")
-    assert "--method.clip 6.8    a positive number\n      C: L2 norm to which each flattened image is clipped." in out
+    assert "--method.clip 6.8    above 0\n      C: L2 norm to which each flattened image is clipped." in out
     assert "--method.accountant exact    one of exact, " in out
     code, short, _ = command("sweep", "digits", "--help")
     assert code == 0 and len(short.splitlines()) < 100 and "--clients 2    at least 1" in short

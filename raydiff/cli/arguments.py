@@ -13,7 +13,7 @@ from typing import Any
 from raydiff.experiment import overrides as paths
 from raydiff.experiment import presets
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.searchers import DISTRIBUTIONS, Space, check_space
+from raydiff.experiment.searchers import DISTRIBUTIONS, Space
 from raydiff.experiment.study import Study
 from raydiff.lookup import bare_name, is_outside
 from raydiff.storage.staging import SECRET
@@ -56,8 +56,10 @@ def first(argv: Sequence[str], default: str) -> tuple[str, list[str]]:
 
 
 def shorthand(argv: Sequence[str]) -> list[str]:
-    """Expand `--model unet` to `--method.model.network unet`, `--protocol-only` to `--evaluation none`, and
-    `--budget 10` to `--runtime.budget budget --runtime.budget.epsilon 10`."""
+    """Expand options that are short for fields: `--model unet` becomes `--method.model.network unet`.
+
+    `--protocol-only` becomes `--evaluation none`, `--budget 10` `--runtime.budget budget --runtime.budget.epsilon 10`.
+    """
     out: list[str] = []
     for token in argv:
         name, equals, value = token.partition("=")
@@ -78,8 +80,10 @@ def axes(start: Experiment, texts: Sequence[str]) -> dict[str, tuple[Any, ...]]:
 
 
 def distributions(start: Experiment, texts: Sequence[str]) -> Space:
-    """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"]. Raises ValueError for a text that is
-    no distribution of a field's values."""
+    """{"path": ("loguniform", (1e-4, 1e-2))} from ["path=loguniform:1e-4,1e-2"].
+
+    Raises ValueError for a text that is no distribution of a field's values.
+    """
     form = f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)})"
     space = {}
     for text in texts:
@@ -88,7 +92,6 @@ def distributions(start: Experiment, texts: Sequence[str]) -> Space:
             raise ValueError(f"{form}, got {text!r}")
         path, values = _values(start, text.replace(f"{kind}:", "", 1), form)
         space[path] = (kind, values)
-    check_space(start, space)
     return space
 
 

@@ -24,7 +24,7 @@ from raydiff.data import datasets
 from raydiff.evaluation import canary_subjects
 from raydiff.experiment import config, overrides, presets, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.ledgers import cautioned
+from raydiff.experiment.ledgers import add_caution
 from raydiff.formats.rounding import down, up
 from raydiff.lookup import nearest
 from raydiff.methods.dpsgd import DPSGD
@@ -148,4 +148,4 @@ def _one_run(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding
 
 def _guarantee(ledger: Ledger, experiment: Experiment) -> str:
     guarantee = ledger.guarantee(experiment.method.delta, experiment.method.accountant)
-    return f"ledger: {cautioned(guarantee, experiment)}"
+    return f"ledger: {add_caution(guarantee, experiment)}"

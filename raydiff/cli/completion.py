@@ -7,8 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from raydiff.cli.options import labels
-from raydiff.experiment import overrides
-from raydiff.experiment.config import Experiment
+from raydiff.experiment import overrides, presets
 
 SCRIPT = """\
 _raydiff() {{
@@ -26,7 +25,7 @@ complete -F _raydiff raydiff
 
 def bash(modules: Mapping[str, str]) -> str:
     """Return a bash script that completes commands (name -> module), their options, and fields by path."""
-    fields = [f"--{path}" for path in overrides.flat(Experiment())]
+    fields = [f"--{path}" for path in overrides.flat(presets.study(presets.MAIN).experiment)]
     cases = []
     for name, where in modules.items():
         members: dict[str, Any] = vars(import_module(f"raydiff.{where}"))

@@ -49,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
     start: Experiment = PRESETS["tabular-german" if is_table(name) else "digits"]().experiment
     rest = ["--method", "marginals", *rest] if "--release" in rest else rest  # Of two methods the last counts.
     options, fields = parse_known(InitOptions, arguments.shorthand(rest), __doc__, start)
-    out = _vacant(name, options.out)
+    out = _choose_file(name, options.out)
     start = replace(start, data=datasets.Data(name=name))
     changes = overrides.parse_overrides(start, fields)
     start = overrides.override(start, changes)
@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         dataset = datasets.load(overrides.override(start, sizes).data)
         reading_s = time.monotonic() - began
         suggestion = suggested.suggested(dataset, clients=start.clients)
-        values = {"data.name": name, **sizes, **_fitting(start, {**suggestion.values, **released}, changes)}
+        values = {"data.name": name, **sizes, **_fit_to_method(start, {**suggestion.values, **released}, changes)}
         experiment = toml_file.parse(suggested.written("", suggestion, values), str(out), PRESETS).experiment
         trial.resolve(experiment)
         seconds = estimate.estimate_trial_s(experiment, reading_s=reading_s)
@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _vacant(name: str, out: Path | None) -> Path:
+def _choose_file(name: str, out: Path | None) -> Path:
     """The file to write. Raises ValueError if it exists, or cannot be written."""
     if not name:
         raise ValueError("DATA is missing: a folder, a .csv or .parquet file, hub:owner/name, or a name")
@@ -112,7 +112,7 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     return f"{says}, and nothing protects them: {dataset.modality.fewer_public}"
 
 
-def _fitting(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def _fit_to_method(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Suggested values and the user's, as an experiment file has them; without fields that the chosen method lacks."""
     classes = {f"{path}.kind": lookup.name_on_disk(value) for path, value in changes.items() if isinstance(value, type)}
     plain = {path: value for path, value in changes.items() if not isinstance(value, type)}

@@ -79,29 +79,37 @@ def is_vacant(folder: Path) -> bool:
 
 
 def parse(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
-    """The options of a command; --help prints `doc` and the options, and exits. Raises ValueError naming the option,
-    what it takes, and the nearest name."""
+    """The options of a command; --help prints `doc` and the options, and exits.
+
+    Raises ValueError naming the option, what it takes, and the nearest name.
+    """
     return parse_known(cls, argv, doc, None)[0]
 
 
 def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) -> tuple[T, list[str]]:
-    """(options, the other arguments), which override fields of the tree `start`. --help shows its common fields too,
-    --help-all all of them."""
+    """(options, the other arguments), which override fields of the tree `start`.
+
+    --help shows its common fields too, --help-all all of them.
+    """
     if {"--help", "-h", "--help-all"} & {*argv}:
         print(_help(cls, doc, start, whole="--help-all" in argv), flush=True)
         sys.exit(0)
     options, rest = take(cls, argv)
-    names = [*labels(cls), *(f"--{path}" for path in (overrides.flat(start) if start is not None else ()))]
-    for option in (token.partition("=")[0] for token in rest if token.startswith("--")):
+    paths = [] if start is None else [path for path, _, _ in overrides.walk(start)]
+    for token in rest:
+        option = token.partition("=")[0]
         path = option[2:].replace("-", "_")
-        if start is None or not ("." in path or overrides.has_path(start, path)):
+        if option.startswith("--") and not ((paths and "." in path) or path in paths):
+            names = [*labels(cls), *(f"--{known}" for known in paths)]
             raise ValueError(f"unknown option {option}{nearest(option, names)}")
     return options, rest
 
 
 def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
-    """(the options, options that the class does not have, with their words). Raises ValueError for a value of another
-    type, for one that is missing, and for a word that belongs to no option."""
+    """(the options, options that the class does not have, with their words).
+
+    Raises ValueError for a value of another type, for one that is missing, and for a word that belongs to no option.
+    """
     hints = hints_of(cls)
     named = labels(cls)
     words = dict[str, list[str]]()
@@ -120,12 +128,12 @@ def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
             current = rest
             room = math.inf
         else:
-            several = any(typing.get_origin(o) is tuple for o in alternatives(hints[field.name]))
-            most = 0 if hints[field.name] is bool else math.inf if several else 1
-            if most <= 1:  # The last one counts; values of a tuple add up.
-                words[field.name] = []
-            current = words.setdefault(field.name, [])
-            room = most
+            room = 0.0 if hints[field.name] is bool else 1.0
+            if any(typing.get_origin(o) is tuple for o in alternatives(hints[field.name])):
+                room = math.inf
+                current = words.setdefault(field.name, [])  # Values of a tuple add up; of others the last one counts.
+            else:
+                current = words[field.name] = []
             if equals:
                 current.append(value)
                 room = 0
@@ -170,7 +178,7 @@ def _help(cls: type[Any], doc: str | None, start: Any, *, whole: bool) -> str:
     for label, f in sorted(labels(cls).items(), key=lambda item: "positional" not in item[1].metadata):
         value = "" if f.default is MISSING or hints[f.name] is bool else f" {overrides.short(f.default)}"
         entries.append(_entry(f"{label}{value}{_allowed(hints[f.name])}", texts[f.name]))
-    below = [] if start is None else [f"fields, with their values here:\n\n{_described(start, whole=whole)}"]
+    below = [] if start is None else [f"fields, with their values here:\n\n{_describe_fields(start, whole=whole)}"]
     return "\n\n".join([(doc or "").strip(), "options:\n" + "\n".join(entries), *below])
 
 
@@ -196,7 +204,7 @@ def _allowed(declared: Any) -> str:
     return f"    {text}" if text else ""
 
 
-def _described(obj: Any, *, whole: bool) -> str:
+def _describe_fields(obj: Any, *, whole: bool) -> str:
     """The common fields with their values and meanings, then, of the whole, the others dataclass by dataclass."""
     texts = {p: _entry(f"{ALIASES.get('--' + p, '--' + p)} {value}", text) for p, value, text in _fields(obj)}
     groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}

@@ -10,6 +10,7 @@ printed, written to <sweep>/unseen/ with curves.png and the trained parts, and l
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -83,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
     started = time.monotonic()
     out = options.out or finished.trial.sweep / "unseen" / f"{experiment.digest[:8]}-{key[:8]}"
     out.mkdir(parents=True, exist_ok=True)
-    rows = [row for rate in rates for row in _measured(joining, epochs, rate, out)]
+    rows = list(itertools.chain.from_iterable(_train_and_measure(joining, epochs, rate, out) for rate in rates))
     draw_curves(rows, out / "curves.png", title=title)
     write_csv(out / "curves.csv", pd.DataFrame(rows))
     print(f"files in {out}; {time.monotonic() - started:.0f} s in all")
@@ -94,7 +95,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _measured(joining: Joining, epochs: Sequence[int], rate: float, out: Path) -> list[Row]:
+def _train_and_measure(joining: Joining, epochs: Sequence[int], rate: float, out: Path) -> list[Row]:
     """Train at one rate; print and return a row for each epoch, and write the trained part."""
     rows = list[Row]()
     try:

@@ -6,16 +6,15 @@
 
 Overrides are those of raydiff run. Pictures, norms and counts of a table's cells are of the public split only; labels
 are public by declaration, but of a table only where its partition deals by label.
-Some methods add a picture: for FedDistr on superclasses, latents of the test split, which no client holds.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pandas as pd
 from torch import Tensor
@@ -31,14 +30,9 @@ from raydiff.evaluation import figures
 from raydiff.experiment import overrides, suggested
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
-from raydiff.lookup import Door
 from raydiff.storage import staging
 
 MOST_ROWS = 24  # of a table that is printed, and most columns
-MORE_PICTURES: Door[Callable[[Any, Dataset, Path], str]] = Door(
-    "picture", {"FedDistr": "raydiff.papers.feddistr.preview:draw_latents"}
-)
-"""Method -> function that draws one more picture of the data and gives its description."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +45,11 @@ def main(argv: Sequence[str]) -> int:
     """Load the data, print its tables, draw its pictures."""
     name, rest = arguments.first(argv, "digits")
     is_preset = name in PRESETS
-    start: Experiment = PRESETS[name if is_preset else "tabular-german" if is_table(name) else "digits"]().experiment
-    if not is_preset:
-        start = replace(start, data=Data(name=name))
+    if is_preset:
+        start: Experiment = PRESETS[name]().experiment
+    else:
+        usual = "tabular-german" if is_table(name) else "digits"
+        start = replace(PRESETS[usual]().experiment, data=Data(name=name))
     options, fields = parse_known(PreviewOptions, arguments.shorthand(rest), __doc__, start)
     changes = overrides.parse_overrides(start, fields)
     experiment: Experiment = overrides.override(start, changes)
@@ -82,8 +78,6 @@ def main(argv: Sequence[str]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
     modality.draw(public, dataset.label_names[0], folder / "pictures.png")
-    if (draw := MORE_PICTURES.get(type(method).__name__)) and dataset.splits["test"].base is not None:
-        print(f"\n{draw(method, dataset, folder / 'latents.png')}")
     print("" if hides_labels else f"\npictures in {folder}")
     print(f"next: raydiff {'run' if is_preset else 'init'} {shlex.join([name, *fields])}")
     return 0

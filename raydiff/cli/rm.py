@@ -22,7 +22,7 @@ from raydiff.storage.lease import hold_lease
 from raydiff.storage.object_store import ObjectStore
 from raydiff.storage.storage import storage_at
 
-RECOMPUTED = ("cnn-*", "shadow*")  # cached files that any command trains again; not clients' models, which are sampled
+RECOMPUTED = ("cnn-", "shadow")  # cached files that any command trains again; not clients' models, which are sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,10 +43,11 @@ def main(argv: Sequence[str]) -> int:
         raise ValueError(f"{options.name} is a trial of {folder.parents[1].name}, and a sweep is removed as a whole")
     with hold_lease(folder):
         if options.cache:
-            files = [path for pattern in RECOMPUTED for path in (folder / "cache").glob(pattern)]
+            files = [path for path in folder.glob("cache/*") if path.name.startswith(RECOMPUTED)]
             print(f"{folder / 'cache'}: {len(files)} files, {size(sum(path.stat().st_size for path in files))}")
-            for path in files if options.yes else []:
-                path.unlink()
+            if options.yes:
+                for path in files:
+                    path.unlink()
         else:
             print(f"{folder}: {ls.state(folder)}, {ls.disk_use(folder)}\n{composed_guarantee(folder)}")
     if options.yes and not options.cache:

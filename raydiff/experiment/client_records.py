@@ -22,7 +22,7 @@ from raydiff.models.d3pm import DiscreteDiffusion
 def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     """Positions of each client's training records, unseen clients last, without those that its audit removes."""
     train = dataset.splits["train"]
-    parts = _partitioned(experiment, dataset)
+    parts = _partition_records(experiment, dataset)
     model = experiment.method.model
     audit = experiment.audit
     if audit is None or not isinstance(model, DiscreteDiffusion):
@@ -30,7 +30,7 @@ def shares(experiment: Experiment, dataset: Dataset) -> tuple[Tensor, ...]:
     return tuple(part[audit.kept(train.select(part), model)] for part in parts)
 
 
-def _partitioned(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
+def _partition_records(experiment: Experiment, dataset: Dataset) -> list[Tensor]:
     train = dataset.splits["train"]
     rng = seeding.generator(experiment.seed, "partition")
     if experiment.unseen is None:
@@ -57,7 +57,7 @@ def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str,
         rows += sorted(sorted(train[part].tolist()) for part in shares(experiment, dataset))
     other = data.public_from and sources.identity(data.public_from, data.root)
     text = dumps([sources.identity(data.name, data.root), other, data.superclasses, data.labels, data.classes, rows])
-    return {**_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
+    return {**_select_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
 
 
 def alike(trials: Sequence[Path], unit: str) -> bool:
@@ -68,7 +68,7 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
         names = {
             trial: sources.identity(flat.get("data.name", ""), flat.get("data.root")) for trial, flat in flats.items()
         }
-        distinct = {(names[t], *_deciding(flat, unit).items()): t for t, flat in flats.items()}
+        distinct = {(names[t], *_select_deciding(flat, unit).items()): t for t, flat in flats.items()}
         if len(distinct) == len(set(names.values())):
             return True
         read = [config.read(trial / "config.json") for trial in distinct.values()]
@@ -77,6 +77,6 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
         return False
 
 
-def _deciding(flat: Mapping[str, Any], unit: str) -> dict[str, str]:
+def _select_deciding(flat: Mapping[str, Any], unit: str) -> dict[str, str]:
     names = [k for k in flat if k in PUBLIC or (unit == "client" and (k in DEALT or k.partition(".")[0] in DEALT))]
     return {name: overrides.short(flat[name]) for name in names}

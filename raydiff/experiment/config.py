@@ -9,7 +9,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Unit
+from annotated_types import Ge, Le, Unit
 
 from raydiff import seeding
 from raydiff.data import datasets
@@ -130,10 +130,8 @@ class Experiment:
     """Number of clients among which the training records are partitioned."""
     partition: Annotated[Partition, PARTITIONS] = MajorityMinority()
     """How the records are partitioned."""
-    participation: Annotated[float, Gt(0), Le(1)] = 1.0
-    """Fraction of clients drawn in each round."""
     participants: Count | None = None
-    """Their number, in place of a fraction."""
+    """Number of clients drawn in each round (default: all)."""
     min_clients: Count = 1
     """Uploads that a round needs at least; with fewer, since the others were rejected, the trial fails."""
     unseen: UnseenClients | None = None
@@ -157,7 +155,6 @@ class Experiment:
         if self.participants is not None:
             fits = self.participants <= self.clients
             check_value("participants", self.participants, fits, f"in 1..{self.clients} (the clients)")
-            check_value("participation", self.participation, self.participation == 1, "1 with participants")
         least = self.min_clients
         most = self.in_a_round
         check_value("min_clients", least, least <= most, f"in 1..{most} (the clients in a round)")
@@ -179,7 +176,7 @@ class Experiment:
     @property
     def in_a_round(self) -> int:
         """Number of clients in a round."""
-        return self.participants or max(1, round(self.participation * self.clients))
+        return self.participants or self.clients
 
     @property
     def everyone(self) -> range:

@@ -43,7 +43,7 @@ def setup_of(experiment: Experiment) -> Event | None:
     return NonPrivate(learned) if learned else None
 
 
-def cautioned(guarantee: Guarantee, experiment: Experiment) -> Guarantee:
+def add_caution(guarantee: Guarantee, experiment: Experiment) -> Guarantee:
     """`Guarantee.among` the records of the largest client, or among the clients."""
     if guarantee.unit == "client":
         return guarantee.among(experiment.clients, "clients")
@@ -59,7 +59,8 @@ def planned(experiment: Experiment) -> Ledger:
     method = experiment.method
     clients = range(experiment.clients)
     sizes = [len(part) for part in shares(experiment, datasets.load(experiment.data))]
-    entries = [Entry(SETUP, i, event, 0) for i in clients if (event := setup_of(experiment)) is not None]
+    setup = setup_of(experiment)
+    entries = [Entry(SETUP, client_id, setup, 0) for client_id in clients] if setup is not None else []
     for number in range(method.participating_rounds):
         drawn = sample_participants(clients, experiment.in_a_round, experiment.seed, number)
         entries += [Entry(number, i, method.upload_event(sizes[i], number), 0) for i in drawn]

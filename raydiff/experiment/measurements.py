@@ -1,5 +1,7 @@
-"""The experimenter's measurements of a trial, none of which enters the protocol: the ledger's guarantee, overlap of
-the clients' data, quality of their models, and what attacks learn of them."""
+"""The experimenter's measurements of a trial, none of which enters the protocol.
+
+They are the ledger's guarantee, overlap of the clients' data, quality of their models, and what attacks learn of them.
+"""
 
 from __future__ import annotations
 
@@ -73,9 +75,11 @@ def of_models(
     artifacts: Path,
     outsiders: Guarantee,
 ) -> list[Metric]:
-    """Quality of the clients' models at the end and what attacks learn of them, with pictures in `artifacts`, which
-    name the guarantee against `outsiders` where it holds for them. Raises `ceilings.AboveCeiling` where an attack
-    exceeds a ceiling in `of_ledger`."""
+    """Quality of the clients' models at the end and what attacks learn of them.
+
+    Pictures in `artifacts` name the guarantee against `outsiders` where it holds for them. Raises
+    `ceilings.AboveCeiling` where an attack exceeds a ceiling in `of_ledger`.
+    """
     assert experiment.evaluation is not None
     measured = pool.clients[: experiment.evaluation.clients]
     split = experiment.evaluation.split
@@ -83,7 +87,7 @@ def of_models(
     evaluated = zip(measured, pool.evaluate(measured, progress.sent, progress.number, split), strict=True)
     reports = [report if c in senders else report.of_outsider() for c, report in evaluated]
     final = suite.summarise(reports)
-    ceilings.check_attacks([*of_ledger, *final], unlike=_unlike(experiment, sorted(senders & set(measured))))
+    ceilings.check_attacks([*of_ledger, *final], unlike=_label_distance(experiment, sorted(senders & set(measured))))
     _draw_samples(experiment, reports, measured, artifacts / "samples.png", outsiders)
     dataset = datasets.load(experiment.data)
     sizes = partition.counts(dataset.splits["train"], shares(experiment, dataset), len(dataset.base_names))
@@ -91,7 +95,7 @@ def of_models(
     return final + _measure_unseen(experiment, pool, progress, artifacts, outsiders)
 
 
-def _unlike(experiment: Experiment, clients: Sequence[int]) -> float:
+def _label_distance(experiment: Experiment, clients: Sequence[int]) -> float:
     """Total variation between the labels of the records that are attacked as members and those of the test split."""
     assert experiment.evaluation is not None
     dataset = datasets.load(experiment.data)
@@ -137,8 +141,10 @@ def _draw_samples(
     path: Path,
     outsiders: Guarantee,
 ) -> None:
-    """A row of public pictures, then one of each client's samples. A row shows the classes that its client has, which
-    only a guarantee that declares labels public allows."""
+    """A row of public pictures, then one of each client's samples.
+
+    A row shows the classes that its client has, which only a guarantee that declares labels public allows.
+    """
     if not all(len(r.pictures) for r in reports):  # Classifiers make none.
         return
     rows = {f"client {c}": r.pictures for c, r in zip(clients[: grids.ROWS], reports, strict=False)}

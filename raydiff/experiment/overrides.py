@@ -17,8 +17,11 @@ from raydiff.storage.staging import SECRET
 
 
 def to_dict(obj: Any, *, locations: bool = True) -> Any:
-    """JSON-ready tree with class names under "kind". Without `locations` it omits fields whose metadata `location` is
-    "value", and of "folder" all but the last part of the path."""
+    """JSON-ready tree with class names under "kind".
+
+    Without `locations` it omits fields whose metadata `location` is "value", and of "folder" all but the last part of
+    the path.
+    """
     if not dataclasses.is_dataclass(obj):
         return list(obj) if isinstance(obj, tuple) else obj
     tree = {"kind": name_on_disk(type(obj))}
@@ -89,7 +92,7 @@ def override(obj: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
         else:
             if isinstance(value, str) and classes_of(hints(type(obj))[name]):
                 value = _read(f"--{prefix}{name}", hints(type(obj))[name], [value])
-            changes[name] = switched(getattr(obj, name), value) if isinstance(value, type) else value
+            changes[name] = switch_class(getattr(obj, name), value) if isinstance(value, type) else value
     problems: dict[str, str] = {}
     for name, deeper in below.items():
         try:
@@ -168,7 +171,7 @@ def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any
     return values
 
 
-def switched(current: Any, cls: type) -> Any:
+def switch_class(current: Any, cls: type) -> Any:
     """`current` as an object of this class: the fields of both are kept if their values fit."""
     if type(current) is cls:
         return current
@@ -179,7 +182,7 @@ def switched(current: Any, cls: type) -> Any:
         return cls(**kept)
     except ValueError:  # The class may refuse a default of the old one, such as AdamW where only SGD will do.
         before, now = ({f.name: f.default for f in dataclasses.fields(c)} for c in (type(current), cls))
-        return cls(**{name: _rebased(value, before[name], now[name]) for name, value in kept.items()})
+        return cls(**{name: _rebase_defaults(value, before[name], now[name]) for name, value in kept.items()})
 
 
 def _fits(value: Any, declared: Any) -> bool:
@@ -191,7 +194,7 @@ def _fits(value: Any, declared: Any) -> bool:
     return True
 
 
-def _rebased(value: Any, before: Any, now: Any) -> Any:
+def _rebase_defaults(value: Any, before: Any, now: Any) -> Any:
     """A dataclass with the fields that differ from the default `before` kept and the others as in the default `now`."""
     if not (dataclasses.is_dataclass(now) and type(value) is type(before) is type(now)):
         return value

@@ -17,7 +17,7 @@ from raydiff.lookup import nearest
 
 class _Presets(lookup.Door[Callable[[], Study]]):
     def __getitem__(self, name: str) -> Callable[[], Study]:
-        return functools.partial(tuning.with_tuned, name, super().__getitem__(name))
+        return functools.partial(tuning.apply_tuned, name, super().__getitem__(name))
 
 
 PRESETS = _Presets(

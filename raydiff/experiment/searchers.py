@@ -14,7 +14,7 @@ import torch
 from raydiff import seeding
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.lookup import Door, check_one_of, imported, nearest
+from raydiff.lookup import Door, check_one_of, imported, nearest, resolve
 
 Settings = Mapping[str, Any]
 """Field path -> its value."""
@@ -159,9 +159,7 @@ class Optuna:
         self._study.sampler = self._sampler(**{**seed, **self._keywords})
         try:
             self._follow(done)
-        except (
-            RuntimeError
-        ):  # Optuna's samplers of finite spaces stop the study, which ask and tell refuse: optuna#5141.
+        except RuntimeError:  # Samplers of finite spaces stop the study, which ask and tell refuse: optuna#5141.
             return None
         params = self._study.ask(self._distributions).params
         return {
@@ -170,8 +168,10 @@ class Optuna:
         }
 
     def _follow(self, done: Sequence[Proposal]) -> None:
-        """Add what an earlier process asked, and tell the values that have come since. What is refused or has failed
-        stays open: TPE counts open trials as bad, and learns nothing from failed ones."""
+        """Add what an earlier process asked, and tell the values that have come since.
+
+        What is refused or has failed stays open: TPE counts open trials as bad, and learns nothing from failed ones.
+        """
         for number, proposal in enumerate(done):
             if number == len(self._study.get_trials(deepcopy=False)):
                 self._study.enqueue_trial(self._params(proposal.settings))
@@ -204,24 +204,14 @@ def named(chosen: Chosen) -> tuple[str, dict[str, Any]]:
 
 
 def is_adaptive(chosen: Chosen) -> bool:
-    """Whether the searcher of this name learns from results. Raises ValueError where there is none."""
-    return bool(
-        getattr(resolve_class(SEARCHERS, named(chosen)[0]), "adaptive", True)
-    )  # Optuna's and Tune's classes do.
-
-
-def resolve_class(door: Door[Any], name: str) -> Any:
-    """`door.resolve`, whose errors name the door."""
-    try:
-        return door.resolve(name)
-    except ValueError as e:
-        raise ValueError(f"{door.what}: {e}") from None
+    """Whether the searcher of this name learns from results, as Optuna's and Tune's do. Raises ValueError."""
+    return bool(getattr(resolve("search", SEARCHERS, named(chosen)[0]), "adaptive", True))
 
 
 def build_searcher(chosen: Chosen, space: Space, *, seed: int, lower_is_better: bool) -> Searcher:
     """Return the searcher of this name. Raises ValueError where there is none or it refuses its arguments."""
     name, keywords = named(chosen)
-    cls = resolve_class(SEARCHERS, name)
+    cls = resolve("search", SEARCHERS, name)
     arguments: dict[str, Any] = {"seed": seed, "lower_is_better": lower_is_better, **keywords}
     if hasattr(cls, "sample_relative"):
         cls, arguments = Optuna, {"sampler": cls, **arguments}
@@ -250,12 +240,10 @@ def check_space(base: Experiment, space: Space) -> None:
             raise ValueError(f"unknown field --{path}{nearest(path, overrides.flat(base))}")
         if kind == "choice":
             continue
-        if len(values) != 2 or not all(type(value) in (int, float) for value in values):
-            raise ValueError(f"{kind} needs two numbers for {path}, got {values}")
-        if not values[0] < values[1] or (kind == "loguniform" and values[0] <= 0):
-            raise ValueError(
-                f"the range of {path} must go upwards, for loguniform from a positive number, got {values}"
-            )
+        are_two_numbers = len(values) == 2 and all(type(value) in (int, float) for value in values)
+        if not are_two_numbers or not values[0] < values[1] or (kind == "loguniform" and values[0] <= 0):
+            wanted = "two numbers that go upwards, for loguniform from a positive number"
+            raise ValueError(f"the range of {path} must be {wanted}, got {values}")
         try:
             overrides.convert(base, path, "1" if kind == "randint" else "0.5")
         except ValueError:

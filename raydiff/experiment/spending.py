@@ -87,15 +87,18 @@ def check(trials: Sequence[Experiment], sweep: Path) -> None:
         if book is not None and (read_outcome(folder) or {}).get("outcome") not in OVER:
             pending.setdefault(book.folder, []).append((experiment, folder))
     for at, waiting in pending.items():
-        state = _State.of(BudgetLog(at), next((e.runtime.budget for e, _ in waiting if e.runtime.budget), None))
+        budgets = [experiment.runtime.budget for experiment, _ in waiting]
+        state = _State.of(BudgetLog(at), next(filter(None, budgets), None))
         for experiment, folder in waiting:
             if not state.is_charged(_key_of(folder)):
                 state = replace(state, pending=(*state.pending, state.charge_of(experiment, folder)))
 
 
 def charge(experiment: Experiment, folder: Path) -> None:
-    """Charge a trial once for all its rounds, if its data have a budget; durable when this returns. Raises ValueError,
-    naming the trial, if it would overspend or the log is damaged."""
+    """Charge a trial once for all its rounds, if its data have a budget; durable when this returns.
+
+    Raises ValueError, naming the trial, if it would overspend or the log is damaged.
+    """
     if (book := _bound(experiment, folder)) is None:
         return
     key = _key(folder, book)
@@ -144,7 +147,7 @@ class _State:
         """Read the log; `configured` is the budget of an empty one. Raises ValueError if it is damaged or overspent."""
         storage = book.folder.parents[1]
         notes = dict(_notes(storage, book))  # before the log: no record written meanwhile is missed
-        sent = dict(_uncharged(storage, book, notes))
+        sent = dict(_find_uncharged(storage, book, notes))
         secret = book.marker.read_bytes() if book.marker.exists() else None
         records = book.records()
         _check_notes(book, records, notes)
@@ -158,9 +161,11 @@ class _State:
             counts = events != (AS_PUBLIC,) or not records  # A refused trial leaves its config.json.
             if events and counts and not state.is_charged(key) and recorded.get(key) != Counter(events):
                 early[folder] = events
-        if why := {_who(folder): reason for folder, events in early.items() if (reason := budget.refuses(events))}:
+        reasons = {_who(folder): budget.refuses(events) for folder, events in early.items()}
+        why = {trial: reason for trial, reason in reasons.items() if reason}
+        if why:
             remedy = "give another runtime.storage, or raydiff rm these sweeps if nobody has seen any of it"
-            what = f"{_listed(why)}, run before there was one ({min(why.values())})"
+            what = f"{_list_trials(why)}, run before there was one ({min(why.values())})"
             raise ValueError(f"the budget of {budget} cannot cover {what}: {remedy}")
         charges = {f: state._record(config.read(f / "config.json"), f, e, whole=False) for f, e in early.items()}
         return replace(state, early=charges)
@@ -191,7 +196,7 @@ class _State:
             for charges in ([*others.values()], [*others.values(), events])
         )
         if events and after > self.budget.epsilon:
-            early = _listed(r["trial"] for r in charged if not r["whole"])
+            early = _list_trials(r["trial"] for r in charged if not r["whole"])
             raise ValueError(
                 f"{who} would overspend the budget of {self.budget}: epsilon {rounding.up(before, 3)} is spent, and "
                 f"with it {rounding.up(after, 3)}"
@@ -251,19 +256,19 @@ def _check_notes(book: BudgetLog, records: Sequence[dict[str, Any]], notes: Mapp
 
 
 def _notes(storage: Path, book: BudgetLog) -> Iterator[tuple[Path, dict[str, Any]]]:
-    for folder in (f for sweep in storage.glob("sweeps/*") for f in trial_folders(sweep, NOTE)):
+    for folder in _trial_folders(storage, NOTE):
         with suppress(FileNotFoundError):  # removed meanwhile
             note = read_sealed(folder / NOTE, needs="record")
             if note["book"] == book.folder.name:
                 yield folder, note
 
 
-def _uncharged(
+def _find_uncharged(
     storage: Path, book: BudgetLog, notes: Mapping[Path, dict[str, Any]]
 ) -> Iterator[tuple[Path, tuple[Event, ...]]]:
     """Trials on these data without a record for all their rounds, and what they have sent."""
     whole = {folder for folder, note in notes.items() if note["record"] is not None}
-    for folder in (f for sweep in storage.glob("sweeps/*") for f in trial_folders(sweep)):
+    for folder in _trial_folders(storage, "config.json"):
         if folder not in whole:
             with suppress(FileNotFoundError):
                 data = read_json(folder / "config.json", needs="data")["data"]
@@ -271,6 +276,12 @@ def _uncharged(
                     yield folder, filters.worst(ledger_of(folder).server)
                 elif (other := data.get("public_from")) and called(identity(other)) == book.folder.name:
                     yield folder, (AS_PUBLIC,)
+
+
+def _trial_folders(storage: Path, file: str) -> Iterator[Path]:
+    """Folders of all trials in the storage that have this file."""
+    for sweep in storage.glob("sweeps/*"):
+        yield from trial_folders(sweep, file)
 
 
 def _note(folder: Path) -> dict[str, Any]:
@@ -300,6 +311,6 @@ def _who(folder: Path) -> str:
     return f"{folder.parents[1].name}/{folder.name}"
 
 
-def _listed(trials: Iterable[str]) -> str:
+def _list_trials(trials: Iterable[str]) -> str:
     names = list(trials)
     return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

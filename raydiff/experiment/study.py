@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -122,13 +123,13 @@ SEEDS = (0, 1, 2, 3, 4)
 
 def trials(base: Experiment, grid: Mapping[str, Sequence[Any]], beside: Sequence[Arm] = ()) -> list[Experiment]:
     """All combinations of the axes on `base`; then each arm on its `Arm.axes`."""
-    experiments = _combinations(base, grid)
+    experiments = _combine(base, grid)
     for arm in beside:
         start = arm.apply(base)
         axes = arm.axes(start, grid)
         if (arm.private or arm.at_depths is not None) and "method.epsilon" in axes:
             axes["method.epsilon"] = [epsilon for epsilon in axes["method.epsilon"] if epsilon is not None]
-        of_arm = _combinations(start, axes)
+        of_arm = _combine(start, axes)
         if arm.at_depths is not None:
             depths = (experiment.method.depth for experiment in of_arm)  # type: ignore[attr-defined]
             changes = [{"method.epsilon": None, "method.t0": depth, **arm.at_depths} for depth in depths]
@@ -137,7 +138,7 @@ def trials(base: Experiment, grid: Mapping[str, Sequence[Any]], beside: Sequence
     return experiments
 
 
-def _combinations(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[Experiment]:
+def _combine(start: Experiment, grid: Mapping[str, Sequence[Any]]) -> list[Experiment]:
     cells = Grid({path: ("choice", values) for path, values in grid.items()})
     return [overrides.override(start, settings) for settings in propose_all(cells)]
 
@@ -149,7 +150,8 @@ def varying_fields(experiments: Sequence[Experiment], sampled: Iterable[str] = (
         by_method.setdefault(type(experiment.method).__name__, []).append(overrides.flat(experiment))
     fields = {}
     for method, flats in by_method.items():
-        keys = dict.fromkeys(k for flat in flats for k in flat if not k.startswith(("runtime", "data_digest")))
+        keys = dict.fromkeys(itertools.chain.from_iterable(flats))
+        keys = {key: None for key in keys if not key.startswith(("runtime", "data_digest"))}
         needed = {*distinguishing_fields(flats, keys), *sampled} - {"method"}
         fields[method] = [k for k in keys if k in needed]
     return fields

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -60,8 +61,10 @@ class Suggestion:
 
 
 def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
-    """Return default sizes, by field path, of the splits that the user's changes leave open; of train for more than
-    RECORDS pictures without a GPU."""
+    """Return default sizes, by field path, of the splits that the user's changes leave open.
+
+    That of train is among them for more than RECORDS pictures without a GPU.
+    """
     folder = sources.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
         rows = len(cells.read(folder, data.csv).frame)
@@ -187,10 +190,6 @@ def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str
 
 
 def _toml(value: Any) -> str:
-    if isinstance(value, str):
-        return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(map(_toml, value))}]"
-    if value is None:
-        return '"none"'
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, float):
+        return str(value)  # JSON has no inf.
+    return json.dumps("none" if value is None else value, ensure_ascii=False)

@@ -1,5 +1,8 @@
-"""Experiment files: changes of a preset, as TOML (docs/how-to/init.md). `raydiff init` writes them; `run`, `sweep` and
-`rd.preset` take them. Fields and values are those of the command line; a table's `kind` selects a class."""
+"""Experiment files: changes of a preset, as TOML (docs/how-to/init.md).
+
+`raydiff init` writes them; `run`, `sweep` and `rd.preset` take them. Fields and values are those of the command line; a
+table's `kind` selects a class.
+"""
 
 from __future__ import annotations
 

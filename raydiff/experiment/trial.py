@@ -31,7 +31,7 @@ from raydiff.evaluation.suite import Instruments
 from raydiff.experiment import config, measurements, overrides
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.ledgers import cautioned, ledger_of, setup_of
+from raydiff.experiment.ledgers import add_caution, ledger_of, setup_of
 from raydiff.experiment.spending import BudgetGuard, budget_log_of, charge
 from raydiff.federated import heartbeat
 from raydiff.federated.client import Client, Keys, StateCache
@@ -237,8 +237,11 @@ def local_executor(trial: Trial) -> LocalExecutor:
 
 
 def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> Iterator[dict[str, Any]]:
-    """Run or continue the trial: one result per round, then one that is `finished` with the final numbers. `rejected`
-    in a round's result: client -> why its upload was not aggregated. A finished trial yields its recorded numbers."""
+    """Run or continue the trial: one result per round, then one that is `finished` with the final numbers.
+
+    `rejected` in a round's result: client -> why its upload was not aggregated. A finished trial yields its recorded
+    numbers.
+    """
     compute(trial.experiment)
     recorded = trial.outcome()
     if recorded and recorded["outcome"] == "finished":
@@ -338,7 +341,7 @@ def guarantees(odometer: PrivacyOdometer, experiment: Experiment) -> tuple[Guara
     published = experiment.partition.publishes_labels or experiment.unseen is not None
     both = []
     for view in (odometer.server, odometer.outsiders):
-        guarantee = cautioned(view.guarantee(delta, accountant), experiment)
+        guarantee = add_caution(view.guarantee(delta, accountant), experiment)
         labels = ("labels",) if published and guarantee.unit == "example" else ()
         both.append(replace(guarantee, declared=tuple(dict.fromkeys((*guarantee.declared, *labels)))))
     return both[0], both[1]

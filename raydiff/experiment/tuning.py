@@ -1,8 +1,8 @@
-"""Hyperparameter search, equal for every arm of a study: on the validation split, with as many draws from each arm's
-space, and with seeds apart from those that are reported.
+"""Hyperparameter search, equal for every arm of a study.
 
+It uses the validation split, as many draws from each arm's space, and seeds apart from those that are reported.
 `study_of` makes a sweep of the draws; `chosen` reads its results. The settings chosen for a preset are stored as
-PRESET.json beside the presets, the search as PRESET.csv; `with_tuned` puts them into the preset when it is built.
+PRESET.json beside the presets, the search as PRESET.csv; `apply_tuned` puts them into the preset when it is built.
 """
 
 from __future__ import annotations
@@ -42,8 +42,11 @@ class Candidates:
 
 
 def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
-    """Method -> so many settings drawn from its space; more trials extend the list. Raises ValueError without a space
-    or validation records, and for a space that is too small or names an unknown field."""
+    """Method -> so many settings drawn from its space; more trials extend the list.
+
+    Raises ValueError without a space or validation records, and for a space that is too small or names an unknown
+    field.
+    """
     drawn: dict[str, Candidates] = {}
     for arm in (Arm(space=study.space), *study.beside):
         if not arm.space:
@@ -67,7 +70,10 @@ def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
 
 
 def _paths(space: Choices) -> list[str]:
-    return [path for key in space for path in ((key,) if isinstance(key, str) else key)]
+    paths: list[str] = []
+    for key in space:
+        paths += [key] if isinstance(key, str) else key
+    return paths
 
 
 def _draw(name: str, space: Choices, count: int) -> tuple[Settings, ...]:
@@ -90,11 +96,11 @@ def _settings_of(combination: Mapping[Any, Any]) -> Settings:
 
 def study_of(candidates: Mapping[str, Candidates], *, seeds: Sequence[int]) -> Study:
     """Every setting in every cell, with every seed. Raises ValueError where a setting does not fit its arm."""
-    parts = [
-        Study(experiment=overrides.override(its.start, settings), grid={**its.axes, "seed": seeds})
-        for number in range(len(next(iter(candidates.values())).settings))
-        for its, settings in ((its, its.settings[number]) for its in candidates.values())
-    ]
+    parts = []
+    for in_turn in zip(*(its.settings for its in candidates.values()), strict=True):
+        for its, settings in zip(candidates.values(), in_turn, strict=True):
+            experiment = overrides.override(its.start, settings)
+            parts.append(Study(experiment=experiment, grid={**its.axes, "seed": seeds}))
     return replace(parts[0], also=tuple(parts[1:]))
 
 
@@ -144,7 +150,7 @@ def keep(
     return path
 
 
-def with_tuned(preset: str, build: Callable[[], Study]) -> Study:
+def apply_tuned(preset: str, build: Callable[[], Study]) -> Study:
     """The preset's study with its stored settings. Raises ValueError if these are damaged or of another space."""
     path = FOLDER / f"{preset}.json"
     study = build()
@@ -156,13 +162,13 @@ def with_tuned(preset: str, build: Callable[[], Study]) -> Study:
         settings = read_json(path, needs="settings")["settings"]
         if not isinstance(settings, dict) or {name: {*fields} for name, fields in settings.items()} != spaces:
             raise ValueError(f"{path} has not the methods and fields that the preset's spaces name")
-        return _with_settings(study, settings)
+        return _apply_settings(study, settings)
     except ValueError as e:
         where = "" if str(path) in str(e) else f"{path} does not fit the preset: "
         raise ValueError(f"{where}{e}; delete it, or make it again by raydiff tune {preset}") from None
 
 
-def _with_settings(study: Study, settings: Mapping[str, Settings]) -> Study:
+def _apply_settings(study: Study, settings: Mapping[str, Settings]) -> Study:
     """The study with these settings in every arm of their method, except in arms that stay as written."""
     main = settings.get(lookup.name_on_disk(type(study.experiment.method)), {})
     written = {path: value for path, value in overrides.flat(study.experiment).items() if path in main}

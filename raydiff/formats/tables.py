@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from raydiff.formats.csv_files import write_csv
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 class Table(NamedTuple):
@@ -66,7 +67,9 @@ def with_deviation(mean: float, deviation: float | None) -> str:
 
 def short(value: Any) -> str:
     """Return the value of a swept field in at most 16 characters."""
-    if value is None or pd.isna(value):
+    import pandas as pd  # slow to import
+
+    if pd.isna(value):
         return "-"
     shown = f"{value:g}" if isinstance(value, (int, float)) and not isinstance(value, bool) else str(value)
     return shown if len(shown) <= 16 else f"{shown[:15]}…"

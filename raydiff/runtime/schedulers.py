@@ -8,8 +8,8 @@ from typing import Any
 
 from ray.tune.schedulers import TrialScheduler
 
-from raydiff.experiment.searchers import Chosen, named, resolve_class
-from raydiff.lookup import Door
+from raydiff.experiment.searchers import Chosen, named
+from raydiff.lookup import Door, resolve
 
 REFUSED = {
     "HyperBandScheduler": "it pauses trials until a bracket is full, and a sweep starts no more trials than run "
@@ -45,7 +45,7 @@ def build_scheduler(chosen: Chosen, *, objective: str, lower_is_better: bool, ro
         rounds: The most rounds of a trial.
     """
     name, keywords = named(chosen)
-    cls = resolve_class(SCHEDULERS, name)
+    cls = resolve("scheduler", SCHEDULERS, name)
     defaults = {
         "time_attr": "round",
         "metric": objective,

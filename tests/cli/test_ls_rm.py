@@ -7,7 +7,7 @@ import pytest
 from buckets import objects
 
 import raydiff as rd
-from raydiff.__main__ import _fetched
+from raydiff.__main__ import _fetch_sweeps
 from raydiff.cli import ls, rm
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
@@ -84,14 +84,14 @@ def test_a_sweep_in_a_bucket_goes_with_this_machines_copies(
     changes = {"evaluation": None, "runtime.pool": "local", "runtime.storage": uri}
     for name in ("one", "one-more"):
         rd.run(override(tiny, changes), name=name, track=False)
-    assert rm.main(_fetched(["one", "--storage", uri])) == 0
+    assert rm.main(_fetch_sweeps(["one", "--storage", uri])) == 0
     kept = {path for path in objects(tmp_path) if "/one-more/" in str(path)}
     assert {path for path in objects(tmp_path) if "/one/" in str(path)} and kept
-    assert rm.main(_fetched(["one", "--yes", "--storage", uri])) == 0
+    assert rm.main(_fetch_sweeps(["one", "--yes", "--storage", uri])) == 0
     assert {path for path in objects(tmp_path) if path.name not in (".gitignore", ".rayignore")} == kept
     assert not [path for path in (tmp_path / "copies").rglob("one/*") if path.is_file()]
     with pytest.raises(ValueError, match="there is no run or sweep one"):
-        rm.main(_fetched(["one", "--yes", "--storage", uri]))
+        rm.main(_fetch_sweeps(["one", "--yes", "--storage", uri]))
 
 
 @pytest.mark.parametrize("name", ["two", "..", "../sweeps/one", "one/trials"])

@@ -59,7 +59,7 @@ def preset(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """`small` is a preset; gives the folder where what is chosen for it lies."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     monkeypatch.setattr(tuning, "FOLDER", tmp_path / "tuned")
-    monkeypatch.setitem(names.PRESETS.entries, "small", lambda: tuning.with_tuned("small", study))
+    monkeypatch.setitem(names.PRESETS.entries, "small", lambda: tuning.apply_tuned("small", study))
     return tmp_path / "tuned"
 
 
@@ -139,7 +139,7 @@ def test_an_arm_that_is_to_be_as_written_keeps_its_settings(preset: Path) -> Non
     """Of the experiment's method, whose settings the others take from it, and of another."""
     kept(preset, CHOSEN)
     first, second = (Arm(method=m, changes={"method.rounds": 1}, as_written=True) for m in (None, FedProx))
-    used = tuning.with_tuned("small", lambda: replace(study(), beside=(*study().beside, first, second)))
+    used = tuning.apply_tuned("small", lambda: replace(study(), beside=(*study().beside, first, second)))
     as_they_are = [arm.apply(used.experiment).method for arm in used.beside[-2:]]
     assert as_they_are == [arm.apply(study().experiment).method for arm in (first, second)]
 
@@ -192,7 +192,7 @@ def test_a_setting_that_failed_somewhere_is_not_chosen() -> None:
         ({}, ["--data.validation", 0], "settings are chosen on validation records, and data.validation is 0"),
         ({}, ["--protocol-only"], "settings are chosen by the evaluation, which --protocol-only switches off"),
         ({}, ["--seeds", "1,10"], "--seeds must be apart from those that are reported (0, 1), got (1, 10)"),
-        ({"space": {RATE: (-1.0, 1.0)}}, [], "--method.local: learning_rate must be a positive number, got -1.0"),
+        ({"space": {RATE: (-1.0, 1.0)}}, [], "method.local.learning_rate must be above 0, got -1.0"),
     ],
 )
 def test_what_cannot_be_tuned_is_said_in_one_sentence(
@@ -219,7 +219,7 @@ def test_an_out_that_cannot_be_written_is_said_before_anything_is_run(
         ("{", " is not valid JSON ("),
         ("{}", " has no field 'settings'"),
         ({"settings": CHOSEN | {"FedAvg": {"method.rounds": 3}}}, " has not the methods and fields that"),
-        ({"settings": CHOSEN | {"FedAvg": {RATE: -1}}}, " does not fit the preset: --method.local: learning_rate must"),
+        ({"settings": CHOSEN | {"FedAvg": {RATE: -1}}}, " does not fit the preset: method.local.learning_rate must"),
         ({"settings": CHOSEN | {"FedProx": {RATE: 0.1, "method.mu": -1}}}, " does not fit the preset: "),
     ],
 )

@@ -233,7 +233,7 @@ def test_what_cannot_be_is_refused_in_one_line(tiny: Experiment, path: str, text
         convert(tiny, path, text)
 
 
-OUT_OF_RANGE = [("clients", 0), ("participation", 0.0), ("participants", 3), ("min_clients", 0), ("min_clients", 3)]
+OUT_OF_RANGE = [("clients", 0), ("participants", 3), ("min_clients", 0), ("min_clients", 3)]
 OUT_OF_RANGE += [("method.clip", -1.0), ("method.local.steps", -1), ("method.model.network.width", 0)]
 OUT_OF_RANGE += [("numerics.threads", 0), ("numerics.server_workers", 0), ("runtime.workers", 0)]
 OUT_OF_RANGE += [("runtime.gpu_server", 1.5), ("runtime.gpu_per_worker", -1.0), ("runtime.revive_s", 0.0)]

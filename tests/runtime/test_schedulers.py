@@ -48,7 +48,7 @@ def test_a_scheduler_from_outside_gets_the_objective_and_its_keywords():
 @pytest.mark.parametrize(
     ("chosen", "message"),
     [
-        ("hyperband", "scheduler: must be one of asha, median"),
+        ("hyperband", "scheduler must be one of asha, median"),
         ("test_schedulers:build", "is no scheduler: it must be a subclass"),
         (f"{TUNE}:HyperBandScheduler", "pauses trials until a bracket is full"),
         (f"{TUNE}:HyperBandForBOHB", "pauses trials until a bracket is full"),

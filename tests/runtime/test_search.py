@@ -144,7 +144,7 @@ def test_samplers_of_optuna_and_searchers_of_tune_search_too(plan_of, search):
 @pytest.mark.parametrize(
     ("search", "space", "message"),
     [
-        ("tpe", RATES, "searcher: must be one of grid, random, optuna, or module:name"),
+        ("tpe", RATES, "search must be one of grid, random, optuna, or module:name"),
         ("os:path", RATES, "is no searcher: it must be a class"),
         ("test_search:Gone", RATES, "cannot be imported"),
         (("optuna", {"startup": 1}), RATES, "startup"),

@@ -133,7 +133,7 @@ def feddistr_elsewhere() -> Study:
     raydiff pretrain --data.public-from mnist --data.size 8 --data.public 2000 --data.validation 200 \
         --data.calibration 10 --data.test 400 --out ~/raydiff/latent-mnist8
     """
-    study = tuning.with_tuned("feddistr-digits", feddistr_digits)
+    study = tuning.apply_tuned("feddistr-digits", feddistr_digits)
     data = replace(study.experiment.data, public_from="mnist", size=8, public=2000, train=687)  # clients as large
     changes = {"data": data, "method.model.path": "~/raydiff/latent-mnist8"}
     beside = tuple(arm for arm in study.beside if is_compared(arm.changes))
