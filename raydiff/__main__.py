@@ -48,9 +48,12 @@ COMMANDS = {
     },
 }
 """Topic -> command -> (its module below `raydiff`, whose `main` takes the arguments; a line about it)."""
+MODULES = dict[str, str]()
+for commands in COMMANDS.values():
+    MODULES |= {name: module for name, (module, _) in commands.items()}
 DOOR: Door[Callable[[Sequence[str]], int | None]] = Door(
     "command",
-    {name: f"raydiff.{module}:main" for group in COMMANDS.values() for name, (module, _) in group.items()},
+    {name: f"raydiff.{module}:main" for name, module in MODULES.items()},
     check=takes("argv"),
 )
 READ_SWEEPS = {*COMMANDS["finished trials"], *COMMANDS["finished sweeps"], "ls", "logs", "rm"}
@@ -71,8 +74,7 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
         print(__version__ if name == "--version" else _overview())
         return 0
     if name == "--completion":
-        modules = {name: module for group in COMMANDS.values() for name, (module, _) in group.items()}
-        print(import_module("raydiff.cli.completion").bash(modules), end="")
+        print(import_module("raydiff.cli.completion").bash(MODULES), end="")
         return 0
     if name not in DOOR and not is_outside(name):
         raise ValueError(f"there is no command {name!r}{nearest(name, DOOR) or '; `raydiff` alone lists them'}")

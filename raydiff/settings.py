@@ -50,6 +50,7 @@ RANGES: dict[type, str] = {
 RANGE_ERRORS = {"greater_than_equal", "greater_than", "less_than_equal", "less_than", "multiple_of", "too_short"}
 RANGE_ERRORS |= {"finite_number"}
 """Pydantic's names of the errors of a range, as opposed to those of a type."""
+HINTS: dict[type, dict[str, Any]] = {}  # of `hints`
 SECRET_FIELDS = ("noise_secret",)
 """Fields whose value no message prints."""
 
@@ -157,10 +158,11 @@ def check_tree(obj: Any, prefix: str = "") -> None:
             check_tree(value, f"{prefix}{name}.")
 
 
-@functools.cache
 def hints(cls: type) -> dict[str, Any]:
     """Annotation of each field, with its range and its door."""
-    return typing.get_type_hints(cls, include_extras=True)
+    if cls not in HINTS:
+        HINTS[cls] = typing.get_type_hints(cls, include_extras=True)
+    return HINTS[cls]
 
 
 @functools.cache
@@ -183,9 +185,8 @@ def constraints(declared: Any) -> list[Any]:
     if typing.get_origin(declared) is Literal:
         return []
     found = list(getattr(declared, "__metadata__", ()))
-    for part in [declared.__origin__] if found else typing.get_args(declared):
-        found += constraints(part)
-    return found
+    parts = [declared.__origin__] if found else typing.get_args(declared)
+    return found + list(itertools.chain.from_iterable(map(constraints, parts)))
 
 
 def door_of(declared: Any) -> Door[Any] | None:

@@ -29,8 +29,10 @@ def bash(modules: Mapping[str, str]) -> str:
     cases = []
     for name, where in modules.items():
         members: dict[str, Any] = vars(import_module(f"raydiff.{where}"))
-        own = [cls for key, cls in members.items() if key.endswith("Options") and cls.__module__ == f"raydiff.{where}"]
-        words = ["--help", "--help-all", *(label for cls in own for label in labels(cls) if label.startswith("--"))]
+        words = ["--help", "--help-all"]
+        for key, cls in members.items():
+            if key.endswith("Options") and cls.__module__ == f"raydiff.{where}":
+                words += [label for label in labels(cls) if label.startswith("--")]
         words += fields if "parse_known" in members else []
         cases.append(f'        {name}) words="{" ".join(words)}" ;;')
     return SCRIPT.format(commands=" ".join(modules), cases="\n".join(cases))

@@ -250,7 +250,6 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
     experiment = trial.experiment
     log = JsonLines(trial.files, "metrics.jsonl")
     charge(experiment, trial.folder)  # before anything is trained or sent
-    evaluation = experiment.evaluation
     rejected = JsonLines(trial.files, "rejected.jsonl")
     progress = None
     resumed = False
@@ -266,31 +265,35 @@ def run(trial: Trial, pool: ClientExecutor, *, train: Train | None = None) -> It
         setup=setup_of(experiment),
         store=trial.store,
         train=train,
-        instruments=evaluation is not None,
+        instruments=experiment.evaluation is not None,
     ):
         resumed = resumed or progress.resumed
         odometer.follow(progress.ledger)
         server, outsiders = guarantees(odometer, experiment)
         metrics = measurements.of_ledger(odometer, server, outsiders)
-        if evaluation and evaluation.every and (progress.number + 1) % evaluation.every == 0:
-            metrics += measurements.validation(experiment, pool, progress)
-        metrics += measurements.of_round(progress)
+        metrics += _measure_round(experiment, pool, progress)
         now = time.perf_counter()
         metrics.append(SECONDS.with_value(now - clock))
         clock = now
-        result = {"round": progress.number, "finished": False, **columns(metrics)}
         why = {f"client {client}": reason for client, reason in progress.rejected.items()}
         if why:
             rejected.log(progress.number, why)
         written = {"metrics": [metric.to_json() for metric in metrics]}
         log.log(progress.number, {**written, "server": asdict(server), "outsiders": asdict(outsiders)})
-        yield {**result, "rejected": why}
+        yield {"round": progress.number, "finished": False, **columns(metrics), "rejected": why}
     assert progress is not None  # a method has at least one round
     if resumed:  # A client of no remaining round has not read its state since.
         for client in pool.clients:
             trial.store.load_client(client, before=experiment.method.rounds)
     final = _finish(trial, pool, progress, odometer, log=log, clock=clock)
     yield {"round": experiment.method.rounds, "finished": True, **columns(final)}
+
+
+def _measure_round(experiment: Experiment, pool: ClientExecutor, progress: Progress) -> list[Metric]:
+    """Quality on the validation split, where it is this round's turn, and the method's own metrics."""
+    every = experiment.evaluation.every if experiment.evaluation else None
+    due = every and (progress.number + 1) % every == 0
+    return [*(measurements.validation(experiment, pool, progress) if due else []), *measurements.of_round(progress)]
 
 
 def _finish(

@@ -22,7 +22,6 @@ from raydiff.experiment.study import Arm, Choices, Study
 from raydiff.formats.csv_files import write_csv
 from raydiff.formats.json_files import dumps, read_json
 from raydiff.formats.metric_records import columns, read_metrics
-from raydiff.lookup import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -59,9 +58,6 @@ def candidates(study: Study, *, trials: int) -> dict[str, Candidates]:
             raise ValueError("settings are chosen by the evaluation, which --protocol-only switches off")
         if not start.data.validation:
             raise ValueError("settings are chosen on validation records, and data.validation is 0")
-        if unknown := [path for path in _paths(arm.space) if not overrides.has_path(start, path)]:
-            hint = nearest(unknown[0], overrides.flat(start))
-            raise ValueError(f"the space of {name} names a field that it has not, {unknown[0]}{hint}")
         start = overrides.override(start, {"evaluation.split": "validation"})
         drawn[name] = Candidates(start, arm.axes(start, study.grid), _draw(name, arm.space, trials))
     if not drawn:

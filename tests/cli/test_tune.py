@@ -186,7 +186,7 @@ def test_a_setting_that_failed_somewhere_is_not_chosen() -> None:
     ("changed", "options", "message"),
     [
         ({"space": {}, "beside": ()}, [], "the preset declares no space to choose settings from"),
-        ({"space": {"method.sigma": (1, 2)}}, [], "the space of FedAvg names a field that it has not, method.sigma"),
+        ({"space": {"method.sigma": (1, 2)}}, [], "unknown field --method.sigma"),
         ({"beside": (Arm(space={RATE: (1.0, 2.0)}),)}, [], "two arms of FedAvg declare a space: its settings can be"),
         ({}, ["--trials", 3], "--trials must be in 1..2, the settings that the space of FedAvg has, got 3"),
         ({}, ["--data.validation", 0], "settings are chosen on validation records, and data.validation is 0"),
