@@ -11,6 +11,7 @@ from typing import Any
 import float_attack
 import pytest
 import torch
+from cases import slow_but
 from fake_gpu import attached
 from toys import aggregated, mean_upload
 
@@ -432,7 +433,9 @@ def test_trials_of_different_epsilon_do_not_share_noise(experiment: Experiment) 
     assert abs(correlation(client_0, client_1)) < 5 / math.sqrt(len(client_0))
 
 
-@pytest.mark.parametrize(("sampler", "schedule"), [("ancestral", "linear"), ("ddim", "cosine")])
+@pytest.mark.parametrize(
+    ("sampler", "schedule"), slow_but([("ddim", "cosine")], [("ancestral", "linear"), ("ddim", "cosine")])
+)
 def test_deploy_gives_images(experiment: Experiment, sampler: str, schedule: str) -> None:
     chains = [p for p in ("method.sampling", "method.client_sampling") if overrides.has_path(experiment, p)]
     changes: dict[str, Any] = {p: Sampling(sampler=sampler, steps=7) for p in chains}

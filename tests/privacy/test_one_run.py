@@ -223,9 +223,10 @@ def fault(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(private_gradient, "clipped_sum", unclipped)
 
 
-@pytest.mark.parametrize(
-    "name", ["half the norms", "norms of one factor", "sums doubled", "no factors", *one_run.KINDS]
-)
+FAULTS = ["half the norms", "norms of one factor", "sums doubled", "no factors", *one_run.KINDS]
+
+
+@pytest.mark.parametrize("name", slow_but(FAULTS[::3], FAULTS))
 def test_a_fault_in_the_fast_gradients_is_flagged(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In all of them, or in the clip of one kind of parameter."""
     fault(name, monkeypatch)
