@@ -45,7 +45,9 @@ class RayExecutor:
     """`rounds.ClientExecutor` over workers: client i runs in worker i modulo the number of workers."""
 
     def __init__(self, workers: Sequence[Any], trial: Trial, *, gpu: float = 0.0) -> None:
-        self.workers, self.trial, self.gpu = list(workers), trial, gpu
+        self.workers = list(workers)
+        self.trial = trial
+        self.gpu = gpu
         self.clients: Sequence[int] = tuple(range(trial.experiment.clients))  # without unseen clients, ascending
         self._digest = trial.experiment.digest
         self._sent = replace(trial, credentials=StorageCredentials.of(trial.sweep))
@@ -93,13 +95,19 @@ class RayExecutor:
     def _messages(
         self, ids: Sequence[int], ask: Ask, *, wanted: Callable[[int], bool] = lambda _: True
     ) -> Iterator[tuple[int, Any]]:
-        """Yield (worker, message) until each client's result has arrived. A worker that dies is asked again for the
-        missing results. `wanted`: whether a worker should compute its next message now."""
+        """Yield (worker, message) until each client's result has arrived.
+
+        A worker that dies is asked again for the missing results. `wanted`: whether a worker should compute its
+        next message now.
+        """
         parts: dict[int, dict[int, None]] = {}  # worker -> clients that it owes, each removed in constant time
         for client in ids:
             parts.setdefault(client % len(self.workers), {})[client] = None
         pending = {ask(self.workers[i], [*part], False): i for i, part in parts.items()}
-        died, idle, deaths = set[int](), set[int](), Counter[int]()  # workers, workers, at each client
+        # workers, workers, at each client
+        died = set[int]()
+        idle = set[int]()
+        deaths = Counter[int]()
 
         def resume() -> None:
             for i in [i for i in idle if wanted(i)]:

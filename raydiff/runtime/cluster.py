@@ -35,13 +35,18 @@ NEEDS = (
     f"; it keeps a token in ~/.ray and sockets in RAY_TMPDIR (at most {MAX_FOLDER_CHARS} characters): set HOME and "
     "RAY_TMPDIR to folders that you may write, or RAY_AUTH_TOKEN_PATH to a file with 32 or more random letters"
 )
-HEAD_S, CHECK_HEAD_S = 30.0, 5.0  # Ray 2.60 ends a driver 60 s after it has lost the head.
+# Ray 2.60 ends a driver 60 s after it has lost the head.
+HEAD_S = 30.0
+CHECK_HEAD_S = 5.0
 
 
 @contextlib.contextmanager
 def cluster() -> Iterator[list[dict[str, float]]]:
-    """Join the Ray of this process, or the cluster that RAY_ADDRESS names (a submitted job has it), or start a local
-    one, and yield each node's resources. A Ray of this process is left as it was. Raises ValueError if none starts."""
+    """Join or start Ray, and yield each node's resources. Raises ValueError if none starts.
+
+    It is the Ray of this process, which is left as it was; else the cluster that RAY_ADDRESS names, as in a
+    submitted job; else a local one that ends with the block.
+    """
     address = os.environ.get("RAY_ADDRESS", "")
     if address.startswith("ray://") or ray.util.client.ray.is_connected():
         raise ValueError("a sweep does not run through Ray Client (ray://): submit it with `ray job submit`")
@@ -135,7 +140,8 @@ def memory_kill() -> str:
     """Return why Ray has just killed a process of this job, if it was for lack of memory; "" if it killed none."""
     # Ray 2.60 has no public API for it.
     table = ray._private.state.state._global_state_accessor.get_worker_table()  # type: ignore[union-attr]
-    job, since_ms = f"job ID={ray.get_runtime_context().get_job_id()}", 1000 * (time.time() - RECENT_S)
+    job = f"job ID={ray.get_runtime_context().get_job_id()}"
+    since_ms = 1000 * (time.time() - RECENT_S)
     rows = [row for row in map(WorkerTableData.FromString, table) if row.exit_type == NODE_OUT_OF_MEMORY]
     killed = {row.end_time_ms: row.exit_detail for row in rows if row.end_time_ms > since_ms and job in row.exit_detail}
     return f"Ray: {killed[max(killed)].splitlines()[0]}: {MORE_MEMORY}" if killed else ""
@@ -148,7 +154,9 @@ def grows() -> bool:
 
 def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
     """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that fails."""
-    storage, name, nonce = storage_at(folder), f".nonce-{uuid.uuid4().hex[:8]}", uuid.uuid4().hex.encode()
+    storage = storage_at(folder)
+    name = f".nonce-{uuid.uuid4().hex[:8]}"
+    nonce = uuid.uuid4().hex.encode()
     storage.put(name, nonce)
     task = ray.remote(num_cpus=0)(lambda: storage.get(name))
     try:

@@ -27,8 +27,11 @@ QUEUED_TRIALS = 5  # An autoscaler adds nodes for pending placement groups: at l
 
 
 class ConcurrencyController(tune.Callback, tune.Stopper):
-    """Keeps `limit`, the number of trials that may run at once, and ends a fit: after an interrupt, or when a node lost
-    a GPU, a new one does not see the storage, or none can hold a trial for `runtime.revive_s` or may be added."""
+    """Keeps `limit`, the number of trials that may run at once, and ends a fit where it must.
+
+    A fit ends after an interrupt, when a node has lost a GPU, when a new node does not see the storage, and when no
+    node can hold a trial for `runtime.revive_s` and none may be added.
+    """
 
     def __init__(self, plan: Planned, shape: Slot, progress: SweepProgress) -> None:
         self.plan = plan
@@ -100,9 +103,11 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
 
 
 class LimitedSearcher(Searcher):
-    """Suggests these trials in their order while fewer than `controller.limit` run. With more, as after a node was
-    drained, the search ends for this fit: then Tune releases the processes of each trial that ends. A trial of None:
-    none before another one has ended."""
+    """Suggests these trials in their order while fewer than `controller.limit` run.
+
+    With more, as after a node was drained, the search ends for this fit: then Tune releases the processes of each
+    trial that ends. A trial of None: none before another one has ended.
+    """
 
     def __init__(self, trials: Iterable[Experiment | None], controller: ConcurrencyController) -> None:
         super().__init__()

@@ -40,7 +40,8 @@ class Coordinator(tune.Trainable):
         signal.signal(signal.SIGINT, process.interrupt)
         self._credentials = credentials
         shape: Slot = config["slot"]
-        self._gpu, self._gpu_server = shape.gpu_per_worker, shape.gpu_server
+        self._gpu = shape.gpu_per_worker
+        self._gpu_server = shape.gpu_server
         self._workers = start_workers(shape, ray.util.get_current_placement_group())
         self.reset_config(config)
 

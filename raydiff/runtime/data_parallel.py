@@ -92,7 +92,8 @@ def places(planned: Planned) -> Iterator[Place]:
 
         def place(this: Trial) -> tuple[ClientExecutor, DataParallel]:
             executor = RayExecutor(workers, this, gpu=shape.gpu_per_worker) if workers else local_executor(this)
-            folder, precision = this.folder / "train", precision_of(this.experiment)
+            folder = this.folder / "train"
+            precision = precision_of(this.experiment)
             return executor, DataParallel(runtime, this.experiment.numerics, folder, precision)
 
         yield place
@@ -137,7 +138,9 @@ def train(task: Task) -> Fitted | Diverged:
 def _gradient(task: Task, theta: Params, drawn: tuple[tuple[Tensor, Tensor], Params]) -> tuple[Params, Tensor]:
     """The gradient of a whole batch, and its loss: the sum over all processes, weighted by their records."""
     (images, labels), draws = drawn
-    rank, size, count = dist.get_rank(), dist.get_world_size(), len(images)
+    rank = dist.get_rank()
+    size = dist.get_world_size()
+    count = len(images)
     # A process without records needs a graph for the collective: one record with weight 0.
     mine = slice(rank, None, size) if rank < count else slice(0, 1)
     weight = len(range(rank, count, size)) / count

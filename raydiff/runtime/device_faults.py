@@ -23,7 +23,9 @@ from raydiff.storage.storage import storage_at
 
 FILE = "lost.txt"
 DRIVER = Path("/proc/driver/nvidia/gpus")  # One folder for each GPU that the kernel driver has.
-TRIES, RETRY_S = 3, 2.0  # With exclusive compute mode, the previous process may not have released the GPU yet.
+# With exclusive compute mode, the previous process may not have released the GPU yet.
+TRIES = 3
+RETRY_S = 2.0
 
 
 class GpuLost(Exception):

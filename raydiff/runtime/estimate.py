@@ -91,7 +91,9 @@ class RemainingTime:
         self, waiting: Iterable[Experiment], running: Iterable[tuple[Experiment, float]], *, slots: int
     ) -> float | None:
         """Return the seconds until these trials have finished, `slots` at once; None before the first has finished.
-        Running trials have their seconds so far. An overdue one counts as finished."""
+
+        Running trials have their seconds so far. An overdue one counts as finished.
+        """
         if not self._finished:
             return None
         left = [*(max(0.0, self.of(e) - so_far) for e, so_far in running), *(self.of(e) for e in waiting)]
@@ -113,7 +115,9 @@ def estimate_trial_s(experiment: Experiment, *, reading_s: float = 0.0) -> float
 
 def probe_trial_s(experiment: Experiment) -> float:
     """Measure, by a shortened run here that leaves nothing, the seconds of a trial in processes that have started."""
-    clients, evaluation, runtime = experiment.clients, experiment.evaluation, experiment.runtime
+    clients = experiment.clients
+    evaluation = experiment.evaluation
+    runtime = experiment.runtime
     workers = min(clients, runtime.workers or os.cpu_count() or 1) if runtime.pool == "ray" else 1
     fewer = _shorten_trainings(experiment)
     waves = 1

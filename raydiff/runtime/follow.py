@@ -27,11 +27,14 @@ from raydiff.storage import copies
 
 
 class SweepProgress(tune.Callback):
-    """Prints Tune's events and the state of the sweep, and writes the outcomes of failed trials: a coordinator that was
-    cut off by a network fails too, when the trial has long gone on elsewhere."""
+    """Prints Tune's events and the state of the sweep, and writes the outcomes of failed trials.
+
+    A coordinator that a network has cut off fails too, long after its trial has gone on elsewhere.
+    """
 
     def __init__(self, plan: Planned) -> None:
-        self.plan, self.total = plan, plan.total
+        self.plan = plan
+        self.total = plan.total
         self._named = varying([plan.base, *plan.trials], plan.space)
         self._remaining = RemainingTime()
         self.running: dict[str, Running] = {}  # by Tune's trial id
@@ -67,7 +70,8 @@ class SweepProgress(tune.Callback):
     def begin_fit(self, trials: Iterable[tuple[Experiment, Mapping[str, Any] | None]]) -> list[Experiment]:
         """Tune starts, perhaps once more. Returns those of these (experiment, outcome) that it is to run."""
         self.running.clear()
-        self._rounds_before, pending = dict(self._rounds), []
+        self._rounds_before = dict(self._rounds)
+        pending = []
         for experiment, outcome in trials:
             if experiment.digest in self.ended:
                 continue
@@ -161,8 +165,11 @@ class SweepProgress(tune.Callback):
         return self.running[trial.trial_id]
 
     def _lost(self, this: Running, trial: Any) -> str:
-        """Print why a trial's processes were lost. Return and record what only the driver knows: a lack of memory, or
-        Ray's last error; the trial may have no folder yet."""
+        """Print why a trial's processes were lost.
+
+        Return and record what only the driver knows: a lack of memory, or Ray's last error; the trial may have
+        no folder yet.
+        """
         recorded = self._print_faults(this)
         if reason := memory_kill() or ("" if recorded else _last_error(trial)):
             device_faults.record(self._folder(this), reason)
@@ -206,7 +213,8 @@ class SweepProgress(tune.Callback):
         return f"[{self.done + self.failed}/{self.total}]"
 
     def _state(self) -> str:
-        ended, now = self.done + self.failed, time.monotonic()
+        ended = self.done + self.failed
+        now = time.monotonic()
         running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
         begun = self.ended.union(this.experiment.digest for this in self.running.values())
         waiting = [experiment for experiment in self.plan.trials if experiment.digest not in begun]

@@ -129,8 +129,11 @@ def this_machine() -> dict[str, float]:
 
 
 def cap_memory(fraction: float) -> None:
-    """Limit this process to a fraction of the GPU's memory. With 0 it is kept off the GPU: Ray does not hide GPUs from
-    actors that ask for none. Raises ValueError if there is no CUDA device, or the fraction holds no tensor."""
+    """Limit this process to a fraction of the GPU's memory.
+
+    With 0 it is kept off the GPU: Ray does not hide GPUs from actors that ask for none. Raises ValueError if there
+    is no CUDA device, or the fraction holds no tensor.
+    """
     if fraction == 0:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # `models.compute.device` obeys it, also after torch has looked.
         return

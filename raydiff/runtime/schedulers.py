@@ -35,8 +35,9 @@ SCHEDULERS: Door[Any] = Door("scheduler", ENTRIES, check=_check_class)
 
 
 def build_scheduler(chosen: Chosen, *, objective: str, lower_is_better: bool, rounds: int) -> TrialScheduler:
-    """Return Tune's scheduler, by rounds as time. Raises ValueError where there is none, where it cannot work here
-    or refuses its arguments.
+    """Return Tune's scheduler, by rounds as time.
+
+    Raises ValueError where there is none, where it cannot work here or refuses its arguments.
 
     Args:
         chosen: An entry of SCHEDULERS or `module:Name`, maybe with keyword arguments.

@@ -12,14 +12,15 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.searchers import Proposal, Searcher, Settings, Space
 from raydiff.experiment.trial import resolve
 from raydiff.formats.json_files import read_lines, read_outcome, trial_folders
-from raydiff.formats.metric_records import read_metrics
+from raydiff.formats.metric_records import columns, read_metrics
 
 BARREN = 20  # So many proposals in a row without a new experiment end a search.
 
 
 class Suggestions:
-    """Asks a searcher for settings until there are `samples` experiments. An adaptive searcher learns from the trials'
-    folders, where a resumed sweep finds again what was asked before.
+    """Asks a searcher for settings until there are `samples` experiments.
+
+    An adaptive searcher learns from the trials' folders, where a resumed sweep finds again what was asked before.
 
     Args:
         searcher: What proposes settings.
@@ -120,9 +121,10 @@ class Suggestions:
         outcome = (read_outcome(folder) or {"outcome": "running"})["outcome"]
         if outcome not in ("finished", "stopped"):
             return Proposal(settings, "running" if outcome == "running" else "failed")
-        lines = read_lines(folder / "metrics.jsonl")
-        last = {str(metric): metric.value for line in lines for metric in read_metrics(line["metrics"])}
-        return Proposal(settings, outcome, last.get(self._objective, math.nan))
+        value = math.nan
+        for line in read_lines(folder / "metrics.jsonl"):
+            value = columns(read_metrics(line["metrics"])).get(self._objective, value)
+        return Proposal(settings, outcome, value)
 
     def _add(self, settings: Settings) -> str:
         """Record a proposal. Returns its experiment's digest, "" where it is refused."""

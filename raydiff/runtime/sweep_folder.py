@@ -67,7 +67,8 @@ def not_writable(error: BaseException, at: Path) -> str:
 
 def check_writable(folder: Path, what: str, *, links: bool = False) -> None:
     """Create the folder if it does not exist. Raises ValueError if it cannot be written, or cannot hold hard links."""
-    probe, can = folder / f".writable-{os.getpid()}", "cannot be written"
+    probe = folder / f".writable-{os.getpid()}"
+    can = "cannot be written"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(bytes(4096))  # A full disk still takes an empty file.
@@ -93,11 +94,14 @@ def plan(
     search: Mapping[str, Any],
     resume: bool,
     extend: bool = False,
-    secret: bytes | None = None,
+    secret: bytes,
     call: str = "",
 ) -> Plan:
-    """Return the content of sweep.json. `call`: the Python call that starts the sweep; "": this command line. Raises
-    ValueError if the sweep exists and may not be continued so."""
+    """Return the content of sweep.json.
+
+    `call`: the Python call that starts the sweep; "": this command line. Raises ValueError if the sweep exists and
+    may not be continued so.
+    """
     now: Plan = {
         "id": uuid.uuid4().hex,
         "version": raydiff.__version__,
@@ -106,7 +110,7 @@ def plan(
         "trials": sorted(e.digest for e in trials),
         **search,
         "command": [call] if call else _command_line(at.name),
-        "secret": seeding.keyed_digest(secret, "sweep", at.name)[:16] if secret else None,  # to recognise it
+        "secret": seeding.keyed_digest(secret, "sweep", at.name)[:16],  # to recognise it
     }
     path = at / "sweep.json"
     if not path.exists():
@@ -122,13 +126,14 @@ def plan(
 
 def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     """Raises ValueError for another noise secret, code or space; with `extend` the space may have grown."""
-    if None not in (then.get("secret"), now["secret"]) and then["secret"] != now["secret"]:
+    if then["secret"] != now["secret"]:
         if not (at / "secret").exists() and bucket_at(at.parents[1]):
             raise ValueError(f"runtime.noise_secret is not the one that {at.name} was started with")
         raise ValueError(f"{at / 'secret'} is gone or damaged: trials are named by it, and noise is drawn from it")
     if changed := sorted(f for f in {*then["code"], *now["code"]} if then["code"].get(f) != now["code"].get(f)):
         raise ValueError(f"{at.name} was started under other code; changed since: {', '.join(changed)}")
-    old, new = set(then["trials"]), set(now["trials"])
+    old = set(then["trials"])
+    new = set(now["trials"])
     for field in ("search", "scheduler", "space", "base"):
         if then.get(field) != now[field]:
             how = f"it was started by: {shlex.join(then['command'])}"
@@ -171,8 +176,11 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
 
 
 def mlflow(at: Path, preset: str, *, base: Experiment, about: Plan, samplers: bool, swept: Varying) -> Mlflow:
-    """Return the writer of this sweep's MLflow runs. `about`: sweep.json; `samplers`: log those of all finished trials,
-    else the best one's if it is small; `swept`: `study.varying_fields`."""
+    """Return the writer of this sweep's MLflow runs.
+
+    `about`: sweep.json; `samplers`: log those of all finished trials, else the best one's if it is small; `swept`:
+    `study.varying_fields`.
+    """
     uri, artifacts = tracking_store(at.parents[1])
     git = _git().removesuffix("-dirty")
     tags = {
@@ -196,9 +204,12 @@ def mlflow(at: Path, preset: str, *, base: Experiment, about: Plan, samplers: bo
 
 
 def tracking_store(storage: Path) -> tuple[str, str | None]:
-    """Return (URI, artifact location): MLFLOW_TRACKING_URI, or a SQLite store beside the sweeps. Raises ValueError if
-    MLflow cannot keep it there."""
-    uri, storage = os.environ.get("MLFLOW_TRACKING_URI", "").strip(), storage.absolute()
+    """Return (URI, artifact location) of the MLflow store. Raises ValueError if MLflow cannot keep it there.
+
+    It is MLFLOW_TRACKING_URI, or a SQLite database beside the sweeps.
+    """
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "").strip()
+    storage = storage.absolute()
     if not uri and (odd := re.search("[#?%]", str(storage))):
         needs = "choose another storage folder, or set MLFLOW_TRACKING_URI to a store elsewhere"
         raise ValueError(f"MLflow would write beside the storage folder {storage}, for its {odd[0]!r}: {needs}")
@@ -208,8 +219,7 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
 
 
 def opened_by(at: Path, experiment: str, view: str) -> str:
-    """Return where the runs of the MLflow experiment with this id open on this shared view, as a continuation of "open
-    the runs "."""
+    """Return where a shared view of an MLflow experiment opens; it follows "open the runs "."""
     uri = redacted(tracking_store(at.parents[1])[0])
     page = shared_view.address(experiment, view)
     if uri.startswith("http"):

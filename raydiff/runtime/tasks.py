@@ -30,9 +30,13 @@ def spread_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
     def spread(make: Maker, parts: Sequence[int]) -> Iterator[int]:
         if not parts:
             return
-        trial, out, client, request = make.finished.trial, make.out.absolute(), make.source.client, make.request
+        trial = make.finished.trial
+        out = make.out.absolute()
+        client = make.source.client
+        request = make.request
         gpu = _gpu_fraction(min(workers, len(parts)), nodes) if device().type == "cuda" else 0.0
-        needed, folder = bundle(trial.experiment.numerics.threads, gpu), trial.folder
+        needed = bundle(trial.experiment.numerics.threads, gpu)
+        folder = trial.folder
 
         def open_task() -> Do:
             return generation.maker(open_finished(folder), client, out, request).write
@@ -44,9 +48,11 @@ def spread_samples(workers: int, nodes: Sequence[Resources]) -> Spread:
 
 def train_shadows(attacked: Attacked, *, workers: int, nodes: Sequence[Resources]) -> Iterator[int]:
     """Train all shadow models with up to `workers` workers, and yield each one's number when it is in the cache."""
-    trial, request = attacked.finished.trial, attacked.request
+    trial = attacked.finished.trial
+    request = attacked.request
     needed = bundle(trial.experiment.numerics.threads, trial.experiment.runtime.gpu_per_worker)
-    numbers, folders = range(request.shadows), (trial.sweep,)
+    numbers = range(request.shadows)
+    folders = (trial.sweep,)
     yield from _run_tasks(
         lambda: shadows.open_attacked(request).losses, numbers, needed, workers=workers, nodes=nodes, folders=folders
     )
@@ -76,15 +82,19 @@ def _run_tasks(
     nodes: Sequence[Resources],
     folders: Sequence[Path],
 ) -> Iterator[int]:
-    """Yield the numbers of the tasks as they finish, on as many of the workers as fit. Raises ValueError if none fits,
-    one is lost, a task fails, or a node does not see the folders."""
+    """Yield the numbers of the tasks as they finish, on as many of the workers as fit.
+
+    Raises ValueError if none fits, one is lost, a task fails, or a node does not see the folders.
+    """
     most = min(workers, len(numbers))
     count = most - unplaced([needed] * most, nodes)
     if not count:
         raise ValueError(f"no node has {format_resources(needed)} for a worker: --workers 1 needs no Ray")
-    for folder in folders if len(nodes) > 1 else ():
-        storage_is_shared(folder)
-    cpu, gpu = needed["CPU"], needed.get("GPU", 0.0)
+    if len(nodes) > 1:
+        for folder in folders:
+            storage_is_shared(folder)
+    cpu = needed["CPU"]
+    gpu = needed.get("GPU", 0.0)
     actor = ray.remote(num_cpus=cpu, num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_TaskWorker)
     pool = ActorPool([actor.remote(open_task, gpu) for _ in range(count)])
     try:

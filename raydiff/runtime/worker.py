@@ -42,13 +42,16 @@ class Worker:
         """Host these clients with a fraction of a GPU; return this process's name in `heartbeat`. Raises GpuLost."""
         trial = localize(trial)
         compute(trial.experiment)
-        self._trial, self._messages = None, iter(())  # Unread messages hold the previous trial's clients.
+        # Unread messages hold the previous trial's clients.
+        self._trial = None
+        self._messages = iter(())
         device_faults.check_gpu(gpu)
         with device_faults.exit_on_device_error(trial.folder, "a worker"):
             cap_memory(gpu)
             self._instruments = make_instruments(trial)
             self._clients = {c.client_id: c for c in make_clients(trial, ids)}
-        self._trial, self._gpu = trial, gpu
+        self._trial = trial
+        self._gpu = gpu
         return heartbeat.process_name()
 
     def run(self, digest: str, ids: Sequence[int], server: Arrays, number: int, seconds: float) -> Any:
@@ -70,7 +73,8 @@ class Worker:
     def evaluate(self, digest: str, ids: Sequence[int], server: Arrays, number: int, split: str) -> Any:
         """Return the first message of `Client.evaluate` of each client."""
         (trial, clients), params, read = self._hosted(digest, ids), tensors(server), self._instruments.of_client(split)
-        began, turns = time.time(), len(clients)
+        began = time.time()
+        turns = len(clients)
 
         def reports() -> Iterator[Any]:
             for turn, client in enumerate(clients):
@@ -108,13 +112,16 @@ class Worker:
 def _batches(results: Iterable[tuple[Upload, Metrics]], *, seconds: float) -> Iterator[list[Any]]:
     """Group results into messages of MESSAGE_BYTES or `seconds`."""
     message: list[Any] = []
-    size, started = 0, time.monotonic()
+    size = 0
+    started = time.monotonic()
     for upload, metrics in results:
         release = upload.release
         message.append((upload.client, upload.examples, arrays(release.value), release.event, metrics))
         size += release.nbytes
         if size >= MESSAGE_BYTES or time.monotonic() - started >= seconds:
             yield message
-            message, size, started = [], 0, time.monotonic()
+            message = []
+            size = 0
+            started = time.monotonic()
     if message:
         yield message

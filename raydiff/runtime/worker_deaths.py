@@ -39,7 +39,9 @@ class WorkerSupervisor:
     """
 
     def __init__(self, workers: Sequence[Any], trial: Trial, host: Callable[[int], Any]) -> None:
-        self._workers, self._trial, self._host = workers, trial, host
+        self._workers = workers
+        self._trial = trial
+        self._host = host
         self._timeout_s = trial.experiment.runtime.client_timeout_s
         self._revive_s = trial.experiment.runtime.revive_s
         self._names: dict[int, str] = {}  # worker -> its process's name in `heartbeat`
@@ -58,12 +60,15 @@ class WorkerSupervisor:
                 self._revive(i)
 
     def first(self, pending: Mapping[Any, int], task: Callable[[int], str]) -> Any:
-        """Return the first of the pending references (-> worker) that is ready or lost. `task` describes what a worker
-        computes. Raises WorkersLost if one that starts has no node."""
+        """Return the first of the pending references (-> worker) that is ready or lost.
+
+        `task` describes what a worker computes. Raises WorkersLost if one that starts has no node.
+        """
         last = time.monotonic()
         while True:
             ready, _ = ray.wait(list(pending), timeout=min(CHECK_S, self._timeout_s / CHECKS))
-            before, last = last, time.monotonic()
+            before = last
+            last = time.monotonic()
             if ready:
                 self._silent_s[pending[ready[0]]] = 0.0
                 return ready[0]
@@ -71,9 +76,12 @@ class WorkerSupervisor:
                 self._check(i, last - before, task)
 
     def _check(self, i: int, seconds: float, task: Callable[[int], str]) -> None:
-        latest, timeout_s = None, max(self._timeout_s, self._revive_s)  # It may still be starting.
+        # It may still be starting.
+        latest = None
+        timeout_s = max(self._timeout_s, self._revive_s)
         if i in self._names:
-            latest, timeout_s = heartbeat.last_sign(self._trial.folder, self._names[i]), self._timeout_s
+            latest = heartbeat.last_sign(self._trial.folder, self._names[i])
+            timeout_s = self._timeout_s
         self._silent_s[i] = self._silent_s[i] + seconds if latest == self._last.get(i) else 0.0
         self._last[i] = latest
         if i not in self._names and self._silent_s[i] >= self._revive_s:
@@ -91,7 +99,8 @@ class WorkerSupervisor:
 
     def recover(self, i: int, client: int, *, deaths: int) -> None:
         """Revive a worker that has died, and record why unless it or the watchdog did. Raises WorkerCrashLoop."""
-        before, self._recorded = self._recorded, self._recorded_by_workers()
+        before = self._recorded
+        self._recorded = self._recorded_by_workers()
         if i in self._killed:
             self._killed.discard(i)
         elif self._recorded == before:

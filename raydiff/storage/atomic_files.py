@@ -29,8 +29,11 @@ def write_bytes(path: Path, data: bytes, *, durable: bool = False, if_absent: bo
 
 @contextlib.contextmanager
 def appearing(path: Path, *, durable: bool = False, if_absent: bool = False) -> Iterator[Path]:
-    """A temporary name beside `path` that becomes `path` if the block succeeds. `durable` syncs file and name to the
-    disk; `if_absent` raises FileExistsError if `path` exists: of several processes that try at once, one succeeds."""
+    """A temporary name beside `path` that becomes `path` if the block succeeds.
+
+    `durable` syncs file and name to the disk; `if_absent` raises FileExistsError if `path` exists: of several
+    processes that try at once, one succeeds.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     try:

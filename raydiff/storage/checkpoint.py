@@ -48,9 +48,15 @@ class Checkpoint:
     def __init__(
         self, root: Path, cache: Path | None = None, guard: Callable[[], None] | None = None, trial: str | None = None
     ) -> None:
-        """Open the checkpoint in a trial's folder, of a bucket the working folder. `cache`: the folder of `results`;
-        `guard`: raises LeaseLost if the driver has lost the sweep; `trial`: its digest, if the folder's name is not."""
-        self.root, self.cache, self.guard, self.trial = root, cache, guard, trial or root.name
+        """Open the checkpoint in a trial's folder, of a bucket the working folder.
+
+        `cache`: the folder of `results`; `guard`: raises LeaseLost if the driver has lost the sweep; `trial`:
+        its digest, if the folder's name is not.
+        """
+        self.root = root
+        self.cache = cache
+        self.guard = guard
+        self.trial = trial or root.name
         self.storage = storage_at(root, private=True)
         self.results = SharedResults(None if cache is None else storage_at(cache, private=True))
         self._writers = ThreadPoolExecutor(WRITERS)
@@ -71,8 +77,11 @@ class Checkpoint:
         return self._required(SERVER.format(number), commit.get("server"))
 
     def save_client(self, client: int, number: int, state: Params) -> None:
-        """Store a client's private state after a round, in the background: `flush`, `note` and `commit` wait for it.
-        Raises LeaseLost as `check_open`, and OSError if an earlier write has failed."""
+        """Store a client's private state after a round, in the background.
+
+        `flush`, `note` and `commit` wait for it. Raises LeaseLost as `check_open`, and OSError if an earlier write has
+        failed.
+        """
         self.check_open(number)
         data = self._dump(STATE.format(client, number, ""), state)
         stored = number, checksum(data)
@@ -117,8 +126,10 @@ class Checkpoint:
         return stored[0] if stored else release
 
     def load_sent(self, client: int, number: int) -> tuple[Release, dict[str, float], bool] | None:
-        """A client's noised message of a round, its metrics, and whether its state of that round is intact, which a
-        power loss can remove; None if there is no such message."""
+        """Return a client's noised message of a round, its metrics, and whether its state of that round is intact.
+
+        A power loss can remove the state. None if there is no such message.
+        """
         if (stored := self._load(RELEASE.format(client, number))) is None:
             return None
         value, about = stored
@@ -135,8 +146,10 @@ class Checkpoint:
         )
 
     def note(self, number: int, sent: Iterable[tuple[int, Event, int]]) -> None:
-        """Write ahead what messages without noise reveal, (client, event, bytes) each, in case the round never commits;
-        wait until their clients' states are stored too. Raises LeaseLost as `check_open`: then nothing may be sent."""
+        """Write ahead what messages without noise reveal, (client, event, bytes) each, in case the round never commits.
+
+        Wait until their clients' states are stored too.
+        """
         self.flush()
         name = f"releases/{number:05d}-{uuid.uuid4().hex[:12]}.jsonl"
         lines = [
@@ -237,8 +250,11 @@ class Checkpoint:
         return self._parse(COMMIT.format(number), data, needs="states"), hashlib.sha256(data).hexdigest()
 
     def _lost(self, committed: Sequence[int]) -> list[int]:
-        """The last commit if it is gone and other files show it: a commit removes the server states before it, and
-        nobody sends anything, or stores a state, in a round before the one before it is committed."""
+        """Return the last commit's number if the commit is gone and other files show it.
+
+        A commit removes the server states before it, and nobody sends anything, or stores a state, in a round
+        before the one before it is committed.
+        """
         last = committed[-1] if committed else INITIAL
         servers = self._rounds("server")
         lost = bool(servers) and max(servers) > last and last not in servers and max(servers) > 0

@@ -35,8 +35,11 @@ def checksum(data: bytes) -> str:
 
 
 def load_tensors(data: bytes, where: object, of: str | None = None) -> tuple[Params, str]:
-    """The tensors and note of a file that `dump_tensors` made. They are aligned as freshly allocated ones, so that
-    products have the same bits. Raises ValueError, naming `where`, if the file is damaged or not `of` this."""
+    """The tensors and note of a file that `dump_tensors` made.
+
+    They are aligned as freshly allocated ones, so that products have the same bits. Raises ValueError, naming
+    `where`, if the file is damaged or not `of` this.
+    """
     from safetensors.torch import load
 
     if data[8:_AT] != _START:

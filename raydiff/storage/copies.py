@@ -61,8 +61,10 @@ def download_sweep(sweep: Path) -> bool:
 
 
 def fetch(uri: str) -> Path:
-    """A path, or the folder into which a storage, sweep or trial of a bucket is downloaded for reading, apart from a
-    driver's. Raises ValueError if there is no such sweep."""
+    """Return a path, or the folder into which a bucket's storage, sweep or trial is downloaded for reading.
+
+    It is apart from a driver's. Raises ValueError if there is no such sweep.
+    """
     if not is_bucket(uri):
         return Path(uri)
     text, mark, query = uri.partition("?")
@@ -70,8 +72,10 @@ def fetch(uri: str) -> Path:
     bucket = ObjectStore(storage.removesuffix("/sweeps") + mark + query)
     driver = staging.root(bucket.uri)
     staging.begin(driver / "read", bucket.uri)
-    for name in [inside.partition("/")[0]] if inside else bucket.list_names("sweeps"):
-        sweep, secret = driver / "read" / "sweeps" / name, driver / "sweeps" / name / "secret"
+    names = [inside.partition("/")[0]] if inside else bucket.list_names("sweeps")
+    for name in names:
+        sweep = driver / "read" / "sweeps" / name
+        secret = driver / "sweeps" / name / "secret"
         if secret.exists():
             staging.write_secret(sweep / "secret", secret.read_bytes())
         if not download_sweep(sweep) and inside:

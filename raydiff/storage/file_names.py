@@ -1,5 +1,7 @@
-"""Names of the files below a sweep's folder. Others, such as copies that editors and synchronising programs leave, are
-never read: they are counted."""
+"""Names of the files below a sweep's folder.
+
+Others, such as copies that editors and synchronising programs leave, are never read: they are counted.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +10,12 @@ from pathlib import Path
 
 from raydiff.formats.json_files import TRIAL
 
-COMMIT, SERVER = "commit-{:05d}.json", "server-{:05d}.safetensors"  # round
-RELEASE, STATE = "releases/{:05d}-{:05d}.safetensors", "clients/{:05d}-{:05d}-{}.safetensors"  # client, round, checksum
+# round
+COMMIT = "commit-{:05d}.json"
+SERVER = "server-{:05d}.safetensors"
+# client, round, checksum
+RELEASE = "releases/{:05d}-{:05d}.safetensors"
+STATE = "clients/{:05d}-{:05d}-{}.safetensors"
 ROUND = r"(?P<round>\d{5,})"
 NAMES = {  # of the files of a kind; of the last four, in the folder of this name
     "commit": re.compile(rf"commit-{ROUND}\.json"),

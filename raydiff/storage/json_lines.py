@@ -14,7 +14,8 @@ class JsonLines:
     """A log under a name such as metrics.jsonl, which one process writes."""
 
     def __init__(self, storage: Storage, name: str) -> None:
-        self._storage, self._name = storage, name
+        self._storage = storage
+        self._name = name
         data = storage.get(name) or b""
         self._lines = {line["step"]: line for line in parse_lines(data)}
         self._before = b"" if data.endswith(b"\n") or not data else b"\n"  # A crash cut the last line short.

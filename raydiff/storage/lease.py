@@ -59,7 +59,8 @@ def hold_lease(sweep: Path) -> Iterator[Lease]:
     """
     since = time.strftime("%Y-%m-%d %H:%M:%S")
     me = {**machine(), "pid": os.getpid(), "started": process_start(os.getpid()), "since": since, "ended": False}
-    storage, over = storage_at(sweep), threading.Event()
+    storage = storage_at(sweep)
+    over = threading.Event()
     lease = _take(sweep, storage, me)
     name = storage.describe(_name(lease.number))
     beat = threading.Thread(target=_beat, args=(lease, storage, over), name=name, daemon=True)
@@ -85,7 +86,8 @@ def _take(sweep: Path, storage: Storage, me: dict[str, Any]) -> Lease:
 
 def _outlive(sweep: str, storage: Storage, name: str) -> None:
     """Return when the driver in this file has ended. Raises ValueError as soon as it shows that it lives."""
-    text, beat = storage.get(name), storage.modified(name)
+    text = storage.get(name)
+    beat = storage.modified(name)
     if text is None or beat is None:  # It began nothing, and has ended.
         return
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import uuid
@@ -26,7 +27,9 @@ MARK = "bucket.json"
 SWEEP = "sweep.json"  # a sweep without it is not found (`copies`)
 CHUNK_BYTES = 64 * 2**20  # encrypted in one piece: AES-GCM takes less than 2 GiB at once
 OVERHEAD_BYTES = 28  # that encryption adds to a piece: a nonce and a tag
-RETRIES, RETRY_S = 10, 180.0  # of one request that fails or is not answered
+# of one request that fails or is not answered
+RETRIES = 10
+RETRY_S = 180.0
 ANSWER_S = 60.0  # limit of one request
 WRITE = "raydiff-write"  # metadata of an object that was put if absent: the one write that made it
 PART_BYTES = 8 * 2**20  # larger objects are put in parts, and each part is retried by itself
@@ -34,14 +37,18 @@ PART_BYTES = 8 * 2**20  # larger objects are put in parts, and each part is retr
 
 @dataclass(frozen=True)
 class Cipher:
-    """AES-256-GCM under a key derived from the noise secret in a sweep's working folder. Without the secret the bytes
-    cannot be read, changed or moved to another key of the bucket unnoticed."""
+    """AES-256-GCM under a key derived from the noise secret in a sweep's working folder.
+
+    Without the secret the bytes cannot be read, changed or moved to another key of the bucket unnoticed.
+    """
 
     sweep: Path
 
     def encrypt(self, data: bytes, key: str) -> bytes:
         """Encrypt the object of this key, in pieces."""
-        cipher, view, pieces = self._cipher(), memoryview(data), []
+        cipher = self._cipher()
+        view = memoryview(data)
+        pieces = []
         count = max(1, -(-len(data) // CHUNK_BYTES))
         for i in range(count):
             nonce = os.urandom(12)
@@ -53,7 +60,8 @@ class Cipher:
         """Undo `encrypt`. Raises ValueError if the data is damaged, or encrypted under another secret or key."""
         from cryptography.exceptions import InvalidTag
 
-        cipher, size = self._cipher(), CHUNK_BYTES + OVERHEAD_BYTES
+        cipher = self._cipher()
+        size = CHUNK_BYTES + OVERHEAD_BYTES
         pieces = [data[start : start + size] for start in range(0, max(1, len(data)), size)]
         about = [f"{key}\0{i}\0{len(pieces)}".encode() for i in range(len(pieces))]
         try:
@@ -155,7 +163,8 @@ class ObjectStore:
     def keys(self) -> list[str]:
         """The keys of everything below the prefix; by `SWEEP` a sweep is found: it is the last."""
         with self._request("") as store:
-            keys = [entry["path"] for batch in store.list(self.key("")) for entry in batch]
+            entries = itertools.chain.from_iterable(store.list(self.key("")))
+            keys = [entry["path"] for entry in entries]
         return sorted(keys, key=lambda key: key.endswith(f"/{SWEEP}"))
 
     def modified(self, name: str) -> float | None:

@@ -22,7 +22,8 @@ from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 
 PLACE = "RAYDIFF_CACHE"  # environment variable with the folder of working folders; each node may have its own
 DEFAULT = "~/raydiff/buckets"
-IGNORES, EVERYTHING = (".gitignore", ".rayignore"), "*\n"
+IGNORES = (".gitignore", ".rayignore")
+EVERYTHING = "*\n"
 FOLDERS = ("sweeps", "budgets", "previews", "mlflow-artifacts")
 OURS = re.compile(rf"{'|'.join(FOLDERS)}|read|processes|bucket\.json|mlflow\.db.*|\.DS_Store")
 SECRET = "RAYDIFF_NOISE_SECRET"  # environment variable with the noise secret, in hexadecimal digits
@@ -39,11 +40,14 @@ def root(storage: str) -> Path:
 
 
 def prepare(storage: str) -> None:
-    """Create a bucket's working folder here. Raises ValueError if the bucket cannot be written, or two puts of one name
-    if it is absent both succeed."""
+    """Create a bucket's working folder here.
+
+    Raises ValueError if the bucket cannot be written, or two puts of one name if it is absent both succeed.
+    """
     if not is_bucket(storage):
         return
-    bucket, probe = ObjectStore(storage), f".writable-{uuid.uuid4().hex[:8]}"
+    bucket = ObjectStore(storage)
+    probe = f".writable-{uuid.uuid4().hex[:8]}"
     begin(root(storage), storage)
     try:
         created = [bucket.put_if_absent(probe, b"") for _ in range(2)]
@@ -55,12 +59,15 @@ def prepare(storage: str) -> None:
 
 
 def create(storage: Path) -> None:
-    """Create a storage folder of which neither git nor `ray job submit` takes a file: they ignore all of it, or, where
-    it holds other files, raydiff's folders in it."""
+    """Create a storage folder of which neither git nor `ray job submit` takes a file.
+
+    They ignore all of it, or, where it holds other files, raydiff's folders in it.
+    """
     storage.mkdir(parents=True, exist_ok=True)
     ignore = storage / IGNORES[0]
     whole = ignore.read_text() == EVERYTHING if ignore.exists() else all(map(OURS.fullmatch, os.listdir(storage)))
-    for folder in [storage] if whole else [storage / name for name in FOLDERS]:
+    folders = [storage] if whole else [storage / name for name in FOLDERS]
+    for folder in folders:
         folder.mkdir(exist_ok=True)
         for name in IGNORES:
             if not (folder / name).exists():
@@ -108,7 +115,8 @@ def write_secret(path: Path, secret: bytes, *, if_absent: bool = False) -> None:
 
 def _process_folder(uri: str) -> Path:
     """A folder of this process alone; those of this machine's processes that have ended are removed."""
-    processes, mine = root(uri) / "processes" / platform.node(), f"{os.getpid()}-{process_start(os.getpid())}"
+    processes = root(uri) / "processes" / platform.node()
+    mine = f"{os.getpid()}-{process_start(os.getpid())}"
     if not (processes / mine).exists():
         for path in processes.glob("*"):
             pid, _, started = path.name.partition("-")

@@ -24,8 +24,10 @@ class Storage(Protocol):
         """Store `data` under a name such as "clients/00007-00003.safetensors", replacing what was there."""
 
     def put_if_absent(self, name: str, data: bytes) -> bool:
-        """Store `data` unless the name exists, in one request. Of several processes that try at once, one gets True,
-        also where they store equal bytes."""
+        """Store `data` unless the name exists, in one request.
+
+        Of several processes that try at once, one gets True, also where they store equal bytes.
+        """
 
     def append(self, name: str, data: bytes) -> None:
         """Add `data` to what is stored under the name. One process appends to a name."""
@@ -53,9 +55,11 @@ class Storage(Protocol):
 
 
 def storage_at(folder: Path, *, private: bool = False) -> Storage:
-    """The storage of <storage>, <storage>/sweeps/<name> or a folder below. If <storage>/bucket.json names a bucket, the
-    folder is this process's working copy of it, where `private` objects are encrypted. Raises ValueError if bucket.json
-    is damaged."""
+    """The storage of <storage>, <storage>/sweeps/<name> or a folder below.
+
+    If <storage>/bucket.json names a bucket, the folder is this process's working copy of it, where `private`
+    objects are encrypted. Raises ValueError if bucket.json is damaged.
+    """
     at = folder.absolute()
     for levels, root in enumerate([at, *at.parents][:5]):  # <storage>/sweeps/<name>/trials/<digest> has four levels.
         if (uri := bucket_at(root)) is None:

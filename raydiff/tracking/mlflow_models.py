@@ -20,18 +20,22 @@ ROW_KEYS = ("learning_rate", "epoch", "steps", "client")  # columns of an unseen
 
 
 def find_trial(uri: str, run: str, sweeps: Path) -> str:
-    """Name of an MLflow run's trial, SWEEP/DIGEST; of a sweep's own run SWEEP. Raises ValueError without such a run,
-    and where the sweep of that name is another one by now."""
+    """Name of an MLflow run's trial, SWEEP/DIGEST; of a sweep's own run SWEEP.
+
+    Raises ValueError without such a run, and where the sweep of that name is another one by now.
+    """
     from mlflow.exceptions import MlflowException
 
-    client, store = open_client(uri), mlflow_store.redacted(uri)
+    client = open_client(uri)
+    store = mlflow_store.redacted(uri)
     try:
         tags = client.get_run(run).data.tags
     except MlflowException as e:
         raise ValueError(f"the run {run} cannot be read from {store}: {mlflow_store.explanation(e)}") from None
     if "raydiff.sweep" not in tags:
         raise ValueError(f"the run {run} in {store} is not one of raydiff's")
-    sweep, names = tags["raydiff.sweep"], [tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags]
+    sweep = tags["raydiff.sweep"]
+    names = [tags[k] for k in ("raydiff.sweep", "raydiff.trial") if k in tags]
     if any(Path(name).name != name or name == ".." for name in names):
         raise ValueError(f"the run {run} in {store} names no sweep and trial: {'/'.join(names)!r}")
     path = sweeps / sweep / "sweep.json"
@@ -45,7 +49,8 @@ def find_trial(uri: str, run: str, sweeps: Path) -> str:
 def find_run(uri: str, folder: Path) -> str:
     """The MLflow run of a trial's folder. Raises ValueError if there is none."""
     identity = json_files.read_json(folder.parents[1] / "sweep.json", needs="id")["id"]
-    client, query = open_client(uri), f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
+    client = open_client(uri)
+    query = f"tags.`raydiff.id` = '{identity}' and tags.`raydiff.trial` = '{folder.name}'"
     experiments = [e.experiment_id for e in client.search_experiments()]
     for run in client.search_runs(experiments, query, max_results=1):
         return str(run.info.run_id)
@@ -60,18 +65,23 @@ def open_client(uri: str) -> Any:
 
 
 def log_sampler(client: Any, run: str, finished: Finished, number: int | None = None, *, shared: bool = False) -> str:
-    """Log the sampler of one client, of all (None) or of the server's model as a pyfunc model and an output of the run,
-    in place of an earlier one; return its name below runs:/RUN/. Raises ValueError as `Finished.save_sampler`."""
+    """Log a sampler as a pyfunc model and an output of the run, and return its name below runs:/RUN/.
+
+    It is that of one client, of all (None) or of the server's model, in place of an earlier one. Raises ValueError as
+    `Finished.save_sampler`.
+    """
     from mlflow.entities import LoggedModelOutput
     from mlflow.models import Model
 
     name = "sampler-global" if shared else "sampler"
     with tempfile.TemporaryDirectory() as folder:
-        sampler, path = Path(folder) / "sampler", Path(folder) / "model"
+        sampler = Path(folder) / "sampler"
+        path = Path(folder) / "model"
         finished.save_sampler(sampler, number, shared=shared)
         card = json.loads((sampler / "sampler.json").read_text())
         its = client.get_run(run)
-        experiment, params = its.info.experiment_id, {k: v for k, v in its.data.params.items() if k in MODEL_PARAMS}
+        experiment = its.info.experiment_id
+        params = {k: v for k, v in its.data.params.items() if k in MODEL_PARAMS}
         for earlier in client.search_logged_models([experiment], f"name = '{name}' and source_run_id = '{run}'"):
             client.delete_logged_model(earlier.model_id)
         tags = {"raydiff.privacy": card["privacy"], "raydiff.trial": card["trial"]}
@@ -117,8 +127,10 @@ def _save_model(path: Path, sampler: Path, card: Mapping[str, Any], model: Any) 
 def log_unseen_client(
     uri: str, parent: str, joining: Joining, rows: Sequence[Row], files: Sequence[Path], *, key: str, name: str
 ) -> str:
-    """Log an unseen client that joined the run `parent` as a finished run below it, in place of an earlier one of this
-    `key`; returns its id. A metric for each reading and learning rate has the epoch as its step."""
+    """Log an unseen client as a finished run below the run `parent`; return its id.
+
+    It takes the place of an earlier one of this `key`.
+    """
     client = open_client(uri)
     experiment = client.get_run(parent).info.experiment_id
     mlflow_store.delete_runs(client, experiment, {"raydiff.unseen": key, "mlflow.parentRunId": parent})
@@ -139,7 +151,8 @@ def log_unseen_client(
     }
     mlflow_store.log_params(client, run, params)
     for row in rows:
-        rate, epoch = f"lr_{row['learning_rate']:g}", int(row["epoch"])
+        rate = f"lr_{row['learning_rate']:g}"
+        epoch = int(row["epoch"])
         readings = ((f"{name}/{rate}", epoch, value) for name, value in row.items() if name not in ROW_KEYS)
         mlflow_store.log_values(client, run, readings)
     client.set_terminated(run, "FINISHED")

@@ -26,7 +26,9 @@ ARTIFACTS = "mlflow-artifacts"  # the folder beside a SQLite store in which MLfl
 PATH_COLUMNS = (("experiments", "artifact_location"), ("runs", "artifact_uri"), ("logged_models", "artifact_location"))
 """(table, column) in which MLflow 3 keeps absolute paths of that folder."""
 PAGE = 1000  # runs
-BATCH, PARAMS = 900, 100  # metrics and params per request; MLflow takes 1000 and 100
+# metrics and params per request; MLflow takes 1000 and 100
+BATCH = 900
+PARAMS = 100
 NAME = 250  # characters of a name that MLflow takes
 TEXT = 6000  # characters of a parameter or tag that MLflow takes
 REMARK = "raydiff.remark"  # the tag with what MLflow lacks of a run, and why
@@ -96,9 +98,11 @@ def cannot_be_written(uri: str, error: BaseException) -> ValueError:
 
 def explanation(error: BaseException) -> str:
     """What an error of a store means and what to do, as in CAUSES; else its `first_line`."""
-    text, cause = "", error.__cause__ or error.__context__
+    text = ""
+    cause = error.__cause__ or error.__context__
     while cause is not None:
-        text, cause = f"{text} {type(cause).__name__}", cause.__cause__ or cause.__context__
+        text = f"{text} {type(cause).__name__}"
+        cause = cause.__cause__ or cause.__context__
     text += f" {type(error).__name__} {error}"
     return next((why for pattern, why in CAUSES.items() if re.search(pattern, text)), first_line(error))
 
@@ -132,7 +136,8 @@ class RunClient:
 
 def all_runs(client: Any, experiment: str, query: str) -> list[Any]:
     """All runs of an experiment that match a query, from as many pages as MLflow has."""
-    runs, token = [], None
+    runs = []
+    token = None
     while True:
         page = client.search_runs([experiment], query, max_results=PAGE, page_token=token)
         runs += page
@@ -186,7 +191,9 @@ def log_values(
     at: Mapping[int, float] = types.MappingProxyType({}),
 ) -> None:
     """Log those of (name, step, value) that are finite numbers, at the Unix time `at` of their step (default: now).
-    MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead."""
+
+    MLflow stores an infinite epsilon as 1.8e308, which flattens every chart; it is the tag raydiff.epsilon instead.
+    """
     from mlflow.entities import Metric
 
     now = time.time()
@@ -197,8 +204,11 @@ def log_values(
 
 
 def mlflow_name(name: str) -> str:
-    """Return the name that MLflow gets: the same where it takes it; else with `_` for the letters it refuses, and a
-    digest of the name at the end, so that no two names become one."""
+    """Return a name that MLflow takes: the same where it can be.
+
+    Else it has `_` for the letters that MLflow refuses, and a digest of the name at its end, so that no two names
+    become one.
+    """
     allowed = "/".join(word for word in re.sub(r"[^\w\-. :/]", "_", name).split("/") if word.strip("."))
     if allowed == name and 0 < len(name) <= NAME:
         return name
@@ -221,8 +231,10 @@ def log_folder(
     params: Mapping[str, object] = types.MappingProxyType({}),
     metrics: Sequence[tuple[str, int, float]] = (),
 ) -> str:
-    """Log a folder as the artifact `folder.name` of a new, finished run, with metrics (name, step, value); returns its
-    id. Raises ValueError if MLflow cannot be written."""
+    """Log a folder as the artifact `folder.name` of a new, finished run, and return the run's id.
+
+    The metrics are (name, step, value). Raises ValueError if MLflow cannot be written.
+    """
     try:
         client = connect(uri)
         at = experiment_id(client, experiment, artifacts)

@@ -28,10 +28,15 @@ def address(experiment: str, key: str) -> str:
 
 
 def state(parent: str, sweep: str, swept: Varying, trials: Sequence[Mapping[str, Any]]) -> str:
-    """The view of the runs with the tag raydiff.id `sweep`, below the run `parent`, as JSON: a column for each field in
-    `swept`, and for the numbers, by plain names, that the finished `trials` have."""
-    params = [*map(mlflow_name, dict.fromkeys(path for paths in swept.values() for path in paths))]
-    params = ["method", *params] if len(swept) > 1 else params
+    """Return MLflow's view of a sweep's runs as JSON.
+
+    It shows the runs with the tag raydiff.id `sweep` below the run `parent`: a column for each field in `swept`,
+    and for the numbers, by plain names, that the finished `trials` have.
+    """
+    paths = dict.fromkeys(itertools.chain(*swept.values()))
+    params = [mlflow_name(path) for path in paths]
+    if len(swept) > 1:
+        params.insert(0, "method")
     metrics = [name for name in COMPARED if not trials or any(name in trial for trial in trials)]
     of_all = [name for name in metrics if all(math.isfinite(trial.get(name, math.nan)) for trial in trials)]
     quality = [name for name in QUALITY if name in metrics] or metrics

@@ -60,7 +60,8 @@ class TrialRun:
         client = self.sweep.client.client
         tree = read_json(self.folder / "config.json", needs="data_digest")
         data = tree["data_digest"].removeprefix(KEYED)[:16]
-        params, logged = flatten(tree), None
+        params = flatten(tree)
+        logged = None
         name = self.sweep.name_of(tree, self.folder.name)
         if run is None:
             tags = {"raydiff.trial": self.folder.name, "raydiff.kind": "trial", "mlflow.parentRunId": self.sweep.run}
@@ -92,7 +93,8 @@ class TrialRun:
     def update(self) -> None:
         """Log the rounds that MLflow lacks, and the end if the trial has ended."""
         path = self.folder / "outcome.json"  # Read first: the next update sees rounds that are logged meanwhile.
-        written, outcome = modified_ns(path), None
+        written = modified_ns(path)
+        outcome = None
         if written:
             with contextlib.suppress(FileNotFoundError):  # A trial that is about to run again removes its outcome.
                 outcome = read_outcome(self.folder)
@@ -101,7 +103,8 @@ class TrialRun:
             return
         if outcome is None and (self.earlier_outcome in STATUS or self.ended_ns is not None):
             self.client.update_run(self.run, status="RUNNING")
-            self.earlier_outcome, self.ended_ns = "", None
+            self.earlier_outcome = ""
+            self.ended_ns = None
         self._log_rounds()
         if outcome is not None:
             self._finish(outcome)
@@ -115,17 +118,20 @@ class TrialRun:
             rows += [(f"round/{m.shown}", step, m.value) for m in read_metrics(new[step]["metrics"]) if m.shown]
             rows.append(("round", step, step))
         log_values(self.client, self.run, rows, at={step: line["time"] for step, line in new.items()})
-        self.step, self.read = max(new, default=self.step), read
+        self.step = max(new, default=self.step)
+        self.read = read
 
     def _finish(self, outcome: dict[str, Any]) -> None:
         from mlflow.entities import RunTag
 
-        client, run = self.client, self.run
+        client = self.client
+        run = self.run
         final = read_metrics(outcome.get("final", []))
         # At step 0 a metric has a bar for each run in MLflow's charts, at a later one a curve.
         values = ((name, 0, value) for name, value in select_shown(final).items())
         log_values(client, run, values, at={0: self.folder.stat().st_mtime})
-        epsilon, reason = rounding.up(outcome["server"]["epsilon"]), outcome.get("reason", "")
+        epsilon = rounding.up(outcome["server"]["epsilon"])
+        reason = outcome.get("reason", "")
         released = outcome.get("released", "")
         tags = {"raydiff.privacy": outcome["text"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
         tags |= {"raydiff.released": released, REMARK: client.lacks}

@@ -26,7 +26,9 @@ PERIOD_S = 2.0  # between two updates from the files
 LONGEST_WAIT_S = 60.0  # between two attempts while MLflow cannot be reached
 SILENCE_S = 10.0  # Whoever waits longer for MLflow is told so.
 BEST = "raydiff.best"  # tag of the sweep's own run: the id of the best trial's
-PICTURE, PICTURE_WIDTH = "frontier-small.png", 640  # in the description, which MLflow does not scale; pixels
+# in the description, which MLflow does not scale; pixels
+PICTURE = "frontier-small.png"
+PICTURE_WIDTH = 640
 OPENING_S = 180.0  # A busy machine creates a SQLite store in a minute; a database server may never answer.
 
 
@@ -61,9 +63,14 @@ class Mlflow(threading.Thread):
         log_best: LogSampler | None = None,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
-        self.uri, self.experiment, self.sweep, self.artifacts = uri, experiment, sweep, artifacts
+        self.uri = uri
+        self.experiment = experiment
+        self.sweep = sweep
+        self.artifacts = artifacts
         self.tags = {name: storable(value) for name, value in tags.items()}
-        self.swept, self.log_sampler, self.log_best = swept, log_sampler, log_best
+        self.swept = swept
+        self.log_sampler = log_sampler
+        self.log_best = log_best
         self.parent: str | None = None
         self.experiment_id = self._identity = ""
         self.error: Exception | None = None
@@ -72,7 +79,9 @@ class Mlflow(threading.Thread):
         self._runs: dict[str, str] = {}  # trial digest -> run id
         self._trials: dict[str, TrialRun] = {}  # by digest
         self._failed: dict[str, str] = {}  # trial digest -> why it could not be logged, though others were
-        self._ready, self._begun, self._closing = threading.Event(), threading.Event(), threading.Event()
+        self._ready = threading.Event()
+        self._begun = threading.Event()
+        self._closing = threading.Event()
 
     def run(self) -> None:
         """Open the store, then update it from the files until closed, waiting longer after each failure."""
@@ -126,12 +135,15 @@ class Mlflow(threading.Thread):
         return sum(trial.ended_ns is not None for trial in self._trials.values())
 
     def end(self, status: str, files: tuple[Path, ...] = (), summary: SweepSummary = SweepSummary()) -> str | None:
-        """After `close`, end the parent run with a status (FINISHED or KILLED), files and a summary. Returns what
-        MLflow lacks of what the files have, or None."""
+        """After `close`, end the parent run with a status (FINISHED or KILLED), files and a summary.
+
+        Returns what MLflow lacks of what the files have, or None.
+        """
         try:
             if self._sweep_run is None or self.is_alive():
                 raise self.error or TimeoutError("it was never opened")
-            client, parent = self._sweep_run.client, self._sweep_run.run
+            client = self._sweep_run.client
+            parent = self._sweep_run.run
             client.set_terminated(parent, status if self.error is None else "KILLED")
             for digest, run in self._runs.items():
                 if digest not in self._trials or self._trials[digest].ended_ns is None:  # It has no outcome.json.
@@ -157,18 +169,21 @@ class Mlflow(threading.Thread):
     def _log_summary(
         self, client: RunClient, summary: SweepSummary, picture: Path | None, log: LogSampler | None
     ) -> None:
-        """The parent's description, with the best trial's link and the frontier; the best trial's sampler by `log`."""
-        blocks, best = [summary.conclusion], self._trials.get(summary.best)
+        """Write the parent's description, with the best trial's link and the frontier, and log its sampler by `log`."""
+        blocks = [summary.conclusion]
+        best = self._trials.get(summary.best)
         if best is not None:
-            run, before = client.get_run(best.run), client.get_run(client.run).data.tags.get(BEST, best.run)
+            run = client.get_run(best.run)
+            before = client.get_run(client.run).data.tags.get(BEST, best.run)
             link = f"[{run.info.run_name}](#/experiments/{self.experiment_id}/runs/{best.run})"
             blocks.insert(0, f"Best trial by {summary.measure}: {link}")
             client.set_tag(client.run, BEST, best.run)
             if log is not None and not run.outputs.model_outputs:
                 best.log_sampler(log)
-                earlier = f"name = 'sampler' and source_run_id = '{before}'" if before != best.run else ""
-                for model in client.search_logged_models([self.experiment_id], earlier) if earlier else ():
-                    client.delete_logged_model(model.model_id)
+                if before != best.run:
+                    earlier = f"name = 'sampler' and source_run_id = '{before}'"
+                    for model in client.search_logged_models([self.experiment_id], earlier):
+                        client.delete_logged_model(model.model_id)
         if picture is not None:
             from PIL import Image
 
@@ -187,8 +202,10 @@ class Mlflow(threading.Thread):
             self._client.set_experiment_tag(self.experiment_id, "mlflow.experimentKind", "custom_model_development")
 
     def _log_means(self, client: RunClient, means: Mapping[str, Mapping[str, object]]) -> None:
-        """A finished run below the parent for each setting, in place of those of an earlier end: text is a parameter, a
-        number a metric, in this order."""
+        """Log a finished run below the parent for each setting, in place of those of an earlier end.
+
+        Text is a parameter, a number a metric, in this order.
+        """
         assert self._sweep_run is not None
         tags = {"mlflow.parentRunId": client.run, "raydiff.kind": "mean"}
         mlflow_store.delete_runs(client, self.experiment_id, tags)
@@ -206,9 +223,12 @@ class Mlflow(threading.Thread):
         self._client = client
 
     def _find_runs(self) -> None:
-        """Find this sweep's runs by its id, for names are given again; create the parent if there is none. Trials whose
-        run is not found, or lacks something, are logged again."""
-        client, parent = self._client, None
+        """Find this sweep's runs by its id, for names are given again; create the parent if there is none.
+
+        Trials whose run is not found, or lacks something, are logged again.
+        """
+        client = self._client
+        parent = None
         identity = self._identity = read_json(self.sweep / "sweep.json", needs="id")["id"]
         self._runs = {}
         for run in mlflow_store.all_runs(client, self.experiment_id, f"tags.`raydiff.id` = '{identity}'"):
@@ -222,7 +242,8 @@ class Mlflow(threading.Thread):
             parent = client.create_run(self.experiment_id, run_name=self.sweep.name, tags=parent_tags).info.run_id
         client.update_run(parent, status="RUNNING")
         if parent != self.parent:
-            self.parent, self._trials = parent, {}
+            self.parent = parent
+            self._trials = {}
             client = RunClient(client, parent)
             self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.swept, self.log_sampler)
             self._log_view()
