@@ -32,7 +32,7 @@ from raydiff.results import personalization
 from raydiff.results.finished import Finished, is_sweep, open_finished, single_trial
 from raydiff.runtime import launch, sweep_folder
 from raydiff.runtime.finish import Ended, Reporter
-from raydiff.runtime.plan import Planned, SweepRequest, plan
+from raydiff.runtime.plan import Planned, SweepRequest, plan_sweep
 from raydiff.storage import copies
 
 if TYPE_CHECKING:
@@ -505,7 +505,7 @@ def _start(
     umask = os.umask(0o077)
     try:
         with process.optional_output("stdout", "stderr"), process.stop_signals(process.interrupt):
-            planned = plan(call, study, asked, name=name)
+            planned = plan_sweep(call, study, asked, name=name)
             called = f'rd.{call}(..., name="{name}")'
             ended = launch.start(planned, resume=resume, track=track, report=report, call=called)
             ended.print_incomplete()

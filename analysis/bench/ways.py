@@ -92,12 +92,12 @@ def on_ray(trial: Trial, workers: Sequence[Any], *, stored: bool = False) -> Ite
 def ray_workers() -> Iterator[list[Any]]:
     """Workers on a Ray of our own, which ends with the block."""
     from raydiff.runtime.actors import start_workers
-    from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.place import Slot, fitting
+    from raydiff.runtime.cluster import join_cluster
+    from raydiff.runtime.place import Slot, count_fitting
 
     slot = Slot(workers=PROCESSES, threads=1, gpu_per_worker=0.0, gpu_server=0.0)
-    with cluster() as nodes:
-        fitting(slot, nodes)
+    with join_cluster() as nodes:
+        count_fitting(slot, nodes)
         yield start_workers(slot, None)
 
 

@@ -80,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
 def _write(out: Path, readings: Sequence[Mapping[str, Any]], **about: Any) -> None:
     """Write readings.json, with `about` in it, and readings.csv; at least one reading."""
     out.mkdir(parents=True, exist_ok=True)
-    content = {**about, "privacy": "none", "made_by": sweep_folder.version(), "readings": readings}
+    content = {**about, "privacy": "none", "made_by": sweep_folder.code_version(), "readings": readings}
     write_text(out / "readings.json", dumps(content, indent=1))
     write_csv(out / "readings.csv", pd.DataFrame(readings))
 
@@ -129,9 +129,9 @@ def _trained(attacked: Attacked, workers: int) -> Iterator[int]:
             yield number
         return
     from raydiff.runtime import tasks
-    from raydiff.runtime.cluster import cluster
+    from raydiff.runtime.cluster import join_cluster
 
-    with cluster() as nodes:
+    with join_cluster() as nodes:
         yield from tasks.train_shadows(attacked, workers=workers, nodes=nodes)
 
 

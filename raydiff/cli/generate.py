@@ -61,16 +61,16 @@ def main(argv: Sequence[str]) -> int:
     whose = "global" if is_shared else f"client{client}"
     out = options.out or Path(f"samples-{finished.trial.folder.name[:8]}-{whose}")
     request = subset(options, GenerationRequest)
-    code = sweep_folder.version()
+    code = sweep_folder.code_version()
     write = functools.partial(generation.write, finished, client, out, request, code=code)
     write = functools.partial(write, on_progress=lambda n, rows: print(f"{n:,} of {rows:,} samples", flush=True))
     if options.workers == 1:
         privacy = write()
     else:
         from raydiff.runtime import tasks
-        from raydiff.runtime.cluster import cluster
+        from raydiff.runtime.cluster import join_cluster
 
-        with cluster() as nodes:
+        with join_cluster() as nodes:
             privacy = write(spread=tasks.spread_samples(options.workers, nodes))
     print(f"samples: {out} (privacy: {privacy})")
     label = finished.dataset.label_columns[0]

@@ -30,7 +30,7 @@ from raydiff.experiment import overrides, suggested, toml_file, trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.presets import PRESETS
 from raydiff.runtime import estimate
-from raydiff.runtime.estimate import duration
+from raydiff.runtime.estimate import format_duration
 
 NAMED = 10  # Most classes that are named; of more, only their number.
 
@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         trial.resolve(experiment)
         seconds = estimate.estimate_trial_s(experiment, reading_s=reading_s)
     train = shlex.join(["raydiff", "run", str(out), *(["--name", out.stem] if options.release else [])])
-    commands = [f"{train}    # about {duration(seconds)} on the machine that wrote this"]
+    commands = [f"{train}    # about {format_duration(seconds)} on the machine that wrote this"]
     if options.release:
         request = f"--source global --labels public --num {len(dataset.splits['train'])}"
         commands.append(f"raydiff generate {out.stem} {request}    # the rows, and a card with their guarantee")

@@ -105,7 +105,7 @@ def _train_and_measure(joining: Joining, epochs: Sequence[int], rate: float, out
     except Diverged as e:
         print(f"{rate:g}: {e}; the model of this learning rate is not written")
     else:
-        card = {"measured": {k: v for k, v in row.items() if math.isfinite(v)}, "made_by": sweep_folder.version()}
+        card = {"measured": {k: v for k, v in row.items() if math.isfinite(v)}, "made_by": sweep_folder.code_version()}
         personalization.save(out, joining, last, rate=rate, more=card)
     cells = [["-" if math.isnan(value) else f"{value:.4g}" for value in row.values()] for row in rows]
     print(*aligned([list(rows[0]), *cells], words=0), sep="\n", flush=True)

@@ -32,12 +32,12 @@ def main(argv: Sequence[str]) -> int:
     options, fields = parse_known(RunCommandOptions, arguments.shorthand(rest), __doc__, study.experiment)
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
-    from raydiff.runtime.plan import SweepRequest, plan
+    from raydiff.runtime.plan import SweepRequest, plan_sweep
 
     start: Experiment = study.experiment if options.config is None else config.read(options.config)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
     asked = SweepRequest(overrides=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
-    planned = plan(preset, Study(experiment=start, chosen_by=study.chosen_by), asked, name=name)
+    planned = plan_sweep(preset, Study(experiment=start, chosen_by=study.chosen_by), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}
     if "final" not in outcome:

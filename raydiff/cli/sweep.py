@@ -90,7 +90,7 @@ def planned(
 ) -> Planned:
     """The sweep that the command line asks for. Raises ValueError where its parts contradict each other."""
     from raydiff.runtime import sweep_folder
-    from raydiff.runtime.plan import SweepRequest, plan
+    from raydiff.runtime.plan import SweepRequest, plan_sweep
 
     changes = arguments.overrides(study.experiment, fields)
     base = overrides.override(study.experiment, changes)
@@ -111,7 +111,7 @@ def planned(
         samplers=options.log_samplers,
         experiment=options.experiment,
     )
-    return plan(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
+    return plan_sweep(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
 
 
 def _dry_run(plan: Planned) -> int:
@@ -119,14 +119,14 @@ def _dry_run(plan: Planned) -> int:
     import torch
 
     from raydiff.runtime import estimate, tuner
-    from raydiff.runtime.cluster import cluster
-    from raydiff.runtime.estimate import RemainingTime, duration
-    from raydiff.runtime.place import fitting, format_resources, this_machine, total_of
+    from raydiff.runtime.cluster import join_cluster
+    from raydiff.runtime.estimate import RemainingTime, format_duration
+    from raydiff.runtime.place import count_fitting, format_resources, this_machine, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]
-    with cluster() if os.environ.get("RAY_ADDRESS") else contextlib.nullcontext([this_machine()]) as nodes:
-        slot = tuner.slot_of(plan, nodes)
-        slots = min(fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
+    with join_cluster() if os.environ.get("RAY_ADDRESS") else contextlib.nullcontext([this_machine()]) as nodes:
+        slot = tuner.slot_for(plan, nodes)
+        slots = min(count_fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
         print(f"{len(trials)} trials, {slots} at once: each {slot.workers} worker(s), {format_resources(slot.total)}")
         print(f"available: {format_resources(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
     if "GPU" in slot.total and not torch.cuda.is_available():
@@ -139,5 +139,7 @@ def _dry_run(plan: Planned) -> int:
     total_s = remaining.seconds(trials, [], slots=slots)
     hours = sum(remaining.of(e) for e in trials) * slot.total.get("GPU", 0.0) / 3600
     spent = f" ({hours:.2g} GPU-hours)" if hours else ""
-    print(f"about {duration(total_s or 0.0)}{spent} for all rounds; evaluation and the start of processes come on top")
+    print(
+        f"about {format_duration(total_s or 0.0)}{spent} for all rounds, without evaluation and the start of processes"
+    )
     return 0

@@ -42,7 +42,7 @@ def main(argv: Sequence[str]) -> int:
     check(options, "seeds", not {*options.seeds} & {*reported}, f"apart from those that are reported {reported}")
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
-    from raydiff.runtime.plan import SweepRequest, plan
+    from raydiff.runtime.plan import SweepRequest, plan_sweep
 
     changes = arguments.overrides(study.experiment, fields)
     study.check_chosen(changes)
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
     metric = options.metric or str(evaluation.headline(datasets.load(base.data).modality))
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
     asked = SweepRequest(metric=metric, experiment=options.experiment)
-    planned = plan(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)
+    planned = plan_sweep(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)
     sweep_folder.check_writable(options.out, "--out")
     exists = options.resume and (planned.folder / "sweep.json").exists()
     ended = launch.start(planned, resume=options.resume, extend=exists, report=SUMMARY)
@@ -68,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         "split": "validation",
         "seeds": options.seeds,
         "trials_per_arm": options.trials,
-        "made_by": sweep_folder.version(),
+        "made_by": sweep_folder.code_version(),
     }
     path = tuning.keep(options.out, preset, chosen, search, rows)
     means = rows.groupby("method")["mean"].agg("min" if planned.lower_is_better else "max")

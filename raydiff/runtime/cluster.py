@@ -41,7 +41,7 @@ CHECK_HEAD_S = 5.0
 
 
 @contextlib.contextmanager
-def cluster() -> Iterator[list[dict[str, float]]]:
+def join_cluster() -> Iterator[list[dict[str, float]]]:
     """Join or start Ray, and yield each node's resources. Raises ValueError if none starts.
 
     It is the Ray of this process, which is left as it was; else the cluster that RAY_ADDRESS names, as in a
@@ -51,7 +51,7 @@ def cluster() -> Iterator[list[dict[str, float]]]:
     if address.startswith("ray://") or ray.util.client.ray.is_connected():
         raise ValueError("a sweep does not run through Ray Client (ray://): submit it with `ray job submit`")
     if ray.is_initialized():
-        yield list(present().values())
+        yield list(list_nodes().values())
         return
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     terminated = signal.getsignal(signal.SIGTERM)
@@ -66,7 +66,7 @@ def cluster() -> Iterator[list[dict[str, float]]]:
     with contextlib.suppress(ValueError):  # not in the main thread, where Ray set none either
         signal.signal(signal.SIGTERM, terminated)  # Ray's handler ends the process before outcomes are written.
     try:
-        yield list(present().values())
+        yield list(list_nodes().values())
     finally:
         # If garbage collection in any thread (such as MLflow's writer) finds a reference to a Ray object during the
         # shutdown, Ray 2.60 ends the process without a message (since ray-project/ray#19115).
@@ -102,7 +102,7 @@ def _own_folder() -> str | None:
     return inside
 
 
-def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
+def list_nodes(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
     """Return node id -> resources of each node that is alive and not being drained, `without` those with these ids."""
     excluded = {*ray._private.state.state.get_draining_nodes(), *without}  # Ray 2.60 has no public API for it.
     nodes = {n["NodeID"]: dict(n["Resources"]) for n in ray.nodes() if n["Alive"] and n["NodeID"] not in excluded}
@@ -113,7 +113,7 @@ def present(*, without: Collection[str] = ()) -> dict[str, dict[str, float]]:
 
 
 @contextlib.contextmanager
-def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
+def watch_head(lost: Callable[[str], None]) -> Iterator[None]:
     """Call `lost`, in a thread, with the reason, once Ray's head has not answered for HEAD_S."""
     host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
     over = threading.Event()
@@ -136,7 +136,7 @@ def head_watched(lost: Callable[[str], None]) -> Iterator[None]:
         over.set()
 
 
-def memory_kill() -> str:
+def explain_memory_kill() -> str:
     """Return why Ray has just killed a process of this job, if it was for lack of memory; "" if it killed none."""
     # Ray 2.60 has no public API for it.
     table = ray._private.state.state._global_state_accessor.get_worker_table()  # type: ignore[union-attr]
@@ -147,12 +147,12 @@ def memory_kill() -> str:
     return f"Ray: {killed[max(killed)].splitlines()[0]}: {MORE_MEMORY}" if killed else ""
 
 
-def grows() -> bool:
+def is_autoscaled() -> bool:
     """Return whether an autoscaler may add nodes: `ray up` and KubeRay label each node with its group."""
     return ray.is_initialized() and any("ray.io/node-group" in n["Labels"] for n in ray.nodes() if n["Alive"])
 
 
-def storage_is_shared(folder: Path, among: Collection[str] | None = None) -> None:
+def check_shared_storage(folder: Path, among: Collection[str] | None = None) -> None:
     """Read a nonce back from every node, or from those with these ids. Raises ValueError naming the node that fails."""
     storage = storage_at(folder)
     name = f".nonce-{uuid.uuid4().hex[:8]}"

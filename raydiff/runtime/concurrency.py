@@ -18,7 +18,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.runtime import cluster, gauges
 from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.place import Slot, count_slots, format_resources
-from raydiff.runtime.plan import Planned, written
+from raydiff.runtime.plan import Planned, serialize_experiment
 
 CHECK_EVERY_S = 5.0
 WAITING_S = 10.0  # A sweep without a running trial for so long prints what it waits for.
@@ -40,7 +40,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         self._capacity_lost = False
         self._left_out = len(progress.left_out)
         self._active_at = time.monotonic()
-        self._checked_nodes = set(cluster.present())
+        self._checked_nodes = set(cluster.list_nodes())
         self._printed = ""
         self._check()
 
@@ -65,8 +65,8 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
     def _check(self) -> None:
         self._checked_at = time.monotonic()
         gauges.export_sweep(self.plan.folder.name, self.progress.counts)
-        nodes = cluster.present(without=self.progress.left_out)
-        grows = cluster.grows()
+        nodes = cluster.list_nodes(without=self.progress.left_out)
+        grows = cluster.is_autoscaled()
         fitting = count_slots(self.shape, list(nodes.values()))
         queued = max(QUEUED_TRIALS, fitting) if grows else 0
         most = self.plan.asked.concurrent or self.progress.total
@@ -93,7 +93,7 @@ class ConcurrencyController(tune.Callback, tune.Stopper):
         joined = ids - self._checked_nodes
         try:
             if joined:
-                cluster.storage_is_shared(self.plan.folder.parents[1], joined)
+                cluster.check_shared_storage(self.plan.folder.parents[1], joined)
             self._checked_nodes |= joined
         except ValueError:
             return False
@@ -131,7 +131,7 @@ class LimitedSearcher(Searcher):
         if experiment is None:
             return None
         self._running.add(trial_id)
-        return {"experiment": written(experiment)}
+        return {"experiment": serialize_experiment(experiment)}
 
     def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
         self._running.discard(trial_id)

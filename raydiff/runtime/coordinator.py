@@ -18,7 +18,7 @@ from raydiff.experiment.trial import Trial
 from raydiff.runtime import device_faults, gauges
 from raydiff.runtime.actors import RayExecutor, start_workers
 from raydiff.runtime.place import Slot, cap_memory
-from raydiff.runtime.plan import experiment_of
+from raydiff.runtime.plan import parse_experiment
 from raydiff.runtime.sweep_folder import not_writable
 from raydiff.runtime.worker_deaths import WorkersLost
 from raydiff.storage.atomic_files import LeaseLost
@@ -75,7 +75,7 @@ class Coordinator(tune.Trainable):
         """Nothing: the trial's folder has everything. Tune calls it when a trial ends."""
 
     def _run(self, config: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        experiment = experiment_of(config)
+        experiment = parse_experiment(config)
         self._trial = trials.localize(Trial(experiment, config["sweep"], config["owner"], self._credentials))
         trials.begin(self._trial)
         device_faults.check_gpu(self._gpu_server)

@@ -29,8 +29,17 @@ from raydiff.federated.rounds import ClientExecutor
 from raydiff.models.compute import Precision, compute_with, device
 from raydiff.models.training import Diverged, Fitted, Task, optimize
 from raydiff.runtime.actors import RayExecutor, start_workers
-from raydiff.runtime.cluster import cluster, storage_is_shared
-from raydiff.runtime.place import COORDINATOR, Place, bundle, cap_memory, slot, too_large, total_of, unplaced
+from raydiff.runtime.cluster import check_shared_storage, join_cluster
+from raydiff.runtime.place import (
+    COORDINATOR,
+    Place,
+    bundle,
+    cap_memory,
+    count_unplaced,
+    describe_too_large,
+    shape_slot,
+    total_of,
+)
 from raydiff.runtime.plan import Planned
 from raydiff.tree import Params, arrays, tensors
 
@@ -74,18 +83,18 @@ class DataParallel:
 
 
 @contextlib.contextmanager
-def places(planned: Planned) -> Iterator[Place]:
+def prepare_places(planned: Planned) -> Iterator[Place]:
     """Yield what makes each trial's executor and the trainer of its server. Raises ValueError if they do not fit."""
     runtime = planned.base.runtime
     numerics = replace(planned.base.numerics, server_workers=planned.server_workers)
-    with cluster() as nodes:
+    with join_cluster() as nodes:
         if len(nodes) > 1:
-            storage_is_shared(planned.folder.parents[1])
-        shape = slot(runtime, threads=numerics.threads, clients=planned.most_clients, nodes=nodes)
+            check_shared_storage(planned.folder.parents[1])
+        shape = shape_slot(runtime, threads=numerics.threads, clients=planned.most_clients, nodes=nodes)
         bundles = shape.bundles[1:] if runtime.pool == "ray" else []
         needed = bundles + [_resources(runtime, numerics)] * numerics.server_workers
-        if unplaced(needed, nodes):
-            raise ValueError(too_large(total_of(needed), len(needed), nodes))
+        if count_unplaced(needed, nodes):
+            raise ValueError(describe_too_large(total_of(needed), len(needed), nodes))
         workers = start_workers(shape, None) if bundles else []
         if not workers:
             cap_memory(max(shape.gpu_per_worker, shape.gpu_server))
@@ -112,14 +121,14 @@ def _process(config: dict[str, Any]) -> Any:
     if config["gpu"]:
         torch.cuda.set_device(get_device())
     task: Task = ray.get(config["task"])
-    fitted = train(task)
+    fitted = train_together(task)
     if isinstance(fitted, Diverged):
         return fitted
     params, moments, loss = fitted
     return arrays(dict(params)), arrays(moments), loss, task.rng.get_state().numpy()
 
 
-def train(task: Task) -> Fitted | Diverged:
+def train_together(task: Task) -> Fitted | Diverged:
     """Train as one process of a process group; the result is the same in all of them."""
     task = task.to(device())
     batches = task.batches()

@@ -64,7 +64,7 @@ def exit_on_device_error(folder: Path, who: str) -> Iterator[None]:
     except Exception as e:
         if not device_lost(e):
             raise
-        record(folder, f"{who}: {_first_line(e)}")
+        record_loss(folder, f"{who}: {_first_line(e)}")
         print(_first_line(e), file=sys.stderr, flush=True)
         os._exit(1)
 
@@ -100,12 +100,12 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]
 
 
-def record(folder: Path, reason: str) -> None:
+def record_loss(folder: Path, reason: str) -> None:
     """Write why a process was lost to `lost.txt` in the trial's folder."""
     with contextlib.suppress(OSError):  # The disk may be full.
         storage_at(folder).append(FILE, f"{reason}\n".encode())
 
 
-def reasons(folder: Path) -> list[str]:
+def read_losses(folder: Path) -> list[str]:
     """Return the recorded reasons why processes of this trial were lost, oldest first."""
     return (storage_at(folder).get(FILE) or b"").decode(errors="replace").splitlines()

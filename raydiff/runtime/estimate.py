@@ -42,12 +42,15 @@ class Running:
     def place(self, sweep: Path) -> str:
         """Return its round and step, the remaining time of the round, and whether it may hang."""
         folder = sweep / "trials" / self.experiment.digest
-        silent = self.silence.silent_s(folder)
-        hangs = f"; no heartbeat for {duration(silent)}" if silent > self.experiment.runtime.client_timeout_s else ""
-        if (number := self.round + 1) >= self.experiment.method.rounds:
+        silent_s = self.silence.silent_s(folder)
+        hangs = ""
+        if silent_s > self.experiment.runtime.client_timeout_s:
+            hangs = f"; no heartbeat for {format_duration(silent_s)}"
+        number = self.round + 1
+        if number >= self.experiment.method.rounds:
             return f"evaluation{hangs}"
         beat = next((beat for beat in heartbeat.read_heartbeats(folder) if beat.round == number), None)
-        where = f": {beat}, about {duration(beat.left_s)} left" if beat and not hangs else ""
+        where = f": {beat}, about {format_duration(beat.left_s)} left" if beat and not hangs else ""
         return f"round {number + 1}{where}{hangs}"
 
 
@@ -101,7 +104,7 @@ class RemainingTime:
         return seconds if math.isfinite(seconds) else None
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Format seconds as "2:05 min" or "40 s"."""
     minutes, seconds = divmod(int(seconds), 60)
     return f"{minutes}:{seconds:02d} min" if minutes else f"{seconds} s"

@@ -50,8 +50,8 @@ class Ended:
         """The exit code: 0 where every trial finished, was stopped or was out of time, and MLflow has everything."""
         if self.interrupted:
             return 128 + self.interrupted
-        badly = any(outcome["outcome"] in sweep_folder.UNFINISHED for _, outcome in outcomes(self.folder))
-        return int(bool(self.failed) or badly or bool(sweep_folder.open_ended(self.folder)) or bool(self.incomplete))
+        unfinished = [folder for folder, end in outcomes(self.folder) if end["outcome"] in sweep_folder.UNFINISHED]
+        return int(any((self.failed, unfinished, sweep_folder.list_open_trials(self.folder), self.incomplete)))
 
     def print_incomplete(self) -> None:
         """Say what MLflow lacks, and what adds it."""
@@ -70,7 +70,7 @@ class Finisher:
 
     def kill_open(self, reason: str) -> None:
         """End the trials that began and have no outcome."""
-        for digest in sweep_folder.open_ended(self.folder):
+        for digest in sweep_folder.list_open_trials(self.folder):
             trial.cut_short(self.folder / "trials" / digest, "killed", reason=reason)
 
     def lose_head(self, reason: str) -> None:

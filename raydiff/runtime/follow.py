@@ -19,10 +19,10 @@ from raydiff.experiment.study import varying
 from raydiff.experiment.trial import cut_short
 from raydiff.formats.metric_records import SECONDS, columns, read_metrics
 from raydiff.runtime import device_faults
-from raydiff.runtime.cluster import memory_kill
+from raydiff.runtime.cluster import explain_memory_kill
 from raydiff.runtime.coordinator import GPU_LOST
-from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, duration
-from raydiff.runtime.plan import Planned, experiment_of
+from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, format_duration
+from raydiff.runtime.plan import Planned, parse_experiment
 from raydiff.storage import copies
 
 
@@ -157,10 +157,10 @@ class SweepProgress(tune.Callback):
 
     def _begin(self, trial: Any) -> Running:
         if trial.trial_id not in self.running:
-            experiment = experiment_of(trial.config)
+            experiment = parse_experiment(trial.config)
             number = self._rounds.get(experiment.digest, -1)
             this = Running(experiment, self._named(experiment), time.monotonic(), number)
-            this.faults = len(device_faults.reasons(self._folder(this)))  # of earlier processes
+            this.faults = len(device_faults.read_losses(self._folder(this)))  # of earlier processes
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
 
@@ -171,8 +171,8 @@ class SweepProgress(tune.Callback):
         no folder yet.
         """
         recorded = self._print_faults(this)
-        if reason := memory_kill() or ("" if recorded else _last_error(trial)):
-            device_faults.record(self._folder(this), reason)
+        if reason := explain_memory_kill() or ("" if recorded else _last_error(trial)):
+            device_faults.record_loss(self._folder(this), reason)
             this.faults += 1
         return f" ({reason})" if reason else ""
 
@@ -202,7 +202,7 @@ class SweepProgress(tune.Callback):
         return self.plan.folder / "trials" / this.experiment.digest
 
     def _print_faults(self, this: Running) -> int:
-        reasons = device_faults.reasons(self._folder(this))
+        reasons = device_faults.read_losses(self._folder(this))
         new = reasons[this.faults :]
         for reason in new:
             self._print(f"  {this.name}: {reason}")
@@ -224,8 +224,8 @@ class SweepProgress(tune.Callback):
             [(this.experiment, now - this.since) for this in self.running.values()],
             slots=len(self.running),
         )
-        remaining = f", about {duration(seconds)} remaining" if seconds is not None else ""
-        return f"{ended}/{self.total} done in {duration(now - self._start)}{remaining} | running: {running}"
+        remaining = f", about {format_duration(seconds)} remaining" if seconds is not None else ""
+        return f"{ended}/{self.total} done in {format_duration(now - self._start)}{remaining} | running: {running}"
 
     def _print(self, text: str) -> None:
         self._printed_at = time.monotonic()

@@ -35,7 +35,7 @@ def export_trial(trial: Trial, result: Mapping[str, Any]) -> None:
         "raydiff_unprotected": epsilon == math.inf,
         "raydiff_bytes_sent": result["comm/bytes_up"],
         "raydiff_rejected": result.get(REJECTED.name, 0),
-        "raydiff_processes_lost": len(device_faults.reasons(trial.folder)),
+        "raydiff_processes_lost": len(device_faults.read_losses(trial.folder)),
     }
     if epsilon < math.inf:  # Ray 2.60 exports no gauge of a process while one is infinite.
         values["raydiff_epsilon"] = epsilon

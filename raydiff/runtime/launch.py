@@ -60,7 +60,7 @@ def start(
 
 def _take(planned: Planned, stack: contextlib.ExitStack) -> Lease:
     """Hold the sweep's lease, so that no other driver runs it."""
-    folder = sweep_folder.folder(planned.base, planned.folder.name)
+    folder = sweep_folder.create_folder(planned.base, planned.folder.name)
     with waiting(f"the storage {storage_at(folder).describe('')}"):
         lease = stack.enter_context(hold_lease(folder))
         copies.download_sweep(folder)  # Only now: before, another driver of this machine may be at work there.
@@ -73,7 +73,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
     begun = (folder / "sweep.json").exists()
     if extend and not begun:
         raise ValueError(f"there is no sweep {folder.name} in {folder.parent} to extend")
-    about = sweep_folder.plan(
+    about = sweep_folder.describe_sweep(
         folder,
         trials=planned.trials,
         search=planned.search,
@@ -104,7 +104,7 @@ def _announce(planned: Planned, report: Reporter | None) -> None:
 
 def _open_mlflow(planned: Planned, about: sweep_folder.Plan) -> Mlflow:
     """Start the writer of the sweep's MLflow runs: opening a new store takes 10 s, in which Ray starts."""
-    mlflow = sweep_folder.mlflow(
+    mlflow = sweep_folder.build_writer(
         planned.folder,
         planned.preset,
         base=planned.base,
@@ -136,9 +136,9 @@ class Beginning:
         if self.mlflow:
             with waiting(f"the MLflow store {redacted(self.mlflow.uri)}"):
                 self.mlflow.wait_ready()
-            view = sweep_folder.opened_by(folder, self.mlflow.experiment_id, self.about["id"])
+            view = sweep_folder.describe_view(folder, self.mlflow.experiment_id, self.about["id"])
             self.about["opened_by"] = view
-        sweep_folder.write(folder, self.about, self.planned.secret)
+        sweep_folder.write_sweep(folder, self.about, self.planned.secret)
         self.done = True
         if self.mlflow:
             self.mlflow.begin()
@@ -153,7 +153,7 @@ def _run(planned: Planned, begin: Beginning, finisher: Finisher) -> Ended:
             begin()
             print(f"sweep {folder.name} is finished, nothing runs: its results are in {folder}", flush=True)
         elif planned.base.runtime.pool == "local" or planned.server_workers > 1:
-            one_process.run(planned, begin)
+            one_process.run_in_process(planned, begin)
         else:
             ended = _run_on_ray(planned, begin, lost=finisher.lose_head)
     except KeyboardInterrupt as e:
@@ -179,15 +179,15 @@ def _finished(planned: Planned) -> bool:
 
 def _run_on_ray(planned: Planned, begin: Callable[[], None], *, lost: Callable[[str], None]) -> Ended:
     from raydiff.runtime import tuner
-    from raydiff.runtime.cluster import cluster, head_watched
+    from raydiff.runtime.cluster import join_cluster, watch_head
     from raydiff.runtime.follow import SweepProgress
 
     since = time.monotonic()
-    with cluster() as nodes:
-        slot = tuner.check(planned, nodes)
+    with join_cluster() as nodes:
+        slot = tuner.choose_slot(planned, nodes)
         begin()
         print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         progress = SweepProgress(planned)
-        with head_watched(lost):
-            interrupted = tuner.run(planned, slot, progress)
+        with watch_head(lost):
+            interrupted = tuner.run_on_tune(planned, slot, progress)
         return Ended(planned.folder, interrupted, progress.no_capacity or progress.why)

@@ -19,7 +19,7 @@ from raydiff.storage import copies
 from raydiff.storage.atomic_files import LeaseLost
 
 
-def run(planned: Planned, begin: Callable[[], None]) -> None:
+def run_in_process(planned: Planned, begin: Callable[[], None]) -> None:
     """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
     if planned.asked.scheduler or planned.asked.budget_s is not None:
         raise ValueError("a scheduler and a time budget need Ray Tune: set runtime.pool to ray")
@@ -47,7 +47,7 @@ def _places(planned: Planned) -> contextlib.AbstractContextManager[Place]:
     if planned.server_workers > 1:
         from raydiff.runtime import data_parallel
 
-        return data_parallel.places(planned)
+        return data_parallel.prepare_places(planned)
     runtime = planned.base.runtime
     cap_memory(max(runtime.gpu_per_worker, runtime.gpu_server))
     return contextlib.nullcontext(lambda this: (trial.local_executor(this), None))

@@ -53,7 +53,7 @@ def bundle(cpu: float, gpu: float) -> dict[str, float]:
     return {"CPU": float(cpu), "GPU": gpu} if gpu else {"CPU": float(cpu)}
 
 
-def slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[Resources]) -> Slot:
+def shape_slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[Resources]) -> Slot:
     """Return the slot of a sweep whose largest trial has this many clients, by default with all workers that fit."""
 
     def of(workers: int) -> Slot:
@@ -66,15 +66,15 @@ def slot(runtime: Runtime, *, threads: int, clients: int, nodes: Sequence[Resour
     return next((shape for shape in shapes if _place(shape.bundles, _free(nodes))), of(1))
 
 
-def fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
+def count_fitting(slot: Slot, nodes: Sequence[Resources]) -> int:
     """Return how many such slots fit on these nodes at once. Raises ValueError if none does."""
     count = count_slots(slot, nodes)
     if count:
         return count
-    raise ValueError(too_large(slot.total, slot.workers + 1, nodes))
+    raise ValueError(describe_too_large(slot.total, slot.workers + 1, nodes))
 
 
-def too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> str:
+def describe_too_large(total: Resources, processes: int, nodes: Sequence[Resources]) -> str:
     """Return the message that a trial does not fit on these nodes."""
     return (
         f"one trial needs {format_resources(total)} for {processes} processes, but the cluster has "
@@ -89,7 +89,7 @@ def count_slots(slot: Slot, nodes: Sequence[Resources]) -> int:
     return next((count for count in range(MAX_SLOTS) if not _place(slot.bundles, free)), MAX_SLOTS)
 
 
-def unplaced(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> int:
+def count_unplaced(bundles: Sequence[Resources], nodes: Sequence[Resources]) -> int:
     """Return how many of these equal bundles do not fit on the nodes."""
     free = _free(nodes)
     return sum(not _place([bundle], free) for bundle in bundles)

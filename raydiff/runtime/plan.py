@@ -112,7 +112,7 @@ class Planned:
     def packages(self) -> set[str]:
         """Top-level packages, other than raydiff, that its trials name."""
         experiments = [replace(experiment, data_digest="") for experiment in (self.base, *self.trials)]
-        return lookup.packages_in(" ".join(map(written, experiments)))
+        return lookup.packages_in(" ".join(map(serialize_experiment, experiments)))
 
     @property
     def most_clients(self) -> int:
@@ -125,18 +125,18 @@ class Planned:
         return max(experiment.numerics.server_workers for experiment in (self.base, *self.trials))
 
 
-def written(experiment: Experiment) -> str:
+def serialize_experiment(experiment: Experiment) -> str:
     """Serialise an experiment for Tune, without the noise secret, since Tune keeps it on disk."""
     return dumps(overrides.to_dict(trial.without_secret(experiment)))
 
 
-def experiment_of(config: Mapping[str, Any]) -> Experiment:
+def parse_experiment(config: Mapping[str, Any]) -> Experiment:
     """Return the experiment of a Tune config, which was `written`."""
     experiment: Experiment = overrides.from_dict(json.loads(config["experiment"]), Experiment)
     return experiment
 
 
-def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:
+def plan_sweep(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:
     """Resolve every trial of the study for the sweep of this name. Raises ValueError for contradicting settings."""
     study.check_chosen(asked.overrides, {**(asked.grid or {}), **asked.sample})
     base: Experiment = overrides.override(study.experiment, asked.overrides)
@@ -147,7 +147,7 @@ def plan(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planne
         base = overrides.override(base, {"evaluation.every": 1 if asked.scheduler else base.method.rounds})
     experiments = _without_search(study, asked, base)
     methods.check_names([type(e.method) for e in (base, *experiments)])
-    folder = sweep_folder.place(base, name)
+    folder = sweep_folder.locate_sweep(base, name)
     secret = trial.planned_secret(folder, base)
     unique = {e.digest: e for e in (trial.resolve(e, secret) for e in experiments)}
     planned = Planned(

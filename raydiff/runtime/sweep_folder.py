@@ -40,16 +40,16 @@ LONGEST = 200  # bytes of a name: file systems take 255
 REMEDY = "set runtime.storage to a folder on a local disk, NFS or Lustre, or a bucket"
 
 
-def place(base: Experiment, name: str) -> Path:
+def locate_sweep(base: Experiment, name: str) -> Path:
     """Return <storage>/sweeps/<name> on this machine; nothing is created. Raises ValueError for an invalid name."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith(".") or len(os.fsencode(name)) > LONGEST:
         raise ValueError(f"a sweep's name must be at most {LONGEST} letters, digits, '.', '_' and '-', got {name!r}")
     return staging.root(base.runtime.storage) / "sweeps" / name
 
 
-def folder(base: Experiment, name: str) -> Path:
+def create_folder(base: Experiment, name: str) -> Path:
     """Create the storage folder, and return `place`. Raises ValueError for an invalid name or unusable storage."""
-    at = place(base, name)
+    at = locate_sweep(base, name)
     storage = at.parents[1]
     check_writable(storage, "the storage folder", links=True)
     staging.prepare(base.runtime.storage)
@@ -87,7 +87,7 @@ def fresh_name(preset: str) -> str:
     return f"{preset}-{time.strftime('%Y%m%d-%H%M%S')}-{uuid.uuid4().hex[:8]}"
 
 
-def plan(
+def describe_sweep(
     at: Path,
     *,
     trials: Sequence[Experiment],
@@ -147,12 +147,12 @@ def _check_same(at: Path, then: Plan, now: Plan, *, extend: bool) -> None:
     )
 
 
-def open_ended(at: Path) -> list[str]:
+def list_open_trials(at: Path) -> list[str]:
     """Return the digests of trials that began and have no outcome."""
     return [folder.name for folder in trial_folders(at) if not (folder / "outcome.json").exists()]
 
 
-def write(at: Path, this: Plan, secret: bytes) -> None:
+def write_sweep(at: Path, this: Plan, secret: bytes) -> None:
     """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run again."""
     staging.create(at.parents[1])
     trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
@@ -175,7 +175,7 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
     return kept
 
 
-def mlflow(at: Path, preset: str, *, base: Experiment, about: Plan, samplers: bool, swept: Varying) -> Mlflow:
+def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, samplers: bool, swept: Varying) -> Mlflow:
     """Return the writer of this sweep's MLflow runs.
 
     `about`: sweep.json; `samplers`: log those of all finished trials, else the best one's if it is small; `swept`:
@@ -218,7 +218,7 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
     return uri, None if uri.startswith(("http", "databricks")) else (storage / ARTIFACTS).as_uri()
 
 
-def opened_by(at: Path, experiment: str, view: str) -> str:
+def describe_view(at: Path, experiment: str, view: str) -> str:
     """Return where a shared view of an MLflow experiment opens; it follows "open the runs "."""
     uri = redacted(tracking_store(at.parents[1])[0])
     page = shared_view.address(experiment, view)
@@ -247,7 +247,7 @@ def sweep_named(name: str, storage: Path) -> Path:
     return folder
 
 
-def version() -> dict[str, str]:
+def code_version() -> dict[str, str]:
     """Return the version of raydiff, and the commit if this is a checkout."""
     return {"raydiff": raydiff.__version__} | ({"git": git} if (git := _git()) else {})
 

@@ -17,8 +17,8 @@ from raydiff.results import generation, shadows
 from raydiff.results.finished import open_finished
 from raydiff.results.generation import Maker, Spread
 from raydiff.results.shadows import Attacked
-from raydiff.runtime.cluster import in_one_sentence, storage_is_shared
-from raydiff.runtime.place import Resources, bundle, cap_memory, format_resources, unplaced
+from raydiff.runtime.cluster import check_shared_storage, in_one_sentence
+from raydiff.runtime.place import Resources, bundle, cap_memory, count_unplaced, format_resources
 
 Do = Callable[[int], object]
 RESTARTS = 3  # of a worker that died, and of its current task
@@ -87,12 +87,12 @@ def _run_tasks(
     Raises ValueError if none fits, one is lost, a task fails, or a node does not see the folders.
     """
     most = min(workers, len(numbers))
-    count = most - unplaced([needed] * most, nodes)
+    count = most - count_unplaced([needed] * most, nodes)
     if not count:
         raise ValueError(f"no node has {format_resources(needed)} for a worker: --workers 1 needs no Ray")
     if len(nodes) > 1:
         for folder in folders:
-            storage_is_shared(folder)
+            check_shared_storage(folder)
     cpu = needed["CPU"]
     gpu = needed.get("GPU", 0.0)
     actor = ray.remote(num_cpus=cpu, num_gpus=gpu, max_restarts=RESTARTS, max_task_retries=RESTARTS)(_TaskWorker)

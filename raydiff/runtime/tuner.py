@@ -25,11 +25,11 @@ from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import Trial, cut_short
 from raydiff.runtime import device_faults, sweep_folder
-from raydiff.runtime.cluster import NODE, grows, memory_kill, present, storage_is_shared
+from raydiff.runtime.cluster import NODE, check_shared_storage, explain_memory_kill, is_autoscaled, list_nodes
 from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import Coordinator
 from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.place import Slot, cap_memory, fitting, slot
+from raydiff.runtime.place import Slot, cap_memory, count_fitting, shape_slot
 from raydiff.runtime.plan import Planned
 from raydiff.runtime.schedulers import build_scheduler
 from raydiff.runtime.search import Suggestions
@@ -46,22 +46,22 @@ TUNE_SETTINGS = {
 """Tune's environment variables, where the user has not set them."""
 
 
-def slot_of(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
+def slot_for(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """Return the slot that holds each of the plan's trials."""
-    return slot(plan.base.runtime, threads=plan.base.numerics.threads, clients=plan.most_clients, nodes=nodes)
+    return shape_slot(plan.base.runtime, threads=plan.base.numerics.threads, clients=plan.most_clients, nodes=nodes)
 
 
-def check(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
+def choose_slot(plan: Planned, nodes: Sequence[Mapping[str, float]]) -> Slot:
     """Return the sweep's slot. Raises ValueError if no node can hold it, or one does not see the storage."""
-    shape = slot_of(plan, nodes)
-    if not grows():
-        fitting(shape, nodes)
+    shape = slot_for(plan, nodes)
+    if not is_autoscaled():
+        count_fitting(shape, nodes)
     if len(nodes) > 1:
-        storage_is_shared(plan.folder.parents[1])
+        check_shared_storage(plan.folder.parents[1])
     return shape
 
 
-def run(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
+def run_on_tune(plan: Planned, shape: Slot, progress: SweepProgress) -> int:
     """Run the trials that have no outcome within the time budget. Returns the signal that ended it, or 0."""
     for name, value in TUNE_SETTINGS.items():
         os.environ.setdefault(name, value)
@@ -93,7 +93,7 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
     except NoCapacity as e:
         progress.give_up(str(e))
     except RuntimeError:  # Tune 2.60 raises it where Ray kills a process that is starting.
-        reason = memory_kill()
+        reason = explain_memory_kill()
         if not reason:
             raise
         progress.give_up(reason)
@@ -123,7 +123,7 @@ def _refit(plan: Planned, shape: Slot, progress: SweepProgress) -> Slot:
     """The slot with as many workers as still fit: their number changes no result. Raises NoCapacity."""
     free = replace(plan, base=overrides.override(plan.base, {"runtime.workers": None}))
     try:
-        refitted = check(free, list(present(without=progress.left_out).values()))
+        refitted = choose_slot(free, list(list_nodes(without=progress.left_out).values()))
     except ValueError as e:
         raise NoCapacity(str(e)) from None
     if refitted.workers >= shape.workers:
@@ -138,9 +138,9 @@ def _end_open_trials(plan: Planned, progress: SweepProgress) -> None:
         plan.owner()  # Raises where another driver owns the sweep now, and with it the trials.
     with contextlib.suppress(OSError):
         copies.download_sweep(plan.folder)
-    for digest in sweep_folder.open_ended(plan.folder):
+    for digest in sweep_folder.list_open_trials(plan.folder):
         folder = plan.folder / "trials" / digest
-        outcome, reason = _outcome_of(digest, device_faults.reasons(folder), progress)
+        outcome, reason = _outcome_of(digest, device_faults.read_losses(folder), progress)
         with contextlib.suppress(OSError):  # on a full disk
             cut_short(folder, outcome, reason=reason)
 

@@ -12,7 +12,7 @@ from ray.exceptions import GetTimeoutError, OutOfMemoryError, RayActorError
 from raydiff.experiment.trial import Trial
 from raydiff.federated import heartbeat
 from raydiff.runtime import device_faults
-from raydiff.runtime.cluster import memory_kill
+from raydiff.runtime.cluster import explain_memory_kill
 
 ATTEMPTS = 4  # deaths of a worker at one client after which the trial fails
 CHECKS = 8  # checks of heartbeats per timeout
@@ -93,7 +93,7 @@ class WorkerSupervisor:
             return
         self._silent_s[i] = -KILL_S
         reason = f"no heartbeat for {timeout_s:g} s (runtime.client_timeout_s), {task(i)}"
-        device_faults.record(self._trial.folder, f"worker {i}: {reason}")
+        device_faults.record_loss(self._trial.folder, f"worker {i}: {reason}")
         self._killed.add(i)
         ray.kill(self._workers[i], no_restart=False)
 
@@ -106,15 +106,15 @@ class WorkerSupervisor:
         elif self._recorded == before:
             where = f"at client {client}, in {type(self._trial.experiment.method).__name__} or what evaluates it"
             unknown = f"it died without a reason {where}: out of memory, an exit, a native crash, or its node is gone"
-            reason = memory_kill() or unknown
-            device_faults.record(self._trial.folder, f"worker {i}: {reason}")
+            reason = explain_memory_kill() or unknown
+            device_faults.record_loss(self._trial.folder, f"worker {i}: {reason}")
         if deaths == ATTEMPTS:
             died = f"worker {i} died {ATTEMPTS} times before client {client} had its result"
-            raise WorkerCrashLoop("; ".join([died, *device_faults.reasons(self._trial.folder)[-1:]])) from None
+            raise WorkerCrashLoop("; ".join([died, *device_faults.read_losses(self._trial.folder)[-1:]])) from None
         self._revive(i)
 
     def _recorded_by_workers(self) -> int:
-        return sum(reason.startswith("a worker: ") for reason in device_faults.reasons(self._trial.folder))
+        return sum(reason.startswith("a worker: ") for reason in device_faults.read_losses(self._trial.folder))
 
     def _revive(self, i: int) -> None:
         """Wait for Ray to restart worker i, and let it host its clients again. Raises WorkersLost at the deadline."""

@@ -6,6 +6,7 @@ is MLflow's own and not documented: the view is a convenience, and no sweep depe
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -188,36 +188,37 @@ def test_keyword_arguments_are_json_or_text():
 
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
     at = tmp_path / "sweeps" / "mine"
-    same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "search": SEARCH}
-    first = sweep_folder.plan(at, **same, resume=False)
+    same = {"trials": [trial.resolve(names.PRESETS["digits"]().experiment)], "search": SEARCH, "secret": SECRET}
+    first = sweep_folder.describe_sweep(at, **same, resume=False)
     assert not at.exists()
-    sweep_folder.write(at, first, SECRET)
+    sweep_folder.write_sweep(at, first, SECRET)
     with pytest.raises(ValueError, match="exists already: resume it"):
-        sweep_folder.plan(at, **same, resume=False)
-    assert sweep_folder.plan(at, **same, resume=True) == first
+        sweep_folder.describe_sweep(at, **same, resume=False)
+    assert sweep_folder.describe_sweep(at, **same, resume=True) == first
     for other in ({"search": ["random", {}]}, {"scheduler": ["asha", {}]}):
         with pytest.raises(ValueError, match=f"mine has another {next(iter(other))}, and a sweep keeps how"):
-            sweep_folder.plan(at, **{**same, "search": SEARCH | other}, resume=True)
+            sweep_folder.describe_sweep(at, **{**same, "search": SEARCH | other}, resume=True)
     with pytest.raises(ValueError, match="another space: 0 trials are new and 1 are gone"):
-        sweep_folder.plan(at, trials=[], search=SEARCH, resume=True)
+        sweep_folder.describe_sweep(at, **{**same, "trials": []}, resume=True)
 
     grown = {**same, "trials": [*same["trials"], trial.resolve(settings.override(same["trials"][0], {"seed": 7}))]}
     with pytest.raises(ValueError, match=r"1 trials are new and 0 are gone .*: --extend adds trials"):
-        sweep_folder.plan(at, **grown, resume=True)
-    extended = sweep_folder.plan(at, **grown, resume=True, extend=True)
+        sweep_folder.describe_sweep(at, **grown, resume=True)
+    extended = sweep_folder.describe_sweep(at, **grown, resume=True, extend=True)
     assert extended["id"] == first["id"] and set(first["trials"]) < set(extended["trials"])
-    sweep_folder.write(at, extended, SECRET)
-    assert sweep_folder.plan(at, **grown, resume=True) == extended
+    sweep_folder.write_sweep(at, extended, SECRET)
+    assert sweep_folder.describe_sweep(at, **grown, resume=True) == extended
     with pytest.raises(ValueError, match=r"0 trials are new and 1 are gone .*: --extend adds trials and takes none"):
-        sweep_folder.plan(at, **same, resume=True, extend=True)
+        sweep_folder.describe_sweep(at, **same, resume=True, extend=True)
 
 
 def test_other_code_is_refused_by_file_name(tmp_path, monkeypatch):
     at = tmp_path / "sweeps" / "mine"
-    sweep_folder.write(at, sweep_folder.plan(at, trials=[], search=SEARCH, resume=False), SECRET)
+    same = {"trials": [], "search": SEARCH, "secret": SECRET}
+    sweep_folder.write_sweep(at, sweep_folder.describe_sweep(at, **same, resume=False), SECRET)
     monkeypatch.setattr(sweep_folder, "_code", lambda: {"tree.py": "other"})
     with pytest.raises(ValueError, match=r"started under other code; changed since: .*tree\.py"):
-        sweep_folder.plan(at, trials=[], search=SEARCH, resume=True)
+        sweep_folder.describe_sweep(at, **same, resume=True)
 
 
 def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
@@ -226,7 +227,7 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
         trial.end(at / "trials" / name, outcome)
     trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
-    sweep_folder.write(at, sweep_folder.plan(at, trials=[], search=SEARCH, resume=False), SECRET)
+    sweep_folder.write_sweep(at, sweep_folder.describe_sweep(at, trials=[], search=SEARCH, resume=False), SECRET)
 
     def outcomes_left():
         return {p.parent.name: read_json(p)["outcome"] for p in at.glob("trials/*/outcome.json")}
@@ -235,7 +236,7 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
     trial.end(at / "trials" / "b", "failed")
     this = read_json(at / "sweep.json")
     trial.end(at / "trials" / "c", "killed")
-    sweep_folder.write(at, this, SECRET)
+    sweep_folder.write_sweep(at, this, SECRET)
     assert outcomes_left() == {"a": "finished", "e": "stopped"}
 
 
@@ -288,7 +289,7 @@ def test_what_a_command_writes_is_its_users_alone(shell, tmp_path):
 def test_the_sweeps_of_a_storage_that_is_open_to_others_are_closed(tmp_path):
     (tmp_path / "sweeps").mkdir(mode=0o755)
     experiment = settings.override(names.PRESETS["digits"]().experiment, {"runtime.storage": str(tmp_path)})
-    sweep_folder.folder(experiment, "mine")
+    sweep_folder.create_folder(experiment, "mine")
     assert stat.S_IMODE((tmp_path / "sweeps").stat().st_mode) == 0o700
 
 

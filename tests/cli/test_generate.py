@@ -89,7 +89,7 @@ def test_a_run_of_mlflow(
     shutil.copy(migrated, copied.root / "mlflow.db")
     folder = copied.finish("measured", tiny)
     about = {"experiment": "mine", "command": ["raydiff"]}
-    follower = sweep_folder.mlflow(folder.parents[1], "digits", base=tiny, about=about, samplers=True, swept={})
+    follower = sweep_folder.build_writer(folder.parents[1], "digits", base=tiny, about=about, samplers=True, swept={})
     follower.start()
     follower.wait_ready()
     follower.begin()

@@ -213,7 +213,7 @@ def test_a_worker_that_dies_in_a_sum_is_asked_again(tmp_path, workers, monkeypat
     monkeypatch.setattr(ray, "wait", killing)
     result = summed(pool, this, server)
     assert killed and result == summed(trial.local_executor(sound), sound, server)
-    [says] = device_faults.reasons(this.folder)
+    [says] = device_faults.read_losses(this.folder)
     assert says.startswith("worker 1: it died without a reason")
 
 
@@ -252,4 +252,4 @@ def test_a_client_that_kills_its_worker_each_time_ends_the_trial(tmp_path, worke
     pool = RayExecutor(workers[:1], this)
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 4 times before client 0 had its result"):
         list(pool.run((0, 1), poisoned.init_server(None, torch.Generator()), 0))
-    assert len(device_faults.reasons(this.folder)) == 4
+    assert len(device_faults.read_losses(this.folder)) == 4

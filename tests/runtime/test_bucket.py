@@ -62,13 +62,13 @@ def test_workers_with_folders_of_their_own_give_the_bits_of_one_process(tmp_path
 
 
 def test_every_node_must_see_the_bucket(workers, tmp_path, monkeypatch):
-    from raydiff.runtime.cluster import storage_is_shared
+    from raydiff.runtime.cluster import check_shared_storage
 
     uri = f"file://{tmp_path}/bucket"
     monkeypatch.setenv(staging.PLACE, str(tmp_path / "driver"))
     staging.prepare(uri)
-    storage_is_shared(staging.root(uri))
+    check_shared_storage(staging.root(uri))
     assert not [path for path in tmp_path.rglob("*") if "nonce" in path.name]
     monkeypatch.setattr(ObjectStore, "put", lambda *_: None)  # into a store that only the driver sees
     with pytest.raises(ValueError, match=r"^node \S+ does not see what the driver writes to file://\S+/bucket"):
-        storage_is_shared(staging.root(uri))
+        check_shared_storage(staging.root(uri))

@@ -36,33 +36,33 @@ def test_a_ray_that_does_not_start_is_one_sentence_with_a_remedy(error, address,
     monkeypatch.setattr(cluster.ray, "init", init)
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: False)
     monkeypatch.setenv("RAY_ADDRESS", address)
-    with pytest.raises(ValueError, match=rf"^[^\n]*{remedy}[^\n]*$"), cluster.cluster():
+    with pytest.raises(ValueError, match=rf"^[^\n]*{remedy}[^\n]*$"), cluster.join_cluster():
         pass
 
 
 @pytest.mark.ray
 def test_a_ray_of_this_process_is_joined_and_left_as_it_was(workers):
-    with cluster.cluster() as nodes:
+    with cluster.join_cluster() as nodes:
         assert nodes[0]["CPU"] == 4
     assert ray.is_initialized()
 
 
 @pytest.mark.ray
 def test_a_task_that_runs_a_sweep_keeps_its_resources(workers):
-    counted = ray.remote(num_cpus=1)(lambda: [node["CPU"] for node in cluster.present().values()])
+    counted = ray.remote(num_cpus=1)(lambda: [node["CPU"] for node in cluster.list_nodes().values()])
     assert ray.get(counted.remote(), timeout=60) == [3]
 
 
 @pytest.mark.ray
 def test_no_process_was_killed_for_lack_of_memory(workers, monkeypatch):
-    assert cluster.memory_kill() == ""
+    assert cluster.explain_memory_kill() == ""
     job, now = f"job ID={ray.get_runtime_context().get_job_id()}", int(1000 * time.time())
     kill = WorkerTableData(exit_type=NODE_OUT_OF_MEMORY, exit_detail=f"Memory was 4 of 5 GB\n{job}", end_time_ms=now)
     old = WorkerTableData(exit_type=NODE_OUT_OF_MEMORY, exit_detail=f"old\n{job}", end_time_ms=now - 10**6)
     other = WorkerTableData(exit_type=NODE_OUT_OF_MEMORY, exit_detail="another job's", end_time_ms=now)
     rows = SimpleNamespace(get_worker_table=lambda: [row.SerializeToString() for row in (old, kill, other)])
     monkeypatch.setattr(cluster.ray._private.state.state, "_global_state_accessor", rows)
-    assert cluster.memory_kill() == f"Ray: Memory was 4 of 5 GB: {cluster.MORE_MEMORY}"
+    assert cluster.explain_memory_kill() == f"Ray: Memory was 4 of 5 GB: {cluster.MORE_MEMORY}"
 
 
 def test_a_head_that_is_gone_is_reported_in_time(monkeypatch):
@@ -72,7 +72,7 @@ def test_a_head_that_is_gone_is_reported_in_time(monkeypatch):
         monkeypatch.setattr(cluster.ray, "get_runtime_context", lambda: SimpleNamespace(gcs_address=address))
         monkeypatch.setattr(cluster, "HEAD_S", 0.05)
         monkeypatch.setattr(cluster, "CHECK_HEAD_S", 0.01)
-        with cluster.head_watched(reasons.put):
+        with cluster.watch_head(reasons.put):
             head.accept()
             assert reasons.empty()
             head.close()
@@ -97,4 +97,4 @@ def test_under_uv_run_a_local_ray_packs_nothing(environment, packs, monkeypatch)
 def test_a_cluster_with_node_groups_may_grow(labels, alive, grows, monkeypatch):
     monkeypatch.setattr(cluster.ray, "is_initialized", lambda: True)
     monkeypatch.setattr(cluster.ray, "nodes", lambda: [{"Labels": labels, "Alive": alive}])
-    assert cluster.grows() == grows
+    assert cluster.is_autoscaled() == grows

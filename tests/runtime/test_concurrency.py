@@ -13,7 +13,7 @@ from raydiff.runtime.concurrency import ConcurrencyController, LimitedSearcher
 from raydiff.runtime.coordinator import GPU_LOST
 from raydiff.runtime.follow import SweepProgress
 from raydiff.runtime.place import Slot
-from raydiff.runtime.plan import SweepRequest, written
+from raydiff.runtime.plan import SweepRequest, serialize_experiment
 
 
 @pytest.fixture
@@ -28,10 +28,10 @@ def state(tmp_path, monkeypatch):
     def present(without=()):
         return {k: v for k, v in state.nodes.items() if k not in without}
 
-    monkeypatch.setattr(module.cluster, "present", present)
-    monkeypatch.setattr(module.cluster, "grows", lambda: state.grows)
+    monkeypatch.setattr(module.cluster, "list_nodes", present)
+    monkeypatch.setattr(module.cluster, "is_autoscaled", lambda: state.grows)
     monkeypatch.setattr(module.time, "monotonic", lambda: state.clock)
-    monkeypatch.setattr(module.cluster, "storage_is_shared", shared)
+    monkeypatch.setattr(module.cluster, "check_shared_storage", shared)
     state.exported = []
     monkeypatch.setattr(module.gauges, "export_sweep", lambda sweep, counts: state.exported.append((sweep, counts)))
     return state
@@ -84,7 +84,7 @@ def test_a_node_that_has_lost_a_gpu_ends_the_fit_and_is_left_out(make, state, ca
     state.nodes = {"n1": {"CPU": 2.0}, "n2": {"CPU": 4.0}}
     controller = make()
     assert controller.limit == 6
-    trial = SimpleNamespace(trial_id="0", config={"experiment": written(seeded(0))})
+    trial = SimpleNamespace(trial_id="0", config={"experiment": serialize_experiment(seeded(0))})
     for _ in range(2):  # Other trials on this node may report it too.
         controller.progress.on_trial_result(0, [], trial, {GPU_LOST: ("n2", "a GPU of node 10.0.0.7 is lost")})
         assert controller.stop_all()
@@ -132,7 +132,7 @@ def test_trials_are_suggested_in_order_up_to_the_limit_and_no_more_once_it_falls
         [seeded(n) for n in range(4)],
     )
     searcher = LimitedSearcher(trials, controller)
-    configs = [{"experiment": written(experiment)} for experiment in trials]
+    configs = [{"experiment": serialize_experiment(experiment)} for experiment in trials]
     assert [searcher.suggest(id_) for id_ in "abc"] == [*configs[:2], None]
     searcher.on_trial_complete("a")
     assert searcher.suggest("c") == configs[2]

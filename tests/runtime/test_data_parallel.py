@@ -13,7 +13,7 @@ from raydiff.experiment.config import Experiment, Numerics, Runtime
 from raydiff.models.ddpm import DDPM
 from raydiff.models.networks import MLP
 from raydiff.models.training import Diverged, Fitted, Task, Training
-from raydiff.runtime.data_parallel import DataParallel, train
+from raydiff.runtime.data_parallel import DataParallel, train_together
 
 MODEL = DDPM(network=MLP(width=16, depth=1), timesteps=20).for_data((1, 8, 8), (10,))
 
@@ -60,7 +60,7 @@ def test_one_process_takes_the_steps_of_the_plain_training(alone: None, training
     """Without replacement: batches of 17, 17 and 6."""
     batch = 17 if training else 5
     drawn, other = task(batch=batch, training=training), task(batch=batch, training=training)
-    fitted = train(drawn)
+    fitted = train_together(drawn)
     assert not isinstance(fitted, Diverged)
     assert distance(fitted, other.alone()) == 0
     assert torch.equal(drawn.rng.get_state(), other.rng.get_state())
@@ -68,7 +68,7 @@ def test_one_process_takes_the_steps_of_the_plain_training(alone: None, training
 
 def test_a_diverged_loss_is_returned(alone: None) -> None:
     drawn = task(batch=5)
-    fitted = train(replace(drawn, params={k: v * torch.nan for k, v in drawn.params.items()}))
+    fitted = train_together(replace(drawn, params={k: v * torch.nan for k, v in drawn.params.items()}))
     assert isinstance(fitted, Diverged) and fitted.args[0] == 4
     assert str(fitted) == "the loss became nan at step 4: lower the learning rate"
 

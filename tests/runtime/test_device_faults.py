@@ -42,7 +42,7 @@ def test_a_process_exits_after_errors_of_the_device_only(tmp_path, monkeypatch, 
         device_faults.exit_on_device_error(tmp_path, "a worker"),
     ):
         raise error
-    assert device_faults.reasons(tmp_path) == [f"a worker: {str(error).splitlines()[0]}"] * exits
+    assert device_faults.read_losses(tmp_path) == [f"a worker: {str(error).splitlines()[0]}"] * exits
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from raydiff.experiment.overrides import override
 from raydiff.experiment.presets import study
 from raydiff.experiment.study import trials
 from raydiff.methods.fedavg import FedAvg
-from raydiff.runtime.estimate import RemainingTime, duration, training_cost
+from raydiff.runtime.estimate import RemainingTime, format_duration, training_cost
 
 
 def seconds_of(experiment: Experiment) -> float:
@@ -67,4 +67,4 @@ def test_slots_share_the_rest_and_the_longest_trial_bounds_it(tiny: Experiment) 
     assert left.seconds([tiny] * 3, [(tiny, 10.0)], slots=2) == pytest.approx((3 * 30 + 20) / 2)
     assert left.seconds([tiny], [(tiny, 100.0)], slots=4) == 30  # An overdue trial counts as finished.
     assert left.seconds([], [], slots=2) == 0
-    assert duration(40.9) == "40 s" and duration(125) == "2:05 min"
+    assert format_duration(40.9) == "40 s" and format_duration(125) == "2:05 min"

@@ -10,19 +10,19 @@ from planned import planned_as, seeded
 
 from raydiff.runtime import follow as module
 from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.plan import SweepRequest, written
+from raydiff.runtime.plan import SweepRequest, serialize_experiment
 
 
 @pytest.fixture
 def progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "memory_kill", lambda: "")
+    monkeypatch.setattr(module, "explain_memory_kill", lambda: "")
     return SweepProgress(planned_as(tmp_path, [seeded(n) for n in range(9)]))
 
 
 def tune_trial(number: int, **last) -> SimpleNamespace:
     return SimpleNamespace(
         trial_id=str(number),
-        config={"experiment": written(seeded(number))},
+        config={"experiment": serialize_experiment(seeded(number))},
         last_result=last,
         status="RUNNING",
         error_file=None,
@@ -79,14 +79,14 @@ def test_a_lost_trial_fails_only_where_no_round_was_committed_since_the_fit_bega
 
 def test_a_lack_of_memory_is_the_reason_in_the_lines_and_in_the_trials_file(progress, monkeypatch, capsys):
     """A trial that was killed before it had a folder has no file."""
-    monkeypatch.setattr(module, "memory_kill", lambda: "the node runs low on memory")
+    monkeypatch.setattr(module, "explain_memory_kill", lambda: "the node runs low on memory")
     (progress.plan.folder / "trials" / seeded(1).digest).mkdir(parents=True)
     progress.on_trial_recover(0, [], tune_trial(0))
     progress.on_trial_error(0, [], tune_trial(1))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and all("(the node runs low on memory)" in line for line in lines)
     folder = progress.plan.folder / "trials" / seeded(1).digest
-    assert module.device_faults.reasons(folder) == ["the node runs low on memory"]
+    assert module.device_faults.read_losses(folder) == ["the node runs low on memory"]
 
 
 def test_what_ray_said_last_is_the_reason_where_the_processes_left_none(progress, tmp_path, capsys):
@@ -97,9 +97,9 @@ def test_what_ray_said_last_is_the_reason_where_the_processes_left_none(progress
     died.error_file = str(error)
     progress.on_trial_recover(0, [], died)
     assert "lost; it goes on after round 0 (Worker exit detail: SIGILL)" in capsys.readouterr().out
-    assert module.device_faults.reasons(folder) == ["Worker exit detail: SIGILL"]
+    assert module.device_faults.read_losses(folder) == ["Worker exit detail: SIGILL"]
     progress.on_trial_start(0, [], died)
-    module.device_faults.record(folder, "the coordinator: the GPU fell off")
+    module.device_faults.record_loss(folder, "the coordinator: the GPU fell off")
     progress.on_trial_recover(0, [], died)
     assert "fell off" in (out := capsys.readouterr().out) and "SIGILL" not in out
 

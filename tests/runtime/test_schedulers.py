@@ -9,7 +9,7 @@ from raydiff.experiment.study import Study
 from raydiff.formats import json_files
 from raydiff.runtime import tuner
 from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.plan import SweepRequest, plan
+from raydiff.runtime.plan import SweepRequest, plan_sweep
 from raydiff.runtime.schedulers import build_scheduler
 
 TUNE = "ray.tune.schedulers"
@@ -61,7 +61,7 @@ def test_a_scheduler_from_outside_gets_the_objective_and_its_keywords():
 def test_a_scheduler_that_cannot_work_is_refused_before_anything_runs(chosen, message, tiny, tmp_path):
     study = Study(experiment=override(tiny, {"runtime.storage": str(tmp_path)}), grid={"seed": (0, 1)})
     with pytest.raises(ValueError, match=message):
-        plan("p", study, SweepRequest(scheduler=chosen), name="s")
+        plan_sweep("p", study, SweepRequest(scheduler=chosen), name="s")
     assert not list(tmp_path.iterdir())
 
 
@@ -73,14 +73,17 @@ def test_a_search_and_a_scheduler_share_a_sweep_and_a_failed_trial_stops_neither
     )
     space = {"method.server.learning_rate": ("choice", (1e-3, 1e30)), "seed": ("randint", (0, 100))}
     asked = SweepRequest(search="optuna", sample=space, samples=6, scheduler=("median", {"min_samples_required": 1}))
-    planned = plan("p", Study(experiment=base), asked, name="s")
+    planned = plan_sweep("p", Study(experiment=base), asked, name="s")
     planned.folder.mkdir(parents=True)
     trial.keep_secret(planned.folder, planned.secret)
     progress = SweepProgress(planned)
-    assert tuner.run(planned, tuner.check(planned, [{"CPU": 2.0}]), progress) == 0
+    assert tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), progress) == 0
     outcomes = [outcome["outcome"] for _, outcome in json_files.outcomes(planned.folder)]
     assert len(outcomes) == progress.total == progress.done + progress.failed == 6
     assert "failed" in outcomes and "finished" in outcomes
     assert "the search proposed 6 settings for 6 experiments" in capsys.readouterr().out
     again = SweepProgress(planned)
-    assert tuner.run(planned, tuner.check(planned, [{"CPU": 2.0}]), again) == 0 and again.done + again.failed == 6
+    assert (
+        tuner.run_on_tune(planned, tuner.choose_slot(planned, [{"CPU": 2.0}]), again) == 0
+        and again.done + again.failed == 6
+    )

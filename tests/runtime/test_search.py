@@ -11,7 +11,7 @@ from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
 from raydiff.experiment.study import Study
 from raydiff.runtime import launch
-from raydiff.runtime.plan import Planned, SweepRequest, plan
+from raydiff.runtime.plan import Planned, SweepRequest, plan_sweep
 from raydiff.runtime.search import BARREN, Suggestions
 
 RATE = "method.local.learning_rate"
@@ -25,7 +25,7 @@ def plan_of(tmp_path, tiny):
 
     def plan_of(space: dict, samples: int, search: object = "optuna") -> Planned:
         asked = SweepRequest(search=search, sample=space, samples=samples)
-        planned = plan("p", Study(experiment=base), asked, name="s")
+        planned = plan_sweep("p", Study(experiment=base), asked, name="s")
         planned.folder.mkdir(parents=True, exist_ok=True)
         trial.keep_secret(planned.folder, planned.secret)
         return planned

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from planned import planned_as, seeded
+from trial_folders import written as written_metrics
 
 from raydiff import process
 from raydiff.experiment import trial
@@ -22,7 +23,7 @@ from raydiff.models.training import Training
 from raydiff.runtime import cluster, coordinator, device_faults, launch, tuner
 from raydiff.runtime.finish import Ended, Finisher
 from raydiff.runtime.follow import SweepProgress
-from raydiff.runtime.plan import written
+from raydiff.runtime.plan import serialize_experiment
 from raydiff.storage.atomic_files import LeaseLost
 from raydiff.storage.lease import Lease
 
@@ -42,8 +43,8 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
         trial.keep_secret(tmp_path / name, b"the noise secret")
     trials = [trial.resolve(e, b"the noise secret") for e in (override(base, {"method.server": wild}), base)]
     plan = planned_as(tmp_path / "s", trials)
-    progress, shape = SweepProgress(plan), tuner.check(plan, [{"CPU": 2.0}])
-    assert tuner.run(plan, shape, progress) == 0
+    progress, shape = SweepProgress(plan), tuner.choose_slot(plan, [{"CPU": 2.0}])
+    assert tuner.run_on_tune(plan, shape, progress) == 0
     failed, finished = outcomes(plan)
     assert (failed["outcome"], finished["outcome"]) == ("failed", "finished")
     assert "the server, in round 1: the loss became" in failed["reason"]
@@ -55,7 +56,7 @@ def test_a_failing_trial_is_named_and_the_others_finish(tmp_path, tiny, workers,
     assert all(torch.equal(v, warm.store.load_server(1)[k]) for k, v in alone.store.load_server(1).items())
 
     written = {f: f.stat().st_mtime_ns for f in plan.folder.glob("trials/*/outcome.json")}
-    assert tuner.run(plan, shape, SweepProgress(plan)) == 0
+    assert tuner.run_on_tune(plan, shape, SweepProgress(plan)) == 0
     assert len(written) == 2 and written == {f: f.stat().st_mtime_ns for f in written}
 
 
@@ -71,13 +72,13 @@ def test_a_fit_that_ended_early_is_followed_by_another_one_with_the_rest(tmp_pat
         fits.append((shape.workers, pending))
         this = trial.Trial(plan.trials[pending[0]], plan.folder)
         trial.begin(this)
-        trial.end(this.folder, "finished", final={"time/seconds": 1.0})
+        trial.end(this.folder, "finished", final=written_metrics({"time/seconds": 1.0}))
         trial.begin(trial.Trial(plan.trials[2], plan.folder))
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "present", lambda without: {"n": {"CPU": 2.0}})
+    monkeypatch.setattr(tuner, "list_nodes", lambda without: {"n": {"CPU": 2.0}})
     monkeypatch.setattr(tuner.process, "stop_signals", contextlib.nullcontext)
-    assert tuner.run(plan, tuner.slot_of(plan, [{"CPU": 9.0}]), SweepProgress(plan)) == 0
+    assert tuner.run_on_tune(plan, tuner.slot_for(plan, [{"CPU": 9.0}]), SweepProgress(plan)) == 0
     assert fits == [(3, [0, 1, 2]), (2, [2, 1]), (2, [1])]
     assert capsys.readouterr().out == "nodes were lost: going on with 2 worker(s) per trial\n"
     assert [outcome["outcome"] for outcome in outcomes(plan)] == ["finished"] * 3
@@ -87,7 +88,7 @@ def federation(folder: Path, experiment, owner: Lease | None = None) -> tuner.Co
     """A coordinator outside Ray, about to run this trial."""
     coordinator = object.__new__(tuner.Coordinator)
     coordinator._gpu_server = 0.0
-    coordinator.reset_config({"experiment": written(experiment), "sweep": folder, "owner": owner})
+    coordinator.reset_config({"experiment": serialize_experiment(experiment), "sweep": folder, "owner": owner})
     return coordinator
 
 
@@ -129,10 +130,10 @@ def test_where_no_node_can_hold_a_trial_any_more_the_command_fails(tmp_path, mon
         raise tuner.NoCapacity("a trial needs 1 GPU")
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "check", lambda plan, nodes: tuner.slot_of(plan, nodes))
+    monkeypatch.setattr(tuner, "choose_slot", lambda plan, nodes: tuner.slot_for(plan, nodes))
     monkeypatch.setattr(tuner, "_refit", full)
-    monkeypatch.setattr(cluster, "cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
-    monkeypatch.setattr(cluster, "head_watched", contextlib.nullcontext)
+    monkeypatch.setattr(cluster, "join_cluster", lambda: contextlib.nullcontext([{"CPU": 2.0}]))
+    monkeypatch.setattr(cluster, "watch_head", contextlib.nullcontext)
     ended = launch._run_on_ray(planned_as(tmp_path / "sweeps" / "s", [seeded(0)]), lambda: None, lost=print)
     assert "no trial can go on: a trial needs 1 GPU" in capsys.readouterr().out
     assert ended.code == 1
@@ -150,11 +151,11 @@ def test_where_ray_kills_a_process_that_starts_for_lack_of_memory_the_sweep_ends
         raise RuntimeError("Caught unexpected exception: 4 worker(s) were killed")
 
     monkeypatch.setattr(tuner, "_fit", fit)
-    monkeypatch.setattr(tuner, "memory_kill", lambda: "")
+    monkeypatch.setattr(tuner, "explain_memory_kill", lambda: "")
     with pytest.raises(RuntimeError):
-        tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), SweepProgress(plan))
-    monkeypatch.setattr(tuner, "memory_kill", lambda: "the node runs low on memory")
-    tuner.run(plan, tuner.slot_of(plan, [{"CPU": 2.0}]), progress := SweepProgress(plan))
+        tuner.run_on_tune(plan, tuner.slot_for(plan, [{"CPU": 2.0}]), SweepProgress(plan))
+    monkeypatch.setattr(tuner, "explain_memory_kill", lambda: "the node runs low on memory")
+    tuner.run_on_tune(plan, tuner.slot_for(plan, [{"CPU": 2.0}]), progress := SweepProgress(plan))
     assert this.outcome()["reason"] == "its processes were lost: the node runs low on memory" and progress.no_capacity
     assert "no trial can go on: the node runs low on memory\n" in capsys.readouterr().out
 
@@ -215,6 +216,6 @@ def test_a_trial_fails_where_its_driver_hears_of_it(tmp_path, tiny):
     assert result["done"] and result["failed"] == "Broken pipe" and this.outcome() is None
     assert "OSError: Broken pipe" in (this.folder / "error.txt").read_text()
     SweepProgress(planned_as(tmp_path / "sweeps" / "s", [this.experiment])).on_trial_result(
-        0, [], SimpleNamespace(trial_id="t", config={"experiment": written(this.experiment)}), result
+        0, [], SimpleNamespace(trial_id="t", config={"experiment": serialize_experiment(this.experiment)}), result
     )
     assert this.outcome()["outcome"] == "failed" and this.outcome()["reason"] == "Broken pipe"

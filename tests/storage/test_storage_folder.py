@@ -31,7 +31,7 @@ def test_a_file_system_without_hard_links_is_refused_at_the_start(
 
     monkeypatch.setattr(os, "link", refuse)
     with pytest.raises(ValueError, match=r"needs hard links, which exFAT .* lack \(set runtime.storage ") as error:
-        sweep_folder.folder(at(tmp_path / "card", tiny), "s")
+        sweep_folder.create_folder(at(tmp_path / "card", tiny), "s")
     assert "\n" not in str(error.value) and list((tmp_path / "card").iterdir()) == []
 
 
@@ -46,7 +46,7 @@ def test_a_folder_that_cannot_be_written_is_refused(
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
     with pytest.raises(ValueError, match=rf"^the storage folder {tmp_path} cannot be written: {error.strerror}$"):
-        sweep_folder.folder(at(tmp_path, tiny), "s")
+        sweep_folder.create_folder(at(tmp_path, tiny), "s")
     assert sweep_folder.not_writable(error, tmp_path)
 
 
@@ -58,9 +58,9 @@ def test_a_file_or_too_long_a_path_is_no_storage(tmp_path: Path, tiny: Experimen
         "x" * 300: "File name too long",
     }.items():
         with pytest.raises(ValueError, match=f"cannot be written: {says}$"):
-            sweep_folder.folder(at(tmp_path / path, tiny), "s")
+            sweep_folder.create_folder(at(tmp_path / path, tiny), "s")
     with pytest.raises(ValueError, match="name must be at most 200 letters"):
-        sweep_folder.place(tiny, "x" * 201)
+        sweep_folder.locate_sweep(tiny, "x" * 201)
 
 
 # --- a storage folder inside a checkout ---
@@ -92,8 +92,8 @@ def test_neither_git_nor_ray_takes_a_file_of_it(tmp_path: Path, tiny: Experiment
         (storage / ".gitignore").write_text("*.log\n")
         expected |= {f"{name}/notes.txt", f"{name}/.gitignore"}
     for _ in range(2):
-        sweep = sweep_folder.folder(at(storage, tiny), "s")
-        sweep_folder.write(sweep, {"trials": []}, bytes(32))
+        sweep = sweep_folder.create_folder(at(storage, tiny), "s")
+        sweep_folder.write_sweep(sweep, {"trials": []}, bytes(32))
     for file in ("sweeps/s/trials/a/commit-00000.json", "previews/x.png", "budgets/x/00001.json", "mlflow-artifacts/m"):
         (storage / file).parent.mkdir(parents=True, exist_ok=True)
         (storage / file).touch()
@@ -113,7 +113,9 @@ def test_a_buckets_working_folder_is_ignored_too(tmp_path: Path) -> None:
 def test_printed_commands_are_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, storage: str) -> None:
     argv = ["run", "digits", "--runtime.storage", storage]
     monkeypatch.setattr(sys, "argv", ["raydiff", *argv, "--resume"])
-    about = sweep_folder.plan(tmp_path / "s", trials=[], search={"search": ["grid", {}]}, resume=True)
-    sweep_folder.write(tmp_path / "s", about, bytes(32))
+    about = sweep_folder.describe_sweep(
+        tmp_path / "s", trials=[], search={"search": ["grid", {}]}, secret=bytes(32), resume=True
+    )
+    sweep_folder.write_sweep(tmp_path / "s", about, bytes(32))
     printed = sweep_folder.resume_command(tmp_path / "s")
     assert shlex.split(printed) == ["raydiff", *argv, "--name", "s", "--resume"]

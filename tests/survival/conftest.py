@@ -218,13 +218,13 @@ def nodes(three_nodes, monkeypatch):
     ray.shutdown()  # of other tests' local Ray
     three_nodes.complete()
     monkeypatch.setenv("RAY_ADDRESS", three_nodes.address)
-    run = sweep.run
+    run = sweep.run_on_tune
 
     def checked(*arguments):
         interrupted = run(*arguments)
         wait_until(lambda: not left_behind(), "everything to be given back", 60)
         return interrupted
 
-    monkeypatch.setattr(sweep, "run", checked)
+    monkeypatch.setattr(sweep, "run_on_tune", checked)
     yield three_nodes
     ray.shutdown()

@@ -112,7 +112,7 @@ def test_clients_that_hang_are_killed_and_the_trial_ends_as_if_they_had_not(tmp_
     this = doing(opened(tmp_path / "hung"), hanging)
     assert final(RayExecutor(two, this), this) == final(trial.local_executor(whole), whole)
     at = ("0: {} 0 or a later one", "1: {} 1 or a later one", "1: {} 3", "1: {} 3")  # Then they are asked one by one.
-    assert sorted(device_faults.reasons(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
+    assert sorted(device_faults.read_losses(this.folder)) == [f"worker {where.format(SAYS)}" for where in at]
 
 
 def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
@@ -123,7 +123,9 @@ def test_a_client_that_always_hangs_ends_the_trial_and_is_named(
     with pytest.raises(WorkerCrashLoop, match="worker 0 died 2 times before client 2 had its result; worker 0: ") as e:
         final(RayExecutor(two[:1], this), this)
     assert str(e.value).endswith(f"{SAYS} 2")
-    assert device_faults.reasons(this.folder)[0] == f"worker 0: {SAYS} 0 or a later one"  # their sum was not sent yet
+    assert (
+        device_faults.read_losses(this.folder)[0] == f"worker 0: {SAYS} 0 or a later one"
+    )  # their sum was not sent yet
 
 
 def long() -> None:
@@ -162,4 +164,4 @@ def piecewise() -> None:
 def test_who_takes_long_but_goes_on_is_not_killed(tmp_path: Path, two: list[Any]) -> None:
     this = doing(opened(tmp_path), {("round 1", 1): long, ("deployed", 1): piecewise})
     final(RayExecutor(two, this), this)
-    assert device_faults.reasons(this.folder) == []
+    assert device_faults.read_losses(this.folder) == []

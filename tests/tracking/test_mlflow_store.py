@@ -189,7 +189,7 @@ def test_files_of_mlflow_stay_below_the_storage_folder(
     assert list(storage.glob(f"mlflow-artifacts/{run}/artifacts/files/a.txt"))
     assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} <= {name, "files", "elsewhere"}
     if not set(name) & set("#?%"):
-        page, _, command = sweep_folder.opened_by(storage / "sweeps" / "s", "1", "key").partition(" after: ")
+        page, _, command = sweep_folder.describe_view(storage / "sweeps" / "s", "1", "key").partition(" after: ")
         assert page.endswith(":5000/#/experiments/1/runs?workflowType=machine_learning&viewStateShareKey=key")
         program, *_, shown = shlex.split(command)
         assert (program, shown) == ("mlflow", f"sqlite:///{storage}/mlflow.db")

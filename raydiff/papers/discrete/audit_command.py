@@ -176,7 +176,7 @@ def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditRe
         "raydiff.audit": "; ".join(results.caveats),
         "mlflow.note.content": "\n\n".join([f"This run {confidentiality}.", *results.caveats, *after]),
         **{f"raydiff.audit.{name}": str(value) for name, value in values.items() if not math.isfinite(value)},
-        **{f"raydiff.made_by.{name}": value for name, value in sweep_folder.version().items()},
+        **{f"raydiff.made_by.{name}": value for name, value in sweep_folder.code_version().items()},
     }
     table = {"table": Path(options.table).name, "columns": " ".join(encoded.columns), "k": encoded.k}
     run = mlflow_store.log_folder(

@@ -100,7 +100,7 @@ def _train(plan: Plan, dataset: Dataset, out: Path) -> Pretrained:
         "words": len(trained.words),
         "losses": trained.losses,
         "seconds": round(time.monotonic() - began, 1),
-        "made_by": sweep_folder.version(),
+        "made_by": sweep_folder.code_version(),
     }
     pretrain.save(trained, out, images=records.images, card=card)
     return trained
@@ -135,7 +135,7 @@ def _log(dataset: Dataset, options: PretrainOptions) -> str:
         "raydiff.data": tree.digest(dataset.splits["public"].leaves)[:16],
         "raydiff.latent": latent.load(str(out)).digest,
         "raydiff.privacy": "public split",
-        **{f"raydiff.made_by.{k}": v for k, v in sweep_folder.version().items()},
+        **{f"raydiff.made_by.{k}": v for k, v in sweep_folder.code_version().items()},
     }
     run = mlflow_store.log_folder(uri, out, experiment="raydiff-latent", name=name, tags=tags, artifacts=artifacts)
     return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {name}"
