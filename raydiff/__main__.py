@@ -110,7 +110,7 @@ def _split_trusted(words: Sequence[str]) -> tuple[set[str], list[str]]:
 
 def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) -> NoReturn:
     """Run a command's `main` and exit with its code; its files are readable by the user only."""
-    from raydiff.tracking.mlflow_store import redacted
+    from raydiff.tracking.mlflow_store import redact_passwords
 
     process.begin()
     with process.optional_output("stderr"), process.stop_signals(process.interrupt):
@@ -131,7 +131,7 @@ def leave(run: Callable[[Sequence[str]], int | None], arguments: Sequence[str]) 
                 os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # Else the flush at exit fails again.
                 if isinstance(e, BrokenPipeError):
                     sys.exit(141)  # as a shell reports a process that SIGPIPE has ended
-            print(f"error: {redacted(str(e) if expected else plug_in_error(e))}", file=sys.stderr)
+            print(f"error: {redact_passwords(str(e) if expected else plug_in_error(e))}", file=sys.stderr)
             sys.exit(2)
 
 
@@ -144,7 +144,7 @@ def _fetch_sweeps(arguments: Sequence[str]) -> list[str]:
             from raydiff.storage import copies
 
             with process.waiting(f"the storage {value}"):
-                value = str(copies.fetch(value))
+                value = str(copies.fetch_for_reading(value))
         fetched.append(f"{option}{equals}{value}")
     return fetched
 

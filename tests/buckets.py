@@ -15,8 +15,8 @@ SECRET = bytes(range(32))
 
 def begun(experiment: Experiment, storage: str) -> Trial:
     """The trial in a bucket, or in a folder, as a driver on this machine begins it or goes on with it."""
-    staging.prepare(storage)
-    sweep = staging.root(storage) / "sweeps" / "lab"
+    staging.prepare_storage(storage)
+    sweep = staging.storage_root(storage) / "sweeps" / "lab"
     trial.keep_secret(sweep, SECRET)
     return trial.open_trial(experiment, sweep)
 

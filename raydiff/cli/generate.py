@@ -22,7 +22,7 @@ from raydiff.results.generation import GenerationRequest
 from raydiff.runtime import sweep_folder
 from raydiff.settings import Count
 from raydiff.tracking import mlflow_models
-from raydiff.tracking.mlflow_store import redacted
+from raydiff.tracking.mlflow_store import redact_passwords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,8 @@ def main(argv: Sequence[str]) -> int:
         run = mlflow_models.find_run(uri, finished.trial.folder)
         client = mlflow_models.open_client(uri)
         name = mlflow_models.log_sampler(client, run, finished, options.client, shared=is_shared)
-        print(f'set MLFLOW_TRACKING_URI={redacted(uri)} and load it: mlflow.pyfunc.load_model("runs:/{run}/{name}")')
+        load = f'mlflow.pyfunc.load_model("runs:/{run}/{name}")'
+        print(f"set MLFLOW_TRACKING_URI={redact_passwords(uri)} and load it: {load}")
         return 0
     client = None if is_shared else options.client or 0
     whose = "global" if is_shared else f"client{client}"

@@ -30,7 +30,7 @@ from raydiff.results.personalization import Joining, Row
 from raydiff.runtime import sweep_folder
 from raydiff.settings import Natural, Positive
 from raydiff.tracking import mlflow_models
-from raydiff.tracking.mlflow_store import redacted
+from raydiff.tracking.mlflow_store import redact_passwords
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +91,7 @@ def main(argv: Sequence[str]) -> int:
     if parent is not None:
         files = [out / "curves.png", out / "curves.csv"]
         run = mlflow_models.log_unseen_client(uri, parent, joining, rows, files, key=key, name=title)
-        print(f"MLflow run {run}, below {parent} in {redacted(uri)}")
+        print(f"MLflow run {run}, below {parent} in {redact_passwords(uri)}")
     return 0
 
 

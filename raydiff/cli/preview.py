@@ -70,9 +70,9 @@ def main(argv: Sequence[str]) -> int:
     about = modality.describe_public(public, center=center, clip=clip)
     labels = _labels(dataset, ("public",) if hides_labels else SPLITS)
     print(_source(dataset), labels, about, _clients(dataset, counts, hides_labels=hides_labels), sep="\n\n")
-    storage = staging.root(experiment.runtime.storage)
+    storage = staging.storage_root(experiment.runtime.storage)
     if not options.out:
-        staging.create(storage)
+        staging.create_storage(storage)
     folder = options.out or storage / "previews" / Path(name).absolute().name
     if not hides_labels:
         folder.mkdir(parents=True, exist_ok=True)

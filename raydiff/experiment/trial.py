@@ -96,7 +96,7 @@ def localize(trial: Trial) -> Trial:
     """The trial in this process's working folder, if its storage is a bucket."""
     if trial.credentials is None:
         return trial
-    sweep = staging.localize(trial.credentials, trial.sweep.name, trial.folder.name)
+    sweep = staging.working_folder(trial.credentials, trial.sweep.name, trial.folder.name)
     owner = None if trial.owner is None else replace(trial.owner, sweep=sweep)
     return replace(trial, sweep=sweep, owner=owner, credentials=None)
 
@@ -172,7 +172,7 @@ def planned_secret(sweep: Path, experiment: Experiment) -> bytes:
     path = sweep / "secret"
     storage = experiment.runtime.storage
     if not path.exists():
-        if configured is None and copies.exists(storage, sweep.name):
+        if configured is None and copies.bucket_has_sweep(storage, sweep.name):
             where = f"the noise secret of {sweep.name} is not on this machine, and never in its bucket"
             raise ValueError(f"{where}: set {staging.SECRET} to that of the machine where the sweep began")
         return bytes.fromhex(configured) if configured else secrets.token_bytes(32)

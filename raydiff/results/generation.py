@@ -32,7 +32,7 @@ from raydiff.models.compute import device
 from raydiff.results.finished import DRAWN, Draw, Finished, SampleSource
 from raydiff.results.spent import composed_guarantee
 from raydiff.settings import settings
-from raydiff.storage.atomic_files import appearing, write_text
+from raydiff.storage.atomic_files import write_atomically, write_text
 
 PART = 1000  # samples of a part
 MOST = 10**9  # samples of a request, or of each class
@@ -168,7 +168,7 @@ def write(
         on_progress(done, labels.rows)
     if modality.whole_file:
         if not whole:
-            with appearing(out / modality.whole_file) as temporary:
+            with write_atomically(out / modality.whole_file) as temporary:
                 rows_file.join([out / name for name in names], temporary)
         for path in out.glob(f"train-*.{modality.part_suffix}"):
             path.unlink()

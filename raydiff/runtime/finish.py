@@ -99,7 +99,7 @@ class Finisher:
         if self.reporter and self.reporter.write:
             self.reporter.write(self.folder, composed_guarantee)
         try:
-            copies.publish(self.folder)
+            copies.publish_report(self.folder)
         except OSError as e:
             print(f"the report is only on this machine, in {self.folder / 'report'}: {e}", flush=True)
         incomplete = self.close_mlflow(status)

@@ -18,7 +18,7 @@ from raydiff.storage import copies
 from raydiff.storage.lease import Lease, hold_lease
 from raydiff.storage.object_store import is_bucket
 from raydiff.storage.storage import storage_at
-from raydiff.tracking.mlflow_store import redacted
+from raydiff.tracking.mlflow_store import redact_passwords
 from raydiff.tracking.writer import Mlflow
 
 
@@ -134,7 +134,7 @@ class Beginning:
     def __call__(self) -> None:
         folder = self.planned.folder
         if self.mlflow:
-            with waiting(f"the MLflow store {redacted(self.mlflow.uri)}"):
+            with waiting(f"the MLflow store {redact_passwords(self.mlflow.uri)}"):
                 self.mlflow.wait_ready()
             view = sweep_folder.describe_view(folder, self.mlflow.experiment_id, self.about["id"])
             self.about["opened_by"] = view

@@ -28,7 +28,7 @@ from raydiff.storage.atomic_files import write_text
 from raydiff.storage.object_store import bucket_at
 from raydiff.storage.storage import storage_at
 from raydiff.tracking import mlflow_models, shared_view
-from raydiff.tracking.mlflow_store import ARTIFACTS, redacted
+from raydiff.tracking.mlflow_store import ARTIFACTS, redact_passwords
 from raydiff.tracking.writer import Mlflow
 
 Plan = dict[str, Any]  # the content of sweep.json
@@ -44,7 +44,7 @@ def locate_sweep(base: Experiment, name: str) -> Path:
     """Return <storage>/sweeps/<name> on this machine; nothing is created. Raises ValueError for an invalid name."""
     if not re.fullmatch(r"[\w.-]+", name) or name.startswith(".") or len(os.fsencode(name)) > LONGEST:
         raise ValueError(f"a sweep's name must be at most {LONGEST} letters, digits, '.', '_' and '-', got {name!r}")
-    return staging.root(base.runtime.storage) / "sweeps" / name
+    return staging.storage_root(base.runtime.storage) / "sweeps" / name
 
 
 def create_folder(base: Experiment, name: str) -> Path:
@@ -52,7 +52,7 @@ def create_folder(base: Experiment, name: str) -> Path:
     at = locate_sweep(base, name)
     storage = at.parents[1]
     check_writable(storage, "the storage folder", links=True)
-    staging.prepare(base.runtime.storage)
+    staging.prepare_storage(base.runtime.storage)
     (storage / "sweeps").mkdir(exist_ok=True)
     (storage / "sweeps").chmod(0o700)  # mkdir does not change the mode of an existing folder.
     return at
@@ -154,7 +154,7 @@ def list_open_trials(at: Path) -> list[str]:
 
 def write_sweep(at: Path, this: Plan, secret: bytes) -> None:
     """Write the sweep's secret and sweep.json. Remove the outcomes of trials to run again."""
-    staging.create(at.parents[1])
+    staging.create_storage(at.parents[1])
     trial.keep_secret(at, secret)  # Before sweep.json, since the trials in sweep.json are named by it.
     storage_at(at).put("sweep.json", dumps(this, indent=1).encode())
     copies.download(at)
@@ -187,7 +187,7 @@ def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, sample
         "raydiff.preset": preset,
         "raydiff.accountant": base.method.accountant,
         "raydiff.replayable": str(base.runtime.noise_secret is not None).lower(),
-        "mlflow.source.name": redacted(shlex.join(about["command"])),
+        "mlflow.source.name": redact_passwords(shlex.join(about["command"])),
         "mlflow.source.type": "JOB",
         **({"raydiff.git": git, "mlflow.source.git.commit": git} if git else {}),
     }
@@ -220,8 +220,8 @@ def tracking_store(storage: Path) -> tuple[str, str | None]:
 
 def describe_view(at: Path, experiment: str, view: str) -> str:
     """Return where a shared view of an MLflow experiment opens; it follows "open the runs "."""
-    uri = redacted(tracking_store(at.parents[1])[0])
-    page = shared_view.address(experiment, view)
+    uri = redact_passwords(tracking_store(at.parents[1])[0])
+    page = shared_view.view_address(experiment, view)
     if uri.startswith("http"):
         return f"at {uri.rstrip('/')}{page}"
     return f"at http://127.0.0.1:5000{page} after: mlflow ui --backend-store-uri {shlex.quote(uri)}"

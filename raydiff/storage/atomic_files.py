@@ -17,18 +17,18 @@ class LeaseLost(ValueError):
 
 def write_text(path: Path, text: str, *, durable: bool = False, if_absent: bool = False) -> None:
     """Write a small text file; the options are those of `appearing`."""
-    with appearing(path, durable=durable, if_absent=if_absent) as temporary:
+    with write_atomically(path, durable=durable, if_absent=if_absent) as temporary:
         temporary.write_text(text)
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = False, if_absent: bool = False) -> None:
     """Write a file; the options are those of `appearing`."""
-    with appearing(path, durable=durable, if_absent=if_absent) as temporary:
+    with write_atomically(path, durable=durable, if_absent=if_absent) as temporary:
         temporary.write_bytes(data)
 
 
 @contextlib.contextmanager
-def appearing(path: Path, *, durable: bool = False, if_absent: bool = False) -> Iterator[Path]:
+def write_atomically(path: Path, *, durable: bool = False, if_absent: bool = False) -> Iterator[Path]:
     """A temporary name beside `path` that becomes `path` if the block succeeds.
 
     `durable` syncs file and name to the disk; `if_absent` raises FileExistsError if `path` exists: of several

@@ -60,7 +60,7 @@ def download_sweep(sweep: Path) -> bool:
     return True
 
 
-def fetch(uri: str) -> Path:
+def fetch_for_reading(uri: str) -> Path:
     """Return a path, or the folder into which a bucket's storage, sweep or trial is downloaded for reading.
 
     It is apart from a driver's. Raises ValueError if there is no such sweep.
@@ -70,8 +70,8 @@ def fetch(uri: str) -> Path:
     text, mark, query = uri.partition("?")
     storage, _, inside = text.rstrip("/").partition("/sweeps/")
     bucket = ObjectStore(storage.removesuffix("/sweeps") + mark + query)
-    driver = staging.root(bucket.uri)
-    staging.begin(driver / "read", bucket.uri)
+    driver = staging.storage_root(bucket.uri)
+    staging.begin_working_copy(driver / "read", bucket.uri)
     names = [inside.partition("/")[0]] if inside else bucket.list_names("sweeps")
     for name in names:
         sweep = driver / "read" / "sweeps" / name
@@ -83,7 +83,7 @@ def fetch(uri: str) -> Path:
     return driver / "read" / "sweeps" / inside if inside else driver / "read"
 
 
-def publish(sweep: Path) -> None:
+def publish_report(sweep: Path) -> None:
     """Put a sweep's report and composed epsilon beside its trials."""
     storage = storage_at(sweep)
     if isinstance(storage, LocalFolder):
@@ -93,6 +93,6 @@ def publish(sweep: Path) -> None:
             storage.put(str(path.relative_to(sweep)), path.read_bytes())
 
 
-def exists(storage: str, name: str) -> bool:
+def bucket_has_sweep(storage: str, name: str) -> bool:
     """Whether a bucket has a sweep of this name; False for a folder."""
     return is_bucket(storage) and ObjectStore(storage).modified(f"sweeps/{name}/{SWEEP}") is not None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydiff.formats.json_files import dumps
-from raydiff.storage.atomic_files import appearing, write_text
+from raydiff.storage.atomic_files import write_atomically, write_text
 from raydiff.storage.lease import process_start
 from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 
@@ -29,7 +29,7 @@ OURS = re.compile(rf"{'|'.join(FOLDERS)}|read|processes|bucket\.json|mlflow\.db.
 SECRET = "RAYDIFF_NOISE_SECRET"  # environment variable with the noise secret, in hexadecimal digits
 
 
-def root(storage: str) -> Path:
+def storage_root(storage: str) -> Path:
     """The storage folder, or this machine's working folder for a bucket. Raises ValueError for a URI of no bucket."""
     if not is_bucket(storage):
         return Path(storage).expanduser().absolute()
@@ -39,7 +39,7 @@ def root(storage: str) -> Path:
     return folders / f"{slug}-{hashlib.sha256(bucket.name.encode()).hexdigest()[:8]}"
 
 
-def prepare(storage: str) -> None:
+def prepare_storage(storage: str) -> None:
     """Create a bucket's working folder here.
 
     Raises ValueError if the bucket cannot be written, or two puts of one name if it is absent both succeed.
@@ -48,7 +48,7 @@ def prepare(storage: str) -> None:
         return
     bucket = ObjectStore(storage)
     probe = f".writable-{uuid.uuid4().hex[:8]}"
-    begin(root(storage), storage)
+    begin_working_copy(storage_root(storage), storage)
     try:
         created = [bucket.put_if_absent(probe, b"") for _ in range(2)]
         bucket.delete([probe])
@@ -58,7 +58,7 @@ def prepare(storage: str) -> None:
         raise ValueError(f"the bucket {bucket.name} ignores If-None-Match: two drivers could run one sweep in it")
 
 
-def create(storage: Path) -> None:
+def create_storage(storage: Path) -> None:
     """Create a storage folder of which neither git nor `ray job submit` takes a file.
 
     They ignore all of it, or, where it holds other files, raydiff's folders in it.
@@ -74,9 +74,9 @@ def create(storage: Path) -> None:
                 write_text(folder / name, EVERYTHING)
 
 
-def begin(folder: Path, uri: str) -> None:
+def begin_working_copy(folder: Path, uri: str) -> None:
     """Make this the root of a working copy of a bucket."""
-    create(folder)
+    create_storage(folder)
     folder.chmod(0o700)
     write_text(folder / MARK, dumps({"uri": uri}))
 
@@ -95,7 +95,7 @@ class StorageCredentials:
         return None if uri is None else cls(uri, (sweep / "secret").read_bytes())
 
 
-def localize(credentials: StorageCredentials, name: str, trial: str) -> Path:
+def working_folder(credentials: StorageCredentials, name: str, trial: str) -> Path:
     """The folder of sweep `name` in which this process works on the trial; those of its earlier trials are removed."""
     sweep = _process_folder(credentials.uri) / "sweeps" / name
     if not (sweep / "secret").exists():
@@ -108,19 +108,19 @@ def localize(credentials: StorageCredentials, name: str, trial: str) -> Path:
 
 def write_secret(path: Path, secret: bytes, *, if_absent: bool = False) -> None:
     """Write a sweep's secret, for this user only. `if_absent`: raises FileExistsError if there is one."""
-    with appearing(path, durable=True, if_absent=if_absent) as temporary:
+    with write_atomically(path, durable=True, if_absent=if_absent) as temporary:
         temporary.touch(0o600)
         temporary.write_bytes(secret)
 
 
 def _process_folder(uri: str) -> Path:
     """A folder of this process alone; those of this machine's processes that have ended are removed."""
-    processes = root(uri) / "processes" / platform.node()
+    processes = storage_root(uri) / "processes" / platform.node()
     mine = f"{os.getpid()}-{process_start(os.getpid())}"
     if not (processes / mine).exists():
         for path in processes.glob("*"):
             pid, _, started = path.name.partition("-")
             if str(process_start(int(pid))) != started:
                 shutil.rmtree(path, ignore_errors=True)
-        begin(processes / mine, uri)
+        begin_working_copy(processes / mine, uri)
     return processes / mine

@@ -27,11 +27,11 @@ def find_trial(uri: str, run: str, sweeps: Path) -> str:
     from mlflow.exceptions import MlflowException
 
     client = open_client(uri)
-    store = mlflow_store.redacted(uri)
+    store = mlflow_store.redact_passwords(uri)
     try:
         tags = client.get_run(run).data.tags
     except MlflowException as e:
-        raise ValueError(f"the run {run} cannot be read from {store}: {mlflow_store.explanation(e)}") from None
+        raise ValueError(f"the run {run} cannot be read from {store}: {mlflow_store.explain_error(e)}") from None
     if "raydiff.sweep" not in tags:
         raise ValueError(f"the run {run} in {store} is not one of raydiff's")
     sweep = tags["raydiff.sweep"]
@@ -54,7 +54,7 @@ def find_run(uri: str, folder: Path) -> str:
     experiments = [e.experiment_id for e in client.search_experiments()]
     for run in client.search_runs(experiments, query, max_results=1):
         return str(run.info.run_id)
-    raise ValueError(f"no run in {mlflow_store.redacted(uri)} is that of {folder}")
+    raise ValueError(f"no run in {mlflow_store.redact_passwords(uri)} is that of {folder}")
 
 
 def open_client(uri: str) -> Any:

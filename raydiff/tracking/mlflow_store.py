@@ -86,17 +86,17 @@ def _follow_move(path: Path) -> None:
                     db.execute(f"UPDATE {table} SET {column} = replace({column}, ?, ?)", (location, here.as_uri()))
 
 
-def redacted(text: str) -> str:
+def redact_passwords(text: str) -> str:
     """The text without the password of any URL in it."""
     return re.sub(r"(://[^\s/:@]*:)[^\s@]+@", r"\1***@", text)
 
 
-def cannot_be_written(uri: str, error: BaseException) -> ValueError:
+def describe_unwritable(uri: str, error: BaseException) -> ValueError:
     """The error of an MLflow store, in one sentence."""
-    return ValueError(f"the MLflow store {redacted(uri)} cannot be written: {explanation(error)}")
+    return ValueError(f"the MLflow store {redact_passwords(uri)} cannot be written: {explain_error(error)}")
 
 
-def explanation(error: BaseException) -> str:
+def explain_error(error: BaseException) -> str:
     """What an error of a store means and what to do, as in CAUSES; else its `first_line`."""
     text = ""
     cause = error.__cause__ or error.__context__
@@ -109,7 +109,7 @@ def explanation(error: BaseException) -> str:
 
 def first_line(error: BaseException) -> str:
     """The start of an error's first line with passwords removed."""
-    return redacted((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
+    return redact_passwords((str(error).strip() or type(error).__name__).splitlines()[0])[:300]
 
 
 @dataclass
@@ -130,7 +130,7 @@ class RunClient:
             log(*args, **options)
         except Exception as e:  # whatever MLflow or the store of artifacts raises
             if (why := first_line(e)) not in self.lacks:
-                self.lacks = storable(f"{self.lacks}; {why}".removeprefix("; "))
+                self.lacks = make_storable(f"{self.lacks}; {why}".removeprefix("; "))
             self.client.set_tag(self.run, REMARK, self.lacks)
 
 
@@ -169,7 +169,7 @@ def experiment_id(client: Any, name: str, artifacts: str | None) -> str:
                 raise
     if existing.lifecycle_stage == "deleted":
         restore = f"mlflow experiments restore --experiment-id {existing.experiment_id}"
-        restore = f"MLFLOW_TRACKING_URI={shlex.quote(redacted(client.tracking_uri))} {restore}"
+        restore = f"MLFLOW_TRACKING_URI={shlex.quote(redact_passwords(client.tracking_uri))} {restore}"
         raise ValueError(f"its experiment {name} is deleted: name another by --experiment, or restore it by {restore}")
     return str(existing.experiment_id)
 
@@ -178,7 +178,7 @@ def log_params(client: Any, run: str, params: Mapping[str, object]) -> None:
     """Log parameters, each cut to the length that MLflow takes."""
     from mlflow.entities import Param
 
-    batch = [Param(mlflow_name(k), storable(v)) for k, v in params.items()]
+    batch = [Param(mlflow_name(k), make_storable(v)) for k, v in params.items()]
     for i in range(0, len(batch), PARAMS):
         client.log_batch(run, params=batch[i : i + PARAMS])
 
@@ -215,7 +215,7 @@ def mlflow_name(name: str) -> str:
     return f"{allowed[: NAME - 9]}-{hashlib.sha256(name.encode(errors='replace')).hexdigest()[:8]}"
 
 
-def storable(value: object) -> str:
+def make_storable(value: object) -> str:
     """The text of a value as every store takes it: cut, in UTF-8, without NUL."""
     return str(value).encode(errors="replace").decode().replace("\0", "?")[:TEXT]
 
@@ -245,4 +245,4 @@ def log_folder(
         client.log_artifacts(run, str(folder), folder.name)
         return run
     except Exception as e:  # whatever MLflow raises
-        raise cannot_be_written(uri, e) from e
+        raise describe_unwritable(uri, e) from e

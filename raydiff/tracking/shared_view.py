@@ -22,13 +22,13 @@ SECTIONS = {"Privacy against quality": 2, "What was swept": 1, "Model metrics": 
 RUN_NAME = "attributes.`Run Name`"
 
 
-def address(experiment: str, key: str) -> str:
+def view_address(experiment: str, key: str) -> str:
     """The page of an experiment's runs, opened on the view of this key, as the end of an address."""
     # Without workflowType MLflow 3 opens on traces of language models.
     return f"/#/experiments/{experiment}/runs?workflowType=machine_learning&viewStateShareKey={key}"
 
 
-def state(parent: str, sweep: str, swept: Varying, trials: Sequence[Mapping[str, Any]]) -> str:
+def build_view(parent: str, sweep: str, swept: Varying, trials: Sequence[Mapping[str, Any]]) -> str:
     """Return MLflow's view of a sweep's runs as JSON.
 
     It shows the runs with the tag raydiff.id `sweep` below the run `parent`: a column for each field in `swept`,

@@ -13,7 +13,15 @@ from raydiff.experiment.study import Varying, trial_name
 from raydiff.formats import rounding
 from raydiff.formats.json_files import KEYED, dumps, flatten, read_json, read_lines_from, read_outcome
 from raydiff.formats.metric_records import Metric, read_metrics, select_shown
-from raydiff.tracking.mlflow_store import REMARK, RunClient, log_data, log_params, log_values, mlflow_name, storable
+from raydiff.tracking.mlflow_store import (
+    REMARK,
+    RunClient,
+    log_data,
+    log_params,
+    log_values,
+    make_storable,
+    mlflow_name,
+)
 
 STATUS = {"finished": "FINISHED", "stopped": "FINISHED", "failed": "FAILED", "killed": "KILLED"}
 """Outcome -> MLflow's run status. A trial stopped early by a scheduler did what it was asked to."""
@@ -136,7 +144,7 @@ class TrialRun:
         tags = {"raydiff.privacy": outcome["text"], "raydiff.reason": reason, "raydiff.epsilon": epsilon}
         tags |= {"raydiff.released": released, REMARK: client.lacks}
         tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], released, reason)))
-        client.log_batch(run, tags=[RunTag(k, storable(v)) for k, v in tags.items()])  # one write to the disk
+        client.log_batch(run, tags=[RunTag(k, make_storable(v)) for k, v in tags.items()])  # one write to the disk
         attach_artifacts(client, run, self.folder / "artifacts", final)
         if outcome["outcome"] == "finished" and self.sweep.log_sampler is not None:
             self.log_sampler(self.sweep.log_sampler)
@@ -152,7 +160,7 @@ class TrialRun:
         try:
             log(self.client.client, self.run, self.folder)
         except ValueError as e:
-            self.client.set_tag(self.run, "raydiff.sampler", storable(f"not logged: {e}"))
+            self.client.set_tag(self.run, "raydiff.sampler", make_storable(f"not logged: {e}"))
 
 
 def attach_artifacts(client: Any, run: str, folder: Path, final: Sequence[Metric]) -> None:

@@ -19,7 +19,7 @@ from raydiff.experiment.study import Varying
 from raydiff.formats.json_files import outcomes, read_json, trial_folders
 from raydiff.formats.metric_records import read_metrics, select_shown
 from raydiff.tracking import mlflow_store, shared_view
-from raydiff.tracking.mlflow_store import RunClient, redacted, storable
+from raydiff.tracking.mlflow_store import RunClient, make_storable, redact_passwords
 from raydiff.tracking.trial_run import OUTCOME, LogSampler, SweepRun, TrialRun, modified_ns
 
 PERIOD_S = 2.0  # between two updates from the files
@@ -67,7 +67,7 @@ class Mlflow(threading.Thread):
         self.experiment = experiment
         self.sweep = sweep
         self.artifacts = artifacts
-        self.tags = {name: storable(value) for name, value in tags.items()}
+        self.tags = {name: make_storable(value) for name, value in tags.items()}
         self.swept = swept
         self.log_sampler = log_sampler
         self.log_best = log_best
@@ -109,11 +109,11 @@ class Mlflow(threading.Thread):
     def wait_ready(self) -> None:
         """Wait for the first attempt. Raises ValueError, in one sentence, if MLflow cannot be written."""
         if not self._ready.wait(SILENCE_S):
-            print(f"waiting for the MLflow store {redacted(self.uri)}", flush=True)
+            print(f"waiting for the MLflow store {redact_passwords(self.uri)}", flush=True)
             if not self._ready.wait(OPENING_S):
                 self.error = TimeoutError(f"no answer within {OPENING_S:g} s")
         if self.error is not None:
-            raise mlflow_store.cannot_be_written(self.uri, self.error)
+            raise mlflow_store.describe_unwritable(self.uri, self.error)
 
     def begin(self) -> None:
         """Start following the sweep's folder."""
@@ -160,11 +160,11 @@ class Mlflow(threading.Thread):
             self._log_view([select_shown(metrics) for metrics in final])
             gaps = {name: trial.client.lacks for name, trial in self._trials.items()} | self._failed
             lacking = [f"{name}: {gap}" for name, gap in {**gaps, "sweep": client.lacks}.items() if gap]
-            where = redacted(client.get_experiment(self.experiment_id).artifact_location)
+            where = redact_passwords(client.get_experiment(self.experiment_id).artifact_location)
             begin = f"{len(lacking)} of {len(gaps) + 1} runs lack parts (artifacts belong in {where})"
             return f"{begin}, for one {lacking[0]}" if lacking else None
         except Exception as e:
-            return mlflow_store.explanation(self.error or e)
+            return mlflow_store.explain_error(self.error or e)
 
     def _log_summary(
         self, client: RunClient, summary: SweepSummary, picture: Path | None, log: LogSampler | None
@@ -192,12 +192,12 @@ class Mlflow(threading.Thread):
                 client.log_image(client.run, image.convert("RGB"), artifact_file=PICTURE)
             blocks.append(f"![frontier](get-artifact?path={PICTURE}&run_uuid={client.run})")
         if note := "\n\n".join(filter(None, (*blocks, summary.details))):
-            client.set_tag(client.run, "mlflow.note.content", storable(note))
+            client.set_tag(client.run, "mlflow.note.content", make_storable(note))
 
     def _log_view(self, trials: Sequence[Mapping[str, Any]] = ()) -> None:
         """MLflow's shared view of the sweep, a convenience that may fail."""
         with contextlib.suppress(Exception):
-            view = shared_view.state(str(self.parent), self._identity, self.swept, trials)
+            view = shared_view.build_view(str(self.parent), self._identity, self.swept, trials)
             self._client.set_experiment_tag(self.experiment_id, f"{shared_view.TAG}{self._identity}", view)
             self._client.set_experiment_tag(self.experiment_id, "mlflow.experimentKind", "custom_model_development")
 

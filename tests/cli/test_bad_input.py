@@ -227,7 +227,8 @@ def test_resuming_runs_again_what_did_not_end_by_itself(tmp_path):
         trial.end(at / "trials" / name, outcome)
     trial.end(at / "trials" / "d", "stopped", reason="time budget")
     trial.end(at / "trials" / "e", "stopped", reason="scheduler")
-    sweep_folder.write_sweep(at, sweep_folder.describe_sweep(at, trials=[], search=SEARCH, resume=False), SECRET)
+    about = sweep_folder.describe_sweep(at, trials=[], search=SEARCH, secret=SECRET, resume=False)
+    sweep_folder.write_sweep(at, about, SECRET)
 
     def outcomes_left():
         return {p.parent.name: read_json(p)["outcome"] for p in at.glob("trials/*/outcome.json")}

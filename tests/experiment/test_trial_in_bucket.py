@@ -187,13 +187,13 @@ def test_reading_it_elsewhere_needs_no_secret_but_for_what_clients_have(noised, 
     monkeypatch.delenv(staging.SECRET, raising=False)
     code, out, err = command("ls", "lab", "--storage", uri)
     assert code == 0 and "finished" in out and "not ended" in out, err
-    table = load.runs(copies.fetch(f"{uri}/sweeps/lab")).set_index("digest")
+    table = load.runs(copies.fetch_for_reading(f"{uri}/sweeps/lab")).set_index("digest")
     assert table["outcome"].to_dict() == {this.folder.name: "finished", other.folder.name: "unfinished"}
     assert table["server/epsilon"][this.folder.name] < 50 and table["server/epsilon"][other.folder.name] == math.inf
     code, _, err = command("generate", f"lab/{this.folder.name}", "--storage", uri, "--num", 4, "--out", "x")
     assert code == 2 and "RAYDIFF_NOISE_SECRET" in err and err.count("\n") == 1
     monkeypatch.setenv(staging.SECRET, SECRET.hex())
-    read_back = open_finished(copies.fetch(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
+    read_back = open_finished(copies.fetch_for_reading(f"{uri}/sweeps/lab/trials/{this.folder.name}"))
     assert tree.digest(read_back.server) and read_back.client(2).is_trained(2)
     code, _, err = command("report", f"{uri}/sweeps/none")
     assert code == 2 and err == f"error: there is no sweep none in {uri}\n"
@@ -212,8 +212,8 @@ def test_a_trial_that_is_ended_elsewhere_has_spent_what_was_sent(noised, machine
     assert ledger == ledger_of(folder.folder) and [entry.round for entry in ledger.entries].count(2) == 2
     publish(elsewhere)
     machine()
-    staging.prepare(uri)
-    sweep = staging.root(uri) / "sweeps" / "lab"
+    staging.prepare_storage(uri)
+    sweep = staging.storage_root(uri) / "sweeps" / "lab"
     copies.download_sweep(sweep)
     trial.keep_secret(sweep, SECRET)
     assert composed_guarantee(sweep) == composed_guarantee(folder.sweep)

@@ -82,7 +82,7 @@ def test_a_process_that_works_in_another_folder_is_heard(tmp_path: Path, monkeyp
     """As the coordinator hears its workers where the storage is a bucket."""
     trials = []
     for machine in ("here", "there"):
-        staging.begin(tmp_path / machine, f"file://{tmp_path}/bucket")
+        staging.begin_working_copy(tmp_path / machine, f"file://{tmp_path}/bucket")
         trials.append(tmp_path / machine / "sweeps" / "lab" / "trials" / "d")
     monkeypatch.setattr(heartbeat, "EVERY_S", 0.0)
     monkeypatch.setattr(ObjectStore, "pause_s", 0.0)

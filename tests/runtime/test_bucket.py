@@ -66,9 +66,9 @@ def test_every_node_must_see_the_bucket(workers, tmp_path, monkeypatch):
 
     uri = f"file://{tmp_path}/bucket"
     monkeypatch.setenv(staging.PLACE, str(tmp_path / "driver"))
-    staging.prepare(uri)
-    check_shared_storage(staging.root(uri))
+    staging.prepare_storage(uri)
+    check_shared_storage(staging.storage_root(uri))
     assert not [path for path in tmp_path.rglob("*") if "nonce" in path.name]
     monkeypatch.setattr(ObjectStore, "put", lambda *_: None)  # into a store that only the driver sees
     with pytest.raises(ValueError, match=r"^node \S+ does not see what the driver writes to file://\S+/bucket"):
-        check_shared_storage(staging.root(uri))
+        check_shared_storage(staging.storage_root(uri))

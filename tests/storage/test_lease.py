@@ -36,8 +36,8 @@ def sweep(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
         if request.param == "bucket":
             monkeypatch.setenv(staging.PLACE, str(tmp_path / f"machine{next(machines)}"))
             uri = f"file://{tmp_path}/bucket"
-            staging.prepare(uri)
-        path = staging.root(uri) / "sweeps" / "mine"
+            staging.prepare_storage(uri)
+        path = staging.storage_root(uri) / "sweeps" / "mine"
         path.mkdir(parents=True, exist_ok=True)
         storage_at(path).put("sweep.json", b"{}")
         return path

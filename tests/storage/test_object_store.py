@@ -114,7 +114,7 @@ def test_a_store_that_ignores_the_condition_is_refused(
     monkeypatch.setenv(staging.PLACE, str(tmp_path))
     proxy.fault = lambda method, *_: "ignored" if method == "PUT" else ""
     with pytest.raises(ValueError, match=r"^the bucket s3://lab/diffusion ignores If-None-Match: two drivers could"):
-        staging.prepare(proxy.uri)
+        staging.prepare_storage(proxy.uri)
 
 
 def test_a_link_whose_answer_was_lost_is_this_writer_s(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +158,7 @@ def test_a_store_that_does_not_answer_is_said_in_a_sentence(proxy: Proxy) -> Non
             ask()
         assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)  # As it comes from another process.
     with pytest.raises(ValueError, match=r"^the bucket s3://lab/diffusion cannot be written: "):
-        staging.prepare(proxy.uri)
+        staging.prepare_storage(proxy.uri)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_neither_git_nor_ray_takes_a_file_of_it(tmp_path: Path, tiny: Experiment
 
 
 def test_a_buckets_working_folder_is_ignored_too(tmp_path: Path) -> None:
-    staging.begin(tmp_path / "cache", f"file://{tmp_path}/bucket")
+    staging.begin_working_copy(tmp_path / "cache", f"file://{tmp_path}/bucket")
     (tmp_path / "cache" / "sweeps").mkdir()
     (tmp_path / "cache" / "sweeps" / "secret").touch()
     assert staged(tmp_path) == set()

@@ -36,7 +36,7 @@ class InBucket(Sweep):
     def machine(self, name: str) -> None:
         """What is started from now on runs on this machine."""
         self.patch.setenv(staging.PLACE, str(self.here / name))
-        self.folder = staging.root(self.proxy.uri) / "sweeps" / "survivor"
+        self.folder = staging.storage_root(self.proxy.uri) / "sweeps" / "survivor"
 
     def objects(self, pattern: str) -> list[str]:
         """The names in the bucket that match."""

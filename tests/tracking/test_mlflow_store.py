@@ -28,7 +28,7 @@ from raydiff.tracking.writer import Mlflow
     ],
 )
 def test_a_password_is_not_printed(text: str, shown: str) -> None:
-    assert mlflow_store.redacted(text) == shown
+    assert mlflow_store.redact_passwords(text) == shown
 
 
 def test_artifacts_follow_a_storage_that_was_moved(migrated: Path, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ SWEPT = {"PFDM": ["clients", "method.epsilon"], "FedAvg": ["clients"]}
 def test_the_view_has_the_columns_and_charts_of_what_was_swept_and_measured() -> None:
     measured = {"distance_all": 1.0, "distance_minority": 2.0, "epsilon": 9.7, "bytes_sent": 3.0, "label_accuracy": 1.0}
     trials = [measured, {**measured, "epsilon": math.inf}, {**measured, "attack_auc_global": 0.5}]
-    view = json.loads(shared_view.state("parent", "id", SWEPT, trials))
+    view = json.loads(shared_view.build_view("parent", "id", SWEPT, trials))
     metrics = ["distance_all", "distance_minority", "epsilon", "attack_auc_global", "bytes_sent"]
     params = ["method", "clients", "method.epsilon"]
     columns = [*(f"metrics.`{name}`" for name in metrics), *(f"params.`{name}`" for name in params)]
@@ -32,8 +32,8 @@ def test_the_view_has_the_columns_and_charts_of_what_was_swept_and_measured() ->
 
 
 def test_a_view_of_accuracies_has_the_best_first_and_one_without_quality_is_a_view() -> None:
-    view = json.loads(shared_view.state("parent", "id", {"FedDistr": ["seed"]}, [{"accuracy": 0.5}]))
+    view = json.loads(shared_view.build_view("parent", "id", {"FedDistr": ["seed"]}, [{"accuracy": 0.5}]))
     assert (view["orderByKey"], view["orderByAsc"]) == ("metrics.`accuracy`", False)
     assert view["selectedColumns"] == ["metrics.`accuracy`", "params.`seed`"]
-    costs = json.loads(shared_view.state("parent", "id", {}, [{"epsilon": 1.0, "seconds": 2.0}]))
+    costs = json.loads(shared_view.build_view("parent", "id", {}, [{"epsilon": 1.0, "seconds": 2.0}]))
     assert costs["selectedColumns"] == ["metrics.`epsilon`", "metrics.`seconds`"]

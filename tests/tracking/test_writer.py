@@ -250,7 +250,7 @@ def test_the_sweep_shows_its_best_trial_its_frontier_and_a_view(
 
 
 def test_a_store_that_takes_no_view_costs_nothing(sweep: Sweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shared_view, "state", lambda *_: 1 / 0)
+    monkeypatch.setattr(shared_view, "build_view", lambda *_: 1 / 0)
     assert sweep.follow().end("FINISHED") is None
 
 

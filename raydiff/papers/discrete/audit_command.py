@@ -158,7 +158,7 @@ def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditRe
     Metrics are `pdp/...`, and `pdp/after_removal/...` with the number of removed records as step. A bound that is not
     finite becomes the tag `raydiff.audit.NAME`.
     """
-    staging.create(options.storage)
+    staging.create_storage(options.storage)
     uri, artifacts = sweep_folder.tracking_store(options.storage)
     encoded = results.encoded
     values = _values(results.summary)
@@ -189,7 +189,7 @@ def _log(folder: Path, options: AuditOptions, config: RawTable, results: AuditRe
         params={**table, "label": short(config.label), **{name: short(getattr(options, name)) for name in SETTINGS}},
         metrics=metrics,
     )
-    return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
+    return f"logged to {mlflow_store.redact_passwords(uri)}: run {run}, artifact {folder.name}; {confidentiality}"
 
 
 def _values(summary: Summary) -> dict[str, float]:

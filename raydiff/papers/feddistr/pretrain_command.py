@@ -126,7 +126,7 @@ def _draw(plan: Plan, dataset: Dataset, trained: Pretrained, out: Path) -> None:
 
 
 def _log(dataset: Dataset, options: PretrainOptions) -> str:
-    staging.create(options.storage)
+    staging.create_storage(options.storage)
     uri, artifacts = sweep_folder.tracking_store(options.storage)
     out = options.out
     name = options.out.name
@@ -138,4 +138,4 @@ def _log(dataset: Dataset, options: PretrainOptions) -> str:
         **{f"raydiff.made_by.{k}": v for k, v in sweep_folder.code_version().items()},
     }
     run = mlflow_store.log_folder(uri, out, experiment="raydiff-latent", name=name, tags=tags, artifacts=artifacts)
-    return f"logged to {mlflow_store.redacted(uri)}: run {run}, artifact {name}"
+    return f"logged to {mlflow_store.redact_passwords(uri)}: run {run}, artifact {name}"
