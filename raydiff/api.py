@@ -488,8 +488,8 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage, trust: Sequ
         >>> rd.open("example").experiment.method.rounds
         1
     """
-    root = copies.fetch(str(storage)).expanduser().absolute()
-    folder = sweep_folder.find_folder(str(copies.fetch(str(name))), root)
+    root = copies.fetch_for_reading(str(storage)).expanduser().absolute()
+    folder = sweep_folder.find_folder(str(copies.fetch_for_reading(str(name))), root)
     plan = read_plan(folder) if (folder / "sweep.json").exists() else {}
     several = len(plan.get("trials", ())) != 1 or plan.get("suggested")  # trials that are not planned
     whole = is_sweep(folder) and several

@@ -27,7 +27,7 @@ from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.networks import Network
 from raydiff.models.schedules import alphas_bar
 from raydiff.results.finished import open_finished
-from raydiff.runtime.plan import SweepRequest, plan
+from raydiff.runtime.plan import SweepRequest, plan_sweep
 from raydiff.runtime.schedulers import build_scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -155,7 +155,7 @@ def test_a_searcher_plans_and_a_scheduler_stops(package: Path, tmp_path: Path, t
     study = rd.Study(experiment=overrides.override(tiny, {"runtime.storage": str(tmp_path)}))
     rate = "method.local.learning_rate"
     asked = SweepRequest(search=("mylab.search:Halving", {"factor": 0.25}), sample={rate: ("uniform", (0.1, 0.8))})
-    planned = plan("sweep", study, replace(asked, samples=3), name="s")
+    planned = plan_sweep("sweep", study, replace(asked, samples=3), name="s")
     assert [trial.method.local.learning_rate for trial in planned.trials] == [0.8, 0.2, 0.05]  # type: ignore[attr-defined]
     chosen = ("mylab.search:Patient", {"worst": 2.0})
     scheduler = build_scheduler(chosen, objective="eval/vendi", lower_is_better=True, rounds=9)

@@ -113,7 +113,7 @@ class Maker:
         rng = _generator(self.source, self.request, f"numbers {part}") if is_drawn else None
         about = {"privacy": self.source.privacy, "about": self.source.about}
         names = self.finished.label_names
-        with appearing(self.out / _names(self.labels.rows, modality.part_suffix)[part]) as file:
+        with write_atomically(self.out / _names(self.labels.rows, modality.part_suffix)[part]) as file:
             modality.write_part(SamplePart(file, samples, labels, names, about, rng, is_first=part == 0))
 
 
