@@ -115,7 +115,7 @@ class Experiment:
         ValueError: If a field has a wrong type or value (all of them at once), or fields exclude each other.
 
     Examples:
-        >>> rd.Experiment(method=rd.FedProx(mu=0.1), clients=10, participation=0.3).in_a_round
+        >>> rd.Experiment(method=rd.FedProx(mu=0.1), clients=10, participants=3).in_a_round
         3
         >>> rd.Experiment(clients=1.5)
         Traceback (most recent call last):
