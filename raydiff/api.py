@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -42,8 +42,20 @@ Labels = Sequence[int] | Sequence[str] | NDArray[np.int64]
 """A class for each sample, by number or name; or label rows (N, K), by number."""
 
 
-class Numbers(dict[str, float]):
-    """Numbers by name, which are shown as a table."""
+class Numbers(Mapping[str, float]):
+    """Numbers by name, read-only, which are shown as a table."""
+
+    def __init__(self, values: Mapping[str, float]) -> None:
+        self._values = dict(values)
+
+    def __getitem__(self, name: str) -> float:
+        return self._values[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
 
     def __repr__(self) -> str:
         return "\n".join(f"{name:20}{value:.4g}" for name, value in self.items())
