@@ -128,7 +128,7 @@ def _summed(method: Summed, public: Records | None) -> Subject:
             result = sent(method, server, state, e, rnd)
             release = result.release
             state = result.state
-            ledger = ledger.with_upload(r, 0, release.event, release.nbytes)
+            ledger = ledger.with_uploads(r, [(0, release.event, release.nbytes)])
             if (apart := (u - v).norm()) > 0:
                 along += float((_entries(release) - (u + v) / 2) @ (u - v) / apart)
             if r + 1 < method.participating_rounds:
@@ -245,5 +245,5 @@ def one_run(method: DPSGD, included: Tensor, rng: torch.Generator, noise: NoiseS
     for r in range(method.rounds):
         release = audited.local_update(server, {}, data, Round(r, rng, replace(noise, path=(*noise.path, r)))).release
         server = tree.add(server, release.value) if release.value else server
-        ledger = ledger.with_upload(r, 0, release.event, release.nbytes)
+        ledger = ledger.with_uploads(r, [(0, release.event, release.nbytes)])
     return pulls.scores(server), ledger.server

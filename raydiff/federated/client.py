@@ -36,7 +36,9 @@ class Failed(RuntimeError):
 
     def __init__(self, who: str, round_number: int, reason: str) -> None:
         super().__init__(who, round_number, reason)
-        self.who, self.round_number, self.reason = who, round_number, reason
+        self.who = who
+        self.round_number = round_number
+        self.reason = reason
 
     def __str__(self) -> str:
         when = "before round 0" if self.round_number == INITIAL else f"in round {self.round_number}"
@@ -71,7 +73,9 @@ class StateCache:
     """Private states in memory, by client. Above `limit` bytes the oldest that the store also has are evicted."""
 
     def __init__(self, limit: int = CACHE_BYTES) -> None:
-        self.limit, self.bytes = limit, 0  # The bytes of states that the store also has.
+        # The bytes of states that the store also has.
+        self.limit = limit
+        self.bytes = 0
         self._states: dict[int, dict[int, Params]] = {}
         self._stored: dict[int, int] = {}  # client -> bytes, in the order in which they came
 
@@ -131,7 +135,8 @@ class Client:
             result = self.method.local_update(server, state, self.data, rnd)
         if result.state is not state:
             self._save(round_number, result.state)
-        release, metrics = accountable(result.release), result.metrics if self.instruments else {}
+        release = accountable(result.release)
+        metrics = result.metrics if self.instruments else {}
         if self.strict and not covers(self.method.upload_event(len(self.data), round_number), release.event):
             raise Failed(
                 f"client {self.client_id}", round_number, "its upload reveals more than was charged to the budget"
@@ -184,7 +189,8 @@ class Client:
         rng = seeding.generator(self.keys.seed, "client", self.client_id, "join")
         personal, fixed = method.join(server, rng)
         records, kinds = method.kinds(self.data, rng) if isinstance(method, WithKinds) else (self.data, {})
-        data, training = (records.images, records.labels), method.joining
+        data = (records.images, records.labels)
+        training = method.joining
         with failing_as(f"client {self.client_id}, which joins", self.method.rounds, self.method):
             personal, _, _ = fit_personal(method.trained_model, personal, fixed, data, training=training, rng=rng)
         return {**kinds, **personal}
@@ -282,7 +288,8 @@ def run_clients(clients: Sequence[Client], server: Params, round_number: int) ->
     for turn, cohort in enumerate(cohorts):
         names = [client.client_id for client in cohort]
         who = f"client {names[0]}" if len(names) == 1 else f"clients {names[0]} to {names[-1]}"
-        folder, loss = cohort[0].store.root if cohort[0].store else None, all(c.instruments for c in cohort)
+        folder = cohort[0].store.root if cohort[0].store else None
+        loss = all(c.instruments for c in cohort)
         with beating(folder, who, round_number, turn=turn, turns=len(cohorts), began=began, loss=loss):
             runs = [functools.partial(client.run, server, round_number) for client in cohort]
             results = run_in_lockstep(runs) if vectorize else ((run(), []) for run in runs)

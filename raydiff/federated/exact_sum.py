@@ -69,7 +69,9 @@ class ExactSum:
             if not abs(end) <= self.grid.largest:  # Nor where it is NaN.
                 # The entry is not quoted: more people read rejections than uploads.
                 raise OutOfRange(f"an entry times its weight is not within the sum's range of {self.grid.largest:.4g}")
-        self.layout, self.dtypes, size = flat.layout, dtypes, flat.layout.size
+        self.layout = flat.layout
+        self.dtypes = dtypes
+        size = flat.layout.size
         if self._bits is None:
             self._bits = np.zeros(size, np.int64)
         origin = float(self._origin())
@@ -91,7 +93,9 @@ class ExactSum:
         if other._bits is None or other.layout is None:
             return
         self._expect(other.layout, other.dtypes, other.count)
-        self.layout, self.dtypes, self.count = other.layout, other.dtypes, self.count + other.count
+        self.layout = other.layout
+        self.dtypes = other.dtypes
+        self.count = self.count + other.count
         if self._bits is None:
             self._bits = other._bits.copy()
         else:
@@ -103,7 +107,9 @@ class ExactSum:
             raise ValueError(f"a mean needs one summand at least and a positive weight, got {weight}")
         if self.layout is None or self._bits is None:
             return {}
-        steps, offset, size = math.ldexp(weight, -self.grid.exponent), self._offset(), self.layout.size
+        steps = math.ldexp(weight, -self.grid.exponent)
+        offset = self._offset()
+        size = self.layout.size
         out = torch.empty(size, dtype=self.layout.dtype)
         for start in range(0, size, BLOCK):
             whole = torch.from_numpy(self._bits[start : start + BLOCK] - offset)

@@ -25,7 +25,8 @@ from raydiff.storage.storage import storage_at
 EVERY_S = 2.0
 LATEST = 50  # steps that the loss is a mean of
 FOLDER = "beats"
-STEPS, ALONE = ".json", ".alive"
+STEPS = ".json"
+ALONE = ".alive"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +61,8 @@ class Heartbeat:
 
 def read_heartbeats(trial: Path) -> list[Heartbeat]:
     """Return the latest heartbeat of each process that trains for this trial, the slowest first."""
-    storage, beats = storage_at(trial), list[Heartbeat]()
+    storage = storage_at(trial)
+    beats = list[Heartbeat]()
     for name in storage.list_names(FOLDER):
         if name.endswith(STEPS):
             with contextlib.suppress(OSError, ValueError, TypeError):  # A file that cannot be read is skipped.
@@ -87,7 +89,9 @@ class SilenceTimer:
     """Measures how long a trial has shown neither a heartbeat nor a round."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._since, self._last = clock, clock(), object()
+        self._clock = clock
+        self._since = clock()
+        self._last = object()
 
     def silent_s(self, trial: Path) -> float:
         """Return the seconds since the first call after the last sign of progress; to be called regularly."""
@@ -110,11 +114,14 @@ def beating(
     trial: Path | None, who: str, round_number: int, *, turn: int = 0, turns: int = 1, began: float, loss: bool
 ) -> Iterator[None]:
     """Within it, trainings and work without steps write heartbeats into their trial's folder (None: nowhere)."""
-    start, last = time.monotonic(), dict[str, float]()  # when each was written
+    # when each was written
+    start = time.monotonic()
+    last = dict[str, float]()
     storage = None if trial is None else storage_at(trial)
 
     def write(kind: str, content: Callable[[], str]) -> None:
-        name, now = f"{FOLDER}/{process_name()}{kind}", time.monotonic()
+        name = f"{FOLDER}/{process_name()}{kind}"
+        now = time.monotonic()
         if storage is None or now - last.get(name, start) < max(EVERY_S, storage.pause_s):
             return
         last[name] = now
@@ -123,7 +130,8 @@ def beating(
 
     def on_step(step: int, steps: int, losses: Tensor) -> None:
         def content() -> str:
-            mean, at = float(losses[max(0, step - LATEST) : step].mean()) if loss else None, time.time()
+            mean = float(losses[max(0, step - LATEST) : step].mean()) if loss else None
+            at = time.time()
             where = {"who": who, "round": round_number, "turn": turn, "turns": turns, "step": step, "steps": steps}
             return dumps({**where, "loss": mean, "began": began, "at": at})
 

@@ -123,7 +123,9 @@ def rounds(
     """
     resumed = _resume(store, pool.clients, setup) if store else None
     if resumed is not None:
-        server, ledger, first = resumed.server, resumed.ledger, resumed.number + 1
+        server = resumed.server
+        ledger = resumed.ledger
+        first = resumed.number + 1
         committed = len(ledger.entries)
         yield resumed
     else:
@@ -144,7 +146,8 @@ def rounds(
                 progress = _run_round(method, pool, server, ledger, number, keys=keys, ids=ids, **options)
         finally:
             TRAINER_OVERRIDE.reset(before)
-        server, ledger = progress.server, progress.ledger
+        server = progress.server
+        ledger = progress.ledger
         if store:
             _commit(store, progress, ledger.entries[committed:])
             committed = len(ledger.entries)

@@ -57,7 +57,9 @@ class UploadValidator:
     """Checks a round's uploads, and adds them up."""
 
     def __init__(self, method: Method, server: Params, round_number: int, clients: int) -> None:
-        self.method, self.round_number, self.clients = method, round_number, clients
+        self.method = method
+        self.round_number = round_number
+        self.clients = clients
         self.mean_spec = method.mean_spec(server)
         self.server = server if self.mean_spec is None else tree.flattened(server)
         self._specs: dict[int, UploadSpec] = {}
@@ -113,7 +115,8 @@ def partial_sum(
     seconds: float = math.inf,
 ) -> Partial:
     """Return the sum of the results that come within `seconds`, at least one, noted in the store."""
-    partial, started = validator.partial(), time.monotonic()
+    partial = validator.partial()
+    started = time.monotonic()
     for result in results:
         validator.add(partial, *result)
         if time.monotonic() - started >= seconds:

@@ -44,7 +44,8 @@ AnyModel = Annotated[DDPM | Classifier | DiscreteDiffusion, MODELS]
 """What can be averaged: a denoiser of pictures, a classifier, a denoiser of a table's rows."""
 Update = Literal["mean", "momentum", "adam", "yogi"]
 Moments = Literal["reset", "kept", "averaged"]
-MOMENTS, SQUARES = "moments", "exp_avg_sq/"
+MOMENTS = "moments"
+SQUARES = "exp_avg_sq/"
 """A client's optimiser state, below this prefix: in the server's state where it is averaged, with roots in place of
 AdamW's second moments, which the exact sum would round to 0; else below `SCRATCH`."""
 AVERAGE = f"{SERVER_ONLY}/average"
@@ -249,8 +250,10 @@ class Averaged(Method):
         if self.averaging.moments != "reset":
             shared = {k: v.square() if SQUARES in k else v for k, v in tree.under(MOMENTS, server).items()}
             moments = {**shared, **tree.under(f"{SCRATCH}/{MOMENTS}", state)}
-        start, steps = start or tree.without(MOMENTS, server), self.steps(rnd.number, len(data))
-        training, records = replace(self.local, ema=0.0), (data.images, data.labels)
+        start = start or tree.without(MOMENTS, server)
+        steps = self.steps(rnd.number, len(data))
+        training = replace(self.local, ema=0.0)
+        records = (data.images, data.labels)
         more = {"model": self.model, "moments": moments, "steps": steps, **more}
         return fit(more.pop("model"), start, *records, training=training, rng=rnd.rng, **more)
 
@@ -267,7 +270,8 @@ class Averaged(Method):
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """The server's optimiser takes one step along the clients' mean update."""
         mean, events = self.averaging.publish(uploads, rnd, rounds=self.rounds)
-        moments, before = f"{SERVER_ONLY}/averaging", {k: server[k] for k in mean}
+        moments = f"{SERVER_ONLY}/averaging"
+        before = {k: server[k] for k in mean}
         if self.averaging.secure_aggregation:  # The decoded mean is float64.
             mean = {k: v.to(before[k].dtype) for k, v in mean.items()}
         after, moved = self.averaging.step(before, mean, tree.under(moments, server))
@@ -278,7 +282,8 @@ class Averaged(Method):
         """The server's state with the moving average of these leaves of it, which become it in the last round."""
         last = rnd.number == self.rounds - 1
         if self.local.ema:
-            before, kept = tree.under(AVERAGE, server) or weights, self.local.kept(rnd.number + 1)
+            before = tree.under(AVERAGE, server) or weights
+            kept = self.local.kept(rnd.number + 1)
             average = {k: torch.lerp(v, before[k], kept) for k, v in weights.items()}
             server = {**server, **(average if last else tree.prefixed(AVERAGE, average))}
         return tree.without(MOMENTS, tree.without(AVERAGE, server)) if last else server

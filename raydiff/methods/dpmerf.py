@@ -52,7 +52,9 @@ from raydiff.seeding import generator
 from raydiff.settings import Count, Positive, settings
 from raydiff.tree import Params
 
-EMBEDDING, KERNEL, TARGET = "embedding", "kernel", f"{SERVER_ONLY}/target"
+EMBEDDING = "embedding"
+KERNEL = "kernel"
+TARGET = f"{SERVER_ONLY}/target"
 CHUNK = 2048  # records whose features are in memory together
 HEURISTIC = 1000  # public records, at most, whose distances give the length scale
 
@@ -108,7 +110,8 @@ class DPMERF(NoisedSums):
         if public is None or not len(public):
             raise ValueError("length must be given where there are no public records: data.public is 0")
         some = torch.randperm(len(public), generator=rng)[:HEURISTIC]
-        x, row = public.images[some].flatten(1), self.rows_of(public)[some]
+        x = public.images[some].flatten(1)
+        row = self.rows_of(public)[some]
         apart = torch.cat([torch.pdist(x[row == k]) for k in row.unique()])
         if not len(apart):
             raise ValueError("length must be given where no two public records have the same labels")
@@ -120,7 +123,9 @@ class DPMERF(NoisedSums):
 
     def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
         """The sum of each row's features, (R, D) float64."""
-        rows, count, w = self.rows_of(data), self.model.rows, self._frequencies(server)
+        rows = self.rows_of(data)
+        count = self.model.rows
+        w = self._frequencies(server)
         sums = torch.zeros(count, self.features, dtype=torch.float64)
         for x, row in zip(data.images.split(CHUNK), rows.split(CHUNK), strict=True):
             sums += sum_by_row(tree.clip_records(phi(x, w), 1 - ROUNDING), row, count)
@@ -149,9 +154,12 @@ class DPMERF(NoisedSums):
         target, counts = (server[f"{TARGET}/{name}"] for name in ("mean", "counts"))
         present = counts.nonzero()[:, 0]
         each = max(2, math.ceil(self.training.batch / len(present)))
-        rows, weights = present.repeat_interleave(each), len(present) * (counts[present] / counts.sum()).square()
-        where, w = device(), self._frequencies(server).to(device())
-        target, weights = target[present].to(where), weights.float().to(where)
+        rows = present.repeat_interleave(each)
+        weights = len(present) * (counts[present] / counts.sum()).square()
+        where = device()
+        w = self._frequencies(server).to(device())
+        target = target[present].to(where)
+        weights = weights.float().to(where)
 
         def gradient(theta: Params) -> tuple[Params, Tensor]:
             z = torch.randn(len(rows), self.model.code, generator=rng)

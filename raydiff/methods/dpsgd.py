@@ -120,7 +120,8 @@ class DPSGD(Averaged):
         before = (self.first.upload_event(records, 0),) if self.central else ()
         options: dict[str, Any] = {"relation": self.relation, "accountant": self.accountant, "before": before}
         budget = StepBudget(epsilon=self.epsilon, delta=self.delta, **options)
-        batch, steps = self.local.batch, max(1, self.local.steps)
+        batch = self.local.batch
+        steps = max(1, self.local.steps)
         sigma = noise_multiplier(self.noise_multiplier, budget, batch=batch, records=records, steps=steps)
         return Mechanism(noise_multiplier=sigma, max_grad_norm=self.max_grad_norm, multiplicity=self.multiplicity)
 
@@ -149,7 +150,8 @@ class DPSGD(Averaged):
         assert rnd.noise is not None  # A client's round always has a noise stream.
         if not (steps := self.steps(rnd.number, 0)):
             return LocalResult(state, nothing())
-        mechanism, training = self.mechanism(len(data)), replace(self.local, ema=0.0)
+        mechanism = self.mechanism(len(data))
+        training = replace(self.local, ema=0.0)
         gradient = PrivateGradient(
             self.model.loss,
             data.images.to(device()),
@@ -173,7 +175,8 @@ class DPSGD(Averaged):
             return self.first.upload_event(records, number)
         if not (steps := len(self.steps(number, 0))):
             return Nothing()
-        sigma, rate = self.mechanism(records).noise_multiplier, sampling_rate(self.local.batch, records)
+        sigma = self.mechanism(records).noise_multiplier
+        rate = sampling_rate(self.local.batch, records)
         return replace(event_of(sigma, self.relation, rate=rate, steps=steps), declared=DECLARED)
 
     def mean_spec(self, server: Params) -> MeanSpec:
@@ -195,6 +198,7 @@ class DPSGD(Averaged):
         """The model, trained on pictures drawn from the central images' sums."""
         sums, _, _ = self.first.aggregate(self.first.init_server(None, rnd.rng), uploads, rnd)
         every = torch.cartesian_prod(*map(torch.arange, self.first.model.labels)).view(self.first.model.rows, -1)
-        labels, weights = every.repeat(EACH, 1), {k: v for k, v in server.items() if k != PENDING}
+        labels = every.repeat(EACH, 1)
+        weights = {k: v for k, v in server.items() if k != PENDING}
         pictures = self.first.deploy(sums).sample(labels, rnd.rng)
         return fit(self.model, weights, pictures, labels, training=self.pretraining, rng=rnd.rng)[0]

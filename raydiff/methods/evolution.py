@@ -49,7 +49,9 @@ from raydiff.privacy.release import Event
 from raydiff.settings import Count, Fraction, settings
 from raydiff.tree import Params
 
-VOTES, PICTURES, POOL = "votes", "model/pictures", f"{SERVER_ONLY}/pool"
+VOTES = "votes"
+PICTURES = "model/pictures"
+POOL = f"{SERVER_ONLY}/pool"
 NEIGHBOURS = 5  # public pictures nearest to a candidate, towards one of which it is moved
 
 
@@ -90,9 +92,11 @@ class Evolution(NoisedSums):
 
     def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
         """Votes (R, N). The metric is the mean distance from a record to its candidate."""
-        pictures, rows = server[PICTURES], self.rows_of(data)
+        pictures = server[PICTURES]
+        rows = self.rows_of(data)
         count, n = pictures.shape[:2]
-        nearest, apart = torch.zeros_like(rows), torch.zeros(len(rows))
+        nearest = torch.zeros_like(rows)
+        apart = torch.zeros(len(rows))
         for k in rows.unique():
             distances = torch.cdist(data.images[rows == k].flatten(1), pictures[k].flatten(1))
             apart[rows == k], nearest[rows == k] = distances.min(1)

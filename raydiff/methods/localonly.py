@@ -79,7 +79,8 @@ class LocalOnly(Method):
             if public is None or not len(public):
                 raise ValueError("public_only must be false where there are no public records: data.public is 0")
             data = public
-        model, records = self.model, (data.images, data.labels)
+        model = self.model
+        records = (data.images, data.labels)
         if self.clip is not None:
             center = clip_center(self.center, public)
             assert isinstance(model, DDPM)
@@ -109,6 +110,8 @@ class LocalOnly(Method):
         if self.clip is None:
             return deploy_model(self.model, self.sampling, shared=None, personal=state)
         assert isinstance(self.model, DDPM)
-        denoiser, abar = with_clipped_flag(self.model).denoiser(state, fixed=(0,)), self.model.abar
-        samplers, targets = self.sampling.samplers(self.model, denoiser), {"client": Target((denoiser,), abar)}
+        denoiser = with_clipped_flag(self.model).denoiser(state, fixed=(0,))
+        abar = self.model.abar
+        samplers = self.sampling.samplers(self.model, denoiser)
+        targets = {"client": Target((denoiser,), abar)}
         return Deployed(samplers, conditional=self.model.conditional, targets=targets)

@@ -73,7 +73,8 @@ class Marginals(NoisedSums):
         return {PAIRS: (self.model.rows, self.model.width * (self.model.width + 1) // 2)}
 
     def add_up(self, server: Params, data: Records) -> tuple[Params, Metrics]:
-        rows, u = self.rows_of(data), self.model.one_hot(data.images)
+        rows = self.rows_of(data)
+        u = self.model.one_hot(data.images)
         return {PAIRS: torch.stack([moments.packed(u[rows == row]) for row in range(self.model.rows)])}, {}
 
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:

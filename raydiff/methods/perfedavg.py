@@ -83,7 +83,8 @@ class PerFedAvg(Averaged):
 
     def _loss_after_step(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         (images, labels), half, second = batch, len(batch[0]) // 2, self.order == "second"
-        inner, outer = slice(half), slice(half, None)
+        inner = slice(half)
+        outer = slice(half, None)
         before: tuple[Pair, Params, Params] = ((images[inner], labels[inner]), _rows(draws, inner), {})
         # Fused attention's backward pass cannot itself be differentiated.
         with sdpa_kernel(SDPBackend.MATH) if second else nullcontext():

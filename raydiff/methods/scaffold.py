@@ -36,7 +36,8 @@ from raydiff.privacy.release import Event, NonPrivate, disclose
 from raydiff.settings import settings
 from raydiff.tree import Params
 
-MODEL, CONTROL = "model", "control"
+MODEL = "model"
+CONTROL = "control"
 UNPROTECTED_TEXT = "weights and control variates sent as they are"
 
 
@@ -74,7 +75,8 @@ class Scaffold(FineTuned):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """K corrected steps from x; send y - x and c_i+ - c_i."""
-        x, c = tree.under(MODEL, server), tree.under(CONTROL, server)
+        x = tree.under(MODEL, server)
+        c = tree.under(CONTROL, server)
         none = tree.scale(c, 0.0)
         c_i = tree.under(f"{SCRATCH}/{CONTROL}", state) or none
         y, _, loss = self.fit_round(x, {}, data, rnd, objective=self._corrected, extras=tree.sub(c, c_i))

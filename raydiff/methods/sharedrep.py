@@ -64,7 +64,8 @@ class SharedRep(Averaged):
 
     def local_update(self, server: Params, state: Params, data: Records, rnd: Round) -> LocalResult:
         """Train all; send the shared part's difference."""
-        shared, before = tree.without(START, server), tree.without(SCRATCH, state) or tree.under(START, server)
+        shared = tree.without(START, server)
+        before = tree.without(SCRATCH, state) or tree.under(START, server)
         start = {**self.shared(shared), **before}
         w, moments, loss = self.fit_round(shared, state, data, rnd, start=start)
         private, after = self._split(w)

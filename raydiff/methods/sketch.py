@@ -58,7 +58,8 @@ from raydiff.privacy.release import ROUNDING, Event
 from raydiff.settings import Fraction, NonNegative, Positive, settings
 from raydiff.tree import Params
 
-SUMS, SECOND = "sums", "second"
+SUMS = "sums"
+SECOND = "second"
 
 
 @settings(frozen=True, kw_only=True)
@@ -145,8 +146,11 @@ class Sketch(NoisedSums):
     def aggregate(self, server: Params, uploads: Mean, rnd: Round) -> tuple[Params, Metrics, list[Event]]:
         """Gaussians from the sums over all clients, which have M clients' noise."""
         total, counts, std = self.total(uploads)
-        weight, d = self.moment / self.clip, self.model.pixels
-        means, vectors, scales = total[SUMS] / counts[:, None].clamp_min(1), torch.eye(d), torch.zeros(d)
+        weight = self.moment / self.clip
+        d = self.model.pixels
+        means = total[SUMS] / counts[:, None].clamp_min(1)
+        vectors = torch.eye(d)
+        scales = torch.zeros(d)
         if weight:
             second = moments.unpacked(total[SECOND] / weight, d)
             means, vectors, scales = moments.estimated(total[SUMS], second, counts, std=std, second_std=std / weight)
@@ -160,7 +164,8 @@ class Sketch(NoisedSums):
         shared = self.deploy_sampler("gaussian", tree.under("gaussians", server), about)
         if not state:
             return shared
-        personal, z_m = self._personal, with_clipped_flag(self._personal).denoiser(state, fixed=(0,))
+        personal = self._personal
+        z_m = with_clipped_flag(self._personal).denoiser(state, fixed=(0,))
         depth = max(1, round(self.refine * personal.timesteps))
 
         def sample(chain: Sampling, labels: Tensor, rng: torch.Generator) -> Tensor:

@@ -1,5 +1,6 @@
-"""Models that sample pictures for a row of labels in one step. Attacks query a denoiser, which they lack: over a finite
-set of pictures it has a closed form, `posterior`.
+"""Models that sample pictures for a row of labels in one step.
+
+Attacks query a denoiser, which they lack: over a finite set of pictures it has a closed form, `posterior`.
 
 Shapes: R (`rows`) rows of labels; P pictures for each; d = C H W (`pixels`).
 """
@@ -55,7 +56,9 @@ class ByRow:
         abar = self.abar
 
         def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-            x, row, out = x_t.flatten(1), label_rows(labels, self.labels), torch.empty(len(x_t), self.pixels)
+            x = x_t.flatten(1)
+            row = label_rows(labels, self.labels)
+            out = torch.empty(len(x_t), self.pixels)
             for k in row.unique():
                 mine = row == k
                 a = abar[t[mine]].float()[:, None]

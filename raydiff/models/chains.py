@@ -52,8 +52,10 @@ Advance = Callable[[Step], Tensor]
 
 
 def ancestral(step: Step) -> Tensor:
-    """Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by beta = 1 - abar_t / abar_s;
-    no noise in the step that reaches 0."""
+    """Algorithm 4 with sigma_t^2 = beta_t ("fixedlarge"), generalised to skipped steps by beta = 1 - abar_t / abar_s.
+
+    The step that reaches 0 has no noise.
+    """
     beta = 1 - step.a_t / step.a_s
     if 1 - beta > LEAST_KEPT:
         x = (step.x - beta / math.sqrt(1 - step.a_t) * step.z) / math.sqrt(1 - beta)
@@ -137,8 +139,10 @@ class Sampling:
         bound: float,
         rng: torch.Generator,
     ) -> Tensor:
-        """`denoise` from x = x_start to x_stop with this sampler and this part's fraction of the steps: on the
-        accelerator if there is one, result on the CPU."""
+        """`denoise` from x = x_start to x_stop with this sampler and this part's fraction of the steps.
+
+        On the accelerator if there is one, result on the CPU.
+        """
         steps = None if self.steps is None else max(1, math.ceil(self.steps * (start - stop) / model.timesteps))
         part: dict[str, Any] = {"start": start, "stop": stop, "sampler": self.sampler, "steps": steps, "bound": bound}
         return denoise(z_theta, x.to(device()), labels=labels.to(device()), abar=model.abar, rng=rng, **part).cpu()

@@ -37,14 +37,18 @@ class CNN:
         for i, out in enumerate(self.widths):
             stride = 1 if i == 0 else 2
             layers += [nn.Conv2d(channels, out, 3, stride=stride, padding=1), nn.ReLU()]
-            channels, height, width = out, math.ceil(height / stride), math.ceil(width / stride)
+            channels = out
+            height = math.ceil(height / stride)
+            width = math.ceil(width / stride)
         return _dense(layers, channels * height * width, (self.hidden,), classes)
 
 
 @settings(frozen=True, kw_only=True)
 class LeNet:
-    """Convolutions of 5x5 without padding, each with pooling of 2x2, then hidden layers, on pixels from 0 to 1, for
-    pictures of 16x16 or more. By default NIID-Bench's (arXiv 2102.02079), after LeCun et al. 1998."""
+    """Convolutions of 5x5 without padding, each with pooling of 2x2, then hidden layers, on pixels from 0 to 1.
+
+    For pictures of 16x16 or more. By default NIID-Bench's (arXiv 2102.02079), after LeCun et al. 1998.
+    """
 
     widths: Annotated[tuple[Count, ...], MinLen(1)] = (6, 16)
     """Channels of each convolution."""
@@ -58,7 +62,9 @@ class LeNet:
         for out in self.widths:
             # Pooling before ReLU has the same bits and is 1.5 times faster.
             layers += [nn.Conv2d(channels, out, 5), nn.MaxPool2d(2), nn.ReLU()]
-            channels, height, width = out, (height - 4) // 2, (width - 4) // 2
+            channels = out
+            height = (height - 4) // 2
+            width = (width - 4) // 2
         if min(height, width) < 1:
             raise ValueError(f"shape must be larger for {len(self.widths)} convolutions of 5x5, got {shape}")
         return _dense(layers, channels * height * width, self.hidden, classes)
@@ -77,8 +83,11 @@ class Perceptron:
 
 @settings(frozen=True, kw_only=True)
 class ResNet18:
-    """ResNet-18 (He et al. 2016, arXiv 1512.03385) for CIFAR (3x3 stem, no pooling before the blocks), with group
-    normalisation: batch statistics do not average over clients of unlike classes (Hsieh et al., arXiv 1910.00189)."""
+    """ResNet-18 (He et al. 2016, arXiv 1512.03385) for CIFAR: 3x3 stem, no pooling before the blocks.
+
+    With group normalisation: batch statistics do not average over clients of unlike classes (Hsieh et al., arXiv
+    1910.00189).
+    """
 
     width: Annotated[int, Ge(8), MultipleOf(8)] = 64
     """Channels of the first stage; each later one has twice as many."""
@@ -153,7 +162,8 @@ def _dense(layers: list[nn.Module], units: int, hidden: tuple[int, ...], classes
 class _Classifier(nn.Module):
     def __init__(self, trunk: nn.Module, head: nn.Module) -> None:
         super().__init__()
-        self.trunk, self.head = trunk, head
+        self.trunk = trunk
+        self.head = head
 
     def forward(self, x: Tensor, features: bool = False) -> Tensor:
         h: Tensor = self.trunk(x)

@@ -23,7 +23,9 @@ ON_PROGRESS: ContextVar[Callable[[], None] | None] = ContextVar("alive", default
 """Callback that reports progress during long work without training steps (`federated.heartbeat`)."""
 
 CHUNK = 4096  # records per forward pass when nothing is trained: bounds memory, does not change results
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
+# of malloc.h
+M_TRIM_THRESHOLD = -1
+M_MMAP_THRESHOLD = -3
 GPU_CHUNK = 1024  # On an H100 a pass of 4096 at 32x32 with attention asked for 6 GiB at once.
 
 
@@ -34,16 +36,21 @@ def device() -> torch.device:
 
 
 def compute_with(threads: int, precision: Precision) -> None:
-    """Set threads and float32 precision of this process, and that it keeps freed memory for its next tensors. torch's
-    default on a GPU is TF32 in convolutions only."""
+    """Set threads and float32 precision of this process, and that it keeps freed memory for its next tensors.
+
+    torch's default on a GPU is TF32 in convolutions only.
+    """
     _keep_freed_memory()
     torch.set_num_threads(threads)
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
 
 def _keep_freed_memory() -> None:
-    """Let glibc reuse blocks of up to 256 MB, and keep up to 1 GB at the end of the heap. By default a tensor of over
-    32 MB is always new memory, and filling it takes twice as long. Other C libraries stay as they are."""
+    """Let glibc reuse blocks of up to 256 MB, and keep up to 1 GB at the end of the heap.
+
+    By default a tensor of over 32 MB is always new memory, and filling it takes twice as long. Other C libraries stay
+    as they are.
+    """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         mallopt(M_MMAP_THRESHOLD, 2**28)
@@ -64,8 +71,10 @@ def device_lost(error: BaseException) -> bool:
 
 
 def frozen(call: Callable[..., Tensor], params: Params) -> Callable[..., Tensor]:
-    """`call(params, *inputs)` as a function of inputs (N, ...), `CHUNK` rows at a time: without gradients, on the
-    accelerator if there is one, results where the inputs are. Raises NotFinite."""
+    """`call(params, *inputs)` as a function of inputs (N, ...), `CHUNK` rows at a time, without gradients.
+
+    It runs on the accelerator if there is one; results are where the inputs are. Raises NotFinite.
+    """
     where = device()
     bound = {k: finite(v, "the model's weights").to(where) for k, v in params.items()}
 

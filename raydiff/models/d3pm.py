@@ -1,5 +1,6 @@
-"""Discrete diffusion of category vectors: D3PM (Austin et al. 2021, arXiv 2107.03006) with the uniform kernel, in the
-form of Wei et al. (TMLR 2024, arXiv 2310.15524).
+"""Discrete diffusion of category vectors: D3PM with the uniform kernel.
+
+Austin et al. 2021, arXiv 2107.03006, in the form of Wei et al. (TMLR 2024, arXiv 2310.15524).
 
 The n columns are noised independently; the network predicts each column of the clean row from the whole noised row.
 Generation draws the columns of a step independently (Wei et al., Eq. 3):
@@ -21,7 +22,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Annotated, Literal
+from typing import Annotated
 
 import torch
 from annotated_types import Ge, MinLen
@@ -35,7 +36,6 @@ from raydiff.models.functional import call, fresh
 from raydiff.settings import Count, Natural, settings
 from raydiff.tree import Params
 
-Objective = Literal["cross_entropy", "variational"]
 Predict = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
@@ -61,8 +61,6 @@ class DiscreteDiffusion:
     """Noise schedule."""
     steps: Count = 10
     """T."""
-    objective: Objective = "cross_entropy"
-    """cross_entropy of the clean columns (the paper's), or variational, the mean over t of D3PM's bound."""
     release: Natural = 0
     """T_rl in 0..T: samples are rows of this step; 0: clean rows, T: uniform rows."""
     counts: Annotated[tuple[Count, ...], MinLen(1)] = (2,)
@@ -109,15 +107,11 @@ class DiscreteDiffusion:
         }
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """The objective, mean over rows and columns. Needs no extras."""
+        """Cross-entropy of the clean columns, mean over rows and columns. Needs no extras."""
         clean = codes_of(batch[0])
         noised = self.noised(clean, draws)
         logits = self._call(params, noised, draws["t"], batch[1])
-        if self.objective == "cross_entropy":
-            return F.cross_entropy(logits.flatten(0, 1), clean.flatten())
-        true = self.posterior(_one_hot(clean, self.k, logits.dtype), noised, draws["t"])
-        predicted = self.posterior(logits.softmax(-1), noised, draws["t"]).clamp_min(1e-30)
-        return (torch.xlogy(true, true) - true * predicted.log()).sum(-1).mean()
+        return F.cross_entropy(logits.flatten(0, 1), clean.flatten())
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """The last hidden layer on the noised rows, (B, hidden), for MOON."""
@@ -177,7 +171,9 @@ def _one_hot(codes: Tensor, k: int, dtype: torch.dtype) -> Tensor:
 class _Denoiser(nn.Module):
     def __init__(self, model: DiscreteDiffusion) -> None:
         super().__init__()
-        width, n, self.k = model.hidden, len(model.counts), model.k
+        width = model.hidden
+        n = len(model.counts)
+        self.k = model.k
         self.step = nn.Embedding(model.steps, width)
         self.conditions = nn.ModuleList(nn.Embedding(count, width) for count in model.labels)
         self.enter = nn.Linear(n * self.k, width)

@@ -1,5 +1,6 @@
-"""Schedules of uniform noise on categories (D3PM, Austin et al. 2021, arXiv 2107.03006; Wei et al., TMLR 2024, arXiv
-2310.15524, section 4.1 and Figure 5).
+"""Schedules of uniform noise on categories.
+
+D3PM, Austin et al. 2021, arXiv 2107.03006; Wei et al., TMLR 2024, arXiv 2310.15524, section 4.1 and Figure 5.
 
 Step t keeps a value with probability alpha_t and otherwise draws it anew, uniformly from the k categories:
 Q_t = alpha_t I + (1 - alpha_t) 11^T / k. After t steps the same holds with abar_t = alpha_1 .. alpha_t.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import torch
@@ -39,7 +40,7 @@ class Linear(CategorySchedule):
     """Decay rate; at 1 no signal is left after step T."""
 
     def alpha(self, steps: int) -> Tensor:
-        return _tensor([1 - self.rate * t / steps for t in _times(steps)])
+        return _tensor([1 - self.rate * t / steps for t in range(steps + 1)])
 
 
 @settings(frozen=True, kw_only=True)
@@ -51,7 +52,7 @@ class Sigmoid(CategorySchedule):
 
     def alpha(self, steps: int) -> Tensor:
         last = _sigmoid(3 * self.rate)
-        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in _times(steps)[:-1]]
+        rest = [last - _sigmoid(3 * self.rate * t / steps) for t in range(steps)]
         return _tensor([*(x / (last - 0.5) for x in rest), 0.0])  # 0 at T, on either side of which floats may fall
 
 
@@ -63,7 +64,7 @@ class Cosine(CategorySchedule):
     """Keeps the first steps from being too small (Nichol & Dhariwal, arXiv 2102.09672)."""
 
     def alpha(self, steps: int) -> Tensor:
-        turns = [(t / steps + self.offset) / (1 + self.offset) for t in _times(steps)[:-1]]
+        turns = [(t / steps + self.offset) / (1 + self.offset) for t in range(steps)]
         f = [math.cos(turn * math.pi / 2) ** 2 for turn in turns] + [0.0]  # cos(pi / 2), which floats miss
         return _tensor([1.0] + [after / before for before, after in itertools.pairwise(f)])
 
@@ -84,22 +85,10 @@ def abar(schedule: CategorySchedule, steps: int) -> Tensor:
 
 
 def schedule_named(name: str, rate: float = 1.0) -> CategorySchedule:
-    """The schedule of this name, with this rate where it has one. Raises ValueError for another name or a rate."""
-    cls = resolve("--schedule", CATEGORY_SCHEDULES, name)
-    if "rate" in {f.name for f in fields(cls)}:
-        rated: Any = cls
-        with_rate: CategorySchedule = rated(rate=rate)
-        return with_rate
-    if rate != 1:
-        raise ValueError(f"the schedule {name} has no rate, got {rate}")
-    return cls()
-
-
-def _times(steps: int) -> range:
-    """0 .. T."""
-    if steps < 1:
-        raise ValueError(f"steps must be at least 1, got {steps}")
-    return range(steps + 1)
+    """The schedule of this name, with this rate unless it is 1. Raises ValueError for another name or a rate."""
+    cls: Any = resolve("--schedule", CATEGORY_SCHEDULES, name)
+    schedule: CategorySchedule = cls() if rate == 1 else cls(rate=rate)
+    return schedule
 
 
 def _tensor(values: list[float]) -> Tensor:

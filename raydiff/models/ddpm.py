@@ -23,6 +23,7 @@ from raydiff.models.schedules import (
     Level,
     LinearBetas,
     Schedule,
+    Timesteps,
     alphas_bar,
     lognormal_levels,
     signal_and_noise,
@@ -60,7 +61,7 @@ class DDPM:
     """The denoiser."""
     schedule: Annotated[Schedule, SCHEDULES] = LinearBetas()
     """Noise schedule."""
-    timesteps: Count = 1000
+    timesteps: Timesteps = 1000
     """T."""
     shape: tuple[Count, Count, Count] = (1, 8, 8)
     """(channels, height, width) of a record; filled in from the data when an experiment is built."""
@@ -97,8 +98,10 @@ class DDPM:
         return alphas_bar(self.schedule, self.timesteps)
 
     def for_data(self, shape: tuple[int, int, int], labels: tuple[int, ...]) -> DDPM:
-        """The same for pictures of this shape, with this many values in each label column. Raises ValueError where the
-        network does not take them."""
+        """The same for pictures of this shape, with this many values in each label column.
+
+        Raises ValueError where the network does not take them.
+        """
         self.network.check(shape)
         return replace(self, shape=shape, labels=labels if self.conditional else ())
 
@@ -122,9 +125,13 @@ class DDPM:
         return {**drawn, "flip": torch.rand(count, generator=rng) < 0.5} if self.flip else drawn
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
-        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3), or of the same
-        in what the network predicts. No extras."""
-        x, z, t = batch[0], draws["z"], draws["t"]
+        """Mean over pixels of ||z - z_theta(sqrt(abar_t) x_0 + sqrt(1 - abar_t) z, t)||^2 (Algorithm 3).
+
+        Or of the same in what the network predicts. No extras.
+        """
+        x = batch[0]
+        z = draws["z"]
+        t = draws["t"]
         if self.flip:
             x = torch.where(draws["flip"].view(-1, 1, 1, 1), x.flip(-1), x)
         signal, noise = level = signal_and_noise(x, self.abar, t)
@@ -171,7 +178,8 @@ class DDPM:
 
     def features(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params) -> Tensor:
         """Features of the noised images, (B, dim), at the network's `features`, for MOON."""
-        x, t = batch[0], draws["t"]
+        x = batch[0]
+        t = draws["t"]
         signal, noise = level = signal_and_noise(x, self.abar, t)
         return self._output(params, signal * x + noise * draws["z"], t, batch[1], level, features=self.network.features)
 

@@ -71,14 +71,17 @@ class Forest:
         """Parameters from packed M_r, (R, m (m + 1) / 2), with noise of `std`, and counts of records by row (R,)."""
         whole = torch.stack([moments.unpacked(row, self.width) for row in packed])
         # A count off the diagonal stands twice in the norm, so its noise has half the variance.
-        pair, totals = std / math.sqrt(2), numbers.clamp_min(1).double()
+        pair = std / math.sqrt(2)
+        totals = numbers.clamp_min(1).double()
         single = self._single(whole, totals, std=std, pair=pair)
         chance = self._by_chance(single, totals, std=pair)
         parent, order = self._tree(whole, single, totals, chance=chance.sum(0))
-        k, alone_of = max(self.counts), [row.split(self.counts) for row in single]
+        k = max(self.counts)
+        alone_of = [row.split(self.counts) for row in single]
         table = torch.zeros(self.rows, len(self.counts), k, k, dtype=torch.float64)
         for r, column in itertools.product(range(self.rows), range(len(self.counts))):
-            alone, above = alone_of[r][column], parent[column]
+            alone = alone_of[r][column]
+            above = parent[column]
             counts = alone.expand(k, -1)
             if above >= 0:
                 joint = whole[r].split(self.counts)[above].split(self.counts, dim=1)[column]
@@ -106,7 +109,8 @@ class Forest:
 
     def _single(self, whole: Tensor, totals: Tensor, *, std: float, pair: float) -> Tensor:
         """(R, m): counts of each column's values: the precision-weighted mean of the diagonal and of its tables."""
-        column, sizes = self._column, torch.tensor(self.counts, dtype=torch.float64)
+        column = self._column
+        sizes = torch.tensor(self.counts, dtype=torch.float64)
         others = (1 - column) / (pair * pair * sizes).clamp_min(1e-12)
         first = 1 / max(std * std, 1e-12)
         weighted = (whole @ column * others).sum(2) + first * whole.diagonal(dim1=1, dim2=2)
@@ -122,19 +126,23 @@ class Forest:
 
     def _tree(self, whole: Tensor, single: Tensor, totals: Tensor, *, chance: Tensor) -> tuple[list[int], list[int]]:
         """(parent of each column, columns with parents first) of the heaviest forest, by Prim's algorithm."""
-        n, column = len(self.counts), self._column
+        n = len(self.counts)
+        column = self._column
         beyond = whole - single[:, :, None] * single[:, None, :] / totals[:, None, None]
         squares = (column.T @ beyond.square() @ column).sum(0)
         less = torch.tensor(self.counts, dtype=torch.float64) - 1
         free = (self.rows * torch.outer(less, less)).clamp_min(1)
         edge = (squares - chance * (1 + TRUSTED * (2 / free).sqrt())).triu(1)
         weights = (edge + edge.T).tolist()
-        parent, order, left = [-1] * n, list[int](), set(range(n))
+        parent = [-1] * n
+        order = list[int]()
+        left = set(range(n))
         while left:
-            edges = [(weights[a][b], a, b) for a in order for b in sorted(left)]
+            edges = [(weights[a][b], a, b) for a, b in itertools.product(order, sorted(left))]
             best, above, child = max(edges, default=(0.0, -1, -1), key=lambda edge: edge[0])
             if best <= 0:
-                above, child = -1, max(sorted(left), key=lambda c: sum(max(0.0, w) for w in weights[c]))
+                above = -1
+                child = max(sorted(left), key=lambda c: sum(max(0.0, w) for w in weights[c]))
             parent[child] = above
             order.append(child)
             left.discard(child)

@@ -22,8 +22,10 @@ POINTS = 500  # pictures of each row of labels over which `denoiser` is computed
 
 @settings(frozen=True, kw_only=True)
 class Generator(ByRow):
-    """Two hidden layers, then two convolutions of 5x5, each after doubling the resolution: DP-MERF's for MNIST, with
-    layer normalisation, also between the convolutions, in place of batch normalisation."""
+    """Two hidden layers, then two convolutions of 5x5, each after doubling the resolution.
+
+    DP-MERF's for MNIST, with layer normalisation, also between the convolutions, in place of batch normalisation.
+    """
 
     code: Count = 5
     """Entries of the noise."""
@@ -60,7 +62,8 @@ class _Network(nn.Module):
         super().__init__()
         channels, height, width = config.shape
         first, second = config.channels
-        self.rows, self.full = config.rows, (height, width)
+        self.rows = config.rows
+        self.full = (height, width)
         self.small = (first, math.ceil(height / 4), math.ceil(width / 4))
         self.halved = (math.ceil(height / 2), math.ceil(width / 2))
         self.dense = nn.Sequential(

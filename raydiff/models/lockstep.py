@@ -38,8 +38,10 @@ class Abandoned(BaseException):
 
 
 def run_in_lockstep(calls: Sequence[Callable[[], T]]) -> Iterator[tuple[T, list[int]]]:
-    """The results of all calls, in order, each with the number of lanes of each of its `fit`s. All calls end before the
-    first result is yielded. An exception in a call is raised in place of its result."""
+    """The results of all calls, in order, each with the number of lanes of each of its `fit`s.
+
+    All calls end before the first result is yielded. An exception in a call is raised in place of its result.
+    """
     lanes = [_Lane(call) for call in calls]
     try:
         for lane in lanes:
@@ -112,8 +114,10 @@ def train_all(tasks: Sequence[Task]) -> list[Outcome]:
 
 
 def _try_batched(tasks: Sequence[Task]) -> list[Outcome]:
-    """Similar tasks together; one by one if their loss is not batchable, or if one diverges, which it then reports by
-    itself. Any other error is the outcome of all: a second try would hide it."""
+    """Similar tasks together; one by one if their loss is not batchable, or if one diverges.
+
+    The diverging one then reports it by itself. Any other error is the outcome of all: a second try would hide it.
+    """
     streams = [task.rng.get_state() for task in tasks]
     try:
         return [(fitted, len(tasks)) for fitted in train_batched(tasks)]
@@ -130,10 +134,12 @@ def _try_batched(tasks: Sequence[Task]) -> list[Outcome]:
 
 def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
     """Similar tasks in one training. Raises Diverged if one of them does, NotBatchable where vmap cannot."""
-    one, tasks = tasks[0], [task.to(device()) for task in tasks]
+    one = tasks[0]
+    tasks = [task.to(device()) for task in tasks]
     _warm_up(tasks[0])
     extras = _stacked([task.extras for task in tasks])
-    each, drawn = torch.func.vmap(one.loss), zip(*(task.batches() for task in tasks), strict=True)
+    each = torch.func.vmap(one.loss)
+    drawn = zip(*(task.batches() for task in tasks), strict=True)
     losses: list[Tensor] = []
     transposed = len(one.steps) > WORTH_TRANSPOSING
 
@@ -158,7 +164,9 @@ def train_batched(tasks: Sequence[Task]) -> list[Fitted]:
     first = _stacked([task.params for task in tasks], transposed=transposed)
     params, kept, _ = optimize(first, gradient, training=one.training, steps=one.steps, moments=moments, lanes=True)
     means = torch.stack(losses).double().mean(0).tolist()  # (M,)
-    params, kept = (_transposed(params), _transposed(kept)) if transposed else (params, kept)
+    if transposed:
+        params = _transposed(params)
+        kept = _transposed(kept)
     return list(zip(_lanes(params, len(tasks)), _lanes(kept, len(tasks)), means, strict=True))
 
 
@@ -193,9 +201,11 @@ def _signature(task: Task) -> Any:
 
 
 def _stacked(trees: Sequence[Params], *, transposed: bool = False) -> Params:
-    """Views where the trees are one or share a layout. `transposed`: matrices (a, b) as (M, b, a). In that order the
-    gradient of a linear layer's weights is computed; autograd would copy it into another, which takes as long as the
-    layer."""
+    """Views where the trees are one or share a layout. `transposed`: matrices (a, b) as (M, b, a).
+
+    In that order the gradient of a linear layer's weights is computed; autograd would copy it into another, which takes
+    as long as the layer.
+    """
     one = trees[0]
     if all(other is one for other in trees):
         stacked = {k: v.expand(len(trees), *v.shape) for k, v in one.items()}
@@ -211,8 +221,11 @@ def _transposed(stacked: Params) -> Params:
 
 
 def _lanes(stacked: Params, count: int) -> list[Params]:
-    """The tree of each lane. All lanes are copied leaf by leaf into rows, and each gets a copy of its row, so that it
-    holds no memory of the others."""
+    """The tree of each lane.
+
+    All lanes are copied leaf by leaf into rows, and each gets a copy of its row, so that it holds no memory of the
+    others.
+    """
     whole = {k: v.expand(count) if k.startswith(COUNT) else v for k, v in stacked.items()}
     if len({v.dtype for v in whole.values()}) != 1:
         return [{k: v[i].clone(memory_format=torch.contiguous_format) for k, v in whole.items()} for i in range(count)]

@@ -42,7 +42,9 @@ class Gaussians(ByRow):
 
     def denoiser(self, params: Params) -> Denoiser:
         """(x_t, t, labels) -> E[z | x_t] for x_t = sqrt(abar_t) x + sqrt(1 - abar_t) z, in closed form."""
-        vectors, variances, abar = params["vectors"], params["scales"].square(), self.abar
+        vectors = params["vectors"]
+        variances = params["scales"].square()
+        abar = self.abar
 
         def call(x_t: Tensor, t: Tensor, labels: Tensor) -> Tensor:
             a = abar[t].float()[:, None]
@@ -55,8 +57,10 @@ class Gaussians(ByRow):
 
 
 def packed(u: Tensor) -> Tensor:
-    """(d (d + 1) / 2,) in float64: the sum of u u^T over u (N, d), its upper triangle row by row; times sqrt 2 off the
-    diagonal, so that the Euclidean norm is the matrix's."""
+    """(d (d + 1) / 2,) in float64: the sum of u u^T over u (N, d), its upper triangle row by row.
+
+    Times sqrt 2 off the diagonal, so that the Euclidean norm is the matrix's.
+    """
     u = u.double()
     row, column = torch.triu_indices(u.shape[1], u.shape[1])
     return (u.T @ u)[row, column] * _weights(row, column)
@@ -87,11 +91,14 @@ def without_noise(second: Tensor, std: float) -> tuple[Tensor, Tensor]:
 def estimated(
     sums: Tensor, second: Tensor, counts: Tensor, *, std: float, second_std: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(means (R, d), vectors (d, d), scales (d,)) from sums (R, d), second (d, d) and counts (R,), float64, with noise
-    of standard deviations `std` and `second_std`. A row without records gets the mean of all records."""
+    """(means (R, d), vectors (d, d), scales (d,)) from sums (R, d), second (d, d) and counts (R,), float64.
+
+    The sums have noise of standard deviations `std` and `second_std`. A row without records gets the mean of all.
+    """
     n = float(counts.sum())
     values, vectors = without_noise(second / n, second_std / n)
-    present, weights = counts > 0, counts / n
+    present = counts > 0
+    weights = counts / n
     noise = (std / counts[present, None]).square()
     shrunk = values / (values + noise).clamp_min(torch.finfo(values.dtype).tiny)
     means = torch.zeros_like(sums)

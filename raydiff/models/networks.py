@@ -75,8 +75,11 @@ class Network(ABC):
 
     @abstractmethod
     def build(self, shape: Shape, embed: Embed) -> nn.Module:
-        """Return the module, initialised from the global generator: (x (B, C, H, W), t (B,) float32 in (0, 1000],
-        labels (B, K)) -> (B, C, H, W), for pictures of this shape. It has `conditions = embed(width)`."""
+        """Return the module, initialised from the global generator, for pictures of this shape.
+
+        It maps (x (B, C, H, W), t (B,) float32 in (0, 1000], labels (B, K)) to (B, C, H, W), and has `conditions =
+        embed(width)`.
+        """
 
     def check(self, shape: Shape) -> None:
         """Raise ValueError where pictures of this shape do not fit: here, by a prediction for one."""
@@ -192,7 +195,8 @@ class _Block(nn.Module):
         super().__init__()
         self.norm = nn.LayerNorm(width)
         self.condition = nn.Linear(width, 2 * width)
-        self.first, self.second = nn.Linear(width, width), nn.Linear(width, width)
+        self.first = nn.Linear(width, width)
+        self.second = nn.Linear(width, width)
 
     def forward(self, h: Tensor, emb: Tensor) -> Tensor:
         scale, shift = self.condition(emb).chunk(2, dim=1)

@@ -19,8 +19,10 @@ _SGD = functools.partial(sgd, dampening=0.0, nesterov=False, maximize=False, fus
 
 @torch.no_grad()
 def adamw_step(theta: Params, gradients: Params, state: Params, *, rate: float, decay: float) -> None:
-    """A step of AdamW (Loshchilov & Hutter, ICLR 2019), in place, of the leaves that have a gradient; `state` gets,
-    with a leaf's first step, `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`."""
+    """A step of AdamW (Loshchilov & Hutter, ICLR 2019), in place, of the leaves that have a gradient.
+
+    `state` gets, with a leaf's first step, `step/NAME`, `exp_avg/NAME` and `exp_avg_sq/NAME`.
+    """
     for name in gradients:
         if f"step/{name}" not in state:
             state[f"step/{name}"] = torch.zeros((), device=theta[name].device)

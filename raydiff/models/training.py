@@ -35,7 +35,9 @@ Decay = Literal["cosine", "constant"]
 
 AVERAGE = "average"  # prefix of the moving average of the weights among the moments
 ROWS = "rows"  # key of the batch's row numbers among the draws of a step
-AHEAD, AHEAD_BYTES = 32, 2**26  # largest number of steps, and their bytes, drawn in advance for an accelerator
+# largest number of steps, and their bytes, drawn in advance for an accelerator
+AHEAD = 32
+AHEAD_BYTES = 2**26
 WIDEST = 0.28  # of `Training.ema`: the mean of all weights so far has 0.289
 CHECK_EVERY = 50  # steps between checks of the loss, each of which waits for the accelerator
 
@@ -167,7 +169,9 @@ class Task:
 
         Draws of several steps are copied to an accelerator together, but never more than the task takes.
         """
-        where, left, rows = self.images.device, len(self.steps), self._rows()
+        where = self.images.device
+        left = len(self.steps)
+        rows = self._rows()
         while True:
             drawn = [self._drawn(next(rows))]
             if where.type != "cpu":
@@ -185,7 +189,8 @@ class Task:
         return {ROWS: rows, **self.model.draws(len(rows), self.rng)}
 
     def _rows(self) -> Iterator[Tensor]:
-        records, count = len(self.images), self.training.batch
+        records = len(self.images)
+        count = self.training.batch
         while True:
             if self.training.replacement:
                 yield torch.randint(records, (count,), generator=self.rng)
@@ -242,9 +247,17 @@ def fit(
         return params, moments or {}, 0.0
     if not len(images):
         raise ValueError("there are no records to train on")
-    data: dict[str, Any] = {"images": images, "labels": labels, "rng": rng, "extras": extras or {}}
     task = Task(
-        model=model, params=params, training=training, steps=steps, moments=moments, objective=objective, **data
+        model=model,
+        params=params,
+        images=images,
+        labels=labels,
+        training=training,
+        rng=rng,
+        steps=steps,
+        moments=moments,
+        objective=objective,
+        extras=extras or {},
     )
     return (TRAINER_OVERRIDE.get() or Task.alone)(task)
 
@@ -258,9 +271,13 @@ def optimize(
     moments: Params | None = None,
     lanes: bool = False,
 ) -> Fitted:
-    """These steps (None: all) of `training`'s optimiser along any gradient, as `fit` returns them. `lanes`: each leaf
-    is a stack of independent trainings', and may be overwritten."""
-    where, steps = device(), training.part(0, 1) if steps is None else steps
+    """These steps (None: all) of `training`'s optimiser along any gradient, as `fit` returns them.
+
+    `lanes`: each leaf is a stack of independent trainings', and may be overwritten.
+    """
+    where = device()
+    if steps is None:
+        steps = training.part(0, 1)
     start = tree.Flat.of(params)
     buffer = start.buffer.to(where, copy=not lanes)  # `theta` holds views of it.
     theta = {k: v.requires_grad_() for k, v in start.layout.leaves(buffer).items()}
@@ -269,14 +286,16 @@ def optimize(
     if training.ema:
         state = tree.prefixed(AVERAGE, {k: v.detach().clone() for k, v in theta.items()}) | state
     average = tree.under(AVERAGE, state)  # shares the state's tensors
-    losses, watch = torch.zeros(len(steps), device=where), ON_STEP.get()
+    losses = torch.zeros(len(steps), device=where)
+    watch = ON_STEP.get()
     for i, step in enumerate(steps):
         for leaf in theta.values():
             leaf.grad = None
         gradients, losses[i] = gradient(theta)
         if training.max_grad_norm is not None:
             _shorten(gradients, training.max_grad_norm, lanes)
-        rate, decay = training.rate(step), training.weight_decay
+        rate = training.rate(step)
+        decay = training.weight_decay
         if training.optimizer == "sgd":
             sgd_step(theta, gradients, state, rate=rate, decay=decay, momentum=training.momentum)
         else:
@@ -291,7 +310,8 @@ def optimize(
     weights = tree.Flat(start.layout, buffer.cpu())
     if not tree.is_finite(weights):  # The losses do not show the last update.
         raise Diverged(steps[-1], math.nan)
-    mean, over = float(losses.double().mean()), steps.stop == training.part(0, 1).stop
+    mean = float(losses.double().mean())
+    over = steps.stop == training.part(0, 1).stop
     kept = {} if moments is None else {k: v.cpu() for k, v in state.items()}
     if average and over:
         weights = tree.Flat.of({k: v.cpu() for k, v in average.items()})
@@ -300,8 +320,10 @@ def optimize(
 
 @functools.lru_cache
 def _power(width: float) -> float:
-    """gamma of a power function whose moving average has this width: width^-2 = (gamma + 2)^2 (gamma + 3) / (gamma + 1)
-    (Karras et al. 2024, Eq. 126)."""
+    """gamma of a power function whose moving average has this width (Karras et al. 2024, Eq. 126).
+
+    width^-2 = (gamma + 2)^2 (gamma + 3) / (gamma + 1).
+    """
     t = width**-2
     return float(np.roots([1, 7, 16 - t, 12 - t]).real.max())
 
@@ -340,10 +362,13 @@ def with_clipped_flag(model: DDPM) -> DDPM:
 def fit_part(
     model: Model, state: Params, data: Pair, *, training: Training, rng: torch.Generator, part: int, parts: int
 ) -> Params:
-    """Part 0 .. parts - 1 of the training of a new model; `state` is the previous part's result, {} at first. The last
-    part returns the parameters, earlier parts also the optimiser's state."""
+    """Part 0 .. parts - 1 of the training of a new model; `state` is the previous part's result, {} at first.
+
+    The last part returns the parameters, earlier parts also the optimiser's state.
+    """
     params = tree.under("model", state) if part else model.init(rng)
-    moments, steps = tree.under("moments", state), training.of(len(data[0])).part(part, parts)
+    moments = tree.under("moments", state)
+    steps = training.of(len(data[0])).part(part, parts)
     params, moments, _ = fit(model, params, *data, training=training, rng=rng, steps=steps, moments=moments)
     return params if part == parts - 1 else {**tree.prefixed("model", params), **tree.prefixed("moments", moments)}
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -32,7 +33,6 @@ from annotated_types import Gt, Le
 
 from raydiff.lookup import check_one_of, check_value
 from raydiff.privacy import gaussian, grid, renyi
-from raydiff.privacy.gaussian import check_delta
 from raydiff.privacy.pld import Steps, privacy_loss
 from raydiff.privacy.release import DiscreteGaussian, Event, Gaussian, NonPrivate, Nothing
 
@@ -49,22 +49,21 @@ class Unsupported(ValueError):
 
 def exact(events: Sequence[Event], delta: float) -> float:
     """Return the smallest epsilon at which the composed Gaussians are (epsilon, delta)-DP."""
-    check_delta(delta)
     mu = gaussian_dp_mu(events)
     return _charged(events, lambda d: gaussian.epsilon_for(mu, d), delta)
 
 
 def pld(events: Sequence[Event], delta: float) -> float:
-    """Return epsilon from the privacy loss distribution; covers Poisson sampling. Without sampling it equals `exact`,
-    else it is an upper bound, less than 0.001 max(1, epsilon) above the truth."""
-    check_delta(delta)
+    """Return epsilon from the privacy loss distribution; covers Poisson sampling.
+
+    Without sampling it equals `exact`, else it is an upper bound, less than 0.001 max(1, epsilon) above the truth.
+    """
     steps = steps_of(events)
-    return math.inf if steps is None else _charged(events, lambda d: _pld(*steps, d), delta)
+    return _charged(events, lambda d: math.inf if steps is None else _pld(*steps, d), delta)
 
 
 def rdp(events: Sequence[Event], delta: float) -> float:
     """Return epsilon by Renyi DP at the best order; covers Poisson sampling under zero_out and add_remove."""
-    check_delta(delta)
     gaussians = _gaussians(events)
     if gaussians is not None and any(hidden_rate(g) < 1 for g in gaussians):
         steps, replaced = _steps(gaussians)
@@ -77,7 +76,6 @@ def rdp(events: Sequence[Event], delta: float) -> float:
 
 def theorem(events: Sequence[Event], delta: float) -> float:
     """Return PFDM's Theorem 5.1, tau + 2 sqrt(tau ln(1 / delta)), where tau = 2 C^2 abar / (1 - abar)."""
-    check_delta(delta)
     mu = renyi_mu(events)
     tau = mu * mu / 2  # not mu**2, which overflows with an exception
     return _charged(events, lambda d: tau + 2 * math.sqrt(tau * -math.log(d)), delta)
@@ -113,9 +111,9 @@ def check_budget(epsilon: float, delta: float) -> None:
     check_value("delta", delta, 0 < delta <= MOST_DELTA, f"in (0, {MOST_DELTA:g}], and below 1 / (number of records)")
 
 
-def group_of(event: Event) -> Group | None:
-    """Return (unit, relation, trust model) of a Gaussian, None for other events."""
-    return (event.unit, event.relation, event.trust) if isinstance(event, Gaussian) else None
+def group_of(event: Gaussian) -> Group:
+    """Return (unit, relation, trust model)."""
+    return event.unit, event.relation, event.trust
 
 
 def hidden_rate(event: Gaussian) -> float:
@@ -125,7 +123,8 @@ def hidden_rate(event: Gaussian) -> float:
 
 def groups_of(exposures: Iterable[Sequence[Event]]) -> list[Group]:
     """Return the groups that occur, sorted."""
-    return sorted({g for events in exposures for e in events if (g := group_of(e))})
+    events = itertools.chain.from_iterable(exposures)
+    return sorted({group_of(e) for e in events if isinstance(e, Gaussian)})
 
 
 def of_group(events: Iterable[Event], group: tuple[str | None, str | None, str]) -> list[Gaussian]:
@@ -135,7 +134,8 @@ def of_group(events: Iterable[Event], group: tuple[str | None, str | None, str])
 
 def declared_by(events: Iterable[Event]) -> tuple[str, ...]:
     """Return the fields that were sent beside Gaussians as public by declaration."""
-    return tuple(dict.fromkeys(d for e in events if isinstance(e, Gaussian) for d in e.declared))
+    fields = (e.declared for e in events if isinstance(e, Gaussian))
+    return tuple(dict.fromkeys(itertools.chain.from_iterable(fields)))
 
 
 def composable(events: Iterable[Event]) -> bool:
@@ -180,12 +180,17 @@ def mu_for(epsilon: float, delta: float, accountant: Literal["exact", "rdp"] = "
             return renyi.epsilon_for(mu, delta)
         return grid.charged(lambda d: gaussian.epsilon_for(mu, d), delta)
 
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while epsilon_at(high) <= epsilon:
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while high - low > 1e-9 * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if epsilon_at(middle) <= epsilon else (low, middle)
+        if epsilon_at(middle) <= epsilon:
+            low = middle
+        else:
+            high = middle
     return low
 
 
@@ -196,6 +201,7 @@ def has_discrete(events: Iterable[Event]) -> bool:
 
 def _charged(events: Iterable[Event], bound: Callable[[float], float], delta: float) -> float:
     """`bound(delta)`, plus the cost of the Gaussian sampler (`grid`); sums of discrete Gaussians are exact."""
+    check_value("delta", delta, 0 < delta < 1, "in (0, 1)")
     sampled = any(isinstance(e, Gaussian) and e.std_over_sensitivity < math.inf for e in events)
     return grid.charged(bound, delta) if sampled and not has_discrete(events) else bound(delta)
 

@@ -54,8 +54,10 @@ class Encoding:
 
     @classmethod
     def of(cls, *, clip: float, ratio: float, size: int, shares: int) -> Encoding:
-        """Return the coarsest encoding at which rounding costs about 1 % of the clip. `ratio` is the full noise's
-        standard deviation over the sensitivity. Raises ValueError where it would not fit."""
+        """Return the coarsest encoding at which rounding costs about 1 % of the clip.
+
+        `ratio` is the full noise's standard deviation over the sensitivity. Raises ValueError where it would not fit.
+        """
         fine = max(64.0, FINE * math.sqrt(size))
         sigma = max(LEAST, math.ceil(2 * ratio * fine / math.sqrt(shares)))
         bound = sigma * math.sqrt(shares) / (2 * ratio) * (1 - SLACK)
@@ -82,7 +84,8 @@ class Encoding:
         exact = self.scale * np.asarray(x, np.float64)
         if not float(np.linalg.norm(exact)) <= self.scale * self.clip:
             raise ValueError(f"the update must be clipped to {self.clip:g} before it is rounded")
-        low, rng = np.floor(exact), noise.generator("rounding")
+        low = np.floor(exact)
+        rng = noise.generator("rounding")
         while True:
             steps = (low + (rng.random(self.size) < exact - low)).astype(np.int64)
             if int(steps @ steps) <= self.longest:
@@ -97,8 +100,10 @@ def encode(update: Tensors, encoding: Encoding, noise: NoiseStream) -> Params:
 
 
 def decode(mean: Tensors, encoding: Encoding, count: int) -> Params:
-    """Return the mean update, in float64, from the mean of `count` uploads. Raises ValueError where `count` is below
-    `shares`, whose noise the ledger states, or their sum may wrap around."""
+    """Return the mean update, in float64, from the mean of `count` uploads.
+
+    Raises ValueError where `count` is below `shares`, whose noise the ledger states, or their sum may wrap around.
+    """
     if count < encoding.shares:
         raise ValueError(
             f"{count} uploads of the round can be used, fewer than privacy.shares = {encoding.shares}: their sum has "
@@ -121,7 +126,8 @@ def _leaves(flat: torch.Tensor, like: Tensors) -> Params:
 def discrete_gaussian(sigma: int, count: int, rng: np.random.Generator) -> Whole:
     """Return (count,) exact draws of N_Z(0, sigma^2) for a whole sigma: Karney 2016 (arXiv 1303.6257), algorithm D."""
     check_value("sigma", sigma, 1 <= sigma <= LARGEST, f"in 1..{LARGEST}")
-    draws, missing = [np.zeros(0, np.int64)], count
+    draws = [np.zeros(0, np.int64)]
+    missing = count
     while missing > 0:
         draws.append(_accepted(sigma, 2 * missing + 16, rng)[:missing])
         missing -= len(draws[-1])
@@ -129,8 +135,10 @@ def discrete_gaussian(sigma: int, count: int, rng: np.random.Generator) -> Whole
 
 
 def _accepted(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
-    """The accepted ones of so many proposals +-(k sigma + j), j < sigma. The exponent (k + j / sigma)^2 / 2 is applied
-    in three parts: k / 2, k (k - 1) / 2, and the rest."""
+    """The accepted ones of so many proposals +-(k sigma + j), j < sigma.
+
+    The exponent (k + j / sigma)^2 / 2 is applied in three parts: k / 2, k (k - 1) / 2, and the rest.
+    """
     k = np.zeros(tries, np.int64)
     going = np.arange(tries)
     while len(going):
@@ -139,7 +147,8 @@ def _accepted(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
     k = k[_all_happen(np.ones_like(k), np.ones_like(k), k * (k - 1) // 2, rng)]
     j = rng.integers(0, sigma, len(k))
     kept = _all_happen(j * (2 * k * sigma + j), 2 * sigma * sigma * (k + 1), k + 1, rng)
-    sizes, negative = (k * sigma + j)[kept], rng.integers(0, 2, int(kept.sum())) == 1
+    sizes = (k * sigma + j)[kept]
+    negative = rng.integers(0, 2, int(kept.sum())) == 1
     once = ~(negative & (sizes == 0))  # 0 has no sign
     signed: Whole = np.where(negative, -sizes, sizes)[once]
     return signed
@@ -148,20 +157,25 @@ def _accepted(sigma: int, tries: int, rng: np.random.Generator) -> Whole:
 def _all_happen(a: Whole, b: Whole, times: Whole, rng: np.random.Generator) -> Any:
     """Whether events of probability exp(-times a / b) happen: `times` independent ones of exp(-a / b)."""
     going = np.arange(len(a))
-    done, at = np.zeros(len(a), bool), 0
+    done = np.zeros(len(a), bool)
+    at = 0
     while len(going):
         over = times[going] == at
         done[going[over]] = True
-        going, at = going[~over], at + 1
+        going = going[~over]
+        at = at + 1
         going = going[_happens(a[going], b[going], rng)]
     return done
 
 
 def _happens(a: Whole, b: Whole, rng: np.random.Generator) -> Any:
     """Whether events of probability exp(-a / b), 0 <= a <= b, happen (arXiv 2004.00010, Algorithm 1)."""
-    happens, going, n = np.zeros(len(a), bool), np.arange(len(a)), 1
+    happens = np.zeros(len(a), bool)
+    going = np.arange(len(a))
+    n = 1
     while len(going):
         more = rng.integers(0, n * b[going]) < a[going]
         happens[going[~more]] = n % 2 == 1
-        going, n = going[more], n + 1
+        going = going[more]
+        n = n + 1
     return happens

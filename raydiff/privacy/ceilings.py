@@ -8,6 +8,7 @@ client's model is never sent, so no ceiling applies.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from operator import methodcaller
@@ -44,7 +45,7 @@ def of_ledger(odometer: PrivacyOdometer) -> list[Metric]:
 def rates(odometer: PrivacyOdometer) -> list[Metric]:
     """Return TPRS, against the server."""
     views = [_of_views(odometer, metric, methodcaller("tpr_ceiling", fpr)) for fpr, metric in TPRS.items()]
-    return [metric for view in views for metric in view]
+    return list(itertools.chain.from_iterable(views))
 
 
 def against_outsiders(ceiling: Metric) -> Metric:

@@ -90,8 +90,9 @@ class ClientPrivacy:
         """Return the event of a release, which does not depend on the update."""
         if self.trust == "central":
             return release.NonPrivate(TRUSTED)
-        ratio, kind = self.std(rounds) / (2 * self.clip), DiscreteGaussian if self.trust == "aggregate" else Gaussian
-        return kind(ratio, "client", "replace_one", self.trust, declared=("examples",))
+        ratio = self.std(rounds) / (2 * self.clip)
+        mechanism = DiscreteGaussian if self.trust == "aggregate" else Gaussian
+        return mechanism(ratio, "client", "replace_one", self.trust, declared=("examples",))
 
     def decode(self, mean: Tensors, *, count: int, rounds: int) -> Params:
         """Return the mean update under aggregate trust, in float64, from the mean of `count` uploads."""
@@ -103,9 +104,11 @@ class ClientPrivacy:
         return Encoding.of(clip=self.clip, ratio=self.std(rounds) / (2 * self.clip), size=size, shares=self.shares)
 
     def publish(self, mean: Params, *, count: int, rounds: int, noise: NoiseStream) -> tuple[Params, Gaussian]:
-        """Return the noised mean of `count` clipped updates, as published under central trust, and its event. A mean in
-        float32 is rounded by up to 2^-24 of its norm, so replacing a client moves `count` times the mean by (2 + 2
-        count 2^-24) clip: the noise is larger by that."""
+        """Return the noised mean of `count` clipped updates, as published under central trust, and its event.
+
+        A mean in float32 is rounded by up to 2^-24 of its norm, so replacing a client moves `count` times the mean by
+        (2 + 2 count 2^-24) clip: the noise is larger by that.
+        """
         std = self.std(rounds)
         event = Gaussian(std / (2 * self.clip), "client", "replace_one", "central")
         noisy = noised(mean, std=std / count * (1 + count * 2.0**-24), noise=noise)

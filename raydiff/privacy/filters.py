@@ -16,6 +16,7 @@ release. So the first trial alone may be judged by the tightest accountant, even
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -79,10 +80,13 @@ class Budget:
         return grid.charged(lambda delta: renyi.converted(total, order - 1, delta), self.delta)
 
     def spent(self, charges: Iterable[Sequence[Event]], order: Order = "first") -> Guarantee:
-        """Return the guarantee of a record that fared worst in each of these trials, by the filter of this order. A
-        single trial is judged by the tightest accountant. Raises Unsupported where no theorem covers them."""
-        sent = [kept for events in charges if (kept := tuple(e for e in events if not isinstance(e, Nothing)))]
-        every = [e for events in sent for e in events]
+        """Return the guarantee of a record that fared worst in each of these trials, by the filter of this order.
+
+        A single trial is judged by the tightest accountant. Raises Unsupported where no theorem covers them.
+        """
+        exposures = (tuple(e for e in events if not isinstance(e, Nothing)) for events in charges)
+        sent = list(filter(None, exposures))
+        every = list(itertools.chain.from_iterable(sent))
         if len(sent) < 2 or not accountants.composable(every) or any(isinstance(e, NonPrivate) for e in every):
             exposure = Exposure(Ledger(tuple(Entry(0, 0, event, 0) for event in every)))
             return accountants.tightest(lambda name: exposure.guarantee(self.delta, name))
@@ -123,10 +127,11 @@ def compose(ledgers: Iterable[Ledger]) -> Ledger:
 
 def _worst_of(exposures: Sequence[Sequence[Event]]) -> list[Event]:
     """Events at least as revealing as any one client's: the worst of each group, and all unprotected ones."""
-    worst: list[Event] = list(dict.fromkeys(e for events in exposures for e in events if isinstance(e, NonPrivate)))
+    bare = (e for e in itertools.chain.from_iterable(exposures) if isinstance(e, NonPrivate))
+    worst: list[Event] = list(dict.fromkeys(bare))
     for group in accountants.groups_of(exposures):
         members = [accountants.of_group(events, group) for events in exposures]
-        every = [e for events in members for e in events]
+        every = list(itertools.chain.from_iterable(members))
         if all(e.sampling_rate == 1 for e in every):
             strongest: list[Gaussian] = max(members, key=accountants.renyi_mu)
             worst += strongest
@@ -144,7 +149,8 @@ def _worst_of(exposures: Sequence[Sequence[Event]]) -> list[Event]:
 
 def worst(*ledgers: Ledger) -> tuple[Event, ...]:
     """Return the exposure of the client that fares worst in any of these ledgers."""
-    return tuple(_worst_of([events for ledger in ledgers for events in Exposure(ledger).events()]))
+    exposures = itertools.chain.from_iterable(Exposure(ledger).events() for ledger in ledgers)
+    return tuple(_worst_of(list(exposures)))
 
 
 def covers(planned: Event, sent: Event) -> bool:
@@ -168,4 +174,5 @@ def written(events: Iterable[Event]) -> list[Any]:
 
 def read(data: Iterable[Any]) -> tuple[Event, ...]:
     """Return the events that `written` was given."""
-    return tuple(event for fields, times in data for event in [release.event_from_dict(fields)] * times)
+    repeated = ([release.event_from_dict(fields)] * times for fields, times in data)
+    return tuple(itertools.chain.from_iterable(repeated))

@@ -53,8 +53,10 @@ def per_record(
     batch: tuple[Tensor, Tensor],
     draws: Params,
 ) -> tuple[PerRecord, Tensor]:
-    """Return gradients for B records, and the sum of their losses, under draws (B, 1, ...). `loss` is a mean over
-    records. Raises TypeError for a parameter that is not used once, by one of the layers."""
+    """Return gradients for B records, and the sum of their losses, under draws (B, 1, ...).
+
+    `loss` is a mean over records. Raises TypeError for a parameter that is not used once, by one of the layers.
+    """
     with _Recorder(theta) as recorder, torch.enable_grad():
         mean = loss(theta, batch, {k: v.flatten(0, 1) for k, v in draws.items()}, {})
     if recorder.gradients.keys() != theta.keys():

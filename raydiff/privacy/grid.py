@@ -69,7 +69,8 @@ def noised(signal: Tensor, z: Tensor, *, std: float) -> Tensor:
     """
     if std == 0:
         return signal.double()
-    step, out = step_of(std), torch.empty(signal.shape, dtype=torch.float64, device=signal.device)
+    step = step_of(std)
+    out = torch.empty(signal.shape, dtype=torch.float64, device=signal.device)
     blocks = zip(out.view(-1).split(BLOCK), signal.reshape(-1).split(BLOCK), z.reshape(-1).split(BLOCK), strict=True)
     for released, exact, draws in blocks:
         whole = released.copy_(exact).div_(step).round()  # The division is exact: the step is a power of two.

@@ -76,8 +76,10 @@ class Guarantee:
     """About delta, if it is too large for so many units."""
 
     def among(self, count: int, units: str) -> Guarantee:
-        """Return this guarantee of one of `count` units, with a caution if delta is not below 1 / count: releasing one
-        unit in full, drawn at random, has that delta and epsilon 0."""
+        """Return this guarantee of one of `count` units, with a caution if delta is not below 1 / count.
+
+        Releasing one unit in full, drawn at random, has that delta and epsilon 0.
+        """
         if self.delta * count < 1:
             return self
         # Without the count: under add-remove the number of records is private.
@@ -91,8 +93,10 @@ class Guarantee:
 
     @property
     def definition(self) -> str | None:
-        """Return the privacy definition: two epsilons of one definition compare. None where nothing was sent, or
-        nothing is guaranteed or recorded."""
+        """Return the privacy definition: two epsilons of one definition compare.
+
+        None where nothing was sent, or nothing is guaranteed or recorded.
+        """
         if self.unit is None or self.relation is None or not self.epsilon < math.inf:
             return None
         return f"{definition(self.unit, self.relation, self.trust)}, delta {self.delta:g}"
@@ -136,9 +140,12 @@ class Ledger:
     """One per message or published result."""
 
     def with_uploads(self, round: int, uploads: Iterable[tuple[int, Event, int]]) -> Ledger:
-        """Return the ledger with uploads (client, event, bytes) of `round`. Raises ValueError for a client's second
-        upload, a round before the last, and an event of central trust."""
-        new, seen = [], self._seen_in(round)
+        """Return the ledger with uploads (client, event, bytes) of `round`.
+
+        Raises ValueError for a client's second upload, a round before the last, and an event of central trust.
+        """
+        new = []
+        seen = self._seen_in(round)
         for client, event, nbytes in uploads:
             if client < 0:
                 raise ValueError(f"client must be >= 0, got {client}")
@@ -150,13 +157,11 @@ class Ledger:
             new.append(Entry(round, client, _interned(event), nbytes))
         return Ledger((*self.entries, *new))
 
-    def with_upload(self, round: int, client: int, event: Event, nbytes: int) -> Ledger:
-        """Return `with_uploads` of one."""
-        return self.with_uploads(round, [(client, event, nbytes)])
-
     def with_published(self, round: int, events: Iterable[Event]) -> Ledger:
         """Return the ledger with the central events of the server's result; none if the uploads' events stand for it.
-        Raises ValueError for other events, a round already published and a round before the last."""
+
+        Raises ValueError for other events, a round already published and a round before the last.
+        """
         new = tuple(Entry(round, PUBLISHED, e, 0) for e in events)
         if any(isinstance(e.event, Nothing) or e.event.trust != "central" for e in new):
             raise ValueError(f"what aggregate publishes must have events of central trust (round {round})")
@@ -240,8 +245,11 @@ class PrivacyOdometer:
     """Running cost of a ledger to either adversary (`Ledger.server`, `outsiders`); `follow` adds new entries only."""
 
     def __init__(self, ledger: Ledger = Ledger()) -> None:
-        self.server, self.outsiders, self.bytes_up = Exposure(), Exposure(), 0
-        self._followed, self._rounds = Ledger(), set[int]()
+        self.server = Exposure()
+        self.outsiders = Exposure()
+        self.bytes_up = 0
+        self._followed = Ledger()
+        self._rounds = set[int]()
         self.follow(ledger)
 
     def follow(self, ledger: Ledger) -> None:
@@ -282,11 +290,13 @@ class Exposure:
         return {(*_repeated(counts), *everyone): n for counts, n in alike.items()}
 
     def guarantees(self, delta: float, accountant: str) -> list[Guarantee]:
-        """Return one guarantee per (unit, relation, trust model), which never compose; at least one. Something sent
-        without protection makes every guarantee of its trust model infinite. Raises as the accountant."""
+        """Return one guarantee per (unit, relation, trust model), which never compose; at least one.
+
+        Something sent without protection makes every guarantee of its trust model infinite. Raises as the accountant.
+        """
         exposures = self.events()
         groups: list[_Group] = [*accountants.groups_of(exposures)]
-        bare = {e.trust for events in exposures for e in events if isinstance(e, NonPrivate)}
+        bare = {e.trust for e in itertools.chain.from_iterable(exposures) if isinstance(e, NonPrivate)}
         groups += [(None, None, trust) for trust in sorted(bare - {trust for _, _, trust in groups})]
         return [_guarantee(g, exposures, delta, accountant) for g in groups or [(None, None, "local")]]
 
@@ -303,7 +313,7 @@ class Exposure:
             relation=None,
             trust=" and ".join(sorted({g.trust for g in every})),
             clients=sum(n for events, n in self.events().items() if events),
-            declared=tuple(dict.fromkeys(d for g in every for d in g.declared)),
+            declared=tuple(dict.fromkeys(itertools.chain.from_iterable(g.declared for g in every))),
             unprotected=(f"{len(every)} privacy definitions that do not compose into one number: {apart}",),
         )
 
@@ -326,7 +336,8 @@ class Exposure:
 
 def _repeated(counts: Iterable[tuple[Event, int]]) -> list[Event]:
     """Each event as often as counted, but unprotected ones once: the first leaves no guarantee."""
-    return [e for e, times in counts for _ in range(1 if isinstance(e, NonPrivate) else times)]
+    repeated = ([e] if isinstance(e, NonPrivate) else [e] * times for e, times in counts)
+    return list(itertools.chain.from_iterable(repeated))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -341,7 +352,7 @@ def _guarantee(group: _Group, exposures: Mapping[tuple[Event, ...], int], delta:
     for events, clients in exposures.items():
         bare = (e for e in events if isinstance(e, NonPrivate) and e.trust == trust)
         members[(*accountants.of_group(events, group), *bare)] += clients
-    every = [e for events in members for e in events]
+    every = list(itertools.chain.from_iterable(members))
     return Guarantee(
         epsilon=max(accountants.epsilon_of(events, delta, accountant) for events in [*members, ()]),
         delta=delta,

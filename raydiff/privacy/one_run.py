@@ -44,7 +44,9 @@ from raydiff.privacy.release import Event, Gaussian
 from raydiff.tree import Params
 
 CLOSE = 1e-3  # relative width of the bracket of the noise
-LEAST, MOST = 2.0**-20, 2.0**20  # factors of the ledger's noise that the search covers
+# factors of the ledger's noise that the search covers
+LEAST = 2.0**-20
+MOST = 2.0**20
 KINDS = ("bias", "scale", "shift", "weight", "embedding")
 """Parameters of `Pulls`, one for every kind of gradient in `ghost_clipping`, in the order of their canaries."""
 
@@ -62,7 +64,8 @@ class OneRunAudit:
 
     def flags(self, events: Sequence[Event]) -> bool:
         """Whether a run with these events is ruled out."""
-        level, least_fpr = _level(self.confidence, len(self.separate)), tradeoff.least_fpr(events)
+        level = _level(self.confidence, len(self.separate))
+        least_fpr = tradeoff.least_fpr(events)
         if any(audit.flags(events, tradeoff.tpr_ceiling) for audit in self.separate):
             return True
         return refuted(self.canaries, self.guesses, self.right, least_fpr, confidence=level)
@@ -89,7 +92,8 @@ def _epsilon_of_noise(audit: OneRunAudit, events: tuple[Event, ...]) -> float:
         return 0.0
     low = high = 1.0  # not ruled out, and ruled out
     while high < MOST and not audit.flags(scaled(high)):
-        low, high = high, 2 * high
+        low = high
+        high = 2 * high
     while low > LEAST and audit.flags(scaled(low)):
         low, high = low / 2, low
     while high / low > 1 + CLOSE:
@@ -102,12 +106,16 @@ def refuted(
     canaries: int, guesses: int, right: int, least_fpr: Callable[[float], float], *, confidence: float = 0.95
 ) -> bool:
     """Whether so many right guesses are less probable than 1 - confidence in any run of that trade-off curve.
-    `least_fpr` is the curve (`tradeoff.least_fpr`). Raises ValueError for impossible counts or confidence."""
+
+    `least_fpr` is the curve (`tradeoff.least_fpr`). Raises ValueError for impossible counts or confidence.
+    """
     if not (0 <= right <= guesses <= canaries and guesses and 0 < confidence < 1):
         counts = f"{right}, {guesses}, {canaries} and {confidence}"
         raise ValueError(f"0 <= right <= guesses <= canaries and confidence in (0, 1) are required, got {counts}")
     level = (1 - confidence) / canaries
-    so_far, wrong = level * right, level * (guesses - right)  # the inequality's left and right sums
+    # the inequality's left and right sums
+    so_far = level * right
+    wrong = level * (guesses - right)
     for j in range(right - 1, -1, -1):
         if so_far + wrong > guesses / canaries:  # all p_j times r / m
             return True
@@ -129,13 +137,16 @@ def guess(
     middle: float = 0.0,
 ) -> OneRunAudit:
     """Guess that the canaries of the highest scores (m,) were included, those of the lowest not, half and half.
+
     `included` (m,) are the coins. Ties are broken at random. Each of `groups` (m,) bool is audited by itself, with
-    `middle` as the threshold."""
+    `middle` as the threshold.
+    """
     m = len(scores)
     check_value("guesses", guesses, 2 <= guesses <= m and guesses % 2 == 0, f"an even number in 2..{m} (the canaries)")
     shuffled = torch.randperm(m, generator=rng)
     order = shuffled[scores[shuffled].sort(stable=True).indices]
-    out, inside = included[order[: guesses // 2]], included[order[m - guesses // 2 :]]
+    out = included[order[: guesses // 2]]
+    inside = included[order[m - guesses // 2 :]]
     right = int((~out).sum() + inside.sum())
     sides = [(scores[group & included] - middle, scores[group & ~included] - middle) for group in groups]
     levels = [_level(confidence, len(groups) if place else 1) for place in range(len(groups))]
@@ -150,8 +161,10 @@ def _level(confidence: float, tests: int) -> float:
 
 @dataclass(frozen=True)
 class Pulls:
-    """The canaries' model: parameter i has a gradient from record i alone. Takes the place of a method's model. Its
-    parameters are of all KINDS, so that a fault in the gradients of one moves scores."""
+    """The canaries' model: parameter i has a gradient from record i alone. Takes the place of a method's model.
+
+    Its parameters are of all KINDS, so that a fault in the gradients of one moves scores.
+    """
 
     canaries: int  # m
 
@@ -167,7 +180,8 @@ class Pulls:
 
     def init(self, rng: torch.Generator) -> Params:
         """Return all parameters, at 0; `unused` has no canary and no gradient."""
-        k, side = self.vector, self.side
+        k = self.vector
+        side = self.side
         shapes = {"bias": (k,), "scale": (k,), "shift": (k,), "weight": (side, side), "embedding": (side, side)}
         return {name: torch.zeros(shape) for name, shape in {**shapes, "unused": (k, 1)}.items()}
 
@@ -177,12 +191,17 @@ class Pulls:
 
     def loss(self, params: Params, batch: tuple[Tensor, Tensor], draws: Params, extras: Params) -> Tensor:
         """Return a loss whose gradient is minus a multiple of the image's one entry, at the parameter of the label."""
-        images, number = batch[0].flatten(1).sum(1), batch[1][:, 0]
-        k, side = self.vector, self.side
+        images = batch[0].flatten(1).sum(1)
+        number = batch[1][:, 0]
+        k = self.vector
+        side = self.side
         bias, scale, shift = (_one_hot(number - i * k, k) for i in range(3))
-        in_weight, in_embedding = number - 3 * k, number - 3 * k - side * side
-        row, column = _one_hot(in_weight // side, side), _one_hot(in_weight % side, side)
-        chosen, present = in_embedding // side, _one_hot(in_embedding // side, side).sum(1, keepdim=True)
+        in_weight = number - 3 * k
+        in_embedding = number - 3 * k - side * side
+        row = _one_hot(in_weight // side, side)
+        column = _one_hot(in_weight % side, side)
+        chosen = in_embedding // side
+        present = _one_hot(in_embedding // side, side).sum(1, keepdim=True)
         pulled = (
             F.linear(torch.zeros_like(bias[:, :1]), params["unused"], params["bias"]) * bias,
             F.layer_norm(scale, (k,), params["scale"], None, 1e-5) * scale,
@@ -206,7 +225,9 @@ class Pulls:
 
     def records(self, included: Tensor, *, clip: float, opposite: bool = False) -> tuple[Tensor, Tensor]:
         """Return images (m, 1, 1, 1) and labels (m, 1) of canaries with gradient norm `STRETCH * clip` at least.
-        Canaries that are not `included` (m,) are 0, or their `opposite`."""
+
+        Canaries that are not `included` (m,) are 0, or their `opposite`.
+        """
         images = STRETCH * clip * torch.where(included, 1.0, -1.0 if opposite else 0.0)
         return images.view(-1, 1, 1, 1), torch.arange(self.canaries)[:, None]
 

@@ -33,6 +33,7 @@ What lies beyond the grid, and the rounding of the transforms, is counted in fav
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from dataclasses import dataclass
@@ -78,7 +79,9 @@ class PrivacyLoss:
     def deltas(self) -> tuple[Any, Any]:
         """Epsilons >= 0 of the grid, and the larger of both divergences there."""
         zero = len(self.grid) // 2
-        epsilons, both = self.grid[-zero:], []  # a loss equal to epsilon adds nothing at epsilon
+        # a loss equal to epsilon adds nothing at epsilon
+        epsilons = self.grid[-zero:]
+        both = []
         for losses, masses, beyond in self._sides:
             mass, other = (values[-zero:] for values in _sums(losses, masses))
             both.append(beyond + mass - np.exp(epsilons) * other)
@@ -86,7 +89,9 @@ class PrivacyLoss:
 
     def least_fpr(self, tpr: float) -> float:
         """Return the smallest false positive rate of any test of this true positive rate, with P or Q as the positive.
-        From tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0."""
+
+        From tpr <= delta + e^epsilon fpr and 1 - fpr <= delta + e^epsilon (1 - tpr) at each epsilon >= 0.
+        """
         epsilons, deltas = self.deltas
         bounds = np.maximum((tpr - deltas) * np.exp(-epsilons), 1 - deltas - (1 - tpr) * np.exp(epsilons))
         return max(0.0, float(bounds.max()))
@@ -113,9 +118,12 @@ def _solved(losses: Any, mass: Any, beyond: float, delta: float) -> float:
 @functools.lru_cache(maxsize=16)
 def privacy_loss(steps: tuple[Steps, ...], *, replaced: bool) -> PrivacyLoss:
     """Return the distribution of the loss of all these steps; `replaced`: under replace_one."""
-    widest, points = _widest(steps, replaced), _points(sum(k.times for k in steps))
+    widest = _widest(steps, replaced)
+    points = _points(sum(k.times for k in steps))
     grid = (np.arange(points) - points // 2) * (2 * widest / points)
-    spectra, logs, lost = np.ones((2, points // 2 + 1), dtype=complex), np.zeros((2, len(TILTS))), np.zeros(2)
+    spectra = np.ones((2, points // 2 + 1), dtype=complex)
+    logs = np.zeros((2, len(TILTS)))
+    lost = np.zeros(2)
     for kind in steps:
         masses = _masses(grid, kind, replaced)
         logs += kind.times * _log_tilts(*masses)
@@ -135,7 +143,7 @@ def privacy_loss(steps: tuple[Steps, ...], *, replaced: bool) -> PrivacyLoss:
 
 def _points(steps: int) -> int:
     """Size of the grid: each step spreads the loss by up to half a cell."""
-    return 1 << (16 if steps <= 4_000 else 18 if steps <= 160_000 else 20)
+    return 1 << (16, 18, 20)[bisect.bisect_left((4_000, 160_000), steps)]
 
 
 def _widest(steps: tuple[Steps, ...], replaced: bool) -> float:
@@ -175,9 +183,12 @@ def _distance(kind: Steps, replaced: bool) -> float:
 
 
 def _masses(grid: Any, kind: Steps, replaced: bool) -> tuple[Any, Any]:
-    """The masses of P and Q of one step on the grid, split between both ends of each cell such that both are kept. The
-    loss rises in the noised value, so its cells are those of the value."""
-    r, rate = _distance(kind, replaced), kind.rate
+    """The masses of P and Q of one step on the grid, split between both ends of each cell such that both are kept.
+
+    The loss rises in the noised value, so its cells are those of the value.
+    """
+    r = _distance(kind, replaced)
+    rate = kind.rate
     ends = _at_replaced(grid, rate, r) if replaced else _at_in_or_out(grid, rate, r)
     absent = _cells(ends)
     p = (1 - rate) * absent + rate * _cells(ends - r)
@@ -217,7 +228,8 @@ def _cells(ends: Any) -> Any:
     """The standard normal mass between neighbours of these ascending numbers, exact to its own size in both tails."""
     from scipy.special import ndtr
 
-    low, high = ends[:-1], ends[1:]
+    low = ends[:-1]
+    high = ends[1:]
     flip = low > 0  # The upper tail is the lower one by symmetry.
     return ndtr(np.where(flip, -low, high)) - ndtr(np.where(flip, -high, low))
 

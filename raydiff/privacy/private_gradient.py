@@ -90,7 +90,8 @@ class PrivateGradient:
         theta = {k: theta[k].detach() for k in sorted(theta)}  # a fixed order of the noise
         drawn = self.noise.generator("sample", self.steps).random(len(self.images)) < self.rate
         total, loss = self._clipped_sum(theta, np.flatnonzero(drawn).tolist())
-        z, std = self._normal(theta), self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
+        z = self._normal(theta)
+        std = self.mechanism.noise_multiplier * self.mechanism.max_grad_norm
         self.steps += 1
         noisy = {k: grid.noised(v, z[k], std=std) / self.batch for k, v in total.items()}
         return {k: v.to(theta[k].dtype) for k, v in noisy.items()}, loss / self.batch
@@ -104,13 +105,16 @@ class PrivateGradient:
         """(sum of clipped gradients, sum of losses) over these records, in pieces."""
         total = {k: torch.zeros_like(v, dtype=torch.float64) for k, v in theta.items()}
         loss = torch.zeros((), device=self.images.device)
-        count, keys, piece = sum(v.numel() for v in theta.values()), self._keys(rows), EXAMPLES
+        count = sum(v.numel() for v in theta.values())
+        keys = self._keys(rows)
+        piece = EXAMPLES
         if not self.by_layers:
             room = max(ON_A_GPU if self.images.is_cuda else 1, FLOATS // count)
             piece = max(1, min(room, EXAMPLES // self.mechanism.multiplicity))
         for start in range(0, len(rows), piece):
             some = rows[start : start + piece]
-            batch, draws = (self.images[some], self.labels[some]), self._drawn(keys[start : start + piece])
+            batch = (self.images[some], self.labels[some])
+            draws = self._drawn(keys[start : start + piece])
             of_records = ghost_clipping.per_record if self.by_layers else per_record
             gradients, losses = of_records(self.loss, theta, batch, draws)
             loss += losses.sum()
@@ -157,8 +161,10 @@ def per_record(loss: Loss, theta: Params, batch: tuple[Tensor, Tensor], draws: P
 
 
 def clipped_sum(gradients: PerRecord, clip: float) -> Params:
-    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), in float64, the norm over all leaves
-    together. A gradient that is not finite counts as 0, since clipping does not bound it."""
+    """Return sum_i g_i min(1, C / ||g_i||) over leaves (B, ...), in float64, the norm over all leaves together.
+
+    A gradient that is not finite counts as 0, since clipping does not bound it.
+    """
     each = {k: v.norms() if isinstance(v, Outer) else tree.norms(v) for k, v in gradients.items()}
     norms = torch.stack(list(each.values())).norm(dim=0)
     bounded = norms.isfinite()
@@ -200,8 +206,10 @@ class StepBudget:
 
 
 def noise_multiplier(sigma: float | None, budget: StepBudget, *, batch: int, records: int, steps: int) -> float:
-    """Return a client's sigma: `sigma`, or the smallest that keeps to the budget; 0 without either. Raises ValueError
-    for a sigma that breaks the budget, and a batch larger than the records."""
+    """Return a client's sigma: `sigma`, or the smallest that keeps to the budget; 0 without either.
+
+    Raises ValueError for a sigma that breaks the budget, and a batch larger than the records.
+    """
     rate = sampling_rate(batch, records)
     if budget.epsilon is None:
         return sigma or 0.0
@@ -223,7 +231,6 @@ def noise_multiplier_for(budget: StepBudget, *, sampling_rate: float, steps: int
     from scipy.optimize import brentq
 
     epsilon = math.inf if budget.epsilon is None else budget.epsilon
-    accountants.check_budget(epsilon, budget.delta)
     if epsilon == math.inf:
         return 0.0
     if (before := accountants.epsilon_of(budget.before, budget.delta, budget.accountant)) >= epsilon:
@@ -234,7 +241,8 @@ def noise_multiplier_for(budget: StepBudget, *, sampling_rate: float, steps: int
 
     low = high = 0.0
     while excess(high) > 0:
-        low, high = high, high + 1.0
+        low = high
+        high = high + 1.0
     while excess(low) <= 0:
         low, high = low - 1.0, low
     root = float(brentq(excess, low, high, xtol=1e-5))

@@ -119,9 +119,11 @@ _KEY = object()
 
 @dataclass(frozen=True, eq=False)
 class Release:
-    """A value that has left its client, with its event. Made by this module's functions only. Holds copies in a
-    read-only mapping: a view's pickle carries the whole storage behind it (other records too), and a tensor that the
-    client also holds could change after it was accounted for."""
+    """A value that has left its client, with its event. Made by this module's functions only.
+
+    Holds copies in a read-only mapping: a view's pickle carries the whole storage behind it (other records too), and a
+    tensor that the client also holds could change after it was accounted for.
+    """
 
     value: Tensors
     event: Event
@@ -214,9 +216,11 @@ def gaussian_records(
 
 
 def gaussian_update(value: Tensors, *, clip: float, std: float, noise: NoiseStream) -> Release:
-    """Release `value * min(1, clip / ||value||) + std * z`, the norm over all leaves together (DP-FedAvg). Replacing
-    all of the client's records moves it by 2 * clip at most. Their number is public by declaration. Raises ValueError
-    for non-finite values, and for a bad clip or std."""
+    """Release `value * min(1, clip / ||value||) + std * z`, the norm over all leaves together (DP-FedAvg).
+
+    Replacing all of the client's records moves it by 2 * clip at most. Their number is public by declaration. Raises
+    ValueError for non-finite values, and for a bad clip or std.
+    """
     _check_noise(std, clip=clip)
     clipped = clipped_update(value, clip)
     noisy = {k: v.to(clipped[k].dtype) for k, v in noised(clipped, std=std, noise=noise).items()}
@@ -226,8 +230,10 @@ def gaussian_update(value: Tensors, *, clip: float, std: float, noise: NoiseStre
 
 def gaussian_rows(x: Tensor, *, clip: float, std: float, noise: NoiseStream, public: Params) -> Release:
     """Release `CLIP(x_i, clip) + std * z_i` for each of the client's m vectors x (m, width) (FedDistr's upload).
+
     Replacing all of the client's records moves all vectors together by 2 * clip * sqrt(m) at most. m is public, as are
-    the fields in `public`, one entry per vector. Raises ValueError for no or non-finite vectors, a bad clip or std."""
+    the fields in `public`, one entry per vector. Raises ValueError for no or non-finite vectors, a bad clip or std.
+    """
     _check_noise(std, clip=clip)
     _check_names(public, {"x"})
     if not len(x):

@@ -10,7 +10,6 @@ import functools
 import math
 from collections.abc import Sequence
 
-from raydiff.privacy.gaussian import check_mu
 from raydiff.privacy.pld import Steps
 
 ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64), 96, 128, 192, 256, 512)]
@@ -37,8 +36,10 @@ def epsilon_for(mu: float, delta: float) -> float:
 
 def epsilon_of_sampled(steps: Sequence[Steps], delta: float) -> float:
     """Return epsilon of Poisson-sampled Gaussians under add_remove (Mironov, Talwar & Zhang 2019, arXiv 1908.10530).
+
     The same holds under zero_out: a sum in which a record counts for nothing is the sum without it, each record is
-    drawn independently, and the rate is fixed by the public n."""
+    drawn independently, and the rate is fixed by the public n.
+    """
     totals = [sum(k.times * sampled_divergences(k.rate, k.noise)[i] for k in steps) for i in range(len(ORDERS))]
     best = min(converted(total, order - 1, delta) for order, total in zip(ORDERS, totals, strict=True))
     unsampled = epsilon_for(math.hypot(*(math.sqrt(k.times) / k.noise for k in steps)), delta)
@@ -52,10 +53,10 @@ def tpr_ceiling(mu: float, fpr: float) -> float:
     inequality; at the best order that is exp(-(sqrt(ln 1 / Q(A)) - sqrt(tau))^2). It holds for the set that the attack
     takes for P, and for its complement with P and Q exchanged.
     """
-    check_mu(mu)
     if mu == math.inf or fpr >= 1:
         return 1.0
-    root, unlikely = mu / math.sqrt(2), math.sqrt(-math.log(fpr)) if fpr > 0 else math.inf
+    root = mu / math.sqrt(2)
+    unlikely = math.sqrt(-math.log(fpr)) if fpr > 0 else math.inf
     caught = math.exp(-((unlikely - root) ** 2)) if unlikely > root else 1.0
     missed = math.exp(-((root + math.sqrt(-math.log1p(-fpr))) ** 2))
     return min(caught, 1 - missed)

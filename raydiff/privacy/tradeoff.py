@@ -36,11 +36,7 @@ class Roc:
 
     def at(self, fpr: float) -> float:
         """Return the largest true positive rate at this false positive rate."""
-        right = int(np.searchsorted(self.fpr, fpr, side="right"))
-        if right == len(self.fpr):
-            return 1.0
-        (x, beyond), (low, high) = self.fpr[right - 1 : right + 1], self.tpr[right - 1 : right + 1]
-        return float(low + (high - low) * (fpr - x) / (beyond - x))
+        return float(np.interp(fpr, self.fpr, self.tpr))
 
 
 def auc_ceiling(events: Sequence[Event]) -> float:

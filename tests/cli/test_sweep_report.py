@@ -24,7 +24,7 @@ def write_trial(folder: Path, digest: str, std: float, **changes: Any) -> None:
     path = folder / "trials" / digest
     path.mkdir(parents=True)
     event = Gaussian(std, **({"unit": "example", "relation": "replace_one", "trust": "local"} | changes))
-    Checkpoint(path).commit(0, {"ledger": Ledger().with_upload(0, 0, event, 100).to_json()})
+    Checkpoint(path).commit(0, {"ledger": Ledger().with_uploads(0, [(0, event, 100)]).to_json()})
     (path / "config.json").write_text(json.dumps({"method": {"kind": "PFDM", "delta": 1e-5}, "seed": int(digest)}))
 
 

@@ -460,7 +460,7 @@ def test_after_a_replay_a_client_goes_on_from_the_state_of_that_round(tmp_path: 
 
 def test_a_method_that_does_not_state_what_it_sends_costs_everything() -> None:
     event = Walk().upload_event(3, 0)
-    assert Ledger().with_upload(0, 0, event, 4).epsilon(1e-5, "exact") == math.inf
+    assert Ledger().with_uploads(0, [(0, event, 4)]).epsilon(1e-5, "exact") == math.inf
     assert Budget().refuses([event])
 
 

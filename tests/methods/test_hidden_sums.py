@@ -95,7 +95,7 @@ def test_all_rounds_together_keep_to_the_budget_by_the_accountant_that_has_a_the
 def test_it_is_never_composed_with_another_trust() -> None:
     hidden = run(method(), *[0.1] * 3)[-1].ledger
     local = Gaussian(5.0, "client", "replace_one", "local", declared=("examples",))
-    both = hidden.with_upload(3, 0, local, 4)
+    both = hidden.with_uploads(3, [(0, local, 4)])
     assert {g.trust for g in both.guarantees(DELTA, "rdp")} == {"aggregate", "local"}
     assert both.epsilon(DELTA, "rdp") == math.inf
     why = Budget(unit="client").refuses([method().upload_event(4, 0)])

@@ -154,7 +154,7 @@ def test_a_round_that_failed_for_too_few_is_paid_for(tmp_path: Path, kind: str) 
     with pytest.raises(Failed, match="fewer than min_clients = 2"):
         run(Betrayed(sends=KINDS[kind][0]), 2.0, BAD, store=Checkpoint(tmp_path), min_clients=2)
     ledger = Ledger()
-    for sent in Checkpoint(tmp_path).sent_after(-1):
-        ledger = ledger.with_upload(*sent)
+    for number, *sent in Checkpoint(tmp_path).sent_after(-1):
+        ledger = ledger.with_uploads(number, [tuple(sent)])
     bad = SENT if kind == "noised nan" else UNACCOUNTED
     assert [(e.client, e.event) for e in ledger.entries] == [(0, NonPrivate("weights sent as they are")), (1, bad)]

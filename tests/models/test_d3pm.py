@@ -100,14 +100,13 @@ def distance(rows: Tensor, others: Tensor) -> float:
     return float((one - other).abs().sum() / 2)
 
 
-@pytest.mark.parametrize("objective", ["cross_entropy", pytest.param("variational", marks=pytest.mark.slow)])
-def test_training_recovers_a_known_distribution_of_each_label(objective: Any) -> None:
+def test_training_recovers_a_known_distribution_of_each_label() -> None:
     """Two columns that depend on each other and on the label: as close as the chain of a perfect denoiser."""
     tables = torch.tensor([[0.4, 0.0, 0.1, 0.2, 0.0, 0.3], [0.0, 0.5, 0.1, 0.0, 0.2, 0.2]])
     all_rows = torch.cartesian_prod(torch.arange(3), torch.arange(2))
     rows = all_rows[tables.multinomial(3000, replacement=True, generator=generator(0)).flatten()]
     labels = torch.arange(2).repeat_interleave(3000)[:, None]
-    model = replace(SMALL, steps=10, hidden=64, objective=objective)
+    model = replace(SMALL, steps=10, hidden=64)
     training = Training(steps=350, batch=256, learning_rate=1e-2)
     params, _, _ = fit(model, model.init(generator(0)), images_of(rows), labels, training=training, rng=generator(1))
     for label in range(2):
@@ -119,15 +118,6 @@ def test_training_recovers_a_known_distribution_of_each_label(objective: Any) ->
         assert distance(made, rows[labels[:, 0] == 1 - label]) > 0.4  # of the other label
 
 
-def test_the_variational_loss_is_the_sum_over_values_at_step_1_as_well() -> None:
-    """At t = 1 the bound is the cross-entropy."""
-    model = replace(SMALL, steps=1, schedule=Linear(rate=0.5))
-    batch = (images_of(torch.tensor([[0, 1], [2, 0]])), torch.tensor([[0], [1]]))
-    params, draws = model.init(generator(0)), model.draws(2, generator(1))
-    bound = replace(model, objective="variational").loss(params, batch, draws, {})
-    torch.testing.assert_close(bound, model.loss(params, batch, draws, {}))
-
-
 def test_a_draw_is_never_a_value_of_probability_0() -> None:
     rng = generator(0)
     p = torch.tensor([0.0, 0.3, 0.0, 0.7, 0.0]).expand(50_000, 1, 5)
@@ -136,10 +126,9 @@ def test_a_draw_is_never_a_value_of_probability_0() -> None:
     assert abs(float(result[1]) - 0.3) < 0.01
 
 
-@pytest.mark.parametrize("objective", ["cross_entropy", "variational"])
-def test_gradients_of_single_rows_are_those_of_a_loop(objective: Any) -> None:
+def test_gradients_of_single_rows_are_those_of_a_loop() -> None:
     """DP-SGD without noise or clipping, each row's gradient by torch.func.vmap."""
-    model = replace(SMALL, objective=objective)
+    model = SMALL
     rows, labels = images_of(torch.tensor([[0, 1], [2, 0], [1, 1]])), torch.tensor([[0], [1], [1]])
     params, draws = model.init(generator(0)), model.draws(6, generator(1))
     twice = {k: v.unflatten(0, (3, 2)) for k, v in draws.items()}

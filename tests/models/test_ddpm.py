@@ -40,7 +40,6 @@ def batch(model: DDPM, n: int, *path: str) -> tuple[Tensor, Tensor]:
         ("linear", "linear", 1e-4, 0.02),
         ("scaled_linear", "scaled_linear", 0.00085, 0.012),
         ("cosine", "squaredcos_cap_v2", 1e-4, 0.02),
-        ("sigmoid", "sigmoid", 1e-4, 0.02),
     ],
 )
 def test_schedules_are_those_of_diffusers_at_1000(schedule: str, theirs: str, start: float, end: float) -> None:

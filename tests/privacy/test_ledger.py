@@ -28,7 +28,7 @@ def ledger_of(*rounds: dict[int, Event]) -> Ledger:
             if client == PUBLISHED:
                 out = out.with_published(number, [event])
             else:
-                out = out.with_upload(number, client, event, 10)
+                out = out.with_uploads(number, [(client, event, 10)])
     return out
 
 
@@ -192,9 +192,9 @@ def test_another_ledger_is_not_followed() -> None:
 def test_a_round_is_recorded_once() -> None:
     ledger = ledger_of({0: UPLOAD, PUBLISHED: CENTRAL}, {0: UPLOAD})
     with pytest.raises(ValueError, match="client 0 already has an upload in round 1"):
-        ledger.with_upload(1, 0, Nothing(), 0)
+        ledger.with_uploads(1, [(0, Nothing(), 0)])
     with pytest.raises(ValueError, match="round 0 is late"):
-        ledger.with_upload(0, 1, UPLOAD, 0)
+        ledger.with_uploads(0, [(1, UPLOAD, 0)])
     with pytest.raises(ValueError, match="round 0 is late"):
         ledger.with_published(0, [CENTRAL])
     published = ledger.with_published(1, [CENTRAL, CENTRAL])
@@ -206,17 +206,17 @@ def test_a_round_is_recorded_once() -> None:
 def test_trust_is_checked_at_the_gate() -> None:
     for event in (CENTRAL, NonPrivate("weights", "central")):
         with pytest.raises(ValueError, match="must have local or aggregate trust"):
-            Ledger().with_upload(0, 0, event, 1)
+            Ledger().with_uploads(0, [(0, event, 1)])
     with pytest.raises(ValueError, match="client must be >= 0"):
-        Ledger().with_upload(0, PUBLISHED, UPLOAD, 1)
+        Ledger().with_uploads(0, [(PUBLISHED, UPLOAD, 1)])
     for event in (UPLOAD, Nothing(), BARE):
         with pytest.raises(ValueError, match="central trust"):
             Ledger().with_published(0, [event])
 
 
 def test_bytes_are_counted_by_client() -> None:
-    ledger = Ledger().with_upload(0, 0, UPLOAD, 5).with_upload(0, 1, BARE, 7).with_published(0, [CENTRAL])
-    ledger = ledger.with_upload(1, 0, Nothing(), 0).with_upload(2, 0, UPLOAD, 11)
+    ledger = Ledger().with_uploads(0, [(0, UPLOAD, 5)]).with_uploads(0, [(1, BARE, 7)]).with_published(0, [CENTRAL])
+    ledger = ledger.with_uploads(1, [(0, Nothing(), 0)]).with_uploads(2, [(0, UPLOAD, 11)])
     assert ledger.bytes_up == 23
     assert ledger.bytes_by_client == {0: 16, 1: 7}
 

@@ -32,20 +32,22 @@ def rates(ledger: Ledger) -> dict[str, float]:
 
 def test_the_ceilings_of_sampled_noise_are_those_of_all_its_steps() -> None:
     event = Gaussian(1.0, "example", "add_remove", "local", 0.1, 5)
-    sampled = Ledger().with_upload(0, 0, event, 0).with_upload(1, 0, event, 0).with_upload(1, 1, event, 0)
+    sampled = (
+        Ledger().with_uploads(0, [(0, event, 0)]).with_uploads(1, [(0, event, 0)]).with_uploads(1, [(1, event, 0)])
+    )
     assert of_ledger(sampled) == {CEILING: losses.auc_ceiling([event, event])}
     assert rates(sampled) == {str(m): losses.tpr_ceiling([event, event], fpr) for fpr, m in ceilings.TPRS.items()}
 
 
 def test_the_ceilings_of_an_unsampled_ledger_are_the_closed_forms() -> None:
-    ledger = Ledger().with_upload(0, 0, Gaussian(0.5, "example", "replace_one", "local"), 0)
+    ledger = Ledger().with_uploads(0, [(0, Gaussian(0.5, "example", "replace_one", "local"), 0)])
     assert of_ledger(ledger) == {CEILING: gaussian.auc_ceiling(2.0), MU: 2.0}
     assert rates(ledger) == {str(m): gaussian.tpr_ceiling(2.0, fpr) for fpr, m in ceilings.TPRS.items()}
 
 
 def test_events_that_do_not_compose_allow_every_attack() -> None:
-    both = Ledger().with_upload(0, 0, Gaussian(1.0, "example", "replace_one", "local", 0.1), 0)
-    both = both.with_upload(1, 0, Gaussian(1.0, "example", "zero_out", "local", 0.1), 0)
+    both = Ledger().with_uploads(0, [(0, Gaussian(1.0, "example", "replace_one", "local", 0.1), 0)])
+    both = both.with_uploads(1, [(0, Gaussian(1.0, "example", "zero_out", "local", 0.1), 0)])
     assert of_ledger(both) == {CEILING: 1.0}
     assert set(rates(both).values()) == {1.0}
 
@@ -53,7 +55,7 @@ def test_events_that_do_not_compose_allow_every_attack() -> None:
 def test_what_is_published_has_the_ceiling_of_outsiders_and_uploads_that_of_the_server() -> None:
     """Under central trust the server sees the updates, and its own noise covers all that comes after."""
     central = Gaussian(2.0, "client", "replace_one", "central")
-    ledger = Ledger().with_upload(0, 0, NonPrivate("clipped updates"), 0).with_published(0, [central])
+    ledger = Ledger().with_uploads(0, [(0, NonPrivate("clipped updates"), 0)]).with_published(0, [central])
     metrics = of_ledger(ledger) | rates(ledger)
     assert metrics[CEILING] == 1.0 and metrics[MU] == math.inf
     assert metrics[f"{CEILING}_outsiders"] == gaussian.auc_ceiling(0.5)

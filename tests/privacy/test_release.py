@@ -360,7 +360,7 @@ def test_the_budget_of_all_vectors_together_is_spent(m: int, epsilon: float) -> 
     delta = 1e-5
     std = 2 * CLIP * math.sqrt(m) / accountants.mu_for(epsilon, delta)
     sent = send_rows(gaussian_rows, extremes(m)[0], std=std)
-    (guarantee,) = Ledger().with_upload(0, 0, sent.event, sent.nbytes).guarantees(delta, "exact")
+    (guarantee,) = Ledger().with_uploads(0, [(0, sent.event, sent.nbytes)]).guarantees(delta, "exact")
     assert guarantee.epsilon == pytest.approx(epsilon, rel=1e-6)
     assert (guarantee.unit, guarantee.relation, guarantee.trust) == ("client", "replace_one", "local")
     x, cell = np.linspace(-20, 30, 400_001, retstep=True)

@@ -299,7 +299,7 @@ def whole(store: Checkpoint) -> Checkpoint:
     for number in range(3):
         store.save_server(number, state(number))
         store.save_client(7, number, state(number))
-        store.commit(number, {"ledger": Ledger().with_upload(number, 7, EVENT, 3).to_json()})
+        store.commit(number, {"ledger": Ledger().with_uploads(number, [(7, EVENT, 3)]).to_json()})
     store.save_release(7, 3, already_private(state(4), EVENT))
     return Checkpoint(store.root)
 

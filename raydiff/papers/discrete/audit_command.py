@@ -33,6 +33,7 @@ from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Summary, removals
 from raydiff.runtime import sweep_folder
+from raydiff.settings import Count
 from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
@@ -54,7 +55,7 @@ class AuditOptions(StorageOptions):
     """Folder for the files; its name is the MLflow run's."""
     unconditional: bool = False
     """For a model that is conditional on nothing: each record is bounded among all rows."""
-    steps: int = 10
+    steps: Count = 10
     """T."""
     schedule: Annotated[str, CATEGORY_SCHEDULES] = "linear"
     """The noise schedule: linear, sigmoid or cosine, or module:name from anywhere."""

@@ -28,6 +28,6 @@ def subject(method: FedDistr, public: Records | None) -> Subject | None:
         state = tree.prefixed(SCRATCH, {**vectors, "loss": torch.zeros(())})
         nobody = Records(torch.zeros(0, 1, 1, 1), torch.zeros(0, 1, dtype=torch.int64), torch.arange(0))
         release = method.local_update({}, state, nobody, Round(0, generator(0), noise)).release
-        return release.value["x"], Ledger().with_upload(0, 0, release.event, release.nbytes)
+        return release.value["x"], Ledger().with_uploads(0, [(0, release.event, release.nbytes)])
 
     return Subject(one=one, clip=method.clip, shape=(method.clusters, len(start)))

@@ -17,7 +17,7 @@ from raydiff import lookup
 from raydiff.cli.options import parse
 from raydiff.formats import rounding
 from raydiff.formats.tables import aligned
-from raydiff.models.schedules import SCHEDULES, alphas_bar
+from raydiff.models.schedules import SCHEDULES, Timesteps, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
 from raydiff.privacy.accountants import check_budget, epsilon_of
 
@@ -33,8 +33,8 @@ class CalibrateOptions:
     delta: float = 1e-5
     """Its delta."""
     schedule: str = "linear"
-    """linear, cosine, sigmoid or scaled_linear."""
-    steps: int = 1000
+    """linear, cosine or scaled_linear."""
+    steps: Timesteps = 1000
     """T."""
     t0: int | None = None
     """A depth whose epsilon is shown too."""

@@ -29,6 +29,6 @@ def subject(method: PFDM, public: Records | None) -> Subject | None:
         data = Records(canaries.view(n, *shape) + origin, torch.zeros(n, 1, dtype=torch.int64), torch.arange(n))
         release = method.local_update(server, {}, data, Round(0, generator(0), noise)).release
         seen = release.value["x"] - scale * origin
-        return seen.view(n, 1, -1), Ledger().with_upload(0, 0, release.event, release.nbytes)
+        return seen.view(n, 1, -1), Ledger().with_uploads(0, [(0, release.event, release.nbytes)])
 
     return Subject(one=every, clip=method.clip, shape=(1, math.prod(shape)), count=16_000, together=True)
