@@ -59,7 +59,8 @@ def _log_delta(a: float, mu: float) -> float:
 
     log_phi = -a * a / 2 - math.log(2 * math.pi) / 2
     if mu < 1:  # M(a) and M(b) are close: integrate M'(x) = 1 + x M(x) between them instead
-        gap, _ = fixed_quad(lambda x: 1 + x * mills(x), a - mu, a, n=16)
+        mean_slope, _ = fixed_quad(lambda s: 1 + (a - mu * s) * mills(a - mu * s), 0.0, 1.0, n=16)
+        gap = mu * mean_slope
     elif a <= 0:
         gap = mills(a) - mills(a - mu)
     else:  # M(a) would overflow
