@@ -142,7 +142,7 @@ def test_files_of_a_room_import_in_no_circle() -> None:
         ("raydiff/methods/fedavg.py", "opacus"),
         ("raydiff/methods/fedavg.py", "diffusers.UNet2DModel"),
         ("raydiff/experiment/trial.py", "cleanfid.fid"),
-        ("raydiff/data/sources.py", "huggingface_hub.HfApi"),
+        ("raydiff/data/source_registry.py", "huggingface_hub.HfApi"),
         ("raydiff/papers/feddistr/method.py", "transformers.CLIPTextModel"),
         ("raydiff/methods/fedavg.py", "raydiff.methods.dpsgd.DPSGD"),
         ("raydiff/methods/sketch.py", "raydiff.methods.dpsgd.DPSGD"),

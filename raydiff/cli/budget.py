@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from raydiff.cli.options import StorageOptions, parse, positional
-from raydiff.data import sources
+from raydiff.data import source_registry
 from raydiff.experiment import presets, spending, toml_file
 from raydiff.formats import rounding
 from raydiff.privacy import accountants, filters, gaussian
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
         about = f" of {name}"
         if name in presets.PRESETS or (name.endswith(toml_file.SUFFIX) and Path(name).exists()):
             name = presets.study(name).experiment.data.name
-        wanted = spending.called(sources.identity(name))
+        wanted = spending.called(source_registry.identity(name))
         logs = [log for log in logs if log.folder.name == wanted]
     if not logs:
         raise ValueError(f"there is no budget{about} in {options.storage}: the first trial with --budget begins one")

@@ -1,5 +1,8 @@
-"""Data sets of pictures or tables, cut once into disjoint splits: clients hold `train`; `validation` chooses
-checkpoints; `calibration` sets attack thresholds; `test` gives the final numbers."""
+"""Data sets of pictures or tables, cut once into disjoint splits.
+
+Clients hold `train`; `validation` chooses checkpoints; `calibration` sets attack thresholds; `test` gives the final
+numbers.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,7 @@ from typing import Any, Literal
 import torch
 
 from raydiff import tree
-from raydiff.data import other_source, superclasses
-from raydiff.data import sources as names
+from raydiff.data import records_from_elsewhere, source_registry, superclasses
 from raydiff.data.modality import PICTURES, Modality
 from raydiff.data.pictures import PictureOptions, describe_conversion
 from raydiff.data.records import Records as Records
@@ -43,7 +45,8 @@ class Data(TableOptions, PictureOptions):
 
     name: str = field(default="digits", metadata={"location": "folder"})
     """digits, mnist, colour-mnist, cifar10, cifar100, faces, another folder below the root, a path, hub:owner/name, a
-    table (adult, german, loan, a .csv, .tsv or .parquet file), or module:name, a function as in `sources.SOURCES`."""
+    table (adult, german, loan, a .csv, .tsv or .parquet file), or module:name, a function as in
+    `source_registry.SOURCES`."""
     root: str | None = field(default=None, metadata={"location": "value"})
     """Folder of data sets; None: the environment variable RAYDIFF_DATA."""
     labels: tuple[str, ...] = ()
@@ -126,7 +129,7 @@ class Dataset:
 def anywhere(config: Data) -> Data:
     """The same data set for processes with another working directory and environment: paths are absolute."""
     values = {n: v for n in ("name", "public_from") if (v := getattr(config, n)) is not None}
-    places = {n: v for n, v in values.items() if names.is_path(v, config.root)}
+    places = {n: v for n, v in values.items() if source_registry.is_path(v, config.root)}
     if root := config.root or os.environ.get("RAYDIFF_DATA"):
         places["root"] = root
     changes: dict[str, Any] = {name: absolute(path) for name, path in places.items()}
@@ -139,11 +142,14 @@ def absolute(path: str) -> str:
 
 
 def load(config: Data) -> Dataset:
-    """The data set that `config` describes, cached in the process. Raises ValueError for an unknown name, a missing or
-    malformed file, an undecodable or unfitting picture, a single class, or splits larger than the data."""
-    other = None if config.public_from is None else names.folder_of(config.public_from, config.root)
+    """The data set that `config` describes, cached in the process.
+
+    Raises ValueError for an unknown name, a missing or malformed file, an undecodable or unfitting picture, a single
+    class, or splits larger than the data.
+    """
+    other = None if config.public_from is None else source_registry.folder_of(config.public_from, config.root)
     # A relative and an absolute path are one data set, read once.
-    return _load(anywhere(config), names.folder_of(config.name, config.root), other)
+    return _load(anywhere(config), source_registry.folder_of(config.name, config.root), other)
 
 
 @functools.lru_cache(maxsize=8)
@@ -160,9 +166,9 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")
     if config.public_from is not None:
-        other = names.source(config.public_from, public_folder, config.labels, table=config.superclasses)
+        other = source_registry.source(config.public_from, public_folder, config.labels, table=config.superclasses)
         choice = {"count": config.public, "seed": config.split_seed}
-        splits["public"], more = other_source.public_records(other, source, splits, config, **choice)
+        splits["public"], more = records_from_elsewhere.public_records(other, source, splits, config, **choice)
         notes = (*notes, *(f"public records: {note}" for note in more))
     splits["public"] = splits["public"].without_base()  # visible to clients
     if source.codes is None and config.fitted_on == "public":
@@ -188,7 +194,7 @@ def source_of(config: Data, folder: Path | None) -> Source:
     """All rows of the data set in this folder."""
     public = None if config.fitted_on == "all" else config.public
     fit: dict[str, Any] = {"options": config, "public": public, "seed": config.split_seed}
-    return names.source(config.name, folder, config.labels, table=config.superclasses, **fit)
+    return source_registry.source(config.name, folder, config.labels, table=config.superclasses, **fit)
 
 
 def _check_classes(source: Source, public: Records) -> None:

@@ -1,5 +1,8 @@
-"""FedDistr's entangled coefficient (arXiv 2410.12530, Definition 1, Eq. 7), the cosine between two clients' weights on
-the base distributions, and partitions that attain it. Shapes: m base distributions, K clients."""
+"""FedDistr's entangled coefficient, the cosine between two clients' weights, and partitions that attain it.
+
+The weights are those on the base distributions (arXiv 2410.12530, Definition 1, Eq. 7). Shapes: m base distributions, K
+clients.
+"""
 
 from __future__ import annotations
 
@@ -54,8 +57,11 @@ def coefficients(counts: Tensor) -> Tensor:
 
 
 def measure_entanglement(counts: Tensor) -> list[Metric]:
-    """Metrics of a partition with counts (K, m): average coefficient over pairs, by which the paper names experiments
-    (appendix A.1), the largest, and Theorem 2's condition, that all are below 1 / (K - 1)^2. Empty for one client."""
+    """Return metrics of a partition with counts (K, m); none for one client.
+
+    The average coefficient over pairs, by which the paper names experiments (appendix A.1), the largest, and whether
+    Theorem 2's condition holds: all are below 1 / (K - 1)^2.
+    """
     clients = len(counts)
     if clients < 2:
         return []

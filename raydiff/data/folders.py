@@ -16,8 +16,11 @@ from raydiff.data.source import Source, by_split, visible
 
 
 def source(folder: Path) -> Source:
-    """All pictures, with the name of their folder as the label `class`, ordered by file name, so that a picture's class
-    moves no other picture. Raises ValueError if there are no pictures, or not in folders of classes."""
+    """Return all pictures, with the name of their folder as the label `class`.
+
+    They are ordered by file name, so that a picture's class moves no other picture. Raises ValueError if there are no
+    pictures, or not in folders of classes.
+    """
     train, test, notes = _parts(folder := _inner(folder))
     splits = [_of_classes(train), _of_classes(test)]
     files = [path for split in splits for path in split]

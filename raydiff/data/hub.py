@@ -18,8 +18,10 @@ PATIENCE_S = 5.0  # timeout of a request to the hub
 
 @functools.cache
 def folder(name: str) -> Path:
-    """The local folder of this data set, downloaded into the hub's cache. Raises ValueError as `snapshot_of` does, and
-    without parquet files."""
+    """The local folder of this data set, downloaded into the hub's cache.
+
+    Raises ValueError as `snapshot_of` does, and without parquet files.
+    """
     if not (match := NAME.fullmatch(name)):
         raise ValueError(f"a data set of the hub is hub:owner/name, got {name!r}")
     repository, inner = match.groups()
@@ -30,8 +32,10 @@ def folder(name: str) -> Path:
 
 
 def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns: Sequence[str], says: str) -> Path:
-    """The folder with the matching files of owner/name, up to date, or from the local cache if the hub does not answer.
-    `says` is the user's name for it. Raises ValueError if the hub lacks it, or neither answers nor is cached."""
+    """Return the folder with the matching files of owner/name, up to date or, if the hub is silent, cached.
+
+    `says` is the user's name for it. Raises ValueError if the hub lacks it, or neither answers nor is cached.
+    """
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError
 

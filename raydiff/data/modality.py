@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raydiff.data import overview, picture_files, pictures
+from raydiff.data import picture_files, pictures, public_preview
 from raydiff.data.pictures import Picture, PictureOptions
 from raydiff.data.records import Center, Records, codes_of, half_counts, images_of
 from raydiff.data.tables import encode, rows_file
@@ -140,11 +140,11 @@ class Pictures(Modality):
         return f"pictures: {pictures.form(shape)}, values on [-1, 1]"
 
     def describe_public(self, public: Records, *, center: Center, clip: float | None) -> str:
-        return overview.describe_norms(public, center=center, clip=clip)
+        return public_preview.describe_norms(public, center=center, clip=clip)
 
     def draw(self, public: Records, class_names: Sequence[str], path: Path) -> None:
         if len(public):
-            overview.draw_pictures(public, class_names, path)
+            public_preview.draw_pictures(public, class_names, path)
 
     def configure(self, model: Any, shape: Sequence[int], labels: tuple[int, ...]) -> Any:
         if hasattr(model, "for_table"):
@@ -203,7 +203,7 @@ class TableRows(Modality):
         return "a table"
 
     def describe_public(self, public: Records, *, center: Center, clip: float | None) -> str:
-        return overview.describe_columns(self.mapping.columns, public)
+        return public_preview.describe_columns(self.mapping.columns, public)
 
     def describe_fit(self, fitted_columns: Sequence[str], private_fit: str) -> str:
         if private_fit:

@@ -1,6 +1,8 @@
-"""Parquet files in the Hugging Face image layout: a picture column `image` or `img` (encoded bytes, or a struct with
-a field `bytes`), and label columns of integers, text or booleans. The values of integers are their names, unless
-the schema's `huggingface` metadata names 0, 1, ...."""
+"""Parquet files in the Hugging Face image layout: a picture column and label columns.
+
+The picture column is `image` or `img` (encoded bytes, or a struct with a field `bytes`); labels are integers, text or
+booleans. The values of integers are their names, unless the schema's `huggingface` metadata names 0, 1, ....
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,9 @@ def folders_below(folder: Path) -> list[Path]:
 
 def source(folder: Path, labels: Sequence[str]) -> Source:
     """The rows of train*.parquet, then of the first of `OWN_TEST`; without train files, of all files as one split.
-    `labels` names the label columns, the class first; empty: `label`, or else `fine_label`."""
+
+    `labels` names the label columns, the class first; empty: `label`, or else `fine_label`.
+    """
     every = files_in(folder)
     train, test, notes = by_split(every)
     files = [file for path in (*(train or every), *test) if (file := _open(path, labels)) is not None]

@@ -34,8 +34,10 @@ class Partition(ABC):
 
     @abstractmethod
     def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
-        """The client 0 .. M - 1 of each record, (N,) int64, for labels (N, K) int64. Raises ValueError where the
-        records do not suffice."""
+        """Return the client of each record, 0 to M - 1, (N,) int64, for labels (N, K) int64.
+
+        Raises ValueError where the records do not suffice.
+        """
 
     @property
     def publishes_labels(self) -> bool:
@@ -103,8 +105,10 @@ class ByClass(Partition):
 
 @settings(frozen=True, kw_only=True)
 class Dirichlet(Partition):
-    """Each class has proportions over the clients drawn from Dirichlet(alpha, ..., alpha), by which each record goes to
-    a client at random (Yurochkin et al., "Bayesian Nonparametric Federated Learning of Neural Networks", ICML 2019).
+    """Each class has proportions over the clients drawn from Dirichlet(alpha, ..., alpha).
+
+    Each record goes to a client at random by those of its class (Yurochkin et al., "Bayesian Nonparametric Federated
+    Learning of Neural Networks", ICML 2019).
 
     Examples:
         >>> import torch
@@ -126,23 +130,20 @@ class Dirichlet(Partition):
         return self.balanced or self.least > 0
 
     def assign(self, labels: Tensor, clients: int, rng: torch.Generator) -> Tensor:
-        """The first draw, or the first of MOST_DRAWS in which each client has `least` records."""
+        """Return the first draw, or the first of MOST_DRAWS in which each client has `least` records."""
         order = torch.randperm(len(labels), generator=rng)
         least = max(self.least, 1)
-        largest = 0
-        for draw in range(MOST_DRAWS):
+        draws = MOST_DRAWS if self.least else 1
+        for _ in range(draws):
             owners = self._draw(labels[:, 0], order, clients, rng)
-            smallest = int(owners.bincount(minlength=clients).min())
-            if smallest >= least and (self.least or draw == 0):
+            if owners.bincount(minlength=clients).min() >= least:
                 return owners
-            largest = max(largest, smallest)
-            if largest and not self.least:
-                break  # The first draw counts; the others tell whether `least` would help.
-        again = f"set partition.least to {min(largest, least)} (labels are then public), " if largest else ""
-        skewed = f"raise partition.alpha ({self.alpha:g}), " if least * clients <= len(labels) else ""
-        few = f"{'none' if least == 1 else f'fewer than {least}'} of {len(labels)} records for {clients} clients"
-        draws = f"in {f'each of {MOST_DRAWS} draws' if self.least else 'the draw'} of a Dirichlet partition"
-        raise ValueError(f"a client would get {few} {draws}: {again}{skewed}lower clients or raise data.train")
+        few = f"fewer than {least} of {len(labels)} records for {clients} clients"
+        again = "lower partition.least" if self.least else "set partition.least to 1 (labels are then public)"
+        remedy = f"{again}, raise partition.alpha ({self.alpha:g}), lower clients or raise data.train"
+        raise ValueError(
+            f"a client would get {few} in {draws} draw{'s' * (draws > 1)} of a Dirichlet partition: {remedy}"
+        )
 
     def _draw(self, classes: Tensor, order: Tensor, clients: int, rng: torch.Generator) -> Tensor:
         """Each record, at its place order (N,), by its class's proportions, which are drawn alike for any numbers."""
@@ -166,8 +167,9 @@ class Dirichlet(Partition):
 
 @settings(frozen=True, kw_only=True)
 class MajorityMinority(Partition):
-    """Clients with many records of half of the classes and few of the others, as in PFDM (arXiv 2504.00952): those of
-    even clients are the first of `clusters`, those of odd clients the second.
+    """Clients with many records of half of the classes and few of the others (PFDM, arXiv 2504.00952).
+
+    The classes of even clients are the first of `clusters`, those of odd clients the second.
 
     Examples:
         >>> import torch
@@ -198,12 +200,10 @@ class MajorityMinority(Partition):
             few = max(1, round(self.ratio * n / (len(majority) + self.ratio * len(minority))))
             few = self.minority or min(few, n // clients)
             if not 1 <= few <= n // clients:
-                most = int(sizes.min())
-                lower = f"partition.minority to {most // clients} or " if self.minority and most >= clients else ""
+                what = f"{few} of the {n} records of class {c} ({clients} clients)"
                 fits = "at least 1 and no more than a majority client's"
-                what = f"{few} of the {n} records of class {c} ({clients} clients), which must be {fits}"
-                remedy = f"lower {lower}clients to {max(most, 2)} at most, raise data.train or set partition to iid"
-                raise ValueError(f"a minority client would get {what}: {remedy}")
+                remedy = "lower clients or partition.minority, raise data.train or set partition to iid"
+                raise ValueError(f"a minority client would get {what}, which must be {fits}: {remedy}")
             table[k, minority] = few
             table[k, majority] = _evenly(n - few * len(minority), len(majority))
         return _deal(labels[:, 0], table, torch.randperm(len(labels), generator=rng))
@@ -211,8 +211,9 @@ class MajorityMinority(Partition):
 
 @settings(frozen=True, kw_only=True)
 class Entangled(Partition):
-    """Each client has base distributions, and equally many records of the others', as in FedDistr (arXiv 2410.12530):
-    hidden classes with `data.superclasses`, else classes, whose number the clients must divide.
+    """Each client has base distributions, and equally many records of the others' (FedDistr, arXiv 2410.12530).
+
+    Base distributions are hidden classes with `data.superclasses`, else classes; the clients must divide their number.
 
     Examples:
         >>> import torch
@@ -274,8 +275,10 @@ PARTITIONS: Door[type[Partition]] = Door(
 
 
 def partition(records: Records, clients: int, *, how: Partition, rng: torch.Generator) -> list[Tensor]:
-    """Positions within `records`, ascending int64, for each of M = `clients` clients. Raises ValueError if a client
-    would get no record (under MajorityMinority: no record of some class)."""
+    """Positions within `records`, ascending int64, for each of M = `clients` clients.
+
+    Raises ValueError if a client would get no record (under MajorityMinority: no record of some class).
+    """
     if clients < 1:
         raise ValueError(f"clients must be at least 1, got {clients}")
     if not len(records):
@@ -297,8 +300,10 @@ def partition(records: Records, clients: int, *, how: Partition, rng: torch.Gene
 
 
 def draw_unseen(records: Records, how: UnseenClients, *, rng: torch.Generator) -> tuple[list[Tensor], Tensor]:
-    """(positions of each unseen client's records, positions of the remaining records), ascending int64. Raises
-    ValueError if there are too few classes, or records of a class."""
+    """(positions of each unseen client's records, positions of the remaining records), ascending int64.
+
+    Raises ValueError if there are too few classes, or records of a class.
+    """
     present = records.labels[:, 0].unique()
     parts = []
     wanted = how.classes * how.clients + 1 if how.own_classes else how.classes
@@ -329,8 +334,11 @@ def draw_unseen(records: Records, how: UnseenClients, *, rng: torch.Generator) -
 
 
 def _deal(groups: Tensor, table: Tensor, order: Tensor) -> Tensor:
-    """Owner of each record (N,), of the groups (N,) those of each record in the ascending order of its values: `table`
-    (K, M) says how many records of each group each client gets, in the shuffled `order` (N,)."""
+    """Return the owner of each record (N,), given the groups (N,).
+
+    `table` (K, M) says how many records of each group, in the ascending order of their values, each client gets, in the
+    shuffled `order` (N,).
+    """
     owners = torch.empty_like(groups)
     for value, row in zip(groups.unique(), table, strict=True):
         owners[order[groups[order] == value]] = torch.arange(len(row)).repeat_interleave(row)
@@ -349,8 +357,10 @@ def clusters(classes: Sequence[int]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def groups(records: Records) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(majority classes, minority classes) of one client's records, ascending: minority classes have fewer than half
-    the records of its largest class, and at least one."""
+    """Return (majority classes, minority classes) of one client's records, ascending.
+
+    Minority classes have fewer than half the records of its largest class, and at least one.
+    """
     classes, sizes = records.labels[:, 0].unique(return_counts=True)
     few = 2 * sizes < (sizes.max() if len(sizes) else 0)
     return tuple(classes[~few].tolist()), tuple(classes[few].tolist())

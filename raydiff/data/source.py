@@ -103,9 +103,11 @@ class Source:
         return next(self.pictures(torch.tensor([row])))[0]
 
     def with_used_values(self, *, declared: bool) -> Source:
-        """The source with the label values that rows other than test rows have (`declared`: with all that have a name),
-        renumbered in their order; test rows of other values are left out. A column that loses a value is fitted: rows
-        decide which it has. Raises ValueError for a value without a name."""
+        """Return the source with the label values that rows other than test rows have, renumbered in their order.
+
+        `declared`: with all that have a name. Test rows of other values are left out. A column that loses a value is
+        fitted: rows decide which it has. Raises ValueError for a value without a name.
+        """
         used = [values.unique() for values in self.labels[: len(self.labels) - self.own_test].T]
         for k, (column, names) in enumerate(zip(self.columns, self.names, strict=True)):
             if len(wrong := used[k][(used[k] < 0) | (used[k] >= len(names))]):

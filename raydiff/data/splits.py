@@ -15,9 +15,11 @@ SPLITS = ("train", "public", "validation", "calibration", "test")
 def cut(
     records: Sized, own_test: int, *, sizes: dict[str, int | None], seed: int, name: str, public: Tensor | None = None
 ) -> dict[str, Tensor]:
-    """Row numbers of each split, in random order, of N records, of which the last `own_test` are test rows. `sizes` has
-    a number for each of `SPLITS` (None: all remaining rows); `public` are public rows drawn before. Raises ValueError
-    if sizes are too large."""
+    """Row numbers of each split, in random order, of N records, of which the last `own_test` are test rows.
+
+    `sizes` has a number for each of `SPLITS` (None: all remaining rows); `public` are public rows drawn before. Raises
+    ValueError if sizes are too large.
+    """
     count = len(records) - own_test
     if count < 1:
         raise ValueError(f"{name} has test rows only")

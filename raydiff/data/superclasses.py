@@ -21,8 +21,10 @@ TABLES: Door[dict[str, tuple[str, ...]]] = Door(
 
 
 def applied(source: Source, name: str) -> Source:
-    """`source` with superclasses as classes, and the classes as hidden base distributions. Rows of classes in no
-    superclass are left out. Raises ValueError if the source lacks all classes of a superclass."""
+    """`source` with superclasses as classes, and the classes as hidden base distributions.
+
+    Rows of classes in no superclass are left out. Raises ValueError if the source lacks all classes of a superclass.
+    """
     table = TABLES[name]
     classes = source.names[0]
     parents = {fine: place for place, of in enumerate(table.values()) for fine in of}

@@ -1,5 +1,7 @@
-"""Records of a client that joins a finished run, and held-out ones of its classes: rows of the run in no split, then
-its validation split, and its test split; or of another data set, and its test rows, else half of its rows.
+"""Records of a client that joins a finished run, and held-out ones of its classes.
+
+They are rows of the run in no split, then its validation split, and its test split; or of another data set, and its
+test rows, else half of its rows.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from raydiff.data import other_source, sources
+from raydiff.data import records_from_elsewhere, source_registry
 from raydiff.data.datasets import Data, Dataset, source_of
 from raydiff.data.pictures import describe_conversion
 from raydiff.data.records import Records, label_numbers
@@ -49,8 +51,10 @@ class Choice:
 
 
 def choose_client(choice: Choice, config: Data, dataset: Dataset, *, usual: int) -> UnseenClient:
-    """An unseen client of a run on `dataset` (`config`, loaded), whose clients have `usual` records. Raises ValueError
-    if classes or shapes differ from the run's, pictures are records of the run, or there are too few."""
+    """An unseen client of a run on `dataset` (`config`, loaded), whose clients have `usual` records.
+
+    Raises ValueError if classes or shapes differ from the run's, pictures are records of the run, or there are too few.
+    """
     names = dataset.label_names[0]
     values = {str(number): v for v, number in enumerate(label_numbers(names))} | {c: v for v, c in enumerate(names)}
     if unknown := [name for name in choice.classes if name not in values]:
@@ -104,18 +108,18 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     chosen = {"new": train, "held out": rows[places["test"]]}
     role = "a new client's records"
     notes = (*other.notes, *describe_conversion(config))
-    read = other_source.read(other, chosen, source, private, config, role=role)
+    read = records_from_elsewhere.read(other, chosen, source, private, config, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
     return UnseenClient(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
 
 
 def _source(name: str, config: Data) -> Source:
-    return source_of(replace(config, name=name), sources.folder_of(name, config.root))
+    return source_of(replace(config, name=name), source_registry.folder_of(name, config.root))
 
 
 def _is_same(name: str, config: Data) -> bool:
     """Whether the name is that of the run's data set; colour-mnist shares the folder of mnist."""
-    folders = [sources.folder_of(n, config.root) for n in (name, config.name)]
+    folders = [source_registry.folder_of(n, config.root) for n in (name, config.name)]
     named = is_outside(name) or is_outside(config.name) or "colour-mnist" in (name, config.name)
     return folders[0] == folders[1] and (name == config.name or not named)
 

@@ -10,7 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from raydiff import seeding
-from raydiff.data import datasets, partition, sources
+from raydiff.data import datasets, partition
+from raydiff.data.source_registry import identity
 from raydiff.data.datasets import Dataset
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
@@ -55,8 +56,8 @@ def privacy_units(experiment: Experiment, unit: str, secret: bytes) -> dict[str,
     if unit == "client":
         train = dataset.splits["train"].numbers
         rows += sorted(sorted(train[part].tolist()) for part in shares(experiment, dataset))
-    other = data.public_from and sources.identity(data.public_from, data.root)
-    text = dumps([sources.identity(data.name, data.root), other, data.superclasses, data.labels, data.classes, rows])
+    other = data.public_from and identity(data.public_from, data.root)
+    text = dumps([identity(data.name, data.root), other, data.superclasses, data.labels, data.classes, rows])
     return {**_select_deciding(overrides.flat(experiment), unit), "digest": seeding.keyed_digest(secret, "units", text)}
 
 
@@ -66,7 +67,8 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
         begun = [trial for trial in trials if (trial / "config.json").exists()]
         flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}
         names = {
-            trial: sources.identity(flat.get("data.name", ""), flat.get("data.root")) for trial, flat in flats.items()
+            trial: identity(flat.get("data.name", ""), flat.get("data.root"))
+            for trial, flat in flats.items()
         }
         distinct = {(names[t], *_select_deciding(flat, unit).items()): t for t, flat in flats.items()}
         if len(distinct) == len(set(names.values())):

@@ -6,7 +6,7 @@ import contextlib
 import itertools
 from pathlib import Path
 
-from raydiff.data import datasets, sources
+from raydiff.data import datasets, source_registry
 from raydiff.experiment import config
 from raydiff.experiment.client_records import shares
 from raydiff.experiment.config import Experiment
@@ -37,7 +37,7 @@ def ledger_of(folder: Path) -> Ledger:
 
 def setup_of(experiment: Experiment) -> Event | None:
     """The event of what was learned from clients' records before round 0; None: nothing."""
-    if experiment.data.fitted_on == "public" or sources.is_known(experiment.data.name, experiment.data.labels):
+    if experiment.data.fitted_on == "public" or source_registry.is_known(experiment.data.name, experiment.data.labels):
         return None
     learned = datasets.load(experiment.data).private_fit
     return NonPrivate(learned) if learned else None

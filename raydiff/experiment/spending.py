@@ -30,7 +30,7 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from raydiff.data.datasets import Data
-from raydiff.data.sources import identity
+from raydiff.data.source_registry import identity
 from raydiff.experiment import config
 from raydiff.experiment.client_records import privacy_units
 from raydiff.experiment.config import Experiment

@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from raydiff.data import sources
+from raydiff.data import source_registry
 from raydiff.data.datasets import Data, Dataset
-from raydiff.data.overview import norms
+from raydiff.data.public_preview import suggest_clip
 from raydiff.data.tables import cells, read
 from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.models.training import Training
@@ -65,12 +65,12 @@ def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
 
     That of train is among them for more than RECORDS pictures without a GPU.
     """
-    folder = sources.folder_of(data.name, data.root)
+    folder = source_registry.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
         rows = len(cells.read(folder, data.csv).frame)
         test_rows = 0
     else:
-        source = sources.source(data.name, folder, data.labels, table=data.superclasses)
+        source = source_registry.source(data.name, folder, data.labels, table=data.superclasses)
         rows = len(source.labels) - source.own_test
         test_rows = source.own_test
     by_hand = {split: getattr(data, split) or 0 for split in ("train", *SPLITS) if f"data.{split}" in changes}
@@ -103,7 +103,7 @@ def for_pictures(dataset: Dataset, *, clients: int, gpu: bool) -> Suggestion:
     if fewest < FEWEST:
         entries["partition.kind"] = "iid", f"a class has {fewest} training records: too few for a minority"
     if len(public):
-        clip = float(f"{norms(public).suggested_clip:.3g}")
+        clip = float(f"{suggest_clip(public, 'grey'):.3g}")
         entries["method.clip"] = clip, "the median L2 norm of the public pictures"
     entries |= _network(dataset, clients=clients, gpu=gpu)
     if (dim := int(len(dataset.splits["test"]) * 0.08)) < Evaluation().dim:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raydiff.cli import arguments, budget
-from raydiff.data.sources import identity
+from raydiff.data.source_registry import identity
 from raydiff.experiment import overrides, spending
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.trial import open_trial

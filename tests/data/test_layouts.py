@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from sets import FEW, grey_set, message, pictures, png, write
 
-from raydiff.data import hub, sources
+from raydiff.data import hub, source_registry
 from raydiff.data.datasets import Data, load
 from raydiff.experiment.config import resolve
 from raydiff.experiment.presets import PRESETS
@@ -135,7 +135,7 @@ def test_a_data_set_is_read_wherever_it_lies(name: str, tmp_path: Path) -> None:
     folder = make(tmp_path / "set")
     data = load(Data(name=str(folder), **FEW))
     assert (data.label_names[0][:2], data.notes) == (("ant", "bee"), notes)
-    source = sources.source(str(folder), folder.resolve(), ())
+    source = source_registry.source(str(folder), folder.resolve(), ())
     assert (len(source.labels) - source.own_test, source.own_test) == (40, own_test)
 
 
@@ -187,13 +187,13 @@ def test_a_bare_name_is_a_folder_here_unless_a_data_set_has_it(tmp_path: Path, m
         animals(tmp_path / name)
     config = Data(name="pets", root=str(tmp_path / "root"), **FEW)
     assert load(config).digest == load(replace(config, name="./pets")).digest
-    assert sources.identity("pets") == sources.identity("./pets") == str(tmp_path / "pets")
+    assert source_registry.identity("pets") == source_registry.identity("./pets") == str(tmp_path / "pets")
     for name in ("birds", "digits"):
         data = load(replace(config, name=name))
         assert "class folders" not in data.says
         assert f"this is the data set {name}; the folder here is ./{name}" in data.notes
     assert load(replace(config, name="./birds")).notes == ()
-    assert sources.identity("birds", config.root) == "birds"
+    assert source_registry.identity("birds", config.root) == "birds"
     start = replace(PRESETS["digits"]().experiment, data=config)
     assert resolve(start, load(config)).data.name == str(tmp_path / "pets")
     assert resolve(replace(start, data=replace(config, name="birds")), load(config)).data.name == "birds"

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from raydiff.data.datasets import Data, load
 from raydiff.data.modality import TableRows
 from raydiff.data.source import Source
-from raydiff.data.sources import table_rows
+from raydiff.data.source_registry import table_rows
 from raydiff.data.tables import cells
 from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.read import RawTable, TableOptions, read

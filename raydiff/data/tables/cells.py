@@ -1,6 +1,9 @@
-"""Cells of a CSV or parquet file as text. Each is read by itself: no cell, unit, scale or time zone changes the text of
-another. Dates are seconds since 1970-01-01 UTC, times and durations seconds. Parquet cells keep their values; in a CSV
-file blanks around a cell are dropped, and marks are missing values."""
+"""Cells of a CSV or parquet file as text.
+
+Each is read by itself: no cell, unit, scale or time zone changes the text of another. Dates are seconds since
+1970-01-01 UTC, times and durations seconds. Parquet cells keep their values; in a CSV file blanks around a cell are
+dropped, and marks are missing values.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""How a table is read, and tables whose columns, edges, groups and classes are written down: nothing about these is
-taken from rows."""
+"""How a table is read, and tables whose columns, edges, groups and classes are declared.
+
+Nothing about declared ones is taken from rows.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,8 @@
 """Encoding of a table's columns as small integers, and back: bins of numbers, groups of texts. s rows, n columns.
+
 Unless bins and groups are declared they depend on the rows that they were fitted on, which no mechanism covers. Fitted
-on public rows they have a category for what only others have."""
+on public rows they have a category for what only others have.
+"""
 
 from __future__ import annotations
 
@@ -46,8 +48,10 @@ class Column:
     step: float | None = None
 
     def code(self, text: str | None) -> int:
-        """Code of one canonical text (None: missing), or -1 if it has no category. Among bins, what is no finite number
-        is missing."""
+        """Code of one canonical text (None: missing), or -1 if it has no category.
+
+        Among bins, what is no finite number is missing.
+        """
         rest = self.values.get(OTHER, -1)
         if text is not None and self.edges is None:
             return self.values.get(text, rest)

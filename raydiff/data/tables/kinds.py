@@ -62,8 +62,11 @@ def inferred(texts: Collection[str], decimal: str) -> Kind:
 
 
 def canonical(text: str, kind: Kind, decimal: str = ".") -> str:
-    """One spelling of a value: plain digits, exact without an exponent, of dates and durations their seconds; another
-    text as it is, in quotation marks where it could be taken for seconds."""
+    """Return the one spelling of a value.
+
+    Plain digits, exact without an exponent, of dates and durations their seconds; another text as it is, in quotation
+    marks where it could be taken for seconds.
+    """
     x = value(text, kind, decimal)
     pointed = _pointed(text, decimal)
     if not math.isfinite(x):

@@ -43,8 +43,11 @@ MOST_NAMED = 6  # columns of one kind that a note names
 
 @dataclass(frozen=True, eq=False)
 class Encoded:
-    """A table as category vectors. Its `fitted_columns` (also the label) have undeclared categories, fitted on the rows
-    at the ascending positions `public` (p,) int64; None: on all rows."""
+    """A table as category vectors.
+
+    Its `fitted_columns` (also the label) have undeclared categories, fitted on the rows at the ascending positions
+    `public` (p,) int64; None: on all rows.
+    """
 
     codes: Tensor  # (s, n) int64, each below the number of its column's categories
     labels: Tensor | None  # (s,) int64; None: there is no label

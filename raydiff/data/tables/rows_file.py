@@ -42,8 +42,11 @@ def describe(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
 def rows(
     mapping: Mapping, codes: NDArray[np.int64], labels: NDArray[np.int64], rng: torch.Generator | None
 ) -> pd.DataFrame:
-    """Rows as `Mapping.decode` has them. With `rng`, in columns of numbers each bin becomes a number drawn uniformly
-    within it, and what is no number is missing; dates are texts."""
+    """Rows as `Mapping.decode` has them.
+
+    With `rng`, in columns of numbers each bin becomes a number drawn uniformly within it, and what is no number is
+    missing; dates are texts.
+    """
     import pandas as pd  # slow to import
 
     table = mapping.decode(codes, labels)
@@ -77,8 +80,11 @@ def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator 
 
 
 def _ends(column: Column) -> list[float]:
-    """Ends of the bins. The outer ones are the column's limits; where there are none, outer bins are as wide as their
-    neighbours, but do not cross 0."""
+    """Ends of the bins.
+
+    The outer ones are the column's limits; where there are none, outer bins are as wide as their neighbours, but do not
+    cross 0.
+    """
     edges = list(column.edges or ())
     if column.limits is not None:
         return [column.limits[0], *edges, column.limits[1]]

@@ -12,7 +12,7 @@ from torch import Tensor
 from raydiff.data.partition import TEN_CLASSES
 from raydiff.data.pictures import Picture
 from raydiff.data.source import Source
-from raydiff.data.sources import files
+from raydiff.data.source_registry import files
 
 
 def source(folder: Path | None, labels: Sequence[str]) -> Source:

@@ -1,5 +1,8 @@
-"""Records of another data set, labelled by the names of the first, of the same shape, without its pictures: those of
-equal pixels after conversion and resizing; cropped or recompressed copies are not noticed."""
+"""Records of another data set, labelled by the names of the first, of the same shape.
+
+The first data set's pictures are refused: those of equal pixels after conversion and resizing; cropped or recompressed
+copies are not noticed.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +28,11 @@ def read(
     *,
     role: str,
 ) -> dict[str, Records]:
-    """The records at these rows of `other`, by name, labelled as in `source`. Their numbers continue
-    those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a record of `splits`."""
+    """The records at these rows of `other`, by name, labelled as in `source`.
+
+    Their numbers continue those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a
+    record of `splits`.
+    """
     relabelled = _relabelled(other.labels, torch.cat(list(rows.values())), other, source, role)
     read = other.records(rows, options)
     shape = next(iter(read.values())).images.shape[1:]

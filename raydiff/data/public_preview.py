@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from raydiff.data.records import Center, Records, clip_center, codes_of, public_mean
+from raydiff.data.records import Center, Records, clip_center, codes_of
 from raydiff.data.tables.encode import Column
 from raydiff.formats.plots import panels
 from raydiff.formats.tables import aligned
@@ -20,43 +19,27 @@ CLASSES_SHOWN = 48
 PICTURES_SHOWN = 6
 
 
-@dataclass(frozen=True)
-class Norms:
-    """L2 norms of flattened pictures on [-1, 1], ascending, (N,) each."""
-
-    around: Tensor  # norms of the pictures less the center
-    centred: Tensor  # norms of the pictures less their mean
-    center: Center  # what clips are around
-
-    @property
-    def suggested_clip(self) -> float:
-        """The median: half of the public pictures are clipped."""
-        return float(self.around.quantile(0.5))
-
-    def clipped(self, clip: float) -> float:
-        """The fraction of pictures with a norm above `clip`."""
-        return float((self.around > clip).double().mean())
+def measure_norms(public: Records, center: Tensor | None) -> Tensor:
+    """Return the L2 norms (N,) of the flattened pictures on [-1, 1], less the center (None: grey, 0)."""
+    return (public.images - (0 if center is None else center)).flatten(1).norm(dim=1)
 
 
-def norms(public: Records, *, center: Center = "grey") -> Norms:
-    """The norms of at least one public record."""
-    origins = clip_center(center, public), public_mean(public)
-    offsets = (public.images - (0 if origin is None else origin) for origin in origins)
-    around, centred = (x.flatten(1).norm(dim=1).sort().values for x in offsets)
-    return Norms(around, centred, center)
+def suggest_clip(public: Records, center: Center) -> float:
+    """Return the median norm of at least one public record: half of the public pictures are clipped."""
+    return float(measure_norms(public, clip_center(center, public)).quantile(0.5))
 
 
 def describe_norms(public: Records, *, center: Center, clip: float | None) -> str:
     """Return clips by the L2 norms of the flattened public pictures."""
     if not len(public):
         return "suggested clip: none, since data.public is 0; norms of private pictures are not shown"
-    of_public = norms(public, center=center)
-    centered = "" if center == "public" else f"; {of_public.centred.quantile(0.5):.2f} with --method.center public"
+    centered = "" if center == "public" else f"; {suggest_clip(public, 'public'):.2f} with --method.center public"
     about = f"the median norm of the {len(public)} public pictures{centered}"
-    text = f"suggested clip: {of_public.suggested_clip:.2f}, {about}"
+    text = f"suggested clip: {suggest_clip(public, center):.2f}, {about}"
     if clip is None:
         return text
-    return f"{text}\nclip {clip:g} clips {of_public.clipped(clip):.1%} of the public pictures"
+    clipped = (measure_norms(public, clip_center(center, public)) > clip).double().mean()
+    return f"{text}\nclip {clip:g} clips {clipped:.1%} of the public pictures"
 
 
 def describe_columns(columns: Sequence[Column], public: Records) -> str:

@@ -37,8 +37,10 @@ def source(
     public: int | None = None,
     seed: int = 0,
 ) -> Source:
-    """The data set of this name in this folder or file (None: embedded), with these label columns, and with the
-    superclasses of `table`. Categories of tables are fitted on `public` rows, drawn by `seed`; None: on all."""
+    """Return the data set of this name in this folder or file (None: embedded), with these label columns.
+
+    `table` names superclasses. Categories of tables are fitted on `public` rows, drawn by `seed`; None: on all.
+    """
     if read.is_table(name):
         if table is not None:
             raise ValueError(f"data set {name!r} is a table: data.superclasses must be none")
@@ -138,8 +140,11 @@ def files(folder: Path | None, labels: Sequence[str]) -> Source:
 def table_rows(
     name: str, file: Path, labels: Sequence[str], options: TableOptions, *, public: int | None = None, seed: int = 0
 ) -> Source:
-    """The rows of a table, their codes in place of pictures; test rows of a preset last, encoded by the mapping of the
-    others. Raises ValueError as `read.read`, and if there is no label."""
+    """Return the rows of a table, their codes in place of pictures.
+
+    Test rows of a preset are last, encoded by the mapping of the others. Raises ValueError as `read.read`, and if there
+    is no label.
+    """
     if len(labels) > 1:
         raise ValueError(f"a table has one label column, data.labels names {len(labels)}: {' '.join(labels)}")
     preset = name if name in CODE_BOOKS else None
