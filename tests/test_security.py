@@ -180,12 +180,12 @@ def test_a_table_that_does_not_fit_is_not_read(tmp_path: Path, monkeypatch: pyte
     if suffix == "csv":
         path.write_text("a,b\n" + "1,2\n3,4\n" * 500)
         monkeypatch.setattr(sizes, "memory", lambda: 4004)
-        assert len(cells.read(path, cells.Csv()).frame) == 1000
+        assert len(cells.read_cells(path, cells.Csv()).frame) == 1000
     else:
         pq.write_table(pa.table({"a": [1] * 1000, "b": [2] * 1000}), path)
     monkeypatch.setattr(sizes, "memory", lambda: 4003)
     with pytest.raises(ValueError, match=f"^the table {path} would take 0 MB"):
-        cells.read(path, cells.Csv())
+        cells.read_cells(path, cells.Csv())
 
 
 def test_a_data_set_of_the_hub_is_not_downloaded_where_it_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,13 +15,14 @@ from raydiff.data.pictures import Picture
 from raydiff.data.source import Source, by_split, visible
 
 
-def source(folder: Path) -> Source:
+def read_class_folders(folder: Path) -> Source:
     """Return all pictures, with the name of their folder as the label `class`.
 
     They are ordered by file name, so that a picture's class moves no other picture. Raises ValueError if there are no
     pictures, or not in folders of classes.
     """
-    train, test, notes = _parts(folder := _inner(folder))
+    folder = _inner(folder)
+    train, test, notes = _parts(folder)
     splits = [_of_classes(train), _of_classes(test)]
     files = [path for split in splits for path in split]
     if not files:
@@ -29,10 +30,7 @@ def source(folder: Path) -> Source:
         what = f"{loose} pictures but no folders of pictures: put each class in a folder"
         raise ValueError(f"{folder} holds {what if loose else 'no parquet files and no folders of pictures'}")
     others = sorted({*visible(folder, below=True)[1]} - {*files})
-    full = {path.parent for path in files}
-    empty = [path.name for part in (*train, *test) for path in _folders(part) if path not in full]
     unread = [f"files left unread: {len(others)}, such as {others[0].relative_to(folder)}"] if others else []
-    unread += [f"folders without pictures: {', '.join(empty)}"] if empty else []
     names = sorted({path.parent.name for path in files}, key=_in_order)
     values = {name: value for value, name in enumerate(names)}
     return Source(

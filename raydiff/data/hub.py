@@ -52,8 +52,9 @@ def snapshot_of(repository: str, *, kind: Literal["dataset", "model"], patterns:
     files = getattr(info, "siblings", None) or ()
     size = sum(f.size or 0 for f in files if any(fnmatch.fnmatch(f.rfilename, pattern) for pattern in patterns))
     if size > sizes.MOST_DOWNLOADED:
-        most = sizes.shown(sizes.MOST_DOWNLOADED)
-        raise ValueError(f"{says!r} takes {sizes.shown(size)}, more than the {most} that are downloaded: name a folder")
+        most = sizes.format_bytes(sizes.MOST_DOWNLOADED)
+        takes = sizes.format_bytes(size)
+        raise ValueError(f"{says!r} takes {takes}, more than the {most} that are downloaded: name a folder")
     try:
         path = snapshot_download(repository, repo_type=kind, allow_patterns=list(patterns), local_files_only=offline)
     except Exception as error:

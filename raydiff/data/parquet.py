@@ -46,18 +46,19 @@ def folders_below(folder: Path) -> list[Path]:
     return [path for path in (folder, *visible(folder, below=True)[0]) if files_in(path)]
 
 
-def source(folder: Path, labels: Sequence[str]) -> Source:
+def read_parquet_files(folder: Path, labels: Sequence[str]) -> Source:
     """The rows of train*.parquet, then of the first of `OWN_TEST`; without train files, of all files as one split.
 
     `labels` names the label columns, the class first; empty: `label`, or else `fine_label`.
     """
     every = files_in(folder)
     train, test, notes = by_split(every)
-    files = [file for path in (*(train or every), *test) if (file := _open(path, labels)) is not None]
+    opened = [_open(path, labels) for path in (*(train or every), *test)]
+    files = [file for file in opened if file is not None]
     if not files:
         raise ValueError(f"{every[0]} holds no rows")
     columns = files[0].columns
-    coded = [_coded(files, place) for place in range(len(columns))]
+    coded = [_encode_labels(files, place) for place in range(len(columns))]
     own_test = sum(len(file.labels[0]) for file in files if file.path in test)
     unread = [path.name for path in (*every, *visible(folder)[0]) if path not in {file.path for file in files}]
     return Source(
@@ -88,11 +89,11 @@ def _open(path: Path, labels: Sequence[str]) -> _File | None:
     with _reading(path):  # Text stays dictionary-encoded, so that repeated values are in memory once.
         table = pq.ParquetFile(path, read_dictionary=list(columns)).read(columns=list(columns))
     names = [_class_names(schema.metadata or {}, name) for name in columns]
-    read = [_checked(path, *of) for of in zip(columns, table.columns, names, strict=True)]
+    read = [_check_labels(path, *of) for of in zip(columns, table.columns, names, strict=True)]
     return _File(path, image, columns, read, names)
 
 
-def _checked(path: Path, name: str, column: Any, names: tuple[str, ...] | None) -> Any:
+def _check_labels(path: Path, name: str, column: Any, names: tuple[str, ...] | None) -> Any:
     """The label column as int64, or as text with a dictionary."""
     import pyarrow as pa
 
@@ -126,19 +127,19 @@ def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...] | 
         return None
 
 
-def _coded(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[str, ...]]:
+def _encode_labels(files: Sequence[_File], place: int) -> tuple[Tensor, tuple[str, ...]]:
     """One label column over all files: values (N,) int64 and their names."""
     import pyarrow as pa
 
     types = {pa.types.is_integer(file.labels[place].type): file.path for file in files}
     if len(types) > 1:
         raise ValueError(f"the labels of {types[False]} are text or booleans, but those of {types[True]} are integers")
-    named = {names: file.path for file in files if (names := file.names[place]) is not None}
+    named = {file.names[place]: file.path for file in files if file.names[place] is not None}
     if len(named) > 1:
         raise ValueError(f"{' and '.join(map(str, named.values()))} name their classes differently")
     column = pa.chunked_array([chunk for file in files for chunk in file.labels[place].chunks])
     if named:
-        return torch.tensor(column.to_numpy()), next(iter(named))
+        return torch.tensor(column.to_numpy()), next(filter(None, named))
     encoded = column.dictionary_encode().combine_chunks()
     values = encoded.dictionary.to_pylist()
     if len(values) > MOST_VALUES:
@@ -175,12 +176,14 @@ def _pictures(files: Sequence[_File], rows: Tensor) -> Iterator[Picture]:
                 start = end
                 end = end + parquet.metadata.row_group(group).num_rows
                 mine = rows[(rows >= start) & (rows < end)] - start
-                for row, data in _of_group(file, parquet, group, mine) if len(mine) else ():
+                if not len(mine):
+                    continue
+                for row, data in _read_row_group(file, parquet, group, mine):
                     where = f"row {start - first + row} of {file.path}"
                     yield where, pictures.decode(data, where)
 
 
-def _of_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[tuple[int, bytes | None]]:
+def _read_row_group(file: _File, parquet: Any, group: int, rows: Tensor) -> Iterator[tuple[int, bytes | None]]:
     """(row, encoded picture) of these rows of a row group."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -48,7 +48,7 @@ def read_pictures(
     images = stack(zip(order.tolist(), stored(every[order]), strict=True), len(every), options, top=top)
     parts = images.split([len(numbers) for numbers in rows.values()])
     # Copied: a view's pickle has the pixels of other splits.
-    copies = (part.clone() if part.is_floating_point() else scaled(part, top) for part in parts)
+    copies = (part.clone() if part.is_floating_point() else scale_pixels(part, top) for part in parts)
     return dict(zip(rows, copies, strict=True))
 
 
@@ -100,8 +100,8 @@ def check_is_file(head: bytes, where: str) -> None:
 def check_stored(nbytes: int, where: str) -> None:
     """Raises ValueError if a stored picture takes more than `sizes.MOST_BYTES`."""
     if nbytes > limits.MOST_BYTES:
-        most = limits.shown(limits.MOST_BYTES)
-        raise ValueError(f"{where} takes {limits.shown(nbytes)}, but a picture may take {most}: make it smaller")
+        most = limits.format_bytes(limits.MOST_BYTES)
+        raise ValueError(f"{where} takes {limits.format_bytes(nbytes)}, but a picture may take {most}: make it smaller")
 
 
 def stack(pictures: Iterable[tuple[int, Picture]], count: int, options: PictureOptions, *, top: int) -> Tensor:
@@ -126,12 +126,12 @@ def stack(pictures: Iterable[tuple[int, Picture]], count: int, options: PictureO
     return out
 
 
-def scaled(pixels: Tensor, top: int) -> Tensor:
+def scale_pixels(pixels: Tensor, top: int) -> Tensor:
     """0..top -> [-1, 1], float32, a copy."""
     return pixels.float().div_(top / 2).sub_(1)
 
 
-def resized(image: Tensor, size: int) -> Tensor:
+def resize_by_area(image: Tensor, size: int) -> Tensor:
     """(C, H, W) -> (C, size, size), each pixel the mean of the area that it covers."""
     if all(n % size == 0 or size % n == 0 for n in image.shape[1:]):
         return F.interpolate(image.unsqueeze(0), size=(size, size), mode="area")[0]
@@ -168,7 +168,7 @@ def _pixels(where: str, image: Image.Image, options: PictureOptions, top: int) -
         upper = (image.height - side) // 2
         image = image.crop((left, upper, left + side, upper + side))
     pixels = torch.from_numpy(np.atleast_3d(np.array(image))).permute(2, 0, 1).contiguous()
-    return pixels if options.size is None else resized(scaled(pixels, top), options.size)
+    return pixels if options.size is None else resize_by_area(scale_pixels(pixels, top), options.size)
 
 
 def form(shape: Sequence[int]) -> str:

@@ -21,7 +21,9 @@ PICTURES_SHOWN = 6
 
 def measure_norms(public: Records, center: Tensor | None) -> Tensor:
     """Return the L2 norms (N,) of the flattened pictures on [-1, 1], less the center (None: grey, 0)."""
-    return (public.images - (0 if center is None else center)).flatten(1).norm(dim=1)
+    offsets = public.images if center is None else public.images - center
+    norms: Tensor = offsets.flatten(1).norm(dim=1)
+    return norms
 
 
 def suggest_clip(public: Records, center: Center) -> float:
@@ -57,7 +59,7 @@ def draw_pictures(public: Records, class_names: Sequence[str], path: Path) -> No
     """Write a contact sheet as a PNG: the first pictures of each of at most CLASSES_SHOWN classes, with its name."""
     shown = min(len(class_names), CLASSES_SHOWN)
     classes = public.labels[:, 0]
-    columns = 1 if shown <= 5 else 2 if shown <= 20 else 4
+    columns = next(count for most, count in ((5, 1), (20, 2), (CLASSES_SHOWN, 4)) if shown <= most)
     rows = math.ceil(shown / columns)
     width = min(PICTURES_SHOWN, int(classes.bincount().max()))
     figure, grid = panels(rows, columns, size=(max(0.87 * width, 1.6) * columns, 0.6 + 0.95 * rows))

@@ -58,7 +58,7 @@ class Records:
         return replace(self, base=None)
 
 
-def joined(parts: Sequence[Records]) -> Records:
+def join_records(parts: Sequence[Records]) -> Records:
     """Concatenated records, without base distributions."""
     return Records(*(torch.cat([getattr(p, f) for p in parts]) for f in ("images", "labels", "numbers")))
 
@@ -72,7 +72,9 @@ def public_mean(public: Records | None) -> Tensor:
 
 def clip_center(center: Center, public: Records | None) -> Tensor | None:
     """What pictures on [-1, 1] are clipped around: None is grey (0), a scalar black (-1), (C, H, W) the public mean."""
-    return public_mean(public) if center == "public" else torch.tensor(-1.0) if center == "black" else None
+    if center == "public":
+        return public_mean(public)
+    return torch.tensor(-1.0) if center == "black" else None
 
 
 def codes_of(images: Tensor) -> Tensor:

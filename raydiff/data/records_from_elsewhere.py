@@ -19,7 +19,7 @@ from raydiff.data.source import Source
 from raydiff.seeding import generator
 
 
-def read(
+def read_other_records(
     other: Source,
     rows: dict[str, Tensor],
     source: Source,
@@ -33,7 +33,7 @@ def read(
     Their numbers continue those of `source`. Raises ValueError if labels or shapes do not fit, or a picture is also a
     record of `splits`.
     """
-    relabelled = _relabelled(other.labels, torch.cat(list(rows.values())), other, source, role)
+    relabelled = _relabel(other.labels, torch.cat(list(rows.values())), other, source, role)
     read = other.records(rows, options)
     shape = next(iter(read.values())).images.shape[1:]
     ours = splits["train"].images.shape[1:]
@@ -41,8 +41,8 @@ def read(
         forms = f"{pictures.form(shape)}, but those of {source.says} are {pictures.form(ours)}"
         raise ValueError(f"the pictures of {other.says} are {forms}: set data.size and data.colour to make them alike")
     out = {k: Records(r.images, relabelled[r.numbers], r.numbers + len(source.labels)) for k, r in read.items()}
-    places = {key: (split, row) for split, records in splits.items() for key, row in _hashed(records)}
-    hashed = [pair for records in out.values() for pair in _hashed(records)]
+    places = {key: (split, row) for split, records in splits.items() for key, row in _hash_pictures(records)}
+    hashed = [pair for records in out.values() for pair in _hash_pictures(records)]
     if copies := [(row, *places[key]) for key, row in hashed if key in places]:
         theirs, split, row = copies[0]
         example = f"{other.where(theirs - len(source.labels))}, which is {source.where(row)} (split {split})"
@@ -54,15 +54,15 @@ def read(
 def public_records(
     other: Source, source: Source, splits: Mapping[str, Records], options: PictureOptions, *, count: int, seed: int
 ) -> tuple[Records, tuple[str, ...]]:
-    """`read` of `count` random rows of `other`. Raises ValueError also if there are fewer."""
+    """`read_other_records` of `count` random rows of `other`. Raises ValueError also if there are fewer."""
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
     rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))
-    records = read(other, {"public": rows[:count]}, source, splits, options, role="public records")
+    records = read_other_records(other, {"public": rows[:count]}, source, splits, options, role="public records")
     return records["public"], (f"from {other.says}", *other.notes, *pictures.describe_conversion(options))
 
 
-def _relabelled(labels: Tensor, rows: Tensor, other: Source, source: Source, role: str) -> Tensor:
+def _relabel(labels: Tensor, rows: Tensor, other: Source, source: Source, role: str) -> Tensor:
     """Labels (N, K) of `other`, in these rows in the values of `source` with the same names."""
     if len(other.columns) != len(source.columns):
         has = [f"{s.says} has the label columns {' '.join(s.columns)}" for s in (other, source)]
@@ -77,5 +77,5 @@ def _relabelled(labels: Tensor, rows: Tensor, other: Source, source: Source, rol
     return out
 
 
-def _hashed(records: Records) -> list[tuple[str, int]]:
+def _hash_pictures(records: Records) -> list[tuple[str, int]]:
     return list(zip(tree.digests(records.images), records.numbers.tolist(), strict=True))

@@ -17,9 +17,10 @@ def memory() -> int:
 def check_fits(what: str, nbytes: int, remedy: str) -> None:
     """Raises ValueError if so many bytes exceed this machine's memory."""
     if nbytes > (most := memory()):
-        raise ValueError(f"{what} would take {shown(nbytes)}, more than this machine's {shown(most)}: {remedy}")
+        wanted = format_bytes(nbytes)
+        raise ValueError(f"{what} would take {wanted}, more than this machine's {format_bytes(most)}: {remedy}")
 
 
-def shown(nbytes: int) -> str:
+def format_bytes(nbytes: int) -> str:
     """Bytes for people."""
     return f"{nbytes / 2**30:,.1f} GB" if nbytes >= 2**30 else f"{nbytes / 2**20:,.0f} MB"

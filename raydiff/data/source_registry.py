@@ -61,7 +61,7 @@ def source(
         out = dataclasses.replace(out, fitted_columns=())
     declared = name in SOURCES or (public == 0 and not out.fitted_columns)
     out = out.with_used_values(declared=declared)
-    return out if table is None else superclasses.applied(out, table).with_used_values(declared=declared)
+    return out if table is None else superclasses.merge_classes(out, table).with_used_values(declared=declared)
 
 
 def is_known(name: str, labels: Sequence[str]) -> bool:
@@ -130,11 +130,13 @@ def _hint(name: str, more: Iterable[str]) -> str:
 def files(folder: Path | None, labels: Sequence[str]) -> Source:
     """A folder of parquet files, else of pictures, else with one folder of parquet files in it."""
     assert folder is not None
-    has_pictures = not parquet.files_in(folder) and folders.holds_pictures(folder)
-    below = [folder] if parquet.files_in(folder) else [] if has_pictures else parquet.folders_below(folder)
+    if parquet.files_in(folder):
+        return parquet.read_parquet_files(folder, labels)
+    has_pictures = folders.holds_pictures(folder)
+    below = [] if has_pictures else parquet.folders_below(folder)
     if len(below) > 1:
         raise ValueError(f"{folder} has parquet files in several folders: name {' or '.join(map(str, below))}")
-    return parquet.source(below[0], labels) if below else folders.source(folder)
+    return parquet.read_parquet_files(below[0], labels) if below else folders.read_class_folders(folder)
 
 
 def table_rows(

@@ -20,7 +20,7 @@ TABLES: Door[dict[str, tuple[str, ...]]] = Door(
 )
 
 
-def applied(source: Source, name: str) -> Source:
+def merge_classes(source: Source, name: str) -> Source:
     """`source` with superclasses as classes, and the classes as hidden base distributions.
 
     Rows of classes in no superclass are left out. Raises ValueError if the source lacks all classes of a superclass.
@@ -29,9 +29,8 @@ def applied(source: Source, name: str) -> Source:
     classes = source.names[0]
     parents = {fine: place for place, of in enumerate(table.values()) for fine in of}
     if missing := [of[0] for of in table.values() if not set(of) & set(classes)]:
-        few = ", ".join(classes[:6]) + (", ..." if len(classes) > 6 else "")
         what = f"data.superclasses={name} needs the class {missing[0]!r}, which {source.says} has not"
-        raise ValueError(f"{what} (its {source.columns[0]} is one of {few})")
+        raise ValueError(f"{what}")
     bases = tuple(fine for fine in classes if fine in parents)
     base_of = torch.tensor([bases.index(fine) if fine in parents else -1 for fine in classes])
     base = base_of[source.labels[:, 0]]

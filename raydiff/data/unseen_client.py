@@ -108,7 +108,7 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     chosen = {"new": train, "held out": rows[places["test"]]}
     role = "a new client's records"
     notes = (*other.notes, *describe_conversion(config))
-    read = records_from_elsewhere.read(other, chosen, source, private, config, role=role)
+    read = records_from_elsewhere.read_other_records(other, chosen, source, private, config, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
     return UnseenClient(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
 

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.data import datasets, partition
-from raydiff.data.source_registry import identity
 from raydiff.data.datasets import Dataset
+from raydiff.data.source_registry import identity
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment
 from raydiff.formats.json_files import dumps, flatten, read_json
@@ -66,10 +66,7 @@ def alike(trials: Sequence[Path], unit: str) -> bool:
     try:
         begun = [trial for trial in trials if (trial / "config.json").exists()]
         flats = {trial: flatten(read_json(trial / "config.json")) for trial in begun}
-        names = {
-            trial: identity(flat.get("data.name", ""), flat.get("data.root"))
-            for trial, flat in flats.items()
-        }
+        names = {trial: identity(flat.get("data.name", ""), flat.get("data.root")) for trial, flat in flats.items()}
         distinct = {(names[t], *_select_deciding(flat, unit).items()): t for t, flat in flats.items()}
         if len(distinct) == len(set(names.values())):
             return True

@@ -67,7 +67,7 @@ def splits(data: Data, changes: Mapping[str, Any]) -> dict[str, int]:
     """
     folder = source_registry.folder_of(data.name, data.root)
     if folder is not None and read.is_file(data.name):  # Only counts rows: the public ones are not chosen yet.
-        rows = len(cells.read(folder, data.csv).frame)
+        rows = len(cells.read_cells(folder, data.csv).frame)
         test_rows = 0
     else:
         source = source_registry.source(data.name, folder, data.labels, table=data.superclasses)

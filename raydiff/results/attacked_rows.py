@@ -14,7 +14,7 @@ from torch import Tensor
 
 from raydiff import seeding
 from raydiff.data.modality import TableRows
-from raydiff.data.records import Records, codes_of, joined
+from raydiff.data.records import Records, codes_of, join_records
 from raydiff.evaluation.attacks import closest
 from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.results import generation as generate
@@ -45,9 +45,9 @@ def open_rows(finished: Finished, client: int | None, *, num: int | None, seed: 
     modality = finished.dataset.modality
     assert isinstance(modality, TableRows)
     owners = range(experiment.clients) if client is None else [client]
-    trained_on = joined([finished.client(i).data for i in owners])
+    trained_on = join_records([finished.client(i).data for i in owners])
     splits = finished.dataset.splits
-    held_out = _shuffle(joined([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
+    held_out = _shuffle(join_records([splits["calibration"], splits["test"]]), seeding.generator(seed, "held out"))
     members, nonmembers, reference = _choose_roles(trained_on, held_out, seed)
     request = generate.GenerationRequest(num=len(trained_on) if num is None else num, seed=seed)
     source = finished.source(client)

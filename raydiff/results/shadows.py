@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from raydiff import seeding, tree
-from raydiff.data.records import Records, joined
+from raydiff.data.records import Records, join_records
 from raydiff.evaluation.attacks import lira, scores
 from raydiff.evaluation.attacks.targets import in_proportion
 from raydiff.federated.client import Client, Failed, Keys
@@ -174,14 +174,14 @@ def open_attacked(request: ShadowRequest, finished: Finished | None = None) -> A
         raise ValueError(f"{method} ends with no {request.source} denoiser of pictures to attack{has}")
     owners = [request.client] if request.source == "client" else range(finished.trial.experiment.clients)
     held = [finished.client(i).data for i in owners]
-    members = joined(held)
+    members = join_records(held)
     # non-members are in the class mix of the members
     splits = finished.dataset.splits
     classes = members.labels[:, 0]
     calibration = in_proportion(splits["calibration"], classes, most=len(members) // 2)
     test = in_proportion(splits["test"], classes, most=len(members) - len(calibration))
-    others = joined([calibration, test])
-    records = joined([members, others])
+    others = join_records([calibration, test])
+    records = join_records([members, others])
     member_owner = torch.cat([torch.full((len(r),), i) for i, r in zip(owners, held, strict=True)])
     order = torch.randperm(len(members), generator=seeding.generator(request.seed, "calibration members"))
     role = torch.tensor([1] * len(members) + [2] * len(calibration) + [3] * len(test))

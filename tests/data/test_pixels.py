@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from raydiff.data.datasets import Data
-from raydiff.data.pictures import FORMATS, Colour, decode, resized, stack
+from raydiff.data.pictures import FORMATS, Colour, decode, resize_by_area, stack
 
 Pixels = NDArray[Any]
 RGB = np.random.default_rng(0).integers(0, 256, (6, 9, 3), dtype=np.uint8)
@@ -219,7 +219,7 @@ def test_resizing_is_the_mean_of_the_covered_area(n: int, size: int) -> None:
     pixels = torch.randint(0, 256, (2, n, n), generator=torch.Generator().manual_seed(n)).float()
     fine = pixels.double().repeat_interleave(size, 1).repeat_interleave(size, 2)
     expected = fine.view(2, size, n, size, n).mean((2, 4))
-    torch.testing.assert_close(resized(pixels, size), expected.float(), rtol=0, atol=3e-5)
+    torch.testing.assert_close(resize_by_area(pixels, size), expected.float(), rtol=0, atol=3e-5)
 
 
 def test_whole_ratios_keep_their_bits() -> None:
@@ -227,4 +227,4 @@ def test_whole_ratios_keep_their_bits() -> None:
     pixels = torch.randint(0, 256, (1, 28, 28), generator=torch.Generator().manual_seed(0)).float()
     for size in (28, 14, 7, 56):
         area = torch.nn.functional.interpolate(pixels[None], size=(size, size), mode="area")[0]
-        assert torch.equal(resized(pixels, size), area)
+        assert torch.equal(resize_by_area(pixels, size), area)

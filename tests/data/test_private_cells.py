@@ -220,7 +220,7 @@ def test_a_missing_cell_of_a_preset_takes_its_row_out_and_nothing_else(tmp_path:
 )
 def test_the_text_of_a_typed_cell(tmp_path: Path, array: pa.Array, texts: list[str | None]) -> None:
     pq.write_table(pa.table({"x": array, "row": range(len(array))}), tmp_path / "t.parquet")
-    read_back = cells.read(tmp_path / "t.parquet", cells.Csv()).frame["x"]
+    read_back = cells.read_cells(tmp_path / "t.parquet", cells.Csv()).frame["x"]
     assert [None if pd.isna(text) else text for text in read_back] == texts
 
 

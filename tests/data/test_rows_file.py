@@ -129,7 +129,7 @@ def test_a_column_of_each_type_comes_out_as_it_went_in(tmp_path: Path, name: str
     rows = rows_file.rows(table.mapping, codes, table.labels.numpy(), generator(0))  # type: ignore[union-attr]
     assert str(rows["x"].dtype).replace("str", "object") == dtype
     write_csv(tmp_path / "t.csv", rows)
-    texts = cells.read(tmp_path / "t.csv", cells.Csv(missing=())).frame["x"]
+    texts = cells.read_cells(tmp_path / "t.csv", cells.Csv(missing=())).frame["x"]
     kind = "number" if column.kind == "duration" else column.kind  # in seconds
     again, codes = column.codes(texts.map(lambda text: canonical(text, kind), na_action="ignore")), codes[:, 0]
     lost = np.array([c in (OTHER, MISSING) for c in column.categories])[codes] & (column.kind != "text")

@@ -86,7 +86,7 @@ def test_reading_undoes_writing(tmp_path: Path, texts: list[str], name: str) -> 
 def test_a_table_of_raydiff_is_read_with_the_same_cells(tmp_path: Path) -> None:
     table = pd.DataFrame({"=a": FORMULAS, "b": "x"})
     write_csv(tmp_path / "t.csv", table)
-    assert cells.read(tmp_path / "t.csv", cells.Csv()).frame["=a"].tolist() == [text.strip() for text in FORMULAS]
+    assert cells.read_cells(tmp_path / "t.csv", cells.Csv()).frame["=a"].tolist() == [text.strip() for text in FORMULAS]
 
 
 def test_there_is_one_writer_of_csv() -> None:

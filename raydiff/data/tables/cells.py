@@ -68,7 +68,7 @@ class Cells:
     """Kind of each parquet column, or the type that no column of a table can have; of a CSV file none."""
 
 
-def read(path: Path, csv_format: Csv) -> Cells:
+def read_cells(path: Path, csv_format: Csv) -> Cells:
     """The whole file. Raises ValueError, with the cause, the line and the option, if it cannot be read."""
     parquet = path.suffix.lower() == ".parquet"
     if parquet and csv_format != Csv():

@@ -154,7 +154,7 @@ def groups_of(
         names = [text for text in names if text != OTHER][: room if public else room - 1]
         other = [OTHER]
     names = [*_natural(names), *other]
-    shown = (kinds.shown(text, kind) for text in names)
+    shown = (kinds.format_text(text, kind) for text in names)
     return Column(name, (*shown, *missing), values={text: i for i, text in enumerate(names)}, kind=kind)
 
 
@@ -183,7 +183,7 @@ def _quantiles(x: NDArray[np.float64], bins: int) -> list[float]:
 def _intervals(edges: Sequence[float], kind: Kind) -> list[str]:
     if not len(edges):
         return [f"any {kind}"]
-    texts = [kinds.shown(number_text(e), kind) for e in edges]
+    texts = [kinds.format_text(number_text(e), kind) for e in edges]
     return [f"< {texts[0]}", *(f"{a} to < {b}" for a, b in itertools.pairwise(texts)), f">= {texts[-1]}"]
 
 

@@ -51,7 +51,7 @@ def value(text: str, kind: Kind = "number", decimal: str = ".") -> float:
         return math.nan
 
 
-def inferred(texts: Collection[str], decimal: str) -> Kind:
+def infer_kind(texts: Collection[str], decimal: str) -> Kind:
     """The kind of a column of these different texts."""
     fitting = (kind for kind in PATTERNS if not any(math.isnan(value(text, kind, decimal)) for text in texts))
     kind: Kind = next(fitting, "text") if len(texts) else "text"
@@ -77,7 +77,7 @@ def canonical(text: str, kind: Kind, decimal: str = ".") -> str:
     return "-" * (x < 0) + ((whole.lstrip("0") or "0") + "." + part.rstrip("0")).removesuffix(".")
 
 
-def shown(text: str, kind: Kind) -> str:
+def format_text(text: str, kind: Kind) -> str:
     """A canonical text as people read it: dates in ISO 8601."""
     if kind != "date" or not abs(x := value(text)) < 9e12:  # s, the end of NumPy's microseconds
         return text

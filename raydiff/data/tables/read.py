@@ -28,7 +28,7 @@ from raydiff.data.tables.code_books import CODE_BOOKS
 from raydiff.data.tables.code_books import RawTable as RawTable
 from raydiff.data.tables.code_books import TableOptions as TableOptions
 from raydiff.data.tables.encode import Column, Mapping, bins_of, groups_of, numbers
-from raydiff.data.tables.kinds import MEANING, Kind, canonical, inferred, shown
+from raydiff.data.tables.kinds import MEANING, Kind, canonical, format_text, infer_kind
 from raydiff.lookup import nearest, refuse
 from raydiff.seeding import generator
 
@@ -75,7 +75,7 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
     Raises ValueError if the file cannot be read, a column is missing or unfit for `bins`, or rows are too few.
     """
     path = locate(config.source)
-    table = cells.read(path, config.csv)
+    table = cells.read_cells(path, config.csv)
     columns, label = _choose_columns(config, table, path)
     names = (*columns, *filter(None, [label]))
     frame, notes = _drop_incomplete_rows(config, table, names, label, path, public=public)
@@ -97,7 +97,7 @@ def read(config: RawTable, *, public: int | None = None, seed: int = 0) -> Encod
 
 def read_again(config: RawTable, path: Path, mapping: Mapping) -> Encoded:
     """Another file of the same table, by a fitted mapping. Raises ValueError as `read`, and on unknown values."""
-    table = cells.read(path, config.csv)
+    table = cells.read_cells(path, config.csv)
     kinds = {column.name: column.kind for column in mapping.decoded}
     _check_columns([*kinds], table.frame.columns, path)
     label = None if mapping.label is None else mapping.label.name
@@ -192,7 +192,7 @@ def _kind(config: RawTable, table: Cells, name: str, texts: Collection[str]) -> 
         texts = [text for group in config.groups[name].values() for text in group]
     declared: dict[str, Any] = {**config.declared, **dict.fromkeys(config.given_edges, "number")}
     of_file: Any = table.kinds.get(name) if len(texts) else None  # A private cell may decide the type of no value.
-    kind: Kind = declared.get(name) or of_file or inferred(texts, config.csv.decimal)
+    kind: Kind = declared.get(name) or of_file or infer_kind(texts, config.csv.decimal)
     return kind
 
 
@@ -204,7 +204,7 @@ def _canonical(frame: pd.DataFrame, kinds: Kinds, config: RawTable, table: Cells
         texts = values.dropna().unique()
         of_file: Any = table.kinds.get(name)
         if of_file in ("date", "duration"):  # Such cells of a parquet file have been read as seconds.
-            return values.map({text: shown(text, of_file) for text in texts}) if kinds[name] == "text" else values
+            return values.map({text: format_text(text, of_file) for text in texts}) if kinds[name] == "text" else values
         return values.map({text: canonical(text, kinds[name], config.csv.decimal) for text in texts})
 
     return frame.apply(respell)

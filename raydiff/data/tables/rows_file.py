@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from raydiff.data.tables.encode import MISSING, OTHER, UNUSED, Column, Mapping
-from raydiff.data.tables.kinds import number_text, shown, value
+from raydiff.data.tables.kinds import format_text, number_text, value
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,7 +35,7 @@ def describe(mapping: Mapping, numbers: Numbers = "drawn") -> dict[str, Any]:
         "values": f"{values}; {CODED}",
         "columns": {column.name: [c for c in column.categories if c != MISSING] for column in mapping.decoded},
         "numbers": numbers,
-        "ranges": {c.name: [shown(number_text(x), c.kind) for x in (_ends(c)[0], _ends(c)[-1])] for c in bins},
+        "ranges": {c.name: [format_text(number_text(x), c.kind) for x in (_ends(c)[0], _ends(c)[-1])] for c in bins},
     }
 
 
@@ -75,7 +75,7 @@ def _within_bins(column: Column, codes: NDArray[np.int64], rng: torch.Generator 
     else:
         multiples = np.maximum(np.rint((high - low) / step) + (bins == last), 1)
         x = (np.rint(low / step) + np.floor(uniform * multiples)) * step
-    texts = [shown(number_text(round(n, 6) if step else n), column.kind) for n in x.tolist()]
+    texts = [format_text(number_text(round(n, 6) if step else n), column.kind) for n in x.tolist()]
     return [text if code <= last else None for text, code in zip(texts, codes.tolist(), strict=True)]
 
 

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from raydiff.data.records import Records, codes_of, joined, label_rows
+from raydiff.data.records import Records, codes_of, join_records, label_rows
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.formats.metric_records import Metric
 from raydiff.models.d3pm import DiscreteDiffusion
@@ -60,7 +60,7 @@ def measured(config: RowAudit, tables: Sequence[Records], model: DiscreteDiffusi
     `mean` is over the finite bounds, `vacuous_share` the fraction of records with a bound of 1 or more.
     """
     if together:
-        tables = [joined(tables)]
+        tables = [join_records(tables)]
     summary = summarize(np.concatenate([bounds(config, table, model) for table in tables]))
     scope = f"pdp/{'union' if together else 'own'}"
     return [

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from raydiff import seeding, tree
 from raydiff.cli.options import RunOptions, parse
-from raydiff.data.records import Records, joined
+from raydiff.data.records import Records, join_records
 from raydiff.evaluation.grids import sample_grid
 from raydiff.experiment.trial import make_clients
 from raydiff.formats.json_files import dumps
@@ -98,7 +98,7 @@ def sent(finished: Finished, method: PFDM, count: int) -> tuple[Tensor, Records]
     assert last is not None  # an opened trial has one
     pool = trial.store.load_server(last[0])[f"{POOL}/x"]
     took_part = sorted(trial.store.ledger().bytes_by_client)
-    records = joined([c.data for c in make_clients(trial, took_part, keys=replace(trial.keys, secret=b""))])
+    records = join_records([c.data for c in make_clients(trial, took_part, keys=replace(trial.keys, secret=b""))])
     if len(pool) != len(records):
         raise ValueError(f"the server has {len(pool)} uploads of {len(records)} records: it was tampered with")
     rows = torch.randperm(len(pool), generator=seeding.generator(0, "reconstructed"))[:count]
