@@ -12,7 +12,7 @@ from sets import with_other_private_pictures, zoo
 from sklearn.datasets import load_digits
 
 from raydiff.cli import preview
-from raydiff.data import datasets, overview
+from raydiff.data import datasets, public_preview
 from raydiff.data.datasets import Data
 from raydiff.evaluation import figures
 
@@ -20,7 +20,7 @@ from raydiff.evaluation import figures
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures take most of the time: here their files are empty."""
-    for module, name in ((overview, "draw_pictures"), (figures, "draw_counts")):
+    for module, name in ((public_preview, "draw_pictures"), (figures, "draw_counts")):
         monkeypatch.setattr(module, name, lambda *args, **_: next(a for a in args if isinstance(a, Path)).touch())
 
 
