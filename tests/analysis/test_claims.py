@@ -132,6 +132,6 @@ def kept(folder: Path, command: list[str], **about: str) -> Path:
         (trial / "metrics.jsonl").write_text(json.dumps({"step": 0, "time": 1e9, "metrics": []}) + "\n")
     end = {"outcome": "finished", "says": {}, "final": written({"time/seconds": 100.0})}
     (folder / "trials" / f"{0:016x}" / "outcome.json").write_text(json.dumps(end))
-    sweep = {"command": command, "version": "9.9", "code": {"a.py": "1"}, "trials": ["0", "1"], **about}
+    sweep = {"command": command, "version": "9.9", "code": {"a.py": "1"}, "trials": [f"{0:016x}", f"{1:016x}"], **about}
     (folder / "sweep.json").write_text(json.dumps(sweep))
     return folder
