@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -15,6 +14,7 @@ from raydiff.data.datasets import Data, Dataset
 from raydiff.data.public_preview import suggest_clip
 from raydiff.data.tables import cells, read
 from raydiff.evaluation.evaluation_settings import Evaluation
+from raydiff.formats import json_files
 from raydiff.models.training import Training
 
 SPLITS = {"public": (0.14, 1000), "validation": (0.11, 500), "calibration": (0.06, 500), "test": (0.22, 1000)}
@@ -192,4 +192,4 @@ def written(head: str, suggestion: Suggestion, values: Mapping[str, Any]) -> str
 def _toml(value: Any) -> str:
     if isinstance(value, float):
         return str(value)  # JSON has no inf.
-    return json.dumps("none" if value is None else value, ensure_ascii=False)
+    return json_files.dumps("none" if value is None else value, ensure_ascii=False)

@@ -47,7 +47,7 @@ class Guarantee:
 
     Examples:
         >>> event = rd.PFDM(epsilon=10.0).upload_event(records=100, number=0)
-        >>> ledger = rd.Ledger().with_upload(0, 1, event, 6400)
+        >>> ledger = rd.Ledger().with_uploads(0, [(1, event, 6400)])
         >>> guarantee = ledger.guarantee(1e-5, "exact")
         >>> guarantee.epsilon <= 10, guarantee.unit, guarantee.relation, guarantee.trust
         (True, 'example', 'replace_one', 'local')
@@ -131,7 +131,7 @@ class Ledger:
 
     Examples:
         >>> event = rd.FedAvg().upload_event(records=100, number=0)
-        >>> ledger = rd.Ledger().with_upload(0, 1, event, 6400)  # round 0, client 1, in clear, 6400 bytes
+        >>> ledger = rd.Ledger().with_uploads(0, [(1, event, 6400)])  # round 0, client 1, in clear, 6400 bytes
         >>> ledger.bytes_by_client, ledger.epsilon(1e-5, "exact")
         ({1: 6400}, inf)
     """

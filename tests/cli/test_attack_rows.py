@@ -141,7 +141,7 @@ def test_a_model_that_knows_no_label_is_attacked_without_it(trials: Storage) -> 
     [
         ("own --shadows 4", "--shadows has no meaning for rows"),
         ("own --workers 2", "--workers has no meaning for rows"),
-        ("own --num 0", "num must be in [1, 1e+09], got 0"),
+        ("own --num 0", "num must be at least 1 and at most 1e+09, got 0"),
         ("own --source global", "LocalOnly"),
         ("few", "rows are attacked beside 4 records at least that nobody trained on"),
     ],

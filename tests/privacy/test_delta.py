@@ -21,7 +21,7 @@ from raydiff.report.guarantees import definitions, described, guarantees
 from raydiff.results.finished import open_finished
 
 WITH_DELTA = [name for name in METHODS if "delta" in {field.name for field in fields(METHODS[name])}]
-LARGE = r"delta must be in \(0, 0\.1\](, and below 1 / \(number of records\))?, got 0\.5"
+LARGE = r"delta must be (above 0 and at most 0\.1|in \(0, 0\.1\], and below 1 / \(number of records\)), got 0\.5"
 
 
 class Loose(FedAvg):
