@@ -115,8 +115,7 @@ class Run:
 
     @property
     def all_metrics(self) -> dict[str, float]:
-        """Every final number by its column in the report's tables: with intervals, noise floors, each attack and
-        sampler."""
+        """Every final number by its column: with intervals, noise floors, each attack and sampler."""
         return columns(self.records)
 
     @property
@@ -511,8 +510,11 @@ def open(name: str | Path, *, storage: str | Path = Runtime.storage, trust: Sequ
 def _start(
     call: str, study: Study, asked: SweepRequest, *, name: str | None, resume: bool, track: bool, report: Reporter
 ) -> tuple[Planned, Ended]:
-    """Plan and run trials as a command does: files of this user only, output that may fail, signals that end them in
-    order. The signal is raised again at the end: a script ends too."""
+    """Plan and run trials as a command does.
+
+    Files are this user's only, output may fail, and signals end trials in order. The signal is raised again at the end:
+    a script ends too.
+    """
     name = name or sweep_folder.fresh_name(call)
     umask = os.umask(0o077)
     try:

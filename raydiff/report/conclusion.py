@@ -113,8 +113,11 @@ def _largest_auc(rows: pd.DataFrame) -> str:
 
 
 def means(sweep: SweepView) -> dict[str, Row]:
-    """Rows of the runs in MLflow, best last, by name: of each setting with several seeds what was swept, the interval
-    of the measure that ranks, and the means of its final numbers; epsilon is the largest."""
+    """Rows of the runs in MLflow, best last, by name: one per setting with several seeds.
+
+    A row has what was swept, the interval of the measure that ranks, and the means of the final numbers; epsilon is the
+    largest.
+    """
     if sweep.measure is None:
         return {}
     rows: dict[str, tuple[float, Row]] = {}

@@ -20,8 +20,10 @@ ADVERSARIES = {
 
 
 def guarantee_of(run: Row, view: str) -> Guarantee:
-    """Return a trial's guarantee from a row of `load.runs`, with epsilon NaN where none was recorded; `view` is server
-    or outsiders."""
+    """Return a trial's guarantee from a row of `load.runs`, with epsilon NaN where none was recorded.
+
+    `view` is server or outsiders.
+    """
     fields = {field.name: run.get(f"{view}/{field.name}") for field in dataclasses.fields(Guarantee)}
     texts = {name: [fields[name]] if fields[name] else [] for name in ("declared", "unprotected")}
     epsilon = math.nan if fields["epsilon"] is None else fields["epsilon"]

@@ -139,8 +139,10 @@ def _end(folder: Path) -> Row:
 
 
 def _metrics(folder: Path, end: Row, lines: Sequence[Row]) -> dict[str, Metric]:
-    """The final metrics, or of an unfinished trial those that add up over rounds, and the last of each on the
-    validation split, by column of `runs`."""
+    """The final metrics by column of `runs`.
+
+    An unfinished trial has those that add up over rounds, and the last of each on the validation split.
+    """
     of_rounds = [read_metrics(line["metrics"]) for line in lines]
     final = read_metrics(end.get("final", []))
     if not final and lines and not _is_behind(folder, lines):
@@ -168,8 +170,10 @@ def _guarantee_so_far(view: str, lines: Sequence[Row], config: Row, *, behind: b
 
 
 def cut_short(sweep: Path) -> list[str]:
-    """A sentence for each trial whose metrics have unreadable lines, which both tables leave out, or lack rounds, and
-    one for files of other names."""
+    """A sentence for each trial whose metrics have unreadable lines or lack rounds, and one for files of other names.
+
+    Both tables leave unreadable lines out.
+    """
     messages = [*filter(None, [strays(sweep)])]
     for path in (folder / "metrics.jsonl" for folder in json_files.trial_folders(sweep)):
         if numbers := json_files.cut_short(path):

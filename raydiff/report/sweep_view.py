@@ -105,8 +105,10 @@ class SweepView:
 
     @property
     def best(self) -> tuple[str, str, float]:
-        """(digest, column, value) of the finished trial that is best by the sweep's --metric, else by `measure`. Raises
-        ValueError where none has it."""
+        """(digest, column, value) of the finished trial that is best by the sweep's --metric, else by `measure`.
+
+        Raises ValueError where none has it.
+        """
         metric, lower = self.about.get("metric") or (None, True)
         column = f"final/{metric}" if metric else self.measure
         order = self.finished.assign(value=load.column(self.finished, str(column))).dropna(subset="value")

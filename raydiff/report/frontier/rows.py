@@ -70,8 +70,10 @@ def frontier(runs: pd.DataFrame, metrics: Mapping[str, Metric]) -> pd.DataFrame:
 
 
 def settings(runs: pd.DataFrame) -> dict[str, str]:
-    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last. A
-    method's own fields that are the same in all its trials, such as its accountant, follow from the method."""
+    """{path: short name} of the config columns that vary among the trials that have them; target epsilons last.
+
+    A method's own fields that are the same in all its trials, such as its accountant, follow from the method.
+    """
     config = [c for c in map(str, runs) if "/" not in c and c not in ("digest", "outcome", "reason", "method")]
     varying = [c for c in config if runs[c].nunique(dropna=False) > 1]
     own = [c for c in varying if c.startswith("method.") and c.count(".") == 1 and not is_target_epsilon(c)]
@@ -163,8 +165,11 @@ def _row(group: pd.DataFrame, by: Sequence[str], *, floors: Sequence[str]) -> Ro
 
 
 def _pareto(rows: pd.DataFrame, cell: Sequence[str]) -> list[bool]:
-    """Finished rows with a guarantee that no finished row of their cell dominates. A stopped one's distance is from
-    another split. Where nothing is sent, samples carry no guarantee: such a row dominates but is not marked."""
+    """Finished rows with a guarantee that no finished row of their cell dominates.
+
+    A stopped one's distance is from another split. Where nothing is sent, samples carry no guarantee: such a row
+    dominates but is not marked.
+    """
     distance = ranked_by(rows)
     if distance is None:
         return [False] * len(rows)

@@ -47,8 +47,11 @@ def text(table: pd.DataFrame) -> str:
 
 
 def brief(table: pd.DataFrame) -> pd.DataFrame:
-    """Six columns of the frontier: what was compared, target epsilon, epsilon, the measure that ranks with its standard
-    deviation over seeds, and the AUC of the attack on the server's model."""
+    """Six columns of the frontier.
+
+    They are what was compared, target epsilon, epsilon, the measure that ranks with its standard deviation over seeds,
+    and the AUC of the attack on the server's model.
+    """
     targets = [name for name in swept(table) if is_target_epsilon(name)]
     names = [name for name in swept(table) if name not in targets]
     measure = ranked_by(table)
