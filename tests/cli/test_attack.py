@@ -58,7 +58,7 @@ def test_the_table_and_the_files(
         assert [float(row["auc"]) for row in csv.DictReader(f)] == [row["auc"] for row in readings]
     assert (out / "roc.png").read_bytes().startswith(b"\x89PNG")
     monkeypatch.setattr(Attacked, "_train", lambda *_: pytest.fail("trained"))
-    monkeypatch.setattr("raydiff.runtime.cluster.cluster", lambda *_: pytest.fail("Ray"))
+    monkeypatch.setattr("raydiff.runtime.cluster.join_cluster", lambda *_: pytest.fail("Ray"))
     assert attack.main(call(copied, tmp_path / "without", f"{command} 0 --workers 2")) == 0
     assert json.loads((tmp_path / "without" / "readings.json").read_text())["readings"] == readings[:2]
 

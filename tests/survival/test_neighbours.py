@@ -16,7 +16,7 @@ from raydiff import process
 process.begin()
 import ray
 from ray._private.worker import global_worker
-from raydiff.runtime.cluster import cluster
+from raydiff.runtime.cluster import join_cluster
 
 class Late:
     '''Ray's core worker; when it is half gone, garbage is collected, as another thread might at that moment.'''
@@ -32,7 +32,7 @@ class Late:
         print("automatic collection:", gc.isenabled(), flush=True)
         gc.collect()
 
-with cluster():
+with join_cluster():
     print(ray._private.worker._global_node.get_session_dir_path())
     stranger = "import ray, sys; ray.init(address=sys.argv[1], log_to_driver=False)\\n"
     stranger += "print(ray.get(ray.remote(lambda: 6 * 7).remote()))"
