@@ -161,7 +161,7 @@ def _load(config: Data, folder: Path | None, public_folder: Path | None) -> Data
     seed = config.split_seed
     rows = cut(source.labels, source.own_test, public=source.public, sizes=sizes, seed=seed, name=name)
     splits = source.records(rows, config)
-    notes = describe_conversion(config)
+    notes = describe_conversion(config, rows, splits)
     if len(present := source.labels[:, 0].unique()) < 2:
         only = source.names[0][int(present)]
         raise ValueError(f"{name} has one class only, {only!r}: there is nothing to condition on")

@@ -73,8 +73,8 @@ class Modality(ABC):
     @abstractmethod
     def encode(
         self, rows: dict[str, Tensor], options: PictureOptions, *, stored: Stored, top: int, codes: Tensor | None
-    ) -> dict[str, Tensor]:
-        """Return the rows of each split as tensors (n, C, H, W)."""
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Return the rows of each split as tensors (n, C, H, W), and which rows (n,) these are."""
 
     @abstractmethod
     def describe(self, shape: Sequence[int]) -> str:
@@ -133,7 +133,7 @@ class Pictures(Modality):
 
     def encode(
         self, rows: dict[str, Tensor], options: PictureOptions, *, stored: Stored, top: int, codes: Tensor | None
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         return pictures.read_pictures(stored, rows, options, top=top)
 
     def describe(self, shape: Sequence[int]) -> str:
@@ -193,11 +193,11 @@ class TableRows(Modality):
 
     def encode(
         self, rows: dict[str, Tensor], options: PictureOptions, *, stored: Stored, top: int, codes: Tensor | None
-    ) -> dict[str, Tensor]:
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         if options.size is not None or options.colour != "stored":
             raise ValueError("a table has no pictures: data.size must be none and data.colour stored")
         assert codes is not None
-        return {split: images_of(codes[numbers]) for split, numbers in rows.items()}
+        return {split: (images_of(codes[numbers]), numbers) for split, numbers in rows.items()}
 
     def describe(self, shape: Sequence[int]) -> str:
         return "a table"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Literal
 
 import numpy as np
@@ -16,7 +16,12 @@ from torch.nn import functional as F
 from raydiff.data import sizes as limits
 from raydiff.settings import Count, settings
 
-Picture = tuple[str, Image.Image]  # (location, stored picture)
+
+class DamagedPicture(ValueError):
+    """A stored picture that cannot be decoded."""
+
+
+Picture = tuple[str, Image.Image | DamagedPicture]  # (location, stored picture)
 Colour = Literal["stored", "grey", "rgb"]
 MODES = {"grey": "L", "rgb": "RGB"}
 MANY = 5000  # pictures from which on reading is announced
@@ -35,30 +40,39 @@ class PictureOptions:
     """Crop pictures to the central square and resize them to size x size by area averaging; None: as stored."""
     colour: Colour = "stored"
     """Convert all pictures to grey or rgb; stored: no conversion."""
+    skip_damaged: bool = False
+    """Leave out pictures that cannot be decoded; False: refuse them. The other records keep their splits."""
 
 
 def read_pictures(
     stored: Callable[[Tensor], Iterator[Picture]], rows: dict[str, Tensor], options: PictureOptions, *, top: int
-) -> dict[str, Tensor]:
-    """Return the pictures (n, C, H, W) on [-1, 1] of each split's rows. Raises ValueError as `decode` and `stack`."""
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """Return the pictures (n, C, H, W) on [-1, 1] of each split and their rows (n,). Raises as `decode` and `stack`."""
     every = torch.cat(list(rows.values()))
     if len(every) >= MANY:
         print(f"reading {len(every):,} pictures ...", file=sys.stderr, flush=True)
     order = every.argsort()
-    images = stack(zip(order.tolist(), stored(every[order]), strict=True), len(every), options, top=top)
-    parts = images.split([len(numbers) for numbers in rows.values()])
-    # Copied: a view's pickle has the pixels of other splits.
-    copies = (part.clone() if part.is_floating_point() else scale_pixels(part, top) for part in parts)
-    return dict(zip(rows, copies, strict=True))
+    pictures = zip(order.tolist(), stored(every[order]), strict=True)
+    images, intact = stack(pictures, len(every), options, top=top)
+    out = {}
+    start = 0
+    for split, numbers in rows.items():
+        end = start + len(numbers)
+        kept = intact[start:end]
+        mine = images[start:end][kept]  # Copied: a view's pickle has the pixels of other splits.
+        out[split] = mine if mine.is_floating_point() else scale_pixels(mine, top), numbers[kept]
+        start = end
+    return out
 
 
-def decode(data: bytes | None, where: str) -> Image.Image:
-    """Return the picture in these bytes, upright by its EXIF orientation.
+def decode(data: bytes | None, where: str) -> Image.Image | DamagedPicture:
+    """Return the picture in these bytes, upright by its EXIF orientation, or why it cannot be decoded.
 
-    Raises ValueError, for large pictures before they are unpacked.
+    Raises ValueError for other pictures that would not be read rightly, large ones before they are unpacked.
     """
+    remedy = "mend it, or leave such pictures out by --data.skip-damaged true"
     if data is None:
-        raise ValueError(f"{where} holds no picture")
+        return DamagedPicture(f"{where} holds no picture: {remedy}")
     check_stored(len(data), where)
     check_is_file(data, where)
     try:
@@ -70,7 +84,7 @@ def decode(data: bytes | None, where: str) -> Image.Image:
     except Image.DecompressionBombError:
         problem = f": {LARGE} far more pixels than that: make it smaller"
     except Exception as error:  # Each kind of damage has its own exception.
-        raise ValueError(f"{where} cannot be decoded as a picture ({type(error).__name__})") from error
+        return DamagedPicture(f"{where} cannot be decoded as a picture ({type(error).__name__}): {remedy}")
     raise ValueError(f"{where}{problem}")
 
 
@@ -104,14 +118,22 @@ def check_stored(nbytes: int, where: str) -> None:
         raise ValueError(f"{where} takes {limits.format_bytes(nbytes)}, but a picture may take {most}: make it smaller")
 
 
-def stack(pictures: Iterable[tuple[int, Picture]], count: int, options: PictureOptions, *, top: int) -> Tensor:
-    """Return (count, C, H, W) with each picture at its place, uint8 in 0..top, or with `size` float32 on [-1, 1].
+def stack(
+    pictures: Iterable[tuple[int, Picture]], count: int, options: PictureOptions, *, top: int
+) -> tuple[Tensor, Tensor]:
+    """Return (count, C, H, W) with each picture at its place, and (count,) bool whether there is one.
 
-    Raises ValueError for a picture of another size or mode than the first.
+    They are uint8 in 0..top, or with `size` float32 on [-1, 1]. Raises ValueError for a picture of another size or mode
+    than the first, for a damaged one unless these are skipped, and without any.
     """
     out = torch.empty(0)
+    intact = torch.zeros(count, dtype=torch.bool)
     first = ""
     for place, (where, image) in pictures:
+        if isinstance(image, DamagedPicture):
+            if options.skip_damaged:
+                continue
+            raise image
         pixels = _pixels(where, image, options, top)
         if not first:
             first = where
@@ -123,7 +145,10 @@ def stack(pictures: Iterable[tuple[int, Picture]], count: int, options: PictureO
             remedies = "data.size to crop and resize them, or data.colour to grey or rgb to convert them"
             raise ValueError(f"pictures must have one size and mode: {says} (set {remedies})")
         out[place] = pixels
-    return out
+        intact[place] = True
+    if not first:
+        raise ValueError(f"none of {count:,} pictures can be decoded")
+    return out, intact
 
 
 def scale_pixels(pixels: Tensor, top: int) -> Tensor:
@@ -176,9 +201,15 @@ def form(shape: Sequence[int]) -> str:
     return f"{shape[2]} x {shape[1]} {'L' if shape[0] == 1 else 'RGB'}"
 
 
-def describe_conversion(options: PictureOptions) -> tuple[str, ...]:
-    """Return notes on conversions by the settings, not by the (private) pictures that need them."""
-    notes = []
+def describe_conversion(
+    options: PictureOptions, asked: Mapping[str, Sized], read: Mapping[str, Sized]
+) -> tuple[str, ...]:
+    """Return notes on conversions by the settings, not by the (private) pictures that need them, and on damaged ones.
+
+    Of the rows that were `asked` for, by split, damaged pictures are missing in what was `read`.
+    """
+    damaged = sum(map(len, asked.values())) - sum(map(len, read.values()))
+    notes = [f"damaged pictures left out: {damaged}"] if damaged else []
     if options.colour != "stored":
         notes.append(f"converted to {MODES[options.colour]}, transparency dropped")
     if options.size is not None:

@@ -58,8 +58,10 @@ def public_records(
     if count > len(other.labels):
         raise ValueError(f"there are {len(other.labels)} rows in {other.says}, too few for data.public={count}")
     rows = torch.randperm(len(other.labels), generator=generator(seed, "splits", "public"))
-    records = read_other_records(other, {"public": rows[:count]}, source, splits, options, role="public records")
-    return records["public"], (f"from {other.says}", *other.notes, *pictures.describe_conversion(options))
+    chosen = {"public": rows[:count]}
+    records = read_other_records(other, chosen, source, splits, options, role="public records")
+    notes = pictures.describe_conversion(options, chosen, records)
+    return records["public"], (f"from {other.says}", *other.notes, *notes)
 
 
 def _relabel(labels: Tensor, rows: Tensor, other: Source, source: Source, role: str) -> Tensor:

@@ -91,11 +91,11 @@ class Source:
 
     def records(self, rows: dict[str, Tensor], options: PictureOptions) -> dict[str, Records]:
         """Return the records of each split. Raises ValueError as `Modality.encode`."""
-        images = self.modality.encode(rows, options, stored=self.pictures, top=self.top, codes=self.codes)
+        read = self.modality.encode(rows, options, stored=self.pictures, top=self.top, codes=self.codes)
         splits = {}
-        for split, numbers in rows.items():
+        for split, (images, numbers) in read.items():
             base = None if self.base is None else self.base[numbers]
-            splits[split] = Records(images[split], self.labels[numbers], numbers, base)
+            splits[split] = Records(images, self.labels[numbers], numbers, base)
         return splits
 
     def where(self, row: int) -> str:

@@ -99,18 +99,18 @@ def _of_other(choice: Choice, config: Data, dataset: Dataset, classes: Sequence[
     if not len(rows):
         raise ValueError(f"there are no records of {' or '.join(sorted(wanted)) or 'any class'} in {other.says}")
     own_test = int((rows >= len(other.labels) - other.own_test).sum())
-    held_out = min(own_test or len(rows) // 2, len(dataset.splits["test"]))
-    sizes: dict[str, int | None] = {**dict.fromkeys(SPLITS, 0), "test": held_out, "train": None}
+    most = min(own_test or len(rows) // 2, len(dataset.splits["test"]))
+    sizes: dict[str, int | None] = {**dict.fromkeys(SPLITS, 0), "test": most, "train": None}
     places = cut(rows, own_test, sizes=sizes, seed=choice.seed, name=repr(choice.data))
     what = "its test rows" if own_test else "half of them"
     train = _first(rows[places["train"]], choice.records, f"beside those held out ({what}) in {other.says}", usual=None)
     private = {split: records for split, records in dataset.splits.items() if split != "public"}
     chosen = {"new": train, "held out": rows[places["test"]]}
     role = "a new client's records"
-    notes = (*other.notes, *describe_conversion(config))
     read = records_from_elsewhere.read_other_records(other, chosen, source, private, config, role=role)
     says = f"{other.says}; held out: {what}, at most as many as the run's test split has"
-    return UnseenClient(read["new"], read["held out"].of_classes(read["new"].labels[:, 0].tolist()), says, notes)
+    held_out = read["held out"].of_classes(read["new"].labels[:, 0].tolist())
+    return UnseenClient(read["new"], held_out, says, (*other.notes, *describe_conversion(config, chosen, read)))
 
 
 def _source(name: str, config: Data) -> Source:

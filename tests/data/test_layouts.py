@@ -1,5 +1,6 @@
 """Folders as archives, clones and downloads leave them, with what systems put beside the data, and damaged pictures."""
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -8,10 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import torch
 from sets import FEW, grey_set, message, pictures, png, write
 
 from raydiff.data import hub, source_registry
-from raydiff.data.datasets import Data, load
+from raydiff.data.datasets import SPLITS, Data, load
+from raydiff.data.unseen_client import Choice, choose_client
 from raydiff.experiment.config import resolve
 from raydiff.experiment.presets import PRESETS
 
@@ -159,24 +162,59 @@ def test_a_git_lfs_pointer_is_called_one(tmp_path: Path) -> None:
     picture = animals(tmp_path / "zoo") / "bee" / "bee3.png"
     for pointer, folder in ((path, tmp_path / "set"), (picture, tmp_path / "zoo")):
         pointer.write_bytes(POINTER)
-        config = Data(name=str(folder), **FEW)
+        config = Data(name=str(folder), skip_damaged=True, **FEW)
         says = "is a git-lfs pointer, not the file itself: run git lfs pull in its repository"
         assert message(config) == f"{pointer} {says}"
 
 
 @pytest.mark.parametrize("kind", ["folder", "parquet"])
-@pytest.mark.parametrize("bad", [png(pictures(1)[0])[:-30], b"", b"<html>not found</html>", b"\xff\xd8"])
-def test_damaged_pictures_are_refused_by_name(kind: str, bad: bytes, tmp_path: Path) -> None:
+def test_damaged_pictures_are_refused_by_name_or_left_out_and_move_no_other(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "set"
+    rows = [4, 5, 29, 39]
+    bad = [png(pictures(1)[0])[:-30], b"", b"<html>not found</html>", None if kind == "parquet" else b"\xff\xd8"]
     if kind == "parquet":
-        encoded = [png(p) for p in pictures(40)]
-        write(folder / "x.parquet", [*encoded[:4], bad, *encoded[5:]], [0, 1] * 20)
-        where = f"row 4 of {folder}/x.parquet"
+        encoded: list[bytes | None] = [png(p) for p in pictures(40)]
+        write(folder / "x.parquet", encoded, [0, 1] * 20)
+        whole = load(Data(name=str(folder), **FEW))
+        for row, data in zip(rows, bad, strict=True):
+            encoded[row] = data
+        write(tmp_path / "other" / "x.parquet", encoded, [0, 1] * 20)
+        where = f"row 4 of {tmp_path}/other/x.parquet"
     else:
-        file = animals(folder) / "bee" / "bee3.png"
-        file.write_bytes(bad)
-        where = str(file)
-    assert message(Data(name=str(folder), **FEW)).startswith(f"{where} cannot be decoded as a picture (")
+        files = sorted(animals(folder).rglob("*.png"), key=lambda path: path.name)
+        whole = load(Data(name=str(folder), **FEW))
+        shutil.copytree(folder, tmp_path / "other")
+        damaged = [tmp_path / "other" / files[row].relative_to(folder) for row in rows]
+        for path, data in zip(damaged, bad, strict=True):
+            path.write_bytes(data or b"")
+        where = str(damaged[0])
+    config = Data(name=str(tmp_path / "other"), **FEW)
+    remedy = "mend it, or leave such pictures out by --data.skip-damaged true"
+    why = r"\((OSError|SyntaxError|UnidentifiedImageError)\)"
+    assert re.fullmatch(f"{re.escape(where)} cannot be decoded as a picture {why}: {remedy}", message(config))
+    data = load(replace(config, skip_damaged=True))
+    assert data.notes == (*whole.notes, "damaged pictures left out: 4")
+    for split in SPLITS:
+        before, after = whole.splits[split], data.splits[split]
+        kept = ~torch.isin(before.numbers, torch.tensor(rows))
+        assert torch.equal(after.numbers, before.numbers[kept]) and torch.equal(after.images, before.images[kept])
+        assert torch.equal(after.labels, before.labels[kept])
+    assert sum(map(len, data.splits.values())) == 36
+
+
+def test_damaged_pictures_of_another_set_and_of_a_new_client(tmp_path: Path) -> None:
+    animals(tmp_path / "zoo")
+    config = Data(name=str(tmp_path / "zoo"), **FEW | {"train": 10}, skip_damaged=True)
+    public = animals(tmp_path / "public", first=60) / "ant" / "ant1.png"
+    public.write_bytes(b"")
+    other = load(replace(config, public_from=str(tmp_path / "public"), public=40))
+    assert "public records: damaged pictures left out: 1" in other.notes and len(other.splits["public"]) == 39
+    client = choose_client(Choice(data=str(tmp_path / "public")), config, load(config), usual=5)
+    assert len(client.records) + len(client.held_out) < 40
+    none = animals(tmp_path / "none")
+    for path in none.rglob("*.png"):
+        path.write_bytes(b"")
+    assert message(replace(config, name=str(none))) == "none of 34 pictures can be decoded"
 
 
 def test_a_bare_name_is_a_folder_here_unless_a_data_set_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ class Waves(Pictures):
 
     def encode(self, rows: dict[str, Tensor], options: PictureOptions, **stored: Any) -> Any:
         series = stored["codes"].float() / 10
-        return {split: series[numbers].view(-1, 1, 8, 8) for split, numbers in rows.items()}
+        return {split: (series[numbers].view(-1, 1, 8, 8), numbers) for split, numbers in rows.items()}
 
     def describe(self, shape: Sequence[int]) -> str:
         return "waves of 64 numbers"

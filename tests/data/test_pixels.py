@@ -22,7 +22,7 @@ GREY, SMALL = RGB[..., 0], np.random.default_rng(1).integers(0, 256, (6, 9, 3)).
 
 def read(data: bytes, colour: Colour = "stored") -> Pixels:
     """(C, H, W)."""
-    return stack([(0, ("it", decode(data, "it")))], 1, Data(colour=colour), top=255)[0].numpy()
+    return stack([(0, ("it", decode(data, "it")))], 1, Data(colour=colour), top=255)[0][0].numpy()
 
 
 def saved(image: Image.Image, form: str, **options: Any) -> bytes:
@@ -207,7 +207,7 @@ def test_a_damaged_orientation_turns_nothing(exif: bytes) -> None:
 
 @pytest.mark.parametrize("keep", [0, 1, 40, -30])
 def test_a_damaged_picture_is_refused(keep: int) -> None:
-    with pytest.raises(ValueError, match=r"^it cannot be decoded as a picture \(\w+\)$"):
+    with pytest.raises(ValueError, match=r"^it cannot be decoded .* leave such pictures out by --data.skip-damaged true$"):
         read(saved(Image.fromarray(RGB), "PNG")[:keep])
 
 
