@@ -27,9 +27,11 @@ def source(folder: Path | None, labels: Sequence[str]) -> Source:
 
     def pictures(rows: Tensor) -> Iterator[Picture]:
         for row, (where, image) in zip(rows.tolist(), mnist.pictures(rows), strict=True):
-            dark = Image.new("L", image.size)
-            channels = (dark, dark, image) if blue[row] else (image, dark, dark)
-            yield where, Image.merge("RGB", channels)
+            if isinstance(image, Image.Image):  # A damaged picture stays one.
+                dark = Image.new("L", image.size)
+                channels = (dark, dark, image) if blue[row] else (image, dark, dark)
+                image = Image.merge("RGB", channels)
+            yield where, image
 
     return Source(
         labels=torch.stack([digit, blue], dim=1),
