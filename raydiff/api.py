@@ -386,8 +386,7 @@ def run(experiment: Experiment | Study, *, name: str | None = None, resume: bool
     from raydiff.report.after_sweep import SUMMARY
 
     study = Study(experiment=experiment.experiment if isinstance(experiment, Study) else experiment)
-    asked = SweepRequest(samplers=track)
-    planned, ended = _start("run", study, asked, name=name, resume=resume, report=SUMMARY, track=track)
+    planned, ended = _start("run", study, SweepRequest(), name=name, resume=resume, report=SUMMARY, track=track)
     result = Run(planned.folder / "trials" / planned.trials[0].digest, tuple(planned.packages))
     if ended.failed and not (result.folder / "outcome.json").exists():
         raise ValueError(f"{planned.folder.name} did not begin: {ended.failed}")

@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
 
     start: Experiment = study.experiment if options.config is None else config.read(options.config)
     name = options.name or sweep_folder.fresh_name(f"run-{preset}")
-    asked = SweepRequest(overrides=arguments.overrides(start, fields), samplers=True, experiment=options.experiment)
+    asked = SweepRequest(overrides=arguments.overrides(start, fields), experiment=options.experiment)
     planned = plan_sweep(preset, Study(experiment=start, chosen_by=study.chosen_by), asked, name=name)
     ended = launch.start(planned, resume=options.resume, report=SUMMARY)
     outcome = trial.Trial(planned.trials[0], ended.folder).outcome() or {}

@@ -48,10 +48,8 @@ class SweepOptions(arguments.ExperimentOptions):
     """Seconds after which no trial goes on."""
     on_error: Literal["continue", "stop"] = "continue"
     """Whether a failed trial ends the sweep."""
-    log_samplers: bool = False
-    """Log every trial's sampler to MLflow, with its weights; else the best trial's, if it is below 50 MB."""
     dry_run: bool = False
-    """Print resources and an estimate of the time; write nothing."""
+    """Print the number of trials and the resources that they need; write nothing."""
     extend: bool = False
     """With --resume: the grid may have grown."""
 
@@ -94,8 +92,6 @@ def planned(
 
     changes = arguments.overrides(study.experiment, fields)
     base = overrides.override(study.experiment, changes)
-    if options.log_samplers and base.evaluation is None:
-        raise ValueError("--log-samplers uploads the clients' own models, which --protocol-only keeps with them")
     asked = SweepRequest(
         overrides=changes,
         grid=None if options.grid is None else arguments.axes(base, options.grid),
@@ -108,19 +104,15 @@ def planned(
         concurrent=options.max_concurrent,
         budget_s=options.time_budget,
         stop_on_error=options.on_error == "stop",
-        samplers=options.log_samplers,
         experiment=options.experiment,
     )
     return plan_sweep(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
 
 
 def _dry_run(plan: Planned) -> int:
-    """Print the resources and the time that the sweep would take, without starting Ray or writing files."""
-    import torch
-
-    from raydiff.runtime import estimate, tuner
+    """Print the resources that the sweep would take, without starting Ray or writing files."""
+    from raydiff.runtime import tuner
     from raydiff.runtime.cluster import join_cluster
-    from raydiff.runtime.estimate import RemainingTime, format_duration
     from raydiff.runtime.place import count_fitting, format_resources, this_machine, total_of
 
     trials = [*plan.trials, *[plan.base] * plan.suggested]
@@ -129,17 +121,4 @@ def _dry_run(plan: Planned) -> int:
         slots = min(count_fitting(slot, nodes), plan.asked.concurrent or len(trials), len(trials))
         print(f"{len(trials)} trials, {slots} at once: each {slot.workers} worker(s), {format_resources(slot.total)}")
         print(f"available: {format_resources(total_of(nodes))} on {len(nodes)} node(s)", flush=True)
-    if "GPU" in slot.total and not torch.cuda.is_available():
-        print("no time estimate: the trials use a GPU, and this machine has none")
-        return 0
-    remaining = RemainingTime()
-    for experiment in {type(e.method): e for e in sorted(trials, key=lambda e: -e.clients)}.values():
-        bare = {"evaluation": None, "unseen": None, "runtime.workers": slot.workers}
-        remaining.add(experiment, estimate.probe_trial_s(overrides.override(experiment, bare)))
-    total_s = remaining.seconds(trials, [], slots=slots)
-    hours = sum(remaining.of(e) for e in trials) * slot.total.get("GPU", 0.0) / 3600
-    spent = f" ({hours:.2g} GPU-hours)" if hours else ""
-    print(
-        f"about {format_duration(total_s or 0.0)}{spent} for all rounds, without evaluation and the start of processes"
-    )
     return 0

@@ -63,7 +63,7 @@ class Trial:
     owner: Lease | None = None
     """The lease of the driver that runs it; None: no other driver can take over, as in a test."""
     credentials: StorageCredentials | None = None
-    """Of a bucket, for a process that works on the trial in a folder of its own (`localize`)."""
+    """Of a bucket, for a process on another machine (`localize`)."""
 
     @property
     def folder(self) -> Path:
@@ -93,10 +93,10 @@ class Trial:
 
 
 def localize(trial: Trial) -> Trial:
-    """The trial in this process's working folder, if its storage is a bucket."""
+    """The trial in this machine's working folder, if its storage is a bucket."""
     if trial.credentials is None:
         return trial
-    sweep = staging.working_folder(trial.credentials, trial.sweep.name, trial.folder.name)
+    sweep = staging.open_working_copy(trial.credentials, trial.sweep.name)
     owner = None if trial.owner is None else replace(trial.owner, sweep=sweep)
     return replace(trial, sweep=sweep, owner=owner, credentials=None)
 

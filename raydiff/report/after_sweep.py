@@ -15,7 +15,7 @@ from raydiff.report.guarantees import shown
 from raydiff.report.sweep_view import open_sweep
 from raydiff.runtime.finish import Reporter
 from raydiff.runtime.sweep_folder import resume_command
-from raydiff.tracking.writer import SweepSummary
+from raydiff.tracking.mlflow_writer import SweepSummary
 
 
 def write(folder: Path, composed: Callable[[Path], str]) -> None:

@@ -1,4 +1,4 @@
-"""Where a running trial is, the remaining time of a sweep, and the time of a trial before it runs."""
+"""Where a running trial is, and the time of a trial before it runs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,6 @@ class Running:
 
     experiment: Experiment
     name: str
-    since: float  # when it started here (`time.monotonic`)
     round: int = -1  # its last committed round
     faults: int = 0  # number of its lost processes that were reported
     silence: heartbeat.SilenceTimer = field(default_factory=heartbeat.SilenceTimer)
@@ -73,35 +72,6 @@ def training_cost(experiment: Experiment) -> float:
         return training.steps * training.batch * (1 if path.startswith("server") else experiment.clients)
 
     return 1.0 + sum(records(path, training) for path, training in trainings(experiment.method))
-
-
-class RemainingTime:
-    """Estimates seconds of trials by their `training_cost`, at the pace of finished ones of their method or of all."""
-
-    def __init__(self) -> None:
-        self._finished: list[tuple[type, float, float]] = []  # method, cost, seconds
-
-    def add(self, experiment: Experiment, seconds: float) -> None:
-        """Record a finished trial."""
-        self._finished.append((type(experiment.method), training_cost(experiment), seconds))
-
-    def of(self, experiment: Experiment) -> float:
-        """Return the seconds that a trial takes from its start. At least one trial must have finished."""
-        same = [trial for trial in self._finished if trial[0] is type(experiment.method)] or self._finished
-        return training_cost(experiment) * sum(seconds for *_, seconds in same) / sum(amount for _, amount, _ in same)
-
-    def seconds(
-        self, waiting: Iterable[Experiment], running: Iterable[tuple[Experiment, float]], *, slots: int
-    ) -> float | None:
-        """Return the seconds until these trials have finished, `slots` at once; None before the first has finished.
-
-        Running trials have their seconds so far. An overdue one counts as finished.
-        """
-        if not self._finished:
-            return None
-        left = [*(max(0.0, self.of(e) - so_far) for e, so_far in running), *(self.of(e) for e in waiting)]
-        seconds = max(sum(left) / slots, *left) if left else 0.0
-        return seconds if math.isfinite(seconds) else None
 
 
 def format_duration(seconds: float) -> str:

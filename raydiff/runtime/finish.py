@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +15,7 @@ from raydiff.results import chance
 from raydiff.results.spent import composed_guarantee
 from raydiff.runtime import sweep_folder
 from raydiff.storage import copies
-from raydiff.tracking.writer import Mlflow, SweepSummary
+from raydiff.tracking.mlflow_writer import Mlflow, SweepSummary
 
 HURRY_S = 10.0  # An interrupted report waits so long for MLflow.
 
@@ -72,13 +71,6 @@ class Finisher:
         """End the trials that began and have no outcome."""
         for digest in sweep_folder.list_open_trials(self.folder):
             trial.cut_short(self.folder / "trials" / digest, "killed", reason=reason)
-
-    def lose_head(self, reason: str) -> None:
-        """End the sweep from a second thread: the first may wait for Ray, which soon ends this process."""
-        self.kill_open(reason)
-        self.close_mlflow("KILLED", timeout_s=HURRY_S)
-        print(f"{reason}; continue on a new Ray with: {sweep_folder.resume_command(self.folder)}", flush=True)
-        os._exit(1)
 
     def report(self, ended: Ended) -> Ended:
         """Write the report, let MLflow have it, and say how the sweep continues. An interrupt cuts this short."""

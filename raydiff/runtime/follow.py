@@ -17,11 +17,10 @@ from ray import tune
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.study import varying
 from raydiff.experiment.trial import cut_short
-from raydiff.formats.metric_records import SECONDS, columns, read_metrics
 from raydiff.runtime import device_faults
 from raydiff.runtime.cluster import explain_memory_kill
 from raydiff.runtime.coordinator import GPU_LOST
-from raydiff.runtime.estimate import EVERY_S, RemainingTime, Running, format_duration
+from raydiff.runtime.estimate import EVERY_S, Running, format_duration
 from raydiff.runtime.plan import Planned, parse_experiment
 from raydiff.storage import copies
 
@@ -36,7 +35,6 @@ class SweepProgress(tune.Callback):
         self.plan = plan
         self.total = plan.total
         self._named = varying([plan.base, *plan.trials], plan.space)
-        self._remaining = RemainingTime()
         self.running: dict[str, Running] = {}  # by Tune's trial id
         self.ended = set[str]()  # digests of trials that this sweep does not run again
         self.stopped = set[str]()  # digests of trials that a scheduler ended early
@@ -78,7 +76,7 @@ class SweepProgress(tune.Callback):
             if outcome is None:
                 pending.append(experiment)
             else:
-                self._done(experiment, _seconds(outcome))
+                self._done(experiment)
         return pending
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
@@ -104,7 +102,7 @@ class SweepProgress(tune.Callback):
             self._fail(trial, result["failed"])
         elif result.get("finished"):  # "done" is also set when a scheduler stops the trial.
             del self.running[trial.trial_id]
-            self._done(this.experiment, result["time/seconds"])
+            self._done(this.experiment)
             metric = self.plan.metric
             value = result.get(str(metric))
             shown = "" if value is None else f", {replace(metric, split='')} {value:.3f}"
@@ -159,7 +157,7 @@ class SweepProgress(tune.Callback):
         if trial.trial_id not in self.running:
             experiment = parse_experiment(trial.config)
             number = self._rounds.get(experiment.digest, -1)
-            this = Running(experiment, self._named(experiment), time.monotonic(), number)
+            this = Running(experiment, self._named(experiment), number)
             this.faults = len(device_faults.read_losses(self._folder(this)))  # of earlier processes
             self.running[trial.trial_id] = this
         return self.running[trial.trial_id]
@@ -192,11 +190,9 @@ class SweepProgress(tune.Callback):
         self.why = reason
         self._print(f"{self._count()} {this.name}: FAILED, {reason}")
 
-    def _done(self, experiment: Experiment, seconds: float | None = None) -> None:
+    def _done(self, experiment: Experiment) -> None:
         self.ended.add(experiment.digest)
         self.done += 1
-        if seconds is not None:
-            self._remaining.add(experiment, seconds)
 
     def _folder(self, this: Running) -> Path:
         return self.plan.folder / "trials" / this.experiment.digest
@@ -213,19 +209,9 @@ class SweepProgress(tune.Callback):
         return f"[{self.done + self.failed}/{self.total}]"
 
     def _state(self) -> str:
-        ended = self.done + self.failed
-        now = time.monotonic()
         running = "; ".join(f"{this.name} ({this.place(self.plan.folder)})" for this in self.running.values())
-        begun = self.ended.union(this.experiment.digest for this in self.running.values())
-        waiting = [experiment for experiment in self.plan.trials if experiment.digest not in begun]
-        suggested = self.total - ended - len(self.running) - len(waiting)
-        seconds = self._remaining.seconds(
-            [*waiting, *[self.plan.base] * suggested],
-            [(this.experiment, now - this.since) for this in self.running.values()],
-            slots=len(self.running),
-        )
-        remaining = f", about {format_duration(seconds)} remaining" if seconds is not None else ""
-        return f"{ended}/{self.total} done in {format_duration(now - self._start)}{remaining} | running: {running}"
+        spent = format_duration(time.monotonic() - self._start)
+        return f"{self.done + self.failed}/{self.total} done in {spent} | running: {running}"
 
     def _print(self, text: str) -> None:
         self._printed_at = time.monotonic()
@@ -237,8 +223,3 @@ def _last_error(trial: Any) -> str:
     if trial.error_file is None or not (path := Path(trial.error_file)).exists():
         return ""
     return path.read_text(errors="replace").strip().splitlines()[-1].strip()[:300]
-
-
-def _seconds(outcome: Mapping[str, Any]) -> float | None:
-    """The seconds that a finished trial took; None of another one."""
-    return columns(read_metrics(outcome.get("final", []))).get(str(SECONDS))

@@ -19,7 +19,7 @@ from raydiff.storage.lease import Lease, hold_lease
 from raydiff.storage.object_store import is_bucket
 from raydiff.storage.storage import storage_at
 from raydiff.tracking.mlflow_store import redact_passwords
-from raydiff.tracking.writer import Mlflow
+from raydiff.tracking.mlflow_writer import Mlflow
 
 
 def start(
@@ -109,7 +109,6 @@ def _open_mlflow(planned: Planned, about: sweep_folder.Plan) -> Mlflow:
         planned.preset,
         base=planned.base,
         about=about,
-        samplers=planned.asked.samplers,
         swept=_swept(planned),
     )
     mlflow.start()
@@ -155,7 +154,7 @@ def _run(planned: Planned, begin: Beginning, finisher: Finisher) -> Ended:
         elif planned.base.runtime.pool == "local" or planned.server_workers > 1:
             one_process.run_in_process(planned, begin)
         else:
-            ended = _run_on_ray(planned, begin, lost=finisher.lose_head)
+            ended = _run_on_ray(planned, begin)
     except KeyboardInterrupt as e:
         if not begin.done:
             raise
@@ -177,9 +176,9 @@ def _finished(planned: Planned) -> bool:
     return kept and next(suggestions.more(), None) is None
 
 
-def _run_on_ray(planned: Planned, begin: Callable[[], None], *, lost: Callable[[str], None]) -> Ended:
+def _run_on_ray(planned: Planned, begin: Callable[[], None]) -> Ended:
     from raydiff.runtime import tuner
-    from raydiff.runtime.cluster import join_cluster, watch_head
+    from raydiff.runtime.cluster import join_cluster
     from raydiff.runtime.follow import SweepProgress
 
     since = time.monotonic()
@@ -188,6 +187,5 @@ def _run_on_ray(planned: Planned, begin: Callable[[], None], *, lost: Callable[[
         begin()
         print(f"ready after {time.monotonic() - since:.0f} s: {slot.workers} worker(s) per trial", flush=True)
         progress = SweepProgress(planned)
-        with watch_head(lost):
-            interrupted = tuner.run_on_tune(planned, slot, progress)
+        interrupted = tuner.run_on_tune(planned, slot, progress)
         return Ended(planned.folder, interrupted, progress.no_capacity or progress.why)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -58,7 +57,7 @@ def _run_trial(this: trial.Trial, place: Place) -> None:
     try:
         trial.begin(this)
         try:
-            running = Running(this.experiment, "", time.monotonic())
+            running = Running(this.experiment, "")
             with saying(lambda: running.place(this.sweep), EVERY_S):
                 executor, train = place(this)
                 for result in trial.run(this, executor, train=train):

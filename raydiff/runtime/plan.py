@@ -39,7 +39,6 @@ class SweepRequest:
     concurrent: Count | None = None  # maximum of concurrent trials; None: as many as fit
     budget_s: Positive | None = None  # stop all trials after so many seconds
     stop_on_error: bool = False  # end the sweep when a trial fails
-    samplers: bool = False  # log every finished trial's sampler to MLflow, not only the best one's
     experiment: str | None = None  # MLflow experiment of the runs; None: raydiff- and the name of the data set
 
 

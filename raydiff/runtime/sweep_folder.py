@@ -29,13 +29,13 @@ from raydiff.storage.object_store import bucket_at
 from raydiff.storage.storage import storage_at
 from raydiff.tracking import mlflow_models, shared_view
 from raydiff.tracking.mlflow_store import ARTIFACTS, redact_passwords
-from raydiff.tracking.writer import Mlflow
+from raydiff.tracking.mlflow_writer import Mlflow
 
 Plan = dict[str, Any]  # the content of sweep.json
 UNFINISHED = {"failed", "killed", "time budget"}  # outcomes and reasons of trials that a resumed sweep runs again
 FAILURES = "ENOSPC EDQUOT EROFS EACCES EPERM EFBIG EIO ENAMETOOLONG"
 NOT_WRITABLE = {getattr(errno, name) for name in FAILURES.split()}
-SMALL_BYTES = 50_000_000  # of a sampler that a sweep logs unasked
+SMALL_BYTES = 50_000_000  # of a sampler that a sweep of several trials logs
 LONGEST = 200  # bytes of a name: file systems take 255
 REMEDY = "set runtime.storage to a folder on a local disk, NFS or Lustre, or a bucket"
 
@@ -175,11 +175,10 @@ def mlflow_experiment(at: Path, base: Experiment, *, asked: str | None) -> str:
     return kept
 
 
-def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, samplers: bool, swept: Varying) -> Mlflow:
+def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, swept: Varying) -> Mlflow:
     """Return the writer of this sweep's MLflow runs.
 
-    `about`: sweep.json; `samplers`: log those of all finished trials, else the best one's if it is small; `swept`:
-    `study.varying_fields`.
+    `about`: sweep.json; `swept`: `study.varying_fields`.
     """
     uri, artifacts = tracking_store(at.parents[1])
     git = _git().removesuffix("-dirty")
@@ -198,8 +197,7 @@ def build_writer(at: Path, preset: str, *, base: Experiment, about: Plan, sample
         tags=tags,
         artifacts=artifacts,
         swept=swept,
-        log_sampler=_log_sampler if samplers else None,
-        log_best=None if samplers else _log_small_sampler,
+        log_sampler=_log_sampler,
     )
 
 
@@ -258,13 +256,10 @@ def _git() -> str:
     return subprocess.run(describe, capture_output=True, text=True, check=False).stdout.strip()
 
 
-def _log_small_sampler(client: Any, run: str, folder: Path) -> None:
-    if sum(path.stat().st_size for path in folder.glob("*.safetensors")) > SMALL_BYTES:
-        raise ValueError("it is large: --log-samplers logs it all the same")
-    _log_sampler(client, run, folder)
-
-
 def _log_sampler(client: Any, run: str, folder: Path) -> None:
+    alone = len(trial_folders(folder.parents[1])) == 1
+    if not alone and sum(path.stat().st_size for path in folder.glob("*.safetensors")) > SMALL_BYTES:
+        raise ValueError("it is large: raydiff generate --log-model logs it all the same")
     if read_json(folder / "config.json", needs="evaluation")["evaluation"] is None:
         raise ValueError("it holds the clients' own models, and under --protocol-only these stay with them")
     cap_memory(0)  # The GPU belongs to the trials.

@@ -17,8 +17,7 @@ class LeaseLost(ValueError):
 
 def write_text(path: Path, text: str, *, durable: bool = False, if_absent: bool = False) -> None:
     """Write a small text file; the options are those of `appearing`."""
-    with write_atomically(path, durable=durable, if_absent=if_absent) as temporary:
-        temporary.write_text(text)
+    write_bytes(path, text.encode(), durable=durable, if_absent=if_absent)
 
 
 def write_bytes(path: Path, data: bytes, *, durable: bool = False, if_absent: bool = False) -> None:

@@ -56,8 +56,8 @@ class Cipher:
             pieces += [nonce, cipher.encrypt(nonce, piece, f"{key}\0{i}\0{count}".encode())]
         return b"".join(pieces)
 
-    def decrypt(self, data: bytes, key: str) -> bytes:
-        """Undo `encrypt`. Raises ValueError if the data is damaged, or encrypted under another secret or key."""
+    def decrypt(self, data: bytes, key: str, where: str) -> bytes:
+        """Undo `encrypt`. Raises ValueError, naming `where`, if it is damaged or of another secret or key."""
         from cryptography.exceptions import InvalidTag
 
         cipher = self._cipher()
@@ -67,7 +67,7 @@ class Cipher:
         try:
             return b"".join(cipher.decrypt(p[:12], p[12:], a) for p, a in zip(pieces, about, strict=True))
         except (InvalidTag, ValueError):
-            raise ValueError("is damaged, or encrypted under another noise secret") from None
+            raise ValueError(f"{where} is damaged, or encrypted under another noise secret") from None
 
     def _cipher(self) -> Any:
         from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -136,13 +136,12 @@ class ObjectStore:
         self.put(name, (self.get(name) or b"") + data)
 
     def get(self, name: str) -> bytes | None:
-        data = self._stored(name)
-        if data is None or self.cipher is None:
-            return data
         try:
-            return self.cipher.decrypt(data, self.key(name))
-        except ValueError as e:
-            raise ValueError(f"{self.describe(name)} {e}") from None
+            with self._request(name) as store:
+                data = bytes(store.get(self.key(name)).bytes())
+        except FileNotFoundError:
+            return None
+        return data if self.cipher is None else self.cipher.decrypt(data, self.key(name), self.describe(name))
 
     def list_names(self, folder: str = "") -> list[str]:
         with self._request(folder) as store:
@@ -178,11 +177,6 @@ class ObjectStore:
 
     def describe(self, name: str) -> str:
         return f"{self.name}/{self.key(name)}".rstrip("/")
-
-    def _stored(self, name: str) -> bytes | None:
-        with contextlib.suppress(FileNotFoundError), self._request(name) as store:
-            return bytes(store.get(self.key(name)).bytes())
-        return None
 
     @contextlib.contextmanager
     def _request(self, name: str) -> Iterator[Any]:

@@ -1,6 +1,6 @@
 """Working folders for a sweep whose storage is a bucket.
 
-<root>/bucket.json            names the bucket; <root> is the driver's and stays, or belongs to one process
+<root>/bucket.json            names the bucket; <root> is a machine's, for all its processes
 <root>/sweeps/<name>/secret   the sweep's noise secret, which is never put into the bucket
 """
 
@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
 import re
-import shutil
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from raydiff.formats.json_files import dumps
 from raydiff.storage.atomic_files import write_atomically, write_text
-from raydiff.storage.lease import process_start
 from raydiff.storage.object_store import MARK, ObjectStore, bucket_at, is_bucket
 
 PLACE = "RAYDIFF_CACHE"  # environment variable with the folder of working folders; each node may have its own
@@ -25,7 +22,7 @@ DEFAULT = "~/raydiff/buckets"
 IGNORES = (".gitignore", ".rayignore")
 EVERYTHING = "*\n"
 FOLDERS = ("sweeps", "budgets", "previews", "mlflow-artifacts")
-OURS = re.compile(rf"{'|'.join(FOLDERS)}|read|processes|bucket\.json|mlflow\.db.*|\.DS_Store")
+OURS = re.compile(rf"{'|'.join(FOLDERS)}|read|bucket\.json|mlflow\.db.*|\.DS_Store")
 SECRET = "RAYDIFF_NOISE_SECRET"  # environment variable with the noise secret, in hexadecimal digits
 
 
@@ -95,14 +92,14 @@ class StorageCredentials:
         return None if uri is None else cls(uri, (sweep / "secret").read_bytes())
 
 
-def working_folder(credentials: StorageCredentials, name: str, trial: str) -> Path:
-    """The folder of sweep `name` in which this process works on the trial; those of its earlier trials are removed."""
-    sweep = _process_folder(credentials.uri) / "sweeps" / name
-    if not (sweep / "secret").exists():
-        write_secret(sweep / "secret", credentials.secret)
-    for other in (sweep / "trials").glob("*"):
-        if other.name != trial:
-            shutil.rmtree(other, ignore_errors=True)
+def open_working_copy(credentials: StorageCredentials, name: str) -> Path:
+    """Return this machine's working folder of sweep `name`, in which a process that was given its secret works."""
+    root = storage_root(credentials.uri)
+    sweep = root / "sweeps" / name
+    secret = sweep / "secret"
+    if not secret.exists() or secret.read_bytes() != credentials.secret:  # An earlier sweep may have had this name.
+        begin_working_copy(root, credentials.uri)
+        write_secret(secret, credentials.secret)
     return sweep
 
 
@@ -111,16 +108,3 @@ def write_secret(path: Path, secret: bytes, *, if_absent: bool = False) -> None:
     with write_atomically(path, durable=True, if_absent=if_absent) as temporary:
         temporary.touch(0o600)
         temporary.write_bytes(secret)
-
-
-def _process_folder(uri: str) -> Path:
-    """A folder of this process alone; those of this machine's processes that have ended are removed."""
-    processes = storage_root(uri) / "processes" / platform.node()
-    mine = f"{os.getpid()}-{process_start(os.getpid())}"
-    if not (processes / mine).exists():
-        for path in processes.glob("*"):
-            pid, _, started = path.name.partition("-")
-            if str(process_start(int(pid))) != started:
-                shutil.rmtree(path, ignore_errors=True)
-        begin_working_copy(processes / mine, uri)
-    return processes / mine

@@ -40,7 +40,6 @@ class SweepRun:
     run: str
     tags: Mapping[str, str]  # of every run of the sweep
     swept: Varying
-    log_sampler: LogSampler | None = None
     datasets: set[tuple[str, str]] = field(default_factory=set)  # (name, digest) of those that the parent run has
     names: dict[str, str] = field(default_factory=dict)  # of trials -> digest
 
@@ -146,8 +145,6 @@ class TrialRun:
         tags["mlflow.note.content"] = "\n\n".join(filter(None, (outcome["text"], released, reason)))
         client.log_batch(run, tags=[RunTag(k, make_storable(v)) for k, v in tags.items()])  # one write to the disk
         attach_artifacts(client, run, self.folder / "artifacts", final)
-        if outcome["outcome"] == "finished" and self.sweep.log_sampler is not None:
-            self.log_sampler(self.sweep.log_sampler)
         client.set_terminated(run, STATUS[outcome["outcome"]])
         if not client.lacks:
             client.set_tag(run, OUTCOME, outcome["outcome"])

@@ -21,7 +21,7 @@ from raydiff.data import datasets
 from raydiff.experiment import config
 from raydiff.formats.json_files import read_json
 from raydiff.report import page
-from raydiff.tracking import mlflow_store, writer
+from raydiff.tracking import mlflow_store, mlflow_writer
 
 CANARY = {"income": "987654.25", "job": "lighthouse keeper", "diagnosis": "hiv"}
 VALUES = re.compile(r"987654|lighthouse|\bhiv\b")
@@ -78,7 +78,7 @@ def published(request: Any, tmp_path_factory: Any, migrated: Path) -> Iterator[t
     data = f"--data.name {at}/people.csv --data.labels diagnosis {SPLITS} --runtime.storage {at}/s"
     model = "--method.model discretediffusion --protocol-only --runtime.pool local --name it"
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(io.StringIO()) as stdout:
-        patch.setattr(writer, "PERIOD_S", 0.01)
+        patch.setattr(mlflow_writer, "PERIOD_S", 0.01)
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{at}/out/mlflow.db")
         patch.chdir(at)
         assert run.main(f"digits {METHODS[request.param]} {model} {data} {TRAINING}".split()) == 0

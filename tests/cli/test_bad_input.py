@@ -64,7 +64,6 @@ REFUSED_BY_SWEEP = {
     "--time-budget -5": "--time-budget must be above 0, got -5",
     "--max-concurrent 0": "--max-concurrent must be at least 1, got 0",
     "--scheduler asha --protocol-only": "needs an evaluation",
-    "--log-samplers --protocol-only": "which --protocol-only keeps with them",
     "--scheduler asha --metric eval/fd_cnn/minor": "needs a metric of rounds over all classes",
     "--name it's": "name must be at most 200 letters",
     "--search optuna": "the search optuna needs a sample",

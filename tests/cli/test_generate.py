@@ -89,12 +89,12 @@ def test_a_run_of_mlflow(
     shutil.copy(migrated, copied.root / "mlflow.db")
     folder = copied.finish("measured", tiny)
     about = {"experiment": "mine", "command": ["raydiff"]}
-    follower = sweep_folder.build_writer(folder.parents[1], "digits", base=tiny, about=about, samplers=True, swept={})
+    follower = sweep_folder.build_writer(folder.parents[1], "digits", base=tiny, about=about, swept={})
     follower.start()
     follower.wait_ready()
     follower.begin()
     follower.close()
-    assert follower.error is None
+    assert follower.end("FINISHED") is None
     run, client = mlflow_models.find_run(follower.uri, folder), MlflowClient(follower.uri)
     logged = client.search_logged_models([client.get_run(run).info.experiment_id])
     assert [m.name for m in logged] == ["sampler"]

@@ -89,9 +89,7 @@ def test_its_run_is_the_trial_s_child(shop: Storage, migrated: Path, monkeypatch
     folder = shop.folder("spire")
     experiment = open_finished(folder).trial.experiment
     about = {"experiment": "raydiff-digits", "command": ["raydiff"]}
-    follower = sweep_folder.build_writer(
-        shop.sweeps / "spire", "digits", base=experiment, about=about, samplers=False, swept={}
-    )
+    follower = sweep_folder.build_writer(shop.sweeps / "spire", "digits", base=experiment, about=about, swept={})
     follower.start()
     follower.wait_ready()
     follower.begin()

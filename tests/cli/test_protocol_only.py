@@ -13,7 +13,7 @@ from raydiff.cli import run
 from raydiff.experiment import config, trial
 from raydiff.formats.json_files import KEYED, flatten, read_json, read_lines
 from raydiff.formats.metric_records import columns, read_metrics
-from raydiff.tracking import mlflow_store, writer
+from raydiff.tracking import mlflow_store, mlflow_writer
 
 RATES = {"privacy/tpr_ceiling_at_1pct_fpr", "privacy/tpr_ceiling_at_0.1pct_fpr"}
 LEDGER = {"privacy/epsilon_server", "privacy/epsilon_outsiders", "privacy/mu", "privacy/auc_ceiling"}
@@ -44,7 +44,7 @@ def artifacts(client: Any, run: Any, below: str | None = None) -> Iterator[str]:
 
 @pytest.mark.parametrize("method", slow_but(["pfdm", "fedavg"], METHODS))
 def test_all_that_leaves(method: str, tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
+    monkeypatch.setattr(mlflow_writer, "PERIOD_S", 0.01)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri := f"sqlite:///{tmp_path}/mlflow.db")
     shutil.copy(migrated, tmp_path / "mlflow.db")
     assert run.main([*SHORT.split(), *METHODS[method].split(), "--runtime.storage", str(tmp_path / "s")]) == 0

@@ -112,7 +112,7 @@ def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: E
         (folder / f"{name}.json").write_text(json.dumps(dataclasses.asdict(beat(step=step))))
     (folder / "c.json").write_text("{")
     assert [b.step for b in heartbeat.read_heartbeats(folder.parent)] == [20, 700]
-    running = Running(tiny, "pfdm", 0.0)
+    running = Running(tiny, "pfdm")
     assert running.place(tmp_path) == "round 1: client 3 (2 of 4), step 20 of 1,000, loss 0.2500, about 1:27 min left"
     running.round = 0  # Round 1 has no beats yet: those of round 0 are none of it.
     assert running.place(tmp_path) == "round 2"
@@ -123,7 +123,7 @@ def test_the_slowest_is_shown_and_what_is_no_beat_is_not(tmp_path: Path, tiny: E
 def test_of_a_trial_that_gives_no_sign_it_is_said_how_long(tmp_path: Path, tiny: Experiment) -> None:
     folder, now = tmp_path / "trials" / tiny.digest, 100.0
     (folder / heartbeat.FOLDER).mkdir(parents=True)
-    running = Running(tiny, "pfdm", 0.0, silence=heartbeat.SilenceTimer(lambda: now))
+    running = Running(tiny, "pfdm", silence=heartbeat.SilenceTimer(lambda: now))
 
     def after(seconds: float) -> str:
         nonlocal now

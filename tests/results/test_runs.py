@@ -25,8 +25,8 @@ from raydiff.results import sampler
 from raydiff.results.finished import Finished, open_finished
 from raydiff.results.generation import GenerationRequest, write
 from raydiff.results.sampler import Sampler
-from raydiff.tracking import mlflow_models, writer
-from raydiff.tracking.writer import Mlflow
+from raydiff.tracking import mlflow_models, mlflow_writer
+from raydiff.tracking.mlflow_writer import Mlflow
 
 ROWS = pd.DataFrame({"label": [0, 1, 6], "client": [1, 0, 1]})
 LOAD = """
@@ -66,7 +66,7 @@ class Runs:
         follower.wait_ready()
         follower.begin()
         follower.close()
-        assert follower.error is None
+        assert follower.end("FINISHED") is None
         return mlflow_models.find_run(self.uri, self.storage.folder(name))
 
     def finished(self, name: str) -> Finished:
@@ -88,7 +88,7 @@ def logged(storage: Storage, migrated: Path, tmp_path_factory: pytest.TempPathFa
     shutil.copytree(storage.root, root)
     runs = Runs(Storage(root), migrated)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(writer, "PERIOD_S", 0.01)
+        patch.setattr(mlflow_writer, "PERIOD_S", 0.01)
         return runs, runs.follow("pfdm")
 
 
@@ -249,7 +249,7 @@ def test_the_servers_sampler_stands_beside_it_and_carries_the_guarantee(logged: 
 def test_a_trial_without_a_sampler_does_not_stop_the_follower(
     copied: Storage, migrated: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
+    monkeypatch.setattr(mlflow_writer, "PERIOD_S", 0.01)
     monkeypatch.setattr(sampler, "LARGEST", 1)
     runs = Runs(copied, migrated)
     run = runs.follow("pfdm")

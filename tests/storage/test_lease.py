@@ -182,14 +182,3 @@ def test_a_damaged_file_is_named(sweep: Sweep) -> None:
     storage_at(folder).put(FIRST, b"{")
     with pytest.raises(ValueError, match=rf"{FIRST} is damaged: remove it if no driver of mine"), hold_lease(folder):
         pass
-
-
-def test_folders_of_processes_that_have_ended_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(staging.PLACE, str(tmp_path))
-    mine = staging._process_folder(f"file://{tmp_path}/bucket")
-    alive = f"{os.getppid()}-{lease.process_start(os.getppid())}"
-    for name in ("999999999-1", f"{os.getppid()}-1", alive):
-        (mine.parent / name).mkdir()
-    monkeypatch.setattr(os, "getpid", lambda: 1)  # Another process asks.
-    other = staging._process_folder(f"file://{tmp_path}/bucket")
-    assert {path.name for path in mine.parent.iterdir()} == {mine.name, other.name, alive}

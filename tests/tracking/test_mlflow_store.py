@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from raydiff.runtime import sweep_folder
-from raydiff.tracking import mlflow_store, writer
-from raydiff.tracking.writer import Mlflow
+from raydiff.tracking import mlflow_store, mlflow_writer
+from raydiff.tracking.mlflow_writer import Mlflow
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_store_that_cannot_be_written_is_named_before_the_sweep_begins(
 ) -> None:
     """In one short sentence, on time, with a word where it takes long."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(writer, "SILENCE_S", 0.5)
+    monkeypatch.setattr(mlflow_writer, "SILENCE_S", 0.5)
     uri, begun = answers(what), time.monotonic()
     follower = Mlflow(uri, experiment="e", sweep=tmp_path, tags={}, artifacts=None, swept={})
     follower.start()

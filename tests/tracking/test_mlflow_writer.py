@@ -28,8 +28,8 @@ from raydiff.formats.metric_records import Metric
 from raydiff.seeding import generator
 from raydiff.storage.json_lines import JsonLines
 from raydiff.storage.local import LocalFolder
-from raydiff.tracking import mlflow_store, shared_view, writer
-from raydiff.tracking.writer import Mlflow, SweepSummary
+from raydiff.tracking import mlflow_store, mlflow_writer, shared_view
+from raydiff.tracking.mlflow_writer import Mlflow, SweepSummary
 
 
 def metrics_log(folder: Path) -> JsonLines:
@@ -88,7 +88,7 @@ class Sweep:
 
 @pytest.fixture
 def sweep(tmp_path: Path, migrated: Path, monkeypatch: pytest.MonkeyPatch) -> Sweep:
-    monkeypatch.setattr(writer, "PERIOD_S", 0.01)
+    monkeypatch.setattr(mlflow_writer, "PERIOD_S", 0.01)
     return Sweep(tmp_path, migrated)
 
 
@@ -224,13 +224,13 @@ def test_the_sweep_shows_its_best_trial_its_frontier_and_a_view(
         finish(folder, final=written({"eval/fd_cnn/all": 1.0}))
     Image.new("RGB", (2000, 500)).save(tmp_path / "frontier.png")
 
-    def log_best(client: Any, run: str, folder: Path) -> None:
+    def log_sampler(client: Any, run: str, folder: Path) -> None:
         model = client.create_logged_model(client.get_run(run).info.experiment_id, name="sampler", source_run_id=run)
         client.log_outputs(run, [LoggedModelOutput(model.model_id, 0)])
 
     for best in (first, first, second):
         follower = sweep.follow()
-        follower.log_best = log_best
+        follower.log_sampler = log_sampler
         summary = SweepSummary("20 of 20", "| a |", best=best.name, measure="distance_all (1.000)")
         assert follower.end("FINISHED", (tmp_path / "frontier.png",), summary) is None
         (model,) = client.search_logged_models([follower.experiment_id])

@@ -60,7 +60,6 @@ class Mlflow(threading.Thread):
         artifacts: str | None,
         swept: Varying,
         log_sampler: LogSampler | None = None,
-        log_best: LogSampler | None = None,
     ) -> None:
         super().__init__(name="mlflow", daemon=True)
         self.uri = uri
@@ -70,7 +69,6 @@ class Mlflow(threading.Thread):
         self.tags = {name: make_storable(value) for name, value in tags.items()}
         self.swept = swept
         self.log_sampler = log_sampler
-        self.log_best = log_best
         self.parent: str | None = None
         self.experiment_id = self._identity = ""
         self.error: Exception | None = None
@@ -154,7 +152,9 @@ class Mlflow(threading.Thread):
             for path in files:
                 client.log_artifact(parent, str(path))
             picture = next((path for path in files if path.name == "frontier.png"), None)
-            self._log_summary(client, summary, picture, self.log_best if status == "FINISHED" else None)
+            if status == "FINISHED" and self.log_sampler is not None:
+                self._log_best_sampler(client, summary.best, self.log_sampler)
+            self._log_summary(client, summary, picture)
             self._log_means(client, summary.means)
             final = [read_metrics(end["final"]) for _, end in outcomes(self.sweep) if end.get("final")]
             self._log_view([select_shown(metrics) for metrics in final])
@@ -166,24 +166,15 @@ class Mlflow(threading.Thread):
         except Exception as e:
             return mlflow_store.explain_error(self.error or e)
 
-    def _log_summary(
-        self, client: RunClient, summary: SweepSummary, picture: Path | None, log: LogSampler | None
-    ) -> None:
-        """Write the parent's description, with the best trial's link and the frontier, and log its sampler by `log`."""
+    def _log_summary(self, client: RunClient, summary: SweepSummary, picture: Path | None) -> None:
+        """Write the parent's description, with the best trial's link and the frontier."""
         blocks = [summary.conclusion]
         best = self._trials.get(summary.best)
         if best is not None:
-            run = client.get_run(best.run)
-            before = client.get_run(client.run).data.tags.get(BEST, best.run)
-            link = f"[{run.info.run_name}](#/experiments/{self.experiment_id}/runs/{best.run})"
+            name = client.get_run(best.run).info.run_name
+            link = f"[{name}](#/experiments/{self.experiment_id}/runs/{best.run})"
             blocks.insert(0, f"Best trial by {summary.measure}: {link}")
             client.set_tag(client.run, BEST, best.run)
-            if log is not None and not run.outputs.model_outputs:
-                best.log_sampler(log)
-                if before != best.run:
-                    earlier = f"name = 'sampler' and source_run_id = '{before}'"
-                    for model in client.search_logged_models([self.experiment_id], earlier):
-                        client.delete_logged_model(model.model_id)
         if picture is not None:
             from PIL import Image
 
@@ -193,6 +184,19 @@ class Mlflow(threading.Thread):
             blocks.append(f"![frontier](get-artifact?path={PICTURE}&run_uuid={client.run})")
         if note := "\n\n".join(filter(None, (*blocks, summary.details))):
             client.set_tag(client.run, "mlflow.note.content", make_storable(note))
+
+    def _log_best_sampler(self, client: RunClient, digest: str, log: LogSampler) -> None:
+        """Log the sampler of the best trial, or of the only one, in place of an earlier best trial's."""
+        only = next(iter(self._trials)) if len(self._trials) == 1 else ""
+        best = self._trials.get(digest or only)
+        if best is None or client.get_run(best.run).outputs.model_outputs:
+            return
+        best.log_sampler(log)
+        before = client.get_run(client.run).data.tags.get(BEST)
+        if before not in (None, best.run):
+            earlier = f"name = 'sampler' and source_run_id = '{before}'"
+            for model in client.search_logged_models([self.experiment_id], earlier):
+                client.delete_logged_model(model.model_id)
 
     def _log_view(self, trials: Sequence[Mapping[str, Any]] = ()) -> None:
         """MLflow's shared view of the sweep, a convenience that may fail."""
@@ -245,7 +249,7 @@ class Mlflow(threading.Thread):
             self.parent = parent
             self._trials = {}
             client = RunClient(client, parent)
-            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.swept, self.log_sampler)
+            self._sweep_run = SweepRun(client, self.experiment_id, parent, tags, self.swept)
             self._log_view()
         kept = [t for t in self._trials.values() if self._runs.get(t.folder.name) == t.run and not t.client.lacks]
         self._trials = {trial.folder.name: trial for trial in kept}
