@@ -1,7 +1,5 @@
 """Settings of every raydiff process: private files, output that may fail, signals that end it, lines while it waits."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import math

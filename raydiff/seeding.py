@@ -5,8 +5,6 @@
 noise, and the difference of their uploads would reveal the data.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

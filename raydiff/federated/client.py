@@ -1,7 +1,5 @@
 """A client: its data, its private state, and its part of a round. No Ray inside."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

@@ -4,8 +4,6 @@ Work without steps, such as sampling, rewrites the empty `<process>.alive` besid
 writes neither. An object store gets both less often.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -5,8 +5,6 @@ global randomness, no clock; inputs are never mutated. The same object runs in a
 cluster. What only some methods can do is at the end of this file.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field

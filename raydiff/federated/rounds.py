@@ -3,8 +3,6 @@
 A unit test, `raydiff run` and the Tune trainable all consume the same generator; only the executor differs.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """What an upload must look like: declared by the method, checked by the round loop before `aggregate`."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """`Averaging`, the server's step along the clients' mean update, and `Averaged`, the base of FedAvg's family."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Annotated, Any, Literal

@@ -6,8 +6,6 @@ labels, which travel in clear beside the sum. The noise does not depend on the n
 clients has sqrt(M) times the noise of one and the signal of all records.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import cached_property, partial

@@ -31,8 +31,6 @@ alike. The median distance is within labels. Layer normalisation in the generato
 of 28x28 on black may become all black.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, ClassVar
 

@@ -27,8 +27,6 @@ means over all records, at full resolution; DP-FETA's are means of Poisson sampl
 distorted.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, Literal
 

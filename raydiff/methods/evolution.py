@@ -31,8 +31,6 @@ not varied, so that no candidate with votes is lost. In DPSDA-FL (arXiv 2407.051
 here all vote for the same candidates. `rounds`, `candidates` and `variation` were chosen on digits' validation records.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, ClassVar
 

@@ -18,8 +18,6 @@ Deviations: the client's optimiser starts anew in each round unless `averaging.m
 rate decays over all rounds together.
 """
 
-from __future__ import annotations
-
 from raydiff.methods._averaging import FineTuned
 from raydiff.settings import settings
 

@@ -16,8 +16,6 @@ Deviations: all clients take the same number of steps, or of epochs; the term go
 (AdamW by default) and its momentum; the optimiser starts anew in each round; the learning rate decays over all rounds.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

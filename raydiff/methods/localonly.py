@@ -7,8 +7,6 @@ Deviations: with `clip`, the denoiser is PFDM's client model (clipped and unclip
 with flag "unclipped", so that both methods share client models. "Centralised" is this method on one pooled client.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from typing import ClassVar
 

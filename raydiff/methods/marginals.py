@@ -22,8 +22,6 @@ declaration, so that a replaced record keeps its label; and bins of columns fitt
 so by sqrt(2) n at most.
 """
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import ClassVar

@@ -18,8 +18,6 @@ In a client's first round the server's model takes the place of its last one: th
 gradient. The client's optimiser starts anew in each round; the learning rate decays over all rounds together.
 """
 
-from __future__ import annotations
-
 from torch import Tensor
 from torch.nn.functional import normalize, softplus
 

@@ -18,8 +18,6 @@ one number, the loss on D' after a step on D. The outer step is the client's opt
 in each round; the learning rate decays over all rounds. The paper's Hessian-free variant is not here.
 """
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from typing import Literal
 

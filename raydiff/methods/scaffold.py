@@ -22,8 +22,6 @@ momentum; here the gradient is corrected, as in the paper. The paper's means are
 `averaging.weights`, so that the corrections of all clients cancel in the model's mean.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -14,8 +14,6 @@ Deviations and choices where the papers are silent: all parts are trained togeth
 client's middle starts from the server's first weights, from which an unseen client trains the middle alone.
 """
 
-from __future__ import annotations
-
 import torch
 
 from raydiff import tree

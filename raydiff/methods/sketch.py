@@ -33,8 +33,6 @@ Choices: one second moment for all rows of labels (R of them would have R times 
 `refine` is PFDM with the sketch in place of its global denoiser, at any depth, since samples carry no noise of uploads.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Hashable
 from functools import partial

@@ -5,8 +5,6 @@ Attacks query a denoiser, which they lack: over a finite set of pictures it has 
 Shapes: R (`rows`) rows of labels; P pictures for each; d = C H W (`pixels`).
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Self

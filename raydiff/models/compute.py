@@ -3,8 +3,6 @@
 Also which errors of an accelerator end a process, and which only ask for less memory.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 from collections.abc import Callable, Iterable, Iterator

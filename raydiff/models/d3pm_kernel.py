@@ -7,8 +7,6 @@ Q_t = alpha_t I + (1 - alpha_t) 11^T / k. After t steps the same holds with abar
 `alpha` and `abar` are (T + 1,) float64 with the entry 0 = 1, so that alpha[t] is the paper's alpha_t.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 from abc import ABC, abstractmethod

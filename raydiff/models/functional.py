@@ -1,7 +1,5 @@
 """A module as a pure function of its parameters."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Hashable
 from typing import Any, Protocol

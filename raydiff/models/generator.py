@@ -1,7 +1,5 @@
 """A generator: noise z (B, code) and a label to a picture (B, C, H, W) in (-1, 1), in one step. DP-MERF trains it."""
 
-from __future__ import annotations
-
 import math
 
 import torch

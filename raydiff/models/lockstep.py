@@ -9,8 +9,6 @@ Each client has a thread, of which only one runs at any time and hands over expl
 Shapes: M lanes; a stacked leaf is (M, ...).
 """
 
-from __future__ import annotations
-
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence

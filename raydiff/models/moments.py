@@ -13,8 +13,6 @@ means, with eigenvalues of at least 0. So samples have the second moment T, howe
 Shapes: u (N, d); R rows of labels.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ All map x (B, C, H, W), t (B,) in (0, 1000] and labels (B, K) to a prediction (B
 an embedding, added to the time embedding (PFDM, appendix D); so is a client's embedding, the parameter CLIENT (SPIRE).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod

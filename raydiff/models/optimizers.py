@@ -1,7 +1,5 @@
 """torch's optimisers as functions: its classes import its compiler, which takes two seconds of CPU time per process."""
 
-from __future__ import annotations
-
 import functools
 
 import torch

@@ -4,8 +4,6 @@ abar has T + 1 entries with abar_0 = 1, so that abar[t] is the papers' abar_t. R
 2006.11239); Nichol & Dhariwal 2021 (arXiv 2102.09672); Karras et al. 2022 (EDM, arXiv 2206.00364).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """K-means, the same groups whatever the number of threads."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -19,8 +19,6 @@ sensitivity / standard deviation; mu^2 adds up under composition, also adaptivel
 from real Gaussians (`grid.charged`): about 1e-5 of epsilon.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import itertools

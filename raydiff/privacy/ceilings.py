@@ -5,8 +5,6 @@ results (targets global and pool) that of outsiders too, which is lower where th
 client's model is never sent, so no ceiling applies.
 """
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Mapping

@@ -12,8 +12,6 @@ relation is replace-one, for the number of clients is public. Under local and ag
 of records: it is declared in the event.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Annotated, Literal
 

@@ -13,8 +13,6 @@ The filter and its order must be fixed beforehand too: they follow from the firs
 release. So the first trial alone may be judged by the tightest accountant, even where the filter has no room for it.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import math

@@ -3,8 +3,6 @@
 mu is sensitivity / standard deviation of one Gaussian release, and the root of the sum of squares of several.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

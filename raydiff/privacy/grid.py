@@ -35,8 +35,6 @@ computed from it in any number of rounds, differ by a factor of exp(+-tau) at mo
 and delta 1e-5 it adds 2.7e-5 to epsilon, for 2^42 draws in all: no run makes as many.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -31,8 +31,6 @@ grid points goes to these two such that both masses are kept. That spreads the l
 What lies beyond the grid, and the rounding of the transforms, is counted in favour of the attack.
 """
 
-from __future__ import annotations
-
 import bisect
 import functools
 import math

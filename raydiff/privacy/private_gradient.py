@@ -19,8 +19,6 @@ noise comes from a torch generator, which on a CPU keeps 32 bits of its seed.
 Shapes: n records, B of them drawn in a step, K draws for each; images (n, C, H, W), labels (n, columns).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections import Counter

@@ -13,8 +13,6 @@ Only these functions make a `Release`, so no value reaches the server without an
 Events are data (after Google's dp_accounting); `accountants` interprets them and `ledger` collects them.
 """
 
-from __future__ import annotations
-
 import math
 import operator
 from collections.abc import Sequence, Set

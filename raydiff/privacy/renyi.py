@@ -4,8 +4,6 @@ Conversion: Canonne, Kamath & Steinke 2020 (arXiv 2004.00010). The divergence of
 tau = mu^2 / 2 and mu as in `gaussian`.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Sequence

@@ -6,8 +6,6 @@ Gaussians have a closed form. For sums of discrete Gaussians no dominating pair 
 divergences, and are higher. All functions raise ValueError for events that do not compose.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

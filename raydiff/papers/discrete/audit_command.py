@@ -10,8 +10,6 @@ a label is audited for a conditional model: each record is bounded among the row
 records.parquet, removals.json and audit.png. All of them are confidential.
 """
 
-from __future__ import annotations
-
 import math
 import re
 import tempfile

@@ -1,7 +1,5 @@
 """The results of an audited table as text, Parquet, JSON and a picture. All of them are confidential."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass

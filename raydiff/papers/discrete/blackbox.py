@@ -11,8 +11,6 @@ which equal records have, are ordered at random.
 Shapes: m members, o others, n columns, k categories at most.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

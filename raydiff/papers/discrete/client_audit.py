@@ -16,8 +16,6 @@ removed in one pass (`method.model.conditional false`, `audit.batch 1`).
 Deviation: as many rows are generated as there are records left, with their labels; the paper keeps the original counts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -9,8 +9,6 @@ Rows repeat, so everything is per distinct row with its multiplicity. Two ways, 
   indicator with the one-hot codes counts by column and value.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

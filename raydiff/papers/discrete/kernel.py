@@ -4,8 +4,6 @@ Q_t = alpha_t I + (1 - alpha_t) 11^T / k on each column. Arrays are (T + 1,) wit
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 2.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property

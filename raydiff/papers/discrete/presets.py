@@ -1,7 +1,5 @@
 """Presets: synthetic rows of tables, how good they are, and what they tell of their training rows."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from raydiff.data.datasets import Data

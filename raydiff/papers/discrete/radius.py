@@ -13,8 +13,6 @@ c = (n - eta) / eta where ln(1 / mubar-_t) <= 1.
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), Theorem 1, Algorithm 2, Appendix B.
 """
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Section of the report about tables: what released rows reveal of the records (pDP)."""
 
-from __future__ import annotations
-
 import pandas as pd
 
 from raydiff.papers.discrete.summary import shown

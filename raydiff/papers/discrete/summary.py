@@ -4,8 +4,6 @@ All of it is confidential: it is computed from the records. Print `bound.caveats
 Reference: Wei et al., TMLR 2024 (arXiv 2310.15524), section 4.2.1 and Figure 6.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -10,8 +10,6 @@ Edges, groups and classes are round numbers, meanings and code books, written do
 mechanism need account for them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from raydiff.data.tables.code_books import CodeBook

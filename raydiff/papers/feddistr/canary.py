@@ -1,7 +1,5 @@
 """Canaries among FedDistr's noised prompts."""
 
-from __future__ import annotations
-
 import math
 
 import torch

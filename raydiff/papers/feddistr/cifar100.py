@@ -1,7 +1,5 @@
 """FedDistr's superclasses of CIFAR-100 (arXiv 2410.12530, appendix A.1), for `data.superclasses`."""
 
-from __future__ import annotations
-
 CIFAR100: dict[str, tuple[str, ...]] = {
     "aquatic_mammals": ("beaver", "dolphin", "otter", "seal", "whale"),
     "fish": ("aquarium_fish", "flatfish", "ray", "shark", "trout"),

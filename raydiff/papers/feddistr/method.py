@@ -32,8 +32,6 @@ Deviations, where the paper leaves it open:
   2 clip sqrt(m) under replace-one. The paper's noise has no clipping and no epsilon.
 """
 
-from __future__ import annotations
-
 import math
 import sys
 from collections.abc import Hashable, Iterable

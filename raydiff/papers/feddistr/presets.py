@@ -1,7 +1,5 @@
 """Presets: one round of prompts against many rounds of weights, FedDistr's comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

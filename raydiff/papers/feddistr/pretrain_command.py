@@ -8,8 +8,6 @@ Stable Diffusion, with card.json (settings and losses), public.json (a hash of e
 clients who hold one) and samples.png (for each label: real, decoded and sampled pictures). It is logged to MLflow too.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

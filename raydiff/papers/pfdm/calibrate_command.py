@@ -6,8 +6,6 @@
 Needs no data. sigma = sqrt((1 - abar) / abar) is the noise's standard deviation on the scale of the images.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Canaries among PFDM's noised records."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -7,8 +7,6 @@ shrinkage of eigenvalues in the spiked covariance model", operator norm; the bul
 Shapes: x (N, C, H, W), d = C H W; labels (N, K); U different label rows.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """The data set `colour-mnist`, on which PFDM's paper has its main figures."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 

@@ -11,8 +11,6 @@
 CollaFuse (arXiv 2406.14429) is `epsilon = None`.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How deep PFDM's noise must be: its upload as a Gaussian, and the smallest depth within a budget."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import math

@@ -33,8 +33,6 @@ Deviations and choices where the paper is silent:
   around the mean of the public records: a smaller norm, so a smaller depth for the same epsilon.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from functools import cached_property, partial

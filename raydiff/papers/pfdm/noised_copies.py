@@ -1,7 +1,5 @@
 """PFDM's upload: a copy of each record, clipped and taken to a depth of the forward process; what it costs."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

@@ -1,7 +1,5 @@
 """Presets: PFDM on digits, the frontier of privacy, the paper's sizes, and when collaboration helps."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 

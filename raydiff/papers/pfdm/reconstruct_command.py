@@ -7,8 +7,6 @@ DIR gets metrics.json and reconstruction.png (rows as in Figures 8 and 9: upload
 show private records: both are confidential.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

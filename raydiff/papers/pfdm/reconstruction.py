@@ -9,8 +9,6 @@ original, of the same class where there is one: the attack succeeds where the fi
 Shapes: n records, images (n, C, H, W) on [-1, 1].
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

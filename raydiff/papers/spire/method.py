@@ -29,8 +29,6 @@ Deviations and choices where the paper is silent:
 - The paper's synchronisation step ("tau divides k" and "tau divides t + 1") is read as: every tau steps.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

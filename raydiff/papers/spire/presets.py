@@ -1,7 +1,5 @@
 """Presets: clients that join later, SPIRE's comparison."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ It holds model_index.json, vae/, unet/, scheduler/, and either text_encoder/ and
 raydiff pretrain learned. A folder that cannot be read is refused before anything is trained.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

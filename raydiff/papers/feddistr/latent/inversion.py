@@ -5,8 +5,6 @@ Shapes: N latents (N, c, h, w), labels (N,); cluster numbers (N,) in 0 .. V - 1;
 References: FedDistr (arXiv 2410.12530), Eqs. 11 and 12; textual inversion (Gal et al. 2022, arXiv 2208.01618).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,7 +1,5 @@
 """The networks that raydiff pretrain trains, of diffusers' parts."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -8,8 +8,6 @@ Shapes: images (N, C, H, W) on [-1, 1]; latents (N, c, H/2, W/2); labels (N, K),
 V words of `width` numbers.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
