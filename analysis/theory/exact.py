@@ -65,7 +65,7 @@ def compare(tables: Sequence[Floats], release: ReleasedRows, steps: Callable[[in
     gaps = []
     for t in reversed(release.steps):
         columns = steps(t)
-        noised = [noise(counts, release.kernel.matrix_since(t)).reshape(-1) for counts in tables]
+        noised = [noise(counts, matrix_since(release.kernel, t)).reshape(-1) for counts in tables]
         gaps.append(max(float(np.abs(p - q).sum() / 2) for q, p in zip(noised, chains, strict=True)))
         path += divergence(chains, columns)
         forward += divergence(noised, columns)
@@ -97,6 +97,20 @@ def neighbours(table: Ints, record: int, kernel: Kernel, weights: Ints | None = 
     return [with_it / with_it.sum(), without / without.sum()]
 
 
+def matrix(kernel: Kernel, t: int) -> Floats:
+    """Q_t, (k, k): rows are values before step t."""
+    return _matrix(float(kernel.alpha[t]), kernel.categories)
+
+
+def matrix_since(kernel: Kernel, t: int) -> Floats:
+    """Qbar_t, (k, k): rows are clean values."""
+    return _matrix(float(kernel.abar[t]), kernel.categories)
+
+
+def _matrix(kept: float, k: int) -> Floats:
+    return kept * np.eye(k) + (1 - kept) / k
+
+
 def states(columns: int, categories: int) -> Ints:
     """All rows, (k^n, n), the last column's value changing first."""
     return np.stack(np.unravel_index(np.arange(categories**columns), (categories,) * columns), axis=1)
@@ -108,12 +122,12 @@ def column_chances(table: Floats, kernel: Kernel, t: int) -> Floats:
     By Bayes, Q_t[j, v_t^i] times the mass of the clean rows that agree with v_t in the other columns and become j in
     column i by t - 1: no quotient of transition probabilities, so clean steps are no special case.
     """
-    return _chances(table, kernel.matrix_since(t - 1), kernel.matrix(t), kernel.matrix_since(t))
+    return _chances(table, matrix_since(kernel, t - 1), matrix(kernel, t), matrix_since(kernel, t))
 
 
 def clean_chances(table: Floats, kernel: Kernel, t: int) -> Floats:
     """q(v_0^i = j | v_t): what the perfectly trained model predicts, (states, n, k)."""
-    return _chances(table, kernel.matrix_since(0), kernel.matrix_since(t), kernel.matrix_since(t))
+    return _chances(table, matrix_since(kernel, 0), matrix_since(kernel, t), matrix_since(kernel, t))
 
 
 def _chances(table: Floats, early: Floats, once: Floats, late: Floats) -> Floats:

@@ -35,7 +35,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.theory.exact import Exact, clean_chances, compare, exact, kl, neighbours, noise, states
+from analysis.theory.exact import (
+    Exact,
+    clean_chances,
+    compare,
+    exact,
+    kl,
+    matrix,
+    matrix_since,
+    neighbours,
+    noise,
+    states,
+)
 from analysis.theory.random_tables import RandomTable
 from analysis.theory.theory_tables import Rows
 from raydiff.data.records import images_of
@@ -84,7 +95,7 @@ def trained(table: Ints, record: int, release: ReleasedRows, models: Sequence[Pr
     gamma = []
     mean = []
     for t in release.steps:
-        noised = [noise(counts, kernel.matrix_since(t)).reshape(-1) for counts in tables]
+        noised = [noise(counts, matrix_since(kernel, t)).reshape(-1) for counts in tables]
         pairs = zip(tables, models, strict=True)
         off = [kl(clean_chances(counts, kernel, t), model(t)) for counts, model in pairs]  # (states, n) each
         gamma.append(max(float(each.max()) for each in off))
@@ -100,8 +111,9 @@ def error_factors(kernel: Kernel, t: int) -> tuple[float, float]:
     With c_1 and c_2 the smallest and largest q(v_{t-1}^i | v_t, v_0) (Lemma K.2), a = 2 sqrt(2) k c_2^2 / c_1 and
     b = 2 ln(c_2 / c_1).
     """
-    smallest = kernel.other[t] * kernel.other_since[t - 1] / kernel.same_since[t]
-    largest = kernel.same[t] * kernel.same_since[t - 1] / kernel.same_since[t]
+    once = matrix(kernel, t)
+    smallest = once[0, 1] * kernel.other_since[t - 1] / kernel.same_since[t]
+    largest = once[0, 0] * kernel.same_since[t - 1] / kernel.same_since[t]
     if smallest == 0:
         return math.inf, math.inf
     first = 2 * math.sqrt(2) * kernel.categories * largest**2 / smallest
@@ -110,9 +122,9 @@ def error_factors(kernel: Kernel, t: int) -> tuple[float, float]:
 
 def transitions(guess: Floats, kernel: Kernel, t: int) -> Floats:
     """p_phi(v_{t-1}^i = j | v_t) of predictions p_phi(v_0^i = l | v_t), (states, n, k) both: Eq. 4."""
-    once = kernel.matrix(t)
-    early = kernel.matrix_since(t - 1)
-    late = kernel.matrix_since(t)
+    once = matrix(kernel, t)
+    early = matrix_since(kernel, t - 1)
+    late = matrix_since(kernel, t)
     posterior = once.T[:, None, :] * early / late.T[:, :, None]  # (v_t, v_0, v_{t-1})
     n = guess.shape[1]
     return np.asarray(np.einsum("sil,silj->sij", guess, posterior[states(n, kernel.categories)]))

@@ -18,7 +18,7 @@ from annotated_types import Gt, Le
 from torch import Tensor
 
 from raydiff.lookup import Door, resolve
-from raydiff.settings import NonNegative, Positive, settings
+from raydiff.settings import Positive, settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,14 +56,11 @@ class Sigmoid(CategorySchedule):
 
 @settings(frozen=True, kw_only=True)
 class Cosine(CategorySchedule):
-    """abar_t = f(t) / f(0) with f(t) = cos^2((t / T + offset) / (1 + offset) pi / 2)."""
-
-    offset: NonNegative = 0.008
-    """Keeps the first steps from being too small (Nichol & Dhariwal, arXiv 2102.09672)."""
+    """abar_t = f(t) / f(0) with f(t) = cos^2((t / T + 0.008) / 1.008 pi / 2) (Nichol & Dhariwal, arXiv 2102.09672)."""
 
     def alpha(self, steps: int) -> Tensor:
-        turns = [(t / steps + self.offset) / (1 + self.offset) for t in range(steps)]
-        f = [math.cos(turn * math.pi / 2) ** 2 for turn in turns] + [0.0]  # cos(pi / 2), which floats miss
+        f = [math.cos((t / steps + 0.008) / 1.008 * math.pi / 2) ** 2 for t in range(steps)]
+        f.append(0.0)  # cos(pi / 2), which floats miss
         return _tensor([1.0] + [after / before for before, after in itertools.pairwise(f)])
 
 
@@ -73,13 +70,18 @@ CATEGORY_SCHEDULES: Door[type[CategorySchedule]] = Door(
 """Name -> class of a noise schedule of categories."""
 
 
-def abar(schedule: CategorySchedule, steps: int) -> Tensor:
-    """abar_0 .. abar_T, (T + 1,) float64. Raises ValueError where `alpha` is none."""
+def checked_alpha(schedule: CategorySchedule, steps: int) -> Tensor:
+    """alpha_0 .. alpha_T, (T + 1,) float64. Raises ValueError where the schedule gives something else."""
     alpha = schedule.alpha(steps)
     within = (alpha >= 0) & (alpha <= 1)
     if alpha.shape != (steps + 1,) or alpha.dtype != torch.float64 or alpha[0] != 1 or not within.all():
         raise ValueError(f"schedule must give {steps + 1} numbers in [0, 1], float64, the first 1: {schedule} does not")
-    return torch.cumprod(alpha, dim=0)
+    return alpha
+
+
+def abar(schedule: CategorySchedule, steps: int) -> Tensor:
+    """abar_0 .. abar_T, (T + 1,) float64. Raises ValueError as `checked_alpha`."""
+    return torch.cumprod(checked_alpha(schedule, steps), dim=0)
 
 
 def schedule_named(name: str, rate: float = 1.0) -> CategorySchedule:

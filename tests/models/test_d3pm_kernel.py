@@ -26,9 +26,9 @@ def test_sigmoid() -> None:
 
 
 def test_cosine() -> None:
-    kept = abar(Cosine(offset=0.1), 5)
+    kept = abar(Cosine(), 5)
     for t in range(5):
-        expected = math.cos((t / 5 + 0.1) / 1.1 * math.pi / 2) ** 2 / math.cos(0.1 / 1.1 * math.pi / 2) ** 2
+        expected = math.cos((t / 5 + 0.008) / 1.008 * math.pi / 2) ** 2 / math.cos(0.008 / 1.008 * math.pi / 2) ** 2
         assert kept[t] == pytest.approx(expected, rel=1e-12)
     assert kept[5] == 0
 

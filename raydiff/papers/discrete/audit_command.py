@@ -19,19 +19,20 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Gt, Lt
 
 from raydiff.cli.options import StorageOptions, parse_known, positional
 from raydiff.data.tables.encode import Column
 from raydiff.data.tables.read import Encoded, RawTable, read
 from raydiff.experiment import overrides
 from raydiff.experiment.overrides import short
-from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, schedule_named
+from raydiff.models.d3pm_kernel import CATEGORY_SCHEDULES, checked_alpha, schedule_named
 from raydiff.papers.discrete.audit_results import FILES, AuditResults
 from raydiff.papers.discrete.bound import Audit, ReleasedRows, audit
 from raydiff.papers.discrete.kernel import Kernel
 from raydiff.papers.discrete.summary import QUANTILES, REMOVED, Summary, removals
 from raydiff.runtime import sweep_folder
-from raydiff.settings import Count
+from raydiff.settings import Count, Positive
 from raydiff.storage import staging
 from raydiff.tracking import mlflow_store
 
@@ -59,13 +60,13 @@ class AuditOptions(StorageOptions):
     """The noise schedule: linear, sigmoid or cosine, or module:name from anywhere."""
     rate: float = 1.0
     """Of the linear or sigmoid schedule."""
-    epsilon: float = 1.0
+    epsilon: Positive = 1.0
     """pDP's epsilon at which delta is stated."""
     release: tuple[str, ...] = ("1",)
     """Rows that are released, of whatever label, or LABEL=ROWS for each label."""
     release_step: int = 0
     """Step at which the rows are taken."""
-    remove: tuple[float, ...] = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
+    remove: tuple[Annotated[float, Gt(0), Lt(1)], ...] = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3, 0.5)
     """Fractions of the records to remove (none given: skip)."""
     log: bool = False
     """Log a summary to MLflow, without rows and records; it depends on the records."""
@@ -100,8 +101,8 @@ def audited(options: AuditOptions, config: RawTable) -> AuditResults:
     encoded = read(config)
     labels = None if options.unconditional or encoded.labels is None else encoded.labels.numpy()
     label = None if labels is None else encoded.mapping.label
-    alpha = schedule_named(options.schedule, options.rate).alpha(options.steps).tolist()
-    kernel = Kernel(alpha=alpha, categories=encoded.k)
+    alpha = checked_alpha(schedule_named(options.schedule, options.rate), options.steps)
+    kernel = Kernel(alpha=alpha.tolist(), categories=encoded.k)
     counts = _rows(options.release, label)
     release = ReleasedRows(kernel=kernel, epsilon=options.epsilon, step=options.release_step, **counts)
     codes = encoded.codes.numpy()

@@ -50,23 +50,14 @@ class Histograms:
     """(u, n, n): of them those with the same value in column i, at distance 0 .. n - 1."""
 
 
-def check_table(table: Ints) -> None:
-    """Raises ValueError for what is no (s, n) table of categories with two rows at least."""
-    if table.ndim != 2 or not np.issubdtype(table.dtype, np.integer):
-        raise ValueError(f"the table must be whole numbers, rows by columns, got {table.dtype} of shape {table.shape}")
-    if table.shape[0] < 2 or table.shape[1] < 1:
-        raise ValueError(f"the table must have at least two rows and a column, got shape {table.shape}")
-    if table.min() < 0:
-        raise ValueError(f"categories must be 0 or more, got {table.min()}")
-
-
 def distinct(table: Ints) -> Distinct:
     """Distinct rows of a (s, n) table of categories."""
     sizes = [int(x) + 1 for x in table.max(axis=0)]
     if math.prod(sizes) >= 2**63:
         rows, index, weights = np.unique(table, axis=0, return_inverse=True, return_counts=True)
     else:  # one number for each row sorts much faster
-        codes, index, weights = np.unique(table @ _strides(sizes), return_inverse=True, return_counts=True)
+        numbers = np.ravel_multi_index(tuple(table.T), sizes)
+        codes, index, weights = np.unique(numbers, return_inverse=True, return_counts=True)
         rows = np.stack(np.unravel_index(codes, sizes), axis=1)
     return Distinct(rows=rows.astype(np.int64), weights=weights.astype(np.int64), index=index.reshape(-1))
 
@@ -89,7 +80,7 @@ def dense(data: Distinct, audited: Ints) -> Counts:
     sizes = data.sizes
     n = data.rows.shape[1]
     kind = np.int32 if data.weights.sum() < 2**31 else np.int64
-    codes = data.rows @ _strides(sizes)
+    codes = np.ravel_multi_index(tuple(data.rows.T), sizes)
     cells = np.zeros((1, math.prod(sizes)), dtype=kind)
     cells[0, codes] = data.weights
     at = codes[audited]
@@ -143,10 +134,6 @@ def _mix(counts: Counts, sizes: tuple[int, ...], column: int) -> Counts:
     after[1:] += total[:, :, None]
     after[1:] -= before
     return after.reshape(degrees + 1, cells)
-
-
-def _strides(sizes: tuple[int, ...] | list[int]) -> Ints:
-    return np.array([math.prod(sizes[i + 1 :]) for i in range(len(sizes))], dtype=np.int64)
 
 
 def _dense_pays(data: Distinct, audited: int) -> bool:

@@ -20,19 +20,15 @@ class Kernel:
     """A noise schedule on k categories."""
 
     alpha: Sequence[float]
-    """alpha_0 .. alpha_T with alpha_0 = 1, as the schedules in `diffusion.uniform` give it."""
+    """alpha_0 .. alpha_T, as `d3pm_kernel.checked_alpha` gives it."""
     categories: int
     """k; where columns differ, the largest."""
 
     def __post_init__(self) -> None:
         if self.categories < 2:
             raise ValueError(f"categories must be at least 2, got {self.categories}")
-        if len(self.alpha) < 2 or self.alpha[0] != 1:
-            raise ValueError("alpha must be alpha_0 .. alpha_T with alpha_0 = 1 and T at least 1")
-        for t, value in enumerate(self.alpha):
-            last = t == len(self.alpha) - 1
-            if not (0 < value <= 1 or (last and value == 0)):
-                raise ValueError(f"alpha_{t} must be in (0, 1], or 0 at the last step, got {float(value)}")
+        if 0 in self.alpha[:-1]:
+            raise ValueError(f"alpha_t may be 0 at the last step only, got {', '.join(map(str, self.alpha))}")
 
     @property
     def steps(self) -> int:
@@ -43,16 +39,6 @@ class Kernel:
     def abar(self) -> Floats:
         """abar_t, the fraction of the value that is left after t steps."""
         return np.asarray(np.cumprod(np.asarray(self.alpha, dtype=np.float64)), dtype=np.float64)
-
-    @cached_property
-    def same(self) -> Floats:
-        """mu+_t: a value is the same after step t."""
-        return (1 + (self.categories - 1) * np.asarray(self.alpha, dtype=np.float64)) / self.categories
-
-    @cached_property
-    def other(self) -> Floats:
-        """mu-_t: it has become one particular other value."""
-        return (1 - np.asarray(self.alpha, dtype=np.float64)) / self.categories
 
     @cached_property
     def same_since(self) -> Floats:
@@ -85,15 +71,3 @@ class Kernel:
         if self.abar[t - 1] == self.abar[t]:
             return 0.0
         return float((self.abar[t - 1] - self.abar[t]) / (self.categories * self.same_since[t] * self.other_since[t]))
-
-    def matrix(self, t: int) -> Floats:
-        """Q_t, (k, k): rows are values before step t."""
-        return self._matrix(float(self.alpha[t]))
-
-    def matrix_since(self, t: int) -> Floats:
-        """Qbar_t, (k, k): rows are clean values."""
-        return self._matrix(float(self.abar[t]))
-
-    def _matrix(self, kept: float) -> Floats:
-        k = self.categories
-        return kept * np.eye(k) + (1 - kept) / k

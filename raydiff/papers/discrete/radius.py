@@ -32,7 +32,8 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
     radii = np.full(u, n)
     if kernel.abar[t] == 0 or (condition == "theorem" and n * (1 - kernel.same_since[t]) >= 1):
         return radii
-    odds = log_odds(within)
+    with np.errstate(divide="ignore"):  # ln theta(eta) = ln((s - N_eta) / N_eta): inf for an empty ball
+        odds = np.log(within[:, -1:] - within) - np.log(within)
     from scipy.stats import binom  # a second of every start that has no table to audit
 
     tail = np.append(binom.sf(np.arange(-1, n), n, 1 - kernel.same_since[t]), 0.0)  # kappa or more columns differ
@@ -51,12 +52,6 @@ def radius(within: Ints, leak: Floats, kernel: Kernel, t: int, condition: Condit
         if not len(open_):
             break
     return radii
-
-
-def log_odds(within: Ints) -> Floats:
-    """ln theta(eta) = ln((s - N_eta) / N_eta), (u, n + 1): inf for an empty ball, -inf for a full one."""
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(within[:, -1:] - within) - np.log(within))
 
 
 def _theorem_fits(odds: Floats, spread: Floats, eta: int, kernel: Kernel, t: int) -> NDArray[np.bool_]:

@@ -89,10 +89,8 @@ def removals(
 ) -> list[Removal]:
     """Audit what is left after each fraction of the records is removed in `removal_order`; `labels` as in `audit`.
 
-    Raises ValueError for a fraction that is not in (0, 1) or leaves fewer than two records.
+    Raises ValueError for a fraction that leaves fewer than two records.
     """
-    if bad := [fraction for fraction in fractions if not 0 < fraction < 1]:
-        raise ValueError(f"a fraction to remove must be in (0, 1), got {bad[0]}")
 
     def bounds(rest: Ints) -> Floats:
         result = audit(table[rest], release, labels=None if labels is None else labels[rest])

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.pdp_tables import CLEAR, CONDITIONS, NOISY, kernel, skewed, weighted_tables
 
-from analysis.theory.exact import Exact, column_chances, exact, hockey_stick, joint, noise
+from analysis.theory.exact import Exact, column_chances, exact, hockey_stick, joint, matrix, matrix_since, noise
 from raydiff.models.d3pm_kernel import CategorySchedule, Linear, Sigmoid
 from raydiff.papers.discrete.bound import CAVEATS, ReleasedRows, audit, bounds, caveats
 from raydiff.papers.discrete.histograms import Distinct, histograms
@@ -159,7 +159,7 @@ def brute_force(table: Ints, release: ReleasedRows, labels: Ints | None = None, 
     chain = {v: k ** -float(n) for v in states}
     for t in reversed(release.steps):
         once, early, late = (m.tolist() for m in (
-            release.kernel.matrix(t), release.kernel.matrix_since(t - 1), release.kernel.matrix_since(t)
+            matrix(release.kernel, t), matrix_since(release.kernel, t - 1), matrix_since(release.kernel, t)
         ))  # fmt: skip
         after = dict.fromkeys(states, 0.0)
         for v in states:
@@ -202,7 +202,7 @@ def test_one_column_is_learned_exactly() -> None:
     counts = np.array([5.0, 3.0, 1.0, 1.0])
     noisy = kernel(Linear(), 6, 4)
     for step in range(7):
-        expected = noise(counts / 10, noisy.matrix_since(step))
+        expected = noise(counts / 10, matrix_since(noisy, step))
         np.testing.assert_allclose(generated(counts, noisy, step), expected, rtol=1e-12)
     table = np.repeat(np.arange(4), [5, 3, 1, 1])[:, None]
     result = exact(table, 0, ReleasedRows(kernel=noisy))

@@ -148,8 +148,9 @@ def test_the_proofs_constant_is_smaller_by_mu() -> None:
     """Eq. 8 against Lemma A.5, mu+_t (mubar+_{t-1} / mubar+_t - mubar-_{t-1} / mubar-_t)."""
     for t in range(1, 11):
         same, other = LINEAR.same_since, LINEAR.other_since
-        lemma = LINEAR.same[t] * (same[t - 1] / same[t] - other[t - 1] / other[t])
-        assert LINEAR.change(t) * LINEAR.same[t] == pytest.approx(lemma)
+        stays = (1 + 4 * LINEAR.alpha[t]) / 5  # mu+_t
+        lemma = stays * (same[t - 1] / same[t] - other[t - 1] / other[t])
+        assert LINEAR.change(t) * stays == pytest.approx(lemma)
 
 
 @pytest.mark.parametrize("condition", CONDITIONS)
@@ -226,46 +227,18 @@ def test_a_schedule_that_stops_before_pure_noise_is_told() -> None:
     assert "keeps 0.34 of the signal" in caveats(ReleasedRows(kernel=part))[-1]
 
 
-BAD_RELEASES = [{"epsilon": e} for e in (0.0, math.inf, math.nan)] + [{"step": s} for s in (-1, 11)]
-BAD_RELEASES += [{"samples": 0}, {"condition": "loose"}]
-
-
-@pytest.mark.parametrize("change", [*BAD_RELEASES, {"by_label": (1, 0)}])
+@pytest.mark.parametrize("change", [{"step": -1}, {"step": 11}, {"samples": 0}, {"by_label": (1, 0)}])
 def test_bad_releases(change: dict[str, object]) -> None:
     with pytest.raises(ValueError, match="|".join(("samples", *change))):
         replace(ReleasedRows(kernel=LINEAR), **change)
 
 
-BAD_KERNELS = {"categories": ([1, 0.5], 1), "alpha_0": ([0.9, 0.5], 2), "T at least": ([1], 2)}
-BAD_KERNELS |= {"got 1.5": ([1, 1.5], 2), "alpha_1": ([1, 0, 0.5], 2), "got nan": ([1, math.nan], 2)}
-
-
-@pytest.mark.parametrize("says", BAD_KERNELS)
-def test_bad_kernels(says: str) -> None:
-    alpha, categories = BAD_KERNELS[says]
+@pytest.mark.parametrize(("alpha", "categories", "says"), [([1, 0.5], 1, "categories"), ([1, 0, 0.5], 2, "last step")])
+def test_bad_kernels(alpha: list[float], categories: int, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         Kernel(alpha=alpha, categories=categories)
 
 
-@pytest.mark.parametrize(
-    ("table", "options", "says"),
-    [
-        (np.zeros((1, 3), dtype=int), {}, "two rows"),
-        (np.zeros((3, 3)), {}, "whole numbers"),
-        (np.zeros(3, dtype=int), {}, "rows by columns"),
-        (np.array([[0], [-1]]), {}, "got -1"),
-        (np.array([[0, 0], [0, 5]]), {}, "column 1"),
-        (np.array([[0], [1]]), {"records": np.array([2])}, "row numbers"),
-        (np.zeros((3, 2), dtype=int), {"labels": np.zeros(2, dtype=int)}, "each of 3 rows"),
-        (np.zeros((3, 2), dtype=int), {"labels": np.zeros(3)}, "labels must be"),
-    ],
-)
-def test_bad_tables(table: np.ndarray, options: dict[str, np.ndarray], says: str) -> None:
-    with pytest.raises(ValueError, match=says):
-        audit(table, ReleasedRows(kernel=LINEAR), **options)
-
-
-@pytest.mark.parametrize("labels", [np.array([0, 1, 2]), None])
-def test_labels_that_no_row_was_released_of(labels: np.ndarray | None) -> None:
-    with pytest.raises(ValueError, match="labels"):
-        audit(np.zeros((3, 2), dtype=int), ReleasedRows(kernel=LINEAR, by_label=(4, 4)), labels=labels)
+def test_a_table_of_one_row_has_no_bound() -> None:
+    with pytest.raises(ValueError, match="two rows"):
+        audit(np.zeros((1, 3), dtype=int), ReleasedRows(kernel=LINEAR))
