@@ -42,7 +42,7 @@ REFUSED = {
     "preview digit": r"unknown data set 'digit'.*; did you mean digits\?",
     "preview --clients 120": r"a minority client would get 0 of the",
     "preview digits --data.public-from digits": "public records must hold no record of the run",
-    "calibrate --clip 15 --epsilon 0": "epsilon must be > 0, got 0.0",
+    "calibrate --clip 15 --epsilon 0": "--epsilon must be above 0, got 0",
     "calibrate --clip 15 --schedule quadratic": "schedule must be one of linear",
     "calibrate --clip 15 --t0 1001": r"--t0 must be in 1\.\.1000, got 1001",
     "calibrate --clip 35 --epsilon 1": "the smallest reachable with this schedule is 1.750",

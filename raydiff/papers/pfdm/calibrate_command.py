@@ -17,18 +17,19 @@ from raydiff.formats import rounding
 from raydiff.formats.tables import aligned
 from raydiff.models.schedules import SCHEDULES, Timesteps, alphas_bar
 from raydiff.papers.pfdm.depth import depth_for, release_event
-from raydiff.privacy.accountants import check_budget, epsilon_of
+from raydiff.privacy.accountants import Delta, Epsilon, epsilon_of
+from raydiff.settings import Positive
 
 ACCOUNTANTS = ("theorem", "rdp", "exact")  # from the loosest bound to the tightest
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrateOptions:
-    clip: float
+    clip: Positive
     """C: L2 norm of a clipped image (public)."""
-    epsilon: float = 10.0
+    epsilon: Epsilon = 10.0
     """The target epsilon."""
-    delta: float = 1e-5
+    delta: Delta = 1e-5
     """Its delta."""
     schedule: str = "linear"
     """linear, cosine or scaled_linear."""
@@ -41,7 +42,6 @@ class CalibrateOptions:
 def main(argv: Sequence[str]) -> int:
     """Print the table."""
     options = parse(CalibrateOptions, argv, __doc__)
-    check_budget(options.epsilon, options.delta)
     lines = table(alphas_bar(lookup.resolve("--schedule", SCHEDULES, options.schedule)(), options.steps), options)
     print(
         f"PFDM at clip {options.clip:g}: epsilon {options.epsilon:g}, delta {options.delta:g} "
@@ -56,16 +56,14 @@ def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
 
     Raises ValueError where --t0 is out of range, or is missing and no depth satisfies the budget.
     """
-    clip = options.clip
-    epsilon = options.epsilon
-    delta = options.delta
     t0 = options.t0
+    budget = {"epsilon": options.epsilon, "delta": options.delta, "clip": options.clip, "alphas_bar": abar}
     if t0 is not None and not 1 <= t0 < len(abar):
         raise ValueError(f"--t0 must be in 1..{len(abar) - 1}, got {t0}")
     depths: dict[str, int | None] = {}
     for name in ACCOUNTANTS:
         try:
-            depths[name] = depth_for(epsilon=epsilon, delta=delta, clip=clip, alphas_bar=abar, accountant=name)
+            depths[name] = depth_for(**budget, accountant=name)
         except ValueError:
             if name == ACCOUNTANTS[-1] and t0 is None:  # the tightest has no depth, so none has
                 raise
@@ -75,7 +73,7 @@ def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
         if depth is None:
             rows.append([name, "none", *["-"] * (1 + len(ACCOUNTANTS))])
             continue
-        event = release_event(clip, float(abar[depth]))
-        epsilons = (rounding.up(epsilon_of([event], delta, a)) for a in ACCOUNTANTS)
-        rows.append([name, str(depth), f"{2 * clip * event.std_over_sensitivity:.2f}", *epsilons])
+        event = release_event(options.clip, float(abar[depth]))
+        epsilons = (rounding.up(epsilon_of([event], options.delta, a)) for a in ACCOUNTANTS)
+        rows.append([name, str(depth), f"{2 * options.clip * event.std_over_sensitivity:.2f}", *epsilons])
     return aligned(rows, words=1)

@@ -10,8 +10,10 @@ show private records: both are confidential.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 
 from raydiff import seeding, tree
@@ -27,6 +29,7 @@ from raydiff.papers.pfdm.controls import POOL
 from raydiff.papers.pfdm.method import PFDM
 from raydiff.papers.pfdm.reconstruction import Denoise, Reconstruction, compare, reconstruct
 from raydiff.results.finished import Finished
+from raydiff.settings import Count
 from raydiff.storage.atomic_files import write_text
 from raydiff.tree import Params
 
@@ -38,16 +41,10 @@ SHOWN = ("mse", "mse_wrong", "psnr", "ssim", "ssim_wrong", "closest", "closest_i
 class ReconstructOptions(RunOptions):
     out: Path
     """Folder for the files."""
-    records: int = 256
+    records: Annotated[int, Ge(2)] = 256
     """How many uploads are attacked."""
-    public_steps: int | None = None
+    public_steps: Count | None = None
     """Steps of the attacker's training on the public split."""
-
-    def __post_init__(self) -> None:
-        if self.records < 2:
-            raise ValueError(f"--records must be at least 2, got {self.records}")
-        if self.public_steps is not None and self.public_steps < 1:
-            raise ValueError(f"--public-steps must be at least 1, got {self.public_steps}")
 
 
 def main(argv: Sequence[str]) -> int:
