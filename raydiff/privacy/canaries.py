@@ -25,7 +25,6 @@ import torch
 from scipy.special import betaincinv, ndtri
 from torch import Tensor
 
-from raydiff.lookup import check_value
 from raydiff.privacy import gaussian
 from raydiff.seeding import NoiseStream
 
@@ -110,12 +109,11 @@ def audit(
 def bound(canaries: Tensor, antipodes: Tensor, *, confidence: float = 0.95) -> CanaryAudit:
     """Return the audit of independent scores, which say "canary" above 0.
 
-    Raises ValueError for fewer than four scores on a side, scores that are not finite, and confidence outside (0, 1).
+    Raises ValueError for fewer than four scores on a side, and for scores that are not finite.
     """
     count = min(len(canaries), len(antipodes))
     if count < 4:
         raise ValueError(f"an audit needs at least 8 canaries, half of them antipodes, got {count} of a kind")
-    check_value("confidence", confidence, 0 < confidence < 1, "in (0, 1)")
     if not (canaries.isfinite().all() and antipodes.isfinite().all()):
         raise ValueError("the scores must be finite numbers")
     return CanaryAudit(

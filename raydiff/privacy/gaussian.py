@@ -6,8 +6,6 @@ mu is sensitivity / standard deviation of one Gaussian release, and the root of 
 import math
 from typing import Any
 
-from raydiff.lookup import check_value
-
 
 def epsilon_for(mu: float, delta: float) -> float:
     """Return the smallest epsilon of mu-Gaussian DP at delta (Balle & Wang 2018, arXiv 1805.06530, Theorem 8).
@@ -18,7 +16,6 @@ def epsilon_for(mu: float, delta: float) -> float:
     from scipy.optimize import brentq
     from scipy.special import ndtri
 
-    check_mu(mu)
     if mu == math.inf or math.erf(mu / math.sqrt(8)) <= delta:  # erf(mu / sqrt 8) = delta(0)
         return mu if mu == math.inf else 0.0
     target = math.log(delta)
@@ -30,7 +27,6 @@ def epsilon_for(mu: float, delta: float) -> float:
 
 def auc_ceiling(mu: float) -> float:
     """Return the largest ROC AUC of any membership attack under mu-Gaussian DP, Phi(mu / sqrt 2)."""
-    check_mu(mu)
     return math.erfc(-mu / 2) / 2
 
 
@@ -38,7 +34,6 @@ def tpr_ceiling(mu: float, fpr: float) -> float:
     """Return the largest true positive rate of any such attack at this false positive rate: Phi(mu + Phi^-1(fpr))."""
     from scipy.special import ndtr, ndtri
 
-    check_mu(mu)
     return 1.0 if mu == math.inf else float(ndtr(mu + ndtri(fpr)))
 
 
@@ -46,13 +41,7 @@ def fpr_floor(mu: float, tpr: float) -> float:
     """Return the smallest false positive rate of any such attack at this true positive rate."""
     from scipy.special import ndtr, ndtri
 
-    check_mu(mu)
     return 0.0 if mu == math.inf else float(ndtr(ndtri(min(1.0, tpr)) - mu))
-
-
-def check_mu(mu: float) -> None:
-    """Raise ValueError unless mu >= 0."""
-    check_value("mu", mu, mu >= 0, ">= 0")
 
 
 def _log_delta(a: float, mu: float) -> float:

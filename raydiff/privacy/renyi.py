@@ -8,7 +8,6 @@ import functools
 import math
 from collections.abc import Sequence
 
-from raydiff.privacy.gaussian import check_mu
 from raydiff.privacy.pld import Steps
 
 ORDERS = [1 + n / 10 for n in range(1, 100)] + [float(n) for n in (*range(11, 64), 96, 128, 192, 256, 512)]
@@ -52,7 +51,6 @@ def tpr_ceiling(mu: float, fpr: float) -> float:
     inequality; at the best order that is exp(-(sqrt(ln 1 / Q(A)) - sqrt(tau))^2). It holds for the set that the attack
     takes for P, and for its complement with P and Q exchanged.
     """
-    check_mu(mu)
     if mu == math.inf or fpr >= 1:
         return 1.0
     root = mu / math.sqrt(2)

@@ -8,7 +8,6 @@ divergences, and are higher. All functions raise ValueError for events that do n
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,23 +17,6 @@ from raydiff.privacy.pld import Steps, privacy_loss
 from raydiff.privacy.release import Event
 
 STEPS = 2**12  # false positive rates of an area without closed form, which is too large by 1 / STEPS at most
-
-
-@dataclass(frozen=True, eq=False)
-class Roc:
-    """A concave curve above which no attack's (false positive rate, true positive rate) lies."""
-
-    fpr: Any  # (n,) ascending from 0 to 1
-    tpr: Any  # (n,) at these
-
-    @property
-    def auc(self) -> float:
-        """The area below."""
-        return min(1.0, float(np.trapezoid(self.tpr, self.fpr)))
-
-    def at(self, fpr: float) -> float:
-        """Return the largest true positive rate at this false positive rate."""
-        return float(np.interp(fpr, self.fpr, self.tpr))
 
 
 def auc_ceiling(events: Sequence[Event]) -> float:
@@ -80,19 +62,21 @@ def _renyi_auc(mu: float) -> float:
 
 @functools.lru_cache(maxsize=1024)
 def _auc(steps: tuple[Steps, ...], replaced: bool) -> float:
-    return _roc(steps, replaced).auc
+    fpr, tpr = _roc(steps, replaced)
+    return min(1.0, float(np.trapezoid(tpr, fpr)))
 
 
 @functools.lru_cache(maxsize=1024)
 def _tpr(steps: tuple[Steps, ...], replaced: bool, fpr: float) -> float:
-    return _roc(steps, replaced).at(fpr)
+    return float(np.interp(fpr, *_roc(steps, replaced)))
 
 
 @functools.lru_cache(maxsize=2)
-def _roc(steps: tuple[Steps, ...], replaced: bool) -> Roc:
+def _roc(steps: tuple[Steps, ...], replaced: bool) -> tuple[Any, Any]:
+    """False positive rates (n,), from 0 to 1, and the concave curve of true ones above which no attack's rates lie."""
     if not steps:
-        return Roc(np.array([0.0, 1.0]), np.array([0.0, 1.0]))
+        return np.array([0.0, 1.0]), np.array([0.0, 1.0])
     loss = privacy_loss(steps, replaced=replaced)
     tpr = np.minimum(1.0, loss.inside[::-1].cumsum() + loss.above)
     fpr = (loss.outside[::-1].cumsum() - loss.above - loss.below).clip(0.0, 1.0)
-    return Roc(np.concatenate([[0.0], fpr, [1.0]]), np.concatenate([tpr[:1], tpr, [1.0]]))
+    return np.concatenate([[0.0], fpr, [1.0]]), np.concatenate([tpr[:1], tpr, [1.0]])

@@ -116,19 +116,11 @@ def test_of_sampled_steps_it_is_their_own_curve() -> None:
             exact, on_grid = (losses.least_fpr(events)(tpr) for events in (gaussian(mu), nearly))
             assert exact * (1 - 1e-4) - 1e-9 < on_grid <= exact
     sampled = [Gaussian(0.7, "example", "zero_out", "local", 0.3)]
-    kinds = accountants.steps_of(sampled)
-    assert kinds is not None
-    curve_ = losses._roc(*kinds)
+    fprs, tprs = losses._roc(*accountants.steps_of(sampled))
     for tpr in (0.01, 0.3, 0.9):
-        towards = float(np.interp(tpr, curve_.tpr, curve_.fpr))
-        back = 1 - curve_.at(1 - tpr)
+        towards = float(np.interp(tpr, tprs, fprs))
+        back = 1 - np.interp(1 - tpr, fprs, tprs)
         assert losses.least_fpr(sampled)(tpr) == pytest.approx(min(towards, back), rel=1e-3)
-
-
-@pytest.mark.parametrize("counts", [(10, 20, 5), (10, 5, 6), (5, 0, 0)])
-def test_bad_counts_are_refused(counts: tuple[int, int, int]) -> None:
-    with pytest.raises(ValueError, match="guesses <= canaries"):
-        one_run.refuted(*counts, curve(1.0, 0.0))
 
 
 # --- the guesses -------------------------------------------------------------------------------------------
