@@ -56,6 +56,10 @@ def test_a_rounded_gaussian_and_another_scale_are_none() -> None:
     assert unlike(discrete_gaussian(16, 20_000, philox(1)), 17) < 1e-6
 
 
+def test_the_largest_scale_does_not_overflow() -> None:
+    assert abs(int(discrete_gaussian(LARGEST, 100, philox(0)).max())) > LARGEST
+
+
 # --- what it costs ---
 
 

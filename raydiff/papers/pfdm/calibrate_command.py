@@ -8,6 +8,7 @@ Needs no data. sigma = sqrt((1 - abar) / abar) is the noise's standard deviation
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -57,7 +58,12 @@ def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
     Raises ValueError where --t0 is out of range, or is missing and no depth satisfies the budget.
     """
     t0 = options.t0
-    budget = {"epsilon": options.epsilon, "delta": options.delta, "clip": options.clip, "alphas_bar": abar}
+    budget: dict[str, Any] = {
+        "epsilon": options.epsilon,
+        "delta": options.delta,
+        "clip": options.clip,
+        "alphas_bar": abar,
+    }
     if t0 is not None and not 1 <= t0 < len(abar):
         raise ValueError(f"--t0 must be in 1..{len(abar) - 1}, got {t0}")
     depths: dict[str, int | None] = {}
