@@ -13,7 +13,7 @@ from reference.gaussians import hockey_stick, of_sum
 from scipy import stats
 
 from raydiff.privacy import accountants
-from raydiff.privacy.aggregate import LEAST, Encoding, decode, discrete_gaussian, encode
+from raydiff.privacy.aggregate import LARGEST, LEAST, Encoding, decode, discrete_gaussian, encode
 from raydiff.privacy.release import DiscreteGaussian, Gaussian, NonPrivate, clipped_update
 from raydiff.seeding import NoiseStream, generator
 from raydiff.tree import Params

@@ -69,7 +69,7 @@ def table(abar: Tensor, options: CalibrateOptions) -> list[str]:
     depths: dict[str, int | None] = {}
     for name in ACCOUNTANTS:
         try:
-            depths[name] = depth_for(**budget, accountant=name)
+            depths[name] = depth_for(**budget, alphas_bar=abar, accountant=name)
         except ValueError:
             if name == ACCOUNTANTS[-1] and t0 is None:  # the tightest has no depth, so none has
                 raise
