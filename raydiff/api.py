@@ -399,9 +399,9 @@ def sweep(
     *,
     grid: Mapping[str, Sequence[Any]] | None = None,
     beside: Sequence[Arm | Method] = (),
-    search: Chosen = "grid",
+    search: Chosen | None = None,
     sample: Space | None = None,
-    samples: int = 16,
+    samples: int | None = None,
     scheduler: Chosen | None = None,
     metric: str | None = None,
     concurrent: int | None = None,
@@ -416,7 +416,8 @@ def sweep(
         base: The experiment that trials are changes of, or a study.
         grid: Axes: field path -> values. None: the study's.
         beside: Comparisons. A method takes from the base's method what it leaves at its default.
-        search: grid, random, optuna or `module:Name`; with keywords: (name, {keyword: value}).
+        search: grid, random, optuna or `module:Name`; with keywords: (name, {keyword: value}). None, here and below: as
+            the study has it.
         sample: Field path -> (distribution, values) that a search draws from.
         samples: Number of settings that it draws.
         scheduler: asha, median or `module:Name`, with keywords as `search`; it stops bad trials early.
@@ -447,16 +448,10 @@ def sweep(
     study = base if isinstance(base, Study) else Study(experiment=base)
     arms = tuple(arm if isinstance(arm, Arm) else Arm(method=arm) for arm in beside)
     study = replace(study, beside=(*study.beside, *arms))
-    asked = SweepRequest(
-        grid=grid,
-        search=search,
-        sample=sample or {},
-        samples=samples,
-        scheduler=scheduler,
-        metric=metric,
-        concurrent=concurrent,
-        budget_s=budget_s,
-    )
+    given = {"searcher": search, "space": sample, "samples": samples, "scheduler": scheduler, "metric": metric}
+    changed = replace(study.search, **{name: value for name, value in given.items() if value is not None})
+    study = replace(study, search=changed)
+    asked = SweepRequest(grid=grid, concurrent=concurrent, budget_s=budget_s)
     planned, ended = _start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track)
     return Sweep(ended.folder, tuple(planned.packages))
 

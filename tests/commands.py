@@ -1,5 +1,6 @@
 """Command lines, parsed by the commands' own code and run no further."""
 
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -8,13 +9,19 @@ import pytest
 
 from raydiff.__main__ import BUCKETS, COMMANDS, READ_SWEEPS
 from raydiff.cli import arguments
-from raydiff.experiment import overrides
+from raydiff.cli.options import parse_known
+from raydiff.experiment import overrides, searchers
 from raydiff.experiment.presets import PRESETS
 from raydiff.report import load
 from raydiff.runtime import sweep_folder
 
 MODULES = {name: f"raydiff.{module}" for group in COMMANDS.values() for name, (module, _) in group.items()}
 SWEEP = Path("/storage/sweeps/some")
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """Of a command that has none."""
 
 
 class Parsed(Exception):
@@ -31,10 +38,12 @@ def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any,
         start = given[3] if len(given) > 3 else None
         if getattr(options, "what", None) in PRESETS and name == "canary":
             start = PRESETS[options.what]().experiment
-        values = overrides.parse_overrides(start, fields) if fields else {}
+        for option in ("search", "scheduler"):
+            _, fields = arguments.keywords(fields, option)
+        values = overrides.typed(start, fields)
         base = overrides.override(start, values) if values else start
         arguments.axes(base, getattr(options, "grid", None) or ())
-        arguments.distributions(base, getattr(options, "sample", ()))
+        searchers.parse_space(base, arguments.assignments(getattr(options, "sample", ()), "a=b"))
         raise Parsed(options, values, base)
 
     if name in READ_SWEEPS:  # As `__main__` does, where the bucket exists.
@@ -47,3 +56,8 @@ def parsed(name: str, words: list[str], patch: pytest.MonkeyPatch) -> tuple[Any,
         with pytest.raises(Parsed) as end:
             module.main(words)
     return end.value.args  # type: ignore[return-value]
+
+
+def changes(start: Any, words: list[str]) -> dict[str, Any]:
+    """{path: value} of the fields of `start` on a command line."""
+    return overrides.typed(start, parse_known(NoOptions, words, None, start)[1])

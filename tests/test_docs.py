@@ -21,7 +21,7 @@ from commands import parsed
 import raydiff
 from raydiff.__main__ import COMMANDS
 from raydiff.cli import arguments, sweep
-from raydiff.cli.arguments import shorthand
+from raydiff.cli.options import SHORT as SHORT_OPTIONS
 from raydiff.cli.options import parse_known
 from raydiff.experiment import toml_file as file
 from raydiff.experiment.presets import PRESETS
@@ -90,7 +90,7 @@ def options(page: Path) -> set[tuple[str, str]]:
         (name, argument.partition("=")[0])
         for name, arguments in called(page.read_text())
         for argument in arguments
-        if argument.startswith("--") and "." not in argument.partition("=")[0] and shorthand([argument]) == [argument]
+        if argument.startswith("--") and "." not in argument.partition("=")[0] and argument[2:] not in SHORT_OPTIONS
     }
 
 
@@ -168,10 +168,9 @@ def test_every_sweep_of_a_page_can_be_planned(packages: Path, monkeypatch: pytes
         if not {"--help", "--help-all", "--extend"} & {*words} and "s3:" not in str(words):
             monkeypatch.syspath_prepend(ROOT / path)
             name, study, rest = arguments.preset(words)
-            keywords, rest = arguments.keywords(rest, "search", "scheduler")
-            options, fields = parse_known(sweep.SweepOptions, arguments.shorthand(rest), None, study.experiment)
+            options, fields = parse_known(sweep.SweepOptions, rest, None, study.experiment)
             try:
-                plan = sweep.planned(name, study, options, fields, keywords=keywords)
+                plan = sweep.planned(name, study, options, fields)
                 assert plan.trials or plan.suggested
             except ValueError as e:
                 if "raydiff pretrain makes one" not in str(e):  # as the page does first

@@ -15,11 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from commands import changes
 from ray.tune.schedulers import TrialScheduler
 
 import raydiff as rd
+from raydiff.cli import sweep
 from raydiff.experiment import overrides, presets, trial
 from raydiff.experiment.config import Experiment
+from raydiff.experiment.searchers import Search
 from raydiff.formats.json_files import read_json
 from raydiff.lookup import PACKAGES, allowed_packages
 from raydiff.methods.moon import Moon
@@ -27,7 +30,8 @@ from raydiff.methods.sharedrep import SharedRep
 from raydiff.models.networks import Network
 from raydiff.models.schedules import alphas_bar
 from raydiff.results.finished import open_finished
-from raydiff.runtime.plan import SweepRequest, plan_sweep
+from raydiff.runtime import launch
+from raydiff.runtime.plan import Planned
 from raydiff.runtime.schedulers import build_scheduler
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -92,7 +96,7 @@ def test_python_toml_and_command_line_choose_alike(package: Path, tmp_path: Path
     values = [f"{line} = {json.dumps(value)}" for line, value in zip(lines, CHOICES.values(), strict=True)]
     file.write_text("\n".join(['preset = "digits"', *values]))
     start = rd.preset("digits").experiment
-    from_words = overrides.override(start, overrides.parse_overrides(start, WORDS))
+    from_words = overrides.override(start, changes(start, WORDS))
     from_toml = presets.study(str(file)).experiment
     typed: dict[str, Any] = {**CHOICES, "evaluation.attacks": (CHOICES["evaluation.attacks"],)}
     typed |= {"method.rounds": 2, "method.model.network.width": 4, "method.sampling.steps": 3}
@@ -105,7 +109,7 @@ def test_python_toml_and_command_line_choose_alike(package: Path, tmp_path: Path
 def test_a_trial_through_every_door_is_attacked_opened_sampled_and_reported(
     package: Path, tmp_path: Path, tiny: Experiment, command: Any
 ) -> None:
-    experiment = overrides.override(tiny, overrides.parse_overrides(tiny, WORDS))
+    experiment = overrides.override(tiny, changes(tiny, WORDS))
     experiment = overrides.override(experiment, {"method.local.steps": 4, "method.model.timesteps": 20})
     opened = trial.open_trial(experiment, tmp_path / "sweep")
     *_, final = trial.run(opened, trial.local_executor(opened))
@@ -151,12 +155,53 @@ def test_what_has_another_form_is_refused_with_what_it_must_have(package: Path) 
         alphas_bar(Quadratic(last=-1.0), 10)
 
 
-def test_a_searcher_plans_and_a_scheduler_stops(package: Path, tmp_path: Path, tiny: Experiment) -> None:
-    study = rd.Study(experiment=overrides.override(tiny, {"runtime.storage": str(tmp_path)}))
-    rate = "method.local.learning_rate"
-    asked = SweepRequest(search=("mylab.search:Halving", {"factor": 0.25}), sample={rate: ("uniform", (0.1, 0.8))})
-    planned = plan_sweep("sweep", study, replace(asked, samples=3), name="s")
-    assert [trial.method.local.learning_rate for trial in planned.trials] == [0.8, 0.2, 0.05]  # type: ignore[attr-defined]
+SEARCH = """
+preset = "digits"
+[method]
+kind = "fedavg"
+[search]
+samples = 3
+metric = "eval/fd_cnn/all"
+[search.space]
+method.local.learning_rate = "uniform:0.1,0.8"
+[search.searcher]
+kind = "mylab.search:Halving"
+factor = 0.25
+[search.scheduler]
+kind = "mylab.search:Patient"
+worst = 2.0
+"""
+WORDS_OF_SEARCH = """--method fedavg --sample method.local.learning_rate=uniform:0.1,0.8 --samples 3
+--metric eval/fd_cnn/all
+--search mylab.search:Halving --search.factor 0.25 --scheduler mylab.search:Patient --scheduler.worst 2"""
+
+
+def test_python_toml_and_command_line_search_alike(
+    package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    halving = ("mylab.search:Halving", {"factor": 0.25})
+    patient = ("mylab.search:Patient", {"worst": 2.0})
+    space = {"method.local.learning_rate": ("uniform", (0.1, 0.8))}
+    python = Search(searcher=halving, space=space, samples=3, scheduler=patient, metric="eval/fd_cnn/all")
+    file = tmp_path / "mine.toml"
+    file.write_text(SEARCH)
+    planned = list[Planned]()
+    monkeypatch.setattr(launch, "start", lambda plan, **_: planned.append(plan) or 1 / 0)
+    storage = ["--storage", str(tmp_path)]
+    for words in ([str(file)], ["digits", *WORDS_OF_SEARCH.split()], [str(file), "--scheduler.worst", "3"]):
+        with pytest.raises(ZeroDivisionError):
+            sweep.main([*words, *storage])
+    start = overrides.override(rd.preset("digits").experiment, {"method": "fedavg", "runtime.storage": str(tmp_path)})
+    with pytest.raises(ZeroDivisionError):
+        given = {"search": halving, "sample": space, "samples": 3, "scheduler": patient, "metric": python.metric}
+        rd.sweep(rd.Study(experiment=start), **given)
+    assert [plan.search for plan in planned if plan is not planned[2]] == [python] * 3
+    assert planned[2].search == replace(python, scheduler=("mylab.search:Patient", {"worst": 3}))
+    drawn = [[e.method.local.learning_rate for e in plan.trials[:3]] for plan in planned]  # type: ignore[attr-defined]
+    assert drawn == [[0.8, 0.2, 0.05]] * 4
+
+
+def test_a_scheduler_of_ones_own_stops(package: Path) -> None:
     chosen = ("mylab.search:Patient", {"worst": 2.0})
     scheduler = build_scheduler(chosen, objective="eval/vendi", lower_is_better=True, rounds=9)
     decisions = [scheduler.on_trial_result(Any, Any, {"eval/vendi": value}) for value in (1.0, 3.0)]  # type: ignore[arg-type]

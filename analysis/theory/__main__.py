@@ -62,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         name = "digits" if options.what == "all" else options.what
         path = options.out if options.out.suffix == ".csv" else options.out / f"{Path(name).name}.csv"
         data, minorities = _choose_data(name)
-        data = overrides.override(data, overrides.parse_overrides(data, fields))
+        data = overrides.override(data, overrides.typed(data, fields))
         print("\n".join(on_data.report(data, path, minorities, seeds=options.seeds)))
     return 0
 

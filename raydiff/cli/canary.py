@@ -18,8 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
-from raydiff.cli import arguments
-from raydiff.cli.options import StorageOptions, parse_known, positional
+from raydiff.cli.options import Fields, StorageOptions, parse_known, positional
 from raydiff.data import datasets
 from raydiff.evaluation import canary_subjects
 from raydiff.experiment import config, overrides, presets, trial
@@ -68,7 +67,7 @@ class Finding(NamedTuple):
 
 def main(argv: Sequence[str]) -> int:
     """Audit, and print a line per seed."""
-    options, fields = parse_known(CanaryOptions, arguments.shorthand(argv), __doc__, Experiment())
+    options, fields = parse_known(CanaryOptions, argv, __doc__, Experiment())
     experiment = _experiment(options, fields)
     began = time.perf_counter()
     findings = list[Finding]()
@@ -84,7 +83,7 @@ def main(argv: Sequence[str]) -> int:
     return 1 if not options.halve and flagged > FLAGGED_BY_CHANCE * options.seeds else 0
 
 
-def _experiment(options: CanaryOptions, fields: Sequence[str]) -> Experiment:
+def _experiment(options: CanaryOptions, fields: Fields) -> Experiment:
     name = options.what
     if name in presets.PRESETS:
         start: Experiment = presets.PRESETS[name]().experiment
@@ -93,7 +92,7 @@ def _experiment(options: CanaryOptions, fields: Sequence[str]) -> Experiment:
             start = config.read(sweep_folder.trial_named(name, options.storage) / "config.json")
         except ValueError as e:
             raise ValueError(f"{name!r} is no preset{nearest(name, presets.PRESETS)}, and no run: {e}") from None
-    return trial.resolve(overrides.override(start, overrides.parse_overrides(start, fields)))
+    return trial.resolve(overrides.override(start, overrides.typed(start, fields)))
 
 
 def _releases(experiment: Experiment, options: CanaryOptions) -> Iterator[Finding]:

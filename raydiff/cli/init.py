@@ -48,10 +48,10 @@ def main(argv: Sequence[str]) -> int:
     name, rest = arguments.first(argv, "")
     start: Experiment = PRESETS["tabular-german" if is_table(name) else "digits"]().experiment
     rest = ["--method", "marginals", *rest] if "--release" in rest else rest  # Of two methods the last counts.
-    options, fields = parse_known(InitOptions, arguments.shorthand(rest), __doc__, start)
+    options, fields = parse_known(InitOptions, rest, __doc__, start)
     out = _choose_file(name, options.out)
     start = replace(start, data=datasets.Data(name=name))
-    changes = overrides.parse_overrides(start, fields)
+    changes = overrides.typed(start, fields)
     start = overrides.override(start, changes)
     released = _check_release(name, start.method, changes) if options.release else {}
     with process.waiting("the measurements"):

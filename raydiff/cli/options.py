@@ -9,17 +9,16 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
-import math
 import sys
 import textwrap
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raydiff.experiment import overrides
-from raydiff.experiment.config import Runtime
+from raydiff.experiment.config import Experiment, Runtime
 from raydiff.lookup import check_value, nearest
 from raydiff.settings import SettingsError, alternatives, describe_choices, parse_words
 from raydiff.settings import hints as hints_of
@@ -32,7 +31,17 @@ COMMON = "method method.epsilon method.clip method.rounds method.model.network m
 COMMON += " partition seed runtime.workers runtime.storage"
 """The fields that are set most often, shown first."""
 WIDTH = 118
-ALIASES = {"--runtime.storage": "--storage"}  # options that both an experiment and a command that reads one have
+Fields = list[tuple[str, list[str]]]
+"""(path, words) of each option of a command line."""
+SHORT = {
+    "model": "method.model.network",
+    "epsilon": "method.epsilon",
+    "schedule": "method.model.schedule",
+    "budget": "runtime.budget.epsilon",
+    "storage": "runtime.storage",
+}
+"""What is short for a field, where the command has no option of this name."""
+ALIASES = {"runtime.storage": "storage"}  # options that both an experiment and a command that reads one have
 
 
 def positional(default: Any = MISSING) -> Any:
@@ -86,57 +95,77 @@ def parse(cls: type[T], argv: Sequence[str], doc: str | None) -> T:
     return parse_known(cls, argv, doc, None)[0]
 
 
-def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) -> tuple[T, list[str]]:
-    """(options, the other arguments), which override fields of the tree `start`.
+def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) -> tuple[T, Fields]:
+    """(options, the other options as (path, words)), which override fields of the tree `start`.
 
     --help shows its common fields too, --help-all all of them.
     """
     if {"--help", "-h", "--help-all"} & {*argv}:
         print(_help(cls, doc, start, whole="--help-all" in argv), flush=True)
         sys.exit(0)
-    options, rest = take(cls, argv)
+    own = {f.name for f in dataclasses.fields(cls)}
+    groups = split(argv, flags=["protocol_only", *(name for name in own if hints_of(cls)[name] is bool)])
+    options, rest = take(cls, _expand(groups, own) if isinstance(start, Experiment) else groups)
     paths = [] if start is None else [path for path, _, _ in overrides.walk(start)]
-    for token in rest:
-        option = token.partition("=")[0]
-        path = option[2:].replace("-", "_")
-        if option.startswith("--") and not ((paths and "." in path) or path in paths):
-            names = [*labels(cls), *(f"--{known}" for known in paths)]
-            raise ValueError(f"unknown option {option}{nearest(option, names)}")
+    for path, _ in rest:
+        if path not in paths and not (paths and "." in path):
+            option = f"--{path.replace('_', '-')}"
+            raise ValueError(f"unknown option {option}{nearest(option, [*labels(cls), *(f'--{p}' for p in paths)])}")
     return options, rest
 
 
-def take(cls: type[T], argv: Sequence[str]) -> tuple[T, list[str]]:
-    """(the options, options that the class does not have, with their words).
+def split(argv: Sequence[str], flags: Container[str] = ()) -> Fields:
+    """[(path, words)] of `--a.b word ...` and `--a.b=word`; the path of words that belong to no option is "".
+
+    No word that follows one of the `flags` belongs to it.
+    """
+    groups: Fields = [("", [])]
+    for token in argv:
+        option, equals, value = token.partition("=")
+        if not token.startswith("--"):
+            groups[-1][1].append(token)
+            continue
+        path = option[2:].replace("-", "_")
+        groups.append((path, [value] if equals else []))
+        if equals or path in flags:
+            groups.append(("", []))
+    return [(path, words) for path, words in groups if path or words]
+
+
+def _expand(groups: Fields, own: Container[str]) -> Fields:
+    """The options, with fields in place of what is short for them, unless it is an option of the command itself."""
+    out: Fields = []
+    for path, words in groups:
+        if path == "protocol_only":
+            out.append(("evaluation", ["none"]))
+        elif path in own:
+            out.append((path, words))
+        else:
+            out += [("runtime.budget", ["budget"])] if path == "budget" else []
+            out.append((SHORT.get(path, path), words))
+    return out
+
+
+def take(cls: type[T], groups: Fields) -> tuple[T, Fields]:
+    """(the options, those that the class does not have).
 
     Raises ValueError for a value of another type, for one that is missing, and for a word that belongs to no option.
     """
-    hints = hints_of(cls)
-    named = labels(cls)
+    named = {f.name: f for f in dataclasses.fields(cls) if "positional" not in f.metadata}
     words = dict[str, list[str]]()
     unnamed = list[str]()
-    rest = list[str]()
-    current = unnamed
-    room = 0.0
-    for token in argv:
-        option, equals, value = token.partition("=")
-        field = named.get(ALIASES.get(option, option.replace("_", "-")))
-        if not token.startswith("--"):
-            (current if room > 0 else unnamed).append(token)
-            room -= 1
+    rest: Fields = []
+    for path, values in groups:
+        field = named.get(ALIASES.get(path, path))
+        if not path:
+            unnamed += values
         elif field is None:
-            rest.append(token)
-            current = rest
-            room = math.inf
+            rest.append((path, values or ["true"]))
+        elif any(typing.get_origin(o) is tuple for o in alternatives(hints_of(cls)[field.name])):
+            words.setdefault(field.name, []).extend(values)  # Values of a tuple add up; of others the last one counts.
         else:
-            room = 0.0 if hints[field.name] is bool else 1.0
-            if any(typing.get_origin(o) is tuple for o in alternatives(hints[field.name])):
-                room = math.inf
-                current = words.setdefault(field.name, [])  # Values of a tuple add up; of others the last one counts.
-            else:
-                current = words[field.name] = []
-            if equals:
-                current.append(value)
-                room = 0
+            words[field.name] = values[:1]
+            unnamed += values[1:]
     return _build(cls, words, unnamed), rest
 
 
@@ -206,7 +235,7 @@ def _allowed(declared: Any) -> str:
 
 def _describe_fields(obj: Any, *, whole: bool) -> str:
     """The common fields with their values and meanings, then, of the whole, the others dataclass by dataclass."""
-    texts = {p: _entry(f"{ALIASES.get('--' + p, '--' + p)} {value}", text) for p, value, text in _fields(obj)}
+    texts = {p: _entry(f"--{ALIASES.get(p, p)} {value}", text) for p, value, text in _fields(obj)}
     groups = {"common": [texts[path] for path in COMMON.split() if path in texts]}
     for path in (path for path in texts if whole and path not in COMMON.split()):
         groups.setdefault(path.rpartition(".")[0] or "experiment", []).append(texts[path])

@@ -10,6 +10,7 @@ are public by declaration, but of a table only where its partition deals by labe
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -50,8 +51,8 @@ def main(argv: Sequence[str]) -> int:
     else:
         usual = "tabular-german" if is_table(name) else "digits"
         start = replace(PRESETS[usual]().experiment, data=Data(name=name))
-    options, fields = parse_known(PreviewOptions, arguments.shorthand(rest), __doc__, start)
-    changes = overrides.parse_overrides(start, fields)
+    options, fields = parse_known(PreviewOptions, rest, __doc__, start)
+    changes = overrides.typed(start, fields)
     experiment: Experiment = overrides.override(start, changes)
     if not is_preset:
         experiment = overrides.override(experiment, suggested.splits(experiment.data, changes))
@@ -79,7 +80,8 @@ def main(argv: Sequence[str]) -> int:
         figures.draw_counts(counts, dataset.base_names, folder / "partition.png")
     modality.draw(public, dataset.label_names[0], folder / "pictures.png")
     print("" if hides_labels else f"\npictures in {folder}")
-    print(f"next: raydiff {'run' if is_preset else 'init'} {shlex.join([name, *fields])}")
+    words = itertools.chain.from_iterable((f"--{path}", *values) for path, values in fields)
+    print(f"next: raydiff {'run' if is_preset else 'init'} {shlex.join([name, *words])}")
     return 0
 
 

@@ -29,7 +29,7 @@ class RunCommandOptions(arguments.ExperimentOptions):
 def main(argv: Sequence[str]) -> int:
     """Resolve and run the trial, and print its final metrics."""
     preset, study, rest = arguments.preset(argv)
-    options, fields = parse_known(RunCommandOptions, arguments.shorthand(rest), __doc__, study.experiment)
+    options, fields = parse_known(RunCommandOptions, rest, __doc__, study.experiment)
     from raydiff.report.after_sweep import SUMMARY
     from raydiff.runtime import launch, sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan_sweep

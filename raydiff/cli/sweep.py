@@ -12,12 +12,13 @@ import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from raydiff.cli import arguments
-from raydiff.cli.options import parse_known
-from raydiff.experiment import overrides, presets
+from raydiff.cli.options import Fields, parse_known
+from raydiff.experiment import overrides, presets, searchers
+from raydiff.experiment.searchers import Chosen
 from raydiff.experiment.study import Study
 from raydiff.settings import Count, Positive
 
@@ -31,11 +32,11 @@ class SweepOptions(arguments.ExperimentOptions):
     """Axes, in place of the preset's: a.b=1,2,3 c=x,y."""
     sample: tuple[str, ...] = ()
     """Fields that a search draws: a.b=loguniform:1e-4,1e-2."""
-    samples: Count = 16
-    """How many different experiments a search draws."""
-    search: str = "grid"
-    """What proposes trials: grid, random, optuna, or module:Name of a sampler of Optuna's, a searcher of Tune's or your
-    own, with --search.KEYWORD VALUE for its arguments."""
+    samples: Count | None = None
+    """How many different experiments a search draws (default: 16)."""
+    search: str | None = None
+    """What proposes trials (default: grid): grid, random, optuna, or module:Name of one of Optuna's samplers, of Tune's
+    searchers or of your own, with --search.KEYWORD VALUE for its arguments."""
     scheduler: str | None = None
     """What stops trials early: asha, median, or module:Name of Tune's, with --scheduler.KEYWORD VALUE."""
     metric: str | None = None
@@ -63,12 +64,11 @@ def main(argv: Sequence[str]) -> int:
     """Plan, check, run, report."""
     since = time.monotonic()
     preset, study, rest = arguments.preset(argv, presets.MAIN)
-    given, rest = arguments.keywords(rest, "search", "scheduler")
-    options, fields = parse_known(SweepOptions, arguments.shorthand(rest), __doc__, study.experiment)
+    options, fields = parse_known(SweepOptions, rest, __doc__, study.experiment)
     from raydiff.report.after_sweep import FULL
     from raydiff.runtime import launch
 
-    plan = planned(preset, study, options, fields, keywords=given)
+    plan = planned(preset, study, options, fields)
     if options.dry_run:
         return _dry_run(plan)
     ended = launch.start(plan, resume=options.resume, extend=options.extend, report=FULL)
@@ -78,35 +78,43 @@ def main(argv: Sequence[str]) -> int:
     return ended.code
 
 
-def planned(
-    preset: str,
-    study: Study,
-    options: SweepOptions,
-    fields: Sequence[str],
-    *,
-    keywords: Mapping[str, Mapping[str, Any]],
-) -> Planned:
+def planned(preset: str, study: Study, options: SweepOptions, fields: Fields) -> Planned:
     """The sweep that the command line asks for. Raises ValueError where its parts contradict each other."""
     from raydiff.runtime import sweep_folder
     from raydiff.runtime.plan import SweepRequest, plan_sweep
 
+    of_searcher, fields = arguments.keywords(fields, "search")
+    of_scheduler, fields = arguments.keywords(fields, "scheduler")
     changes = arguments.overrides(study.experiment, fields)
     base = overrides.override(study.experiment, changes)
     asked = SweepRequest(
         overrides=changes,
         grid=None if options.grid is None else arguments.axes(base, options.grid),
         baselines=not options.no_baselines,
-        search=(options.search, keywords["search"]),
-        sample=arguments.distributions(base, options.sample),
-        samples=options.samples,
-        scheduler=options.scheduler and (options.scheduler, keywords["scheduler"]),
-        metric=options.metric,
         concurrent=options.max_concurrent,
         budget_s=options.time_budget,
         stop_on_error=options.on_error == "stop",
         experiment=options.experiment,
     )
+    sample = arguments.assignments(options.sample, "a sampled field looks like method.clip=loguniform:1,10")
+    given = {
+        "searcher": _choose(options.search, of_searcher, study.search.searcher),
+        "space": searchers.parse_space(base, sample) or None,
+        "samples": options.samples,
+        "scheduler": _choose(options.scheduler, of_scheduler, study.search.scheduler),
+        "metric": options.metric,
+    }
+    search = replace(study.search, **{name: value for name, value in given.items() if value is not None})
+    study = replace(study, search=search)
     return plan_sweep(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
+
+
+def _choose(name: str | None, keywords: Mapping[str, Any], before: Chosen | None) -> Chosen | None:
+    """What the command line names, or the study, with the keyword arguments of both where it is the same."""
+    known, arguments = searchers.named(before) if before else (None, {})
+    if name is None and known is None:
+        return None
+    return name or known, {**({} if name not in (None, known) else arguments), **keywords}
 
 
 def _dry_run(plan: Planned) -> int:

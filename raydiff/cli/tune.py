@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from raydiff.cli import arguments
 from raydiff.cli.options import check, parse_known
 from raydiff.data import datasets
 from raydiff.experiment import overrides, tuning
+from raydiff.experiment.searchers import Search
 from raydiff.experiment.study import Study
 
 
@@ -37,7 +38,7 @@ class TuneOptions(arguments.ExperimentOptions):
 def main(argv: Sequence[str]) -> int:
     """Draw, run, choose, write."""
     preset, study, rest = arguments.preset(argv)
-    options, fields = parse_known(TuneOptions, arguments.shorthand(rest), __doc__, study.experiment)
+    options, fields = parse_known(TuneOptions, rest, __doc__, study.experiment)
     reported = study.grid.get("seed", (study.experiment.seed,))
     check(options, "seeds", not {*options.seeds} & {*reported}, f"apart from those that are reported {reported}")
     from raydiff.report.after_sweep import SUMMARY
@@ -53,8 +54,9 @@ def main(argv: Sequence[str]) -> int:
     assert evaluation is not None  # `candidates` would have raised.
     metric = options.metric or str(evaluation.headline(datasets.load(base.data).modality))
     name = options.name or sweep_folder.fresh_name(f"tune-{preset}")
-    asked = SweepRequest(metric=metric, experiment=options.experiment)
-    planned = plan_sweep(f"tune-{preset}", tuning.study_of(candidates, seeds=options.seeds), asked, name=name)
+    asked = SweepRequest(experiment=options.experiment)
+    compared = replace(tuning.study_of(candidates, seeds=options.seeds), search=Search(metric=metric))
+    planned = plan_sweep(f"tune-{preset}", compared, asked, name=name)
     sweep_folder.check_writable(options.out, "--out")
     exists = options.resume and (planned.folder / "sweep.json").exists()
     ended = launch.start(planned, resume=options.resume, extend=exists, report=SUMMARY)

@@ -136,18 +136,9 @@ def _read(path: str, declared: Any, words: Sequence[str]) -> Any:
         raise SettingsError({path: str(e)}) from None
 
 
-def parse_overrides(obj: Any, argv: Sequence[str]) -> dict[str, Any]:
-    """{path: value} from `--a.b value ...` and `--a.b=value`."""
-    pairs: list[tuple[str, list[str]]] = []
-    for token in argv:
-        if token.startswith("--"):
-            name, equals, value = token[2:].partition("=")
-            pairs.append((name.replace("-", "_"), [value] if equals else []))
-        elif pairs:
-            pairs[-1][1].append(token)
-        else:
-            raise ValueError(f"unexpected argument {token!r}; options look like --method.epsilon 5")
-    return typed(obj, [(path, words or ["True"]) for path, words in pairs])
+def convert_all(obj: Any, path: str, texts: Sequence[str]) -> tuple[Any, ...]:
+    """The values of a field from a text each, as `convert` gives them."""
+    return tuple(convert(obj, path, text) for text in texts)
 
 
 def typed(obj: Any, pairs: Sequence[tuple[str, Sequence[str]]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -15,6 +15,7 @@ from raydiff import seeding
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
 from raydiff.lookup import Door, check_one_of, imported, nearest, resolve
+from raydiff.settings import Count, settings
 
 Settings = Mapping[str, Any]
 """Field path -> its value."""
@@ -23,6 +24,22 @@ Space = Mapping[Any, tuple[str, Sequence[Any]]]
 Chosen = str | tuple[str, Mapping[str, Any]]
 """A name, or the name with keyword arguments."""
 MOST_CELLS = 100_000  # A space of at most so many combinations is drawn from without replacement.
+
+
+@settings(frozen=True, kw_only=True)
+class Search:
+    """How the trials of a sweep are proposed, stopped early, and compared."""
+
+    searcher: Chosen = "grid"
+    """What proposes settings: grid, random, optuna or `module:Name`."""
+    space: Space = field(default_factory=dict)
+    """What it draws from; the grid has axes instead."""
+    samples: Count = 16
+    """Number of different experiments that it is asked for."""
+    scheduler: Chosen | None = None
+    """What stops trials early: asha, median or `module:Name`."""
+    metric: str | None = None
+    """Objective of searcher and scheduler, and of the best trial; None: the evaluation's own."""
 
 
 class Distribution(NamedTuple):
@@ -230,6 +247,21 @@ def propose_all(searcher: Searcher) -> Iterator[Settings]:
     while (settings := searcher.ask(done)) is not None:
         yield settings
         done.append(Proposal(settings))
+
+
+def parse_space(base: Experiment, texts: Mapping[str, str]) -> Space:
+    """{"a.b": ("loguniform", (1e-4, 1e-2))} from {"a.b": "loguniform:1e-4,1e-2"}.
+
+    Raises ValueError for a text that is no distribution of a field's values.
+    """
+    space = {}
+    for path, text in texts.items():
+        kind, _, values = text.partition(":")
+        if kind not in DISTRIBUTIONS or not values:
+            form = f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)})"
+            raise ValueError(f"{form}, got '{path}={text}'")
+        space[path] = (kind, overrides.convert_all(base, path, values.split(",")))
+    return space
 
 
 def check_space(base: Experiment, space: Space) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from raydiff.experiment import overrides
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.searchers import Grid, Settings, propose_all
+from raydiff.experiment.searchers import Grid, Search, Settings, propose_all
 from raydiff.federated.method import Method
 from raydiff.lookup import bare_name, distinguishing_fields
 from raydiff.methods.fedavg import FedAvg
@@ -82,6 +82,8 @@ class Study:
     """Axes: field path -> values."""
     beside: tuple[Arm, ...] = ()
     """Comparisons."""
+    search: Search = Search()
+    """How trials are proposed, stopped early, and compared."""
     also: tuple[Study, ...] = ()
     """Studies with axes of their own, run in the same sweep."""
     space: Choices = field(default_factory=dict)

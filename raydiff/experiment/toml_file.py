@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from raydiff.experiment import overrides
+from raydiff.experiment.config import Experiment
+from raydiff.experiment.searchers import Search, parse_space
 from raydiff.experiment.study import Study
 from raydiff.lookup import nearest
+from raydiff.settings import SettingsError
 
 SUFFIX = ".toml"
 
@@ -38,6 +41,7 @@ def parse(text: str, file: str, presets: Mapping[str, Callable[[], Study]]) -> S
 def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> Study:
     name = tree.pop("preset", "digits")
     axes = tree.pop("grid", None)
+    search = tree.pop("search", {})
     chosen = dict(_leaves(tree.pop("chosen_by", {})))
     if name not in presets:
         raise ValueError(f"--preset must be one of {', '.join(presets)}, got {name!r}{nearest(str(name), presets)}")
@@ -46,8 +50,24 @@ def _study(tree: dict[str, Any], presets: Mapping[str, Callable[[], Study]]) -> 
     experiment = overrides.override(study.experiment, values)
     grid = {k: v for k, v in study.grid.items() if k not in values and overrides.has_path(experiment, k)}
     if axes is not None:
-        grid = {path: tuple(overrides.convert(experiment, path, w) for w in words) for path, words in _leaves(axes)}
-    return dataclasses.replace(study, experiment=experiment, grid=grid, chosen_by=chosen)
+        grid = {path: overrides.convert_all(experiment, path, words) for path, words in _leaves(axes)}
+    return dataclasses.replace(
+        study, experiment=experiment, grid=grid, search=_search(study.search, experiment, search), chosen_by=chosen
+    )
+
+
+def _search(search: Search, experiment: Experiment, table: dict[str, Any]) -> Search:
+    """`search` with the file's table of its fields; in `searcher` and `scheduler` a table has keyword arguments."""
+    if "space" in table:
+        texts = {path: ",".join(words) for path, words in _leaves(table["space"])}
+        table["space"] = parse_space(experiment, texts)
+    for name, value in table.items():
+        if isinstance(value, dict) and name != "space":
+            table[name] = (value.pop("kind", None), value)
+    try:
+        return dataclasses.replace(search, **table)
+    except SettingsError as e:
+        raise SettingsError({f"search.{name}": text for name, text in e.problems.items()}) from None
 
 
 def _leaves(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, list[str]]]:

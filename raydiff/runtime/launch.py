@@ -76,7 +76,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
     about = sweep_folder.describe_sweep(
         folder,
         trials=planned.trials,
-        search=planned.search,
+        search=planned.search_record,
         resume=resume,
         extend=extend,
         secret=planned.secret,
@@ -85,7 +85,7 @@ def _describe(planned: Planned, *, resume: bool, extend: bool, call: str) -> swe
     if not begun:  # In a resumed sweep each trial checks the budget for itself.
         spending.check(planned.trials, folder)
     about["experiment"] = sweep_folder.mlflow_experiment(folder, planned.base, asked=planned.asked.experiment)
-    if planned.asked.metric:
+    if planned.search.metric:
         about["metric"] = (str(planned.metric), planned.lower_is_better)
     if planned.tuned:
         about["tuned"] = planned.tuned

@@ -20,7 +20,7 @@ from raydiff.storage.atomic_files import LeaseLost
 
 def run_in_process(planned: Planned, begin: Callable[[], None]) -> None:
     """Run the trials without an outcome. `begin` is called once nothing is refused any more."""
-    if planned.asked.scheduler or planned.asked.budget_s is not None:
+    if planned.search.scheduler or planned.asked.budget_s is not None:
         raise ValueError("a scheduler and a time budget need Ray Tune: set runtime.pool to ray")
     with _places(planned) as place:
         begin()

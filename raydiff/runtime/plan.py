@@ -14,7 +14,7 @@ from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.metrics import metric_to_rank_by
 from raydiff.experiment import overrides, trial
 from raydiff.experiment.config import Experiment
-from raydiff.experiment.searchers import Chosen, Space, build_searcher, check_space, is_adaptive, named
+from raydiff.experiment.searchers import Search, Space, build_searcher, check_space, is_adaptive, named
 from raydiff.experiment.study import Study, trials
 from raydiff.formats.json_files import dumps
 from raydiff.formats.metric_records import Metric
@@ -31,11 +31,6 @@ class SweepRequest:
     overrides: Mapping[str, Any] = field(default_factory=dict)  # field path -> value in every trial
     grid: Mapping[str, Sequence[Any]] | None = None  # axes in place of the study's
     baselines: bool = True  # whether to run the study's baselines too
-    search: Chosen = "grid"  # the searcher
-    sample: Space = field(default_factory=dict)  # its space
-    samples: Count = 16  # number of different experiments that it is asked for
-    scheduler: Chosen | None = None  # what stops trials early
-    metric: str | None = None  # objective of searcher and scheduler, and of the best trial; None: the evaluation's own
     concurrent: Count | None = None  # maximum of concurrent trials; None: as many as fit
     budget_s: Positive | None = None  # stop all trials after so many seconds
     stop_on_error: bool = False  # end the sweep when a trial fails
@@ -54,6 +49,7 @@ class Planned:
     suggested: int = 0  # number of trials that an adaptive searcher suggests
     secret: bytes  # the sweep's noise secret
     asked: SweepRequest = SweepRequest()
+    search: Search = Search()
     metric: Metric  # what trials are compared by
     refused: tuple[str, ...] = ()  # settings that a searcher has drawn and that are no experiment
     tuned: tuple[str, ...] = ()  # one line per method with the settings that `raydiff tune` has chosen
@@ -61,14 +57,14 @@ class Planned:
     @property
     def space(self) -> Space:
         """The space of an adaptive searcher."""
-        return self.asked.sample if self.suggested else {}
+        return self.search.space if self.suggested else {}
 
     @property
-    def search(self) -> dict[str, Any]:
+    def search_record(self) -> dict[str, Any]:
         """How trials are chosen and stopped, as sweep.json has it."""
         fields = {
-            "search": named(self.asked.search),
-            "scheduler": self.asked.scheduler and named(self.asked.scheduler),
+            "search": named(self.search.searcher),
+            "scheduler": self.search.scheduler and named(self.search.scheduler),
             "space": {path: [kind, *map(overrides.short, values)] for path, (kind, values) in self.space.items()},
             "base": self.base.digest if self.suggested else None,
             "suggested": self.suggested,
@@ -89,14 +85,14 @@ class Planned:
     def suggestions(self, samples: int | None = None) -> Suggestions:
         """Return what the searcher suggests: so many experiments; by default those that are not planned."""
         searcher = build_searcher(
-            self.asked.search, self.asked.sample, seed=self.base.seed, lower_is_better=self.lower_is_better
+            self.search.searcher, self.search.space, seed=self.base.seed, lower_is_better=self.lower_is_better
         )
         return Suggestions(
             searcher,
             self.base,
             secret=self.secret,
             folder=self.folder,
-            space=self.asked.sample,
+            space=self.search.space,
             samples=self.suggested if samples is None else samples,
             objective=self.objective,
             planned={experiment.digest for experiment in self.trials},
@@ -137,13 +133,14 @@ def parse_experiment(config: Mapping[str, Any]) -> Experiment:
 
 def plan_sweep(preset: str, study: Study, asked: SweepRequest, *, name: str) -> Planned:
     """Resolve every trial of the study for the sweep of this name. Raises ValueError for contradicting settings."""
-    study.check_chosen(asked.overrides, {**(asked.grid or {}), **asked.sample})
+    search = study.search
+    study.check_chosen(asked.overrides, {**(asked.grid or {}), **search.space})
     base: Experiment = overrides.override(study.experiment, asked.overrides)
-    adaptive = is_adaptive(asked.search)
-    metric = _metric_to_compare_by(asked, base, guided=adaptive or asked.scheduler is not None)
-    _check(asked, base, metric)
-    if (adaptive or asked.scheduler) and base.evaluation is not None and base.evaluation.every == 0:
-        base = overrides.override(base, {"evaluation.every": 1 if asked.scheduler else base.method.rounds})
+    adaptive = is_adaptive(search.searcher)
+    metric = _metric_to_compare_by(search.metric, base, guided=adaptive or search.scheduler is not None)
+    _check(search, base, metric)
+    if (adaptive or search.scheduler) and base.evaluation is not None and base.evaluation.every == 0:
+        base = overrides.override(base, {"evaluation.every": 1 if search.scheduler else base.method.rounds})
     experiments = _without_search(study, asked, base)
     methods.check_names([type(e.method) for e in (base, *experiments)])
     folder = sweep_folder.locate_sweep(base, name)
@@ -154,27 +151,27 @@ def plan_sweep(preset: str, study: Study, asked: SweepRequest, *, name: str) -> 
         folder=folder,
         base=trial.resolve(base, secret),
         trials=tuple(unique.values()),
-        suggested=asked.samples if adaptive else 0,
+        suggested=search.samples if adaptive else 0,
         secret=secret,
         asked=asked,
+        search=search,
         metric=metric,
         tuned=_describe_tuned(study, asked),
     )
-    return _search(planned) if asked.sample else planned
+    return _search(planned) if search.space else planned
 
 
 def _search(planned: Planned) -> Planned:
     """Add all draws of a searcher that reads no results; ask any other for one, so that it fails here or never."""
-    suggestions = planned.suggestions(1 if planned.suggested else planned.asked.samples)
+    suggestions = planned.suggestions(1 if planned.suggested else planned.search.samples)
     drawn = suggestions.draw()
     if planned.suggested:
         return planned
     return replace(planned, trials=(*drawn, *planned.trials), refused=tuple(suggestions.refused))
 
 
-def _metric_to_compare_by(asked: SweepRequest, base: Experiment, *, guided: bool) -> Metric:
+def _metric_to_compare_by(name: str | None, base: Experiment, *, guided: bool) -> Metric:
     evaluation = base.evaluation or Evaluation()
-    name = asked.metric
     if name is None:
         headline = evaluation.headline(datasets.load(base.data).modality)
         if not guided:  # It is only displayed.
@@ -186,7 +183,7 @@ def _metric_to_compare_by(asked: SweepRequest, base: Experiment, *, guided: bool
 def _without_search(study: Study, asked: SweepRequest, base: Experiment) -> list[Experiment]:
     """The trials that no searcher proposes: the grid, the arms beside it, and the study's other trials."""
     arms = study.beside if asked.baselines and "method" not in asked.overrides else ()
-    if asked.sample:
+    if study.search.space:
         return trials(base, {}, arms)[1:]
     if asked.grid is not None:
         return trials(base, asked.grid, arms)
@@ -213,17 +210,17 @@ def _describe_tuned(study: Study, asked: SweepRequest) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _check(asked: SweepRequest, base: Experiment, metric: Metric) -> None:
-    check_space(base, asked.sample)
-    search, _ = named(asked.search)
-    if bool(asked.sample) != (search != "grid"):
-        raise ValueError(f"the search {search} {'takes no sample' if asked.sample else 'needs a sample'}")
-    if asked.scheduler or is_adaptive(asked.search):
+def _check(search: Search, base: Experiment, metric: Metric) -> None:
+    check_space(base, search.space)
+    name, _ = named(search.searcher)
+    if bool(search.space) != (name != "grid"):
+        raise ValueError(f"the search {name} {'takes no sample' if search.space else 'needs a sample'}")
+    if search.scheduler or is_adaptive(search.searcher):
         if base.evaluation is None:
             raise ValueError("a search or scheduler that reads metrics needs an evaluation, which is switched off")
         if metric.group in ("major", "minor") or metric.split == "unseen":  # Unseen clients join after all rounds.
             raise ValueError(f"a search or scheduler needs a metric of rounds over all classes, got {metric}")
-    if asked.scheduler:
+    if search.scheduler:
         from raydiff.runtime.schedulers import build_scheduler
 
-        build_scheduler(asked.scheduler, objective=str(metric), lower_is_better=True, rounds=base.method.rounds)
+        build_scheduler(search.scheduler, objective=str(metric), lower_is_better=True, rounds=base.method.rounds)

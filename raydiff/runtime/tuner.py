@@ -104,11 +104,11 @@ def _run_fits(plan: Planned, shape: Slot, progress: SweepProgress) -> None:
 
 def _scheduler(plan: Planned) -> TrialScheduler | None:
     """What stops trials early, by rounds."""
-    if not plan.asked.scheduler:
+    if not plan.search.scheduler:
         return None
     rounds = max(e.method.rounds for e in (plan.base, *plan.trials))
     return build_scheduler(
-        plan.asked.scheduler, objective=plan.objective, lower_is_better=plan.lower_is_better, rounds=rounds
+        plan.search.scheduler, objective=plan.objective, lower_is_better=plan.lower_is_better, rounds=rounds
     )
 
 

@@ -169,20 +169,10 @@ def test_a_sweep_that_another_driver_runs_is_refused_and_left_as_it_is(tmp_path,
 
 
 def test_keyword_arguments_are_json_or_text():
-    words = [
-        "--search.n",
-        "5",
-        "--seed",
-        "1",
-        "--search.name=tpe",
-        "--scheduler.hard_stop",
-        "true",
-        "--search",
-        "optuna",
-    ]
-    found, rest = arguments.keywords(words, "search", "scheduler")
-    assert found == {"search": {"n": 5, "name": "tpe"}, "scheduler": {"hard_stop": True}}
-    assert rest == ["--seed", "1", "--search", "optuna"]
+    fields = [("search.n", ["5"]), ("seed", ["1"]), ("search.name", ["tpe"]), ("scheduler.hard_stop", ["true"])]
+    found, rest = arguments.keywords(fields, "search")
+    assert found == {"n": 5, "name": "tpe"} and rest == [("seed", ["1"]), ("scheduler.hard_stop", ["true"])]
+    assert arguments.keywords(rest, "scheduler") == ({"hard_stop": True}, [("seed", ["1"])])
 
 
 def test_a_name_is_used_once_unless_resumed_with_the_same_space(tmp_path):
@@ -300,7 +290,6 @@ def test_a_secret_of_the_environment_reaches_the_experiment(monkeypatch):
         names.PRESETS["digits"](),
         parse(sweep.SweepOptions, ["--grid", "seed=0"], None),
         [],
-        keywords={"search": {}},
     )
     assert {e.runtime.noise_secret for e in (planned.base, *planned.trials)} == {"ab" * 16}
 

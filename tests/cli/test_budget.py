@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from commands import changes
 
-from raydiff.cli import arguments, budget
+from raydiff.cli import budget
 from raydiff.data.source_registry import identity
 from raydiff.experiment import overrides, spending
 from raydiff.experiment.config import Experiment
@@ -95,7 +96,7 @@ def test_damage_is_named_in_one_sentence(storage: Path, command: Any, damage: st
 
 def test_budget_is_short_for_its_epsilon(tiny: Experiment) -> None:
     for words in (["--budget", "10"], ["--budget=10"]):
-        fields = arguments.overrides(tiny, arguments.shorthand([*words, "--runtime.budget.unit", "client"]))
+        fields = changes(tiny, [*words, "--runtime.budget.unit", "client"])
         assert overrides.override(tiny, fields).runtime.budget == Budget(epsilon=10, unit="client")
 
 

@@ -101,7 +101,7 @@ def test_other_options_are_left_for_the_fields() -> None:
     line = "it --method fedavg --num 4 --method.model.network.widths 8 16 --seed=3"
     options, rest = parse_known(Sample, line.split(), None, Experiment())
     assert options == Sample(run="it", num=4)
-    assert rest == ["--method", "fedavg", "--method.model.network.widths", "8", "16", "--seed=3"]
+    assert rest == [("method", ["fedavg"]), ("method.model.network.widths", ["8", "16"]), ("seed", ["3"])]
     with pytest.raises(ValueError, match=r"^unknown option --nun; did you mean --num"):
         parse_known(Sample, ["it", "--nun", "3"], None, Experiment())
 

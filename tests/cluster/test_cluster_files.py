@@ -250,8 +250,8 @@ def test_the_jobs_entrypoint_is_a_command_that_the_sweep_takes() -> None:
     assert python == "python" and (ROOT / script.removeprefix("/home/ray/raydiff/")).exists()
     assert "--resume" in arguments  # a retry is a new cluster
     _, study, rest = command.preset(arguments)
-    options, overrides = parse_known(sweep.SweepOptions, command.shorthand(rest), None, study.experiment)
-    storage = settings.override(study.experiment, settings.parse_overrides(study.experiment, overrides)).runtime.storage
+    options, overrides = parse_known(sweep.SweepOptions, rest, None, study.experiment)
+    storage = settings.override(study.experiment, settings.typed(study.experiment, overrides)).runtime.storage
     mounts = [m["mountPath"] for k, v in walk(documents("ray-job.sweep.yaml")[0]) if k == "volumeMounts" for m in v]
     assert options.name and len(mounts) == 2 and all(storage.startswith(m + "/") for m in mounts)
 

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from commands import changes
 
 from raydiff.data.datasets import Data, load
 from raydiff.data.partition import ByClass, Dirichlet, Entangled, Iid, MajorityMinority, UnseenClients
@@ -18,7 +19,7 @@ from raydiff.evaluation.evaluation_settings import Evaluation
 from raydiff.evaluation.row_audit import RowAudit
 from raydiff.experiment import config, overrides
 from raydiff.experiment.config import Experiment, Runtime
-from raydiff.experiment.overrides import convert, flat, has_path, override, parse_overrides, to_dict
+from raydiff.experiment.overrides import convert, flat, has_path, override, to_dict
 from raydiff.methods._averaging import Averaging
 from raydiff.methods.fedavg import FedAvg
 from raydiff.methods.localonly import LocalOnly
@@ -295,7 +296,7 @@ def test_fields_below_a_switch_may_come_in_any_order(tiny: Experiment, switch_fi
     words = [["--method", "fedavg"], ["--method.rounds=3"], ["--method.model.network", "unet"]]
     words.append(["--method.model.network.widths", "8", "16"])
     argv = [w for word in (words if switch_first else words[::-1]) for w in word]
-    experiment = override(tiny, parse_overrides(tiny, argv))
+    experiment = override(tiny, changes(tiny, argv))
     network = UNet(widths=(8, 16))
     expected = FedAvg(model=replace(tiny.method.model, network=network), rounds=3, local=tiny.method.local)
     assert experiment == replace(tiny, method=expected)
@@ -304,7 +305,7 @@ def test_fields_below_a_switch_may_come_in_any_order(tiny: Experiment, switch_fi
 def test_a_method_that_refuses_a_default_has_its_own(tiny: Experiment) -> None:
     """SCAFFOLD needs SGD. What was set stays: the tiny experiment's 8 steps in batches of 8, a UNet."""
     argv = ["--method", "scaffold", "--method.model.network", "unet", "--method.local.learning-rate", "0.5"]
-    switched = override(tiny, parse_overrides(tiny, argv)).method
+    switched = override(tiny, changes(tiny, argv)).method
     training = Training(steps=8, batch=8, optimizer="sgd", decay="constant", learning_rate=0.5)
     assert switched == Scaffold(model=replace(tiny.method.model, network=UNet()), local=training)
     taken = override(replace(tiny, method=switched), {"method": FedAvg}).method
@@ -328,21 +329,21 @@ def test_what_a_method_refuses_is_not_dropped(tiny: Experiment) -> None:
     ],
 )
 def test_arguments(tiny: Experiment, argv: list[str], values: dict[str, Any]) -> None:
-    assert parse_overrides(tiny, argv) == values
+    assert changes(tiny, argv) == values
 
 
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        ("5", "unexpected argument '5'; options look like --method.epsilon 5"),
+        ("5", "unexpected argument '5'"),
         ("--method fedavg --method.epsilon 5", "unknown field --method.epsilon"),
         ("--evaluation none --evaluation.every 1", "unknown field --evaluation.every"),
-        ("--clients", "--clients must be an integer, got 'True'"),
+        ("--clients", "--clients must be an integer, got 'true'"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line(tiny: Experiment, argv: str, message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}"):
-        parse_overrides(tiny, argv.split())
+        changes(tiny, argv.split())
 
 
 def test_paths(tiny: Experiment) -> None:

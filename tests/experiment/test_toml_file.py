@@ -76,6 +76,13 @@ def test_without_axes_those_of_the_preset_stay_that_the_file_leaves_open(tmp_pat
         ('"digits"\nclients', '"digit"\nclients', r"--preset must be one of .*; did you mean digits\?"),
         ("clients = 4", "clients =", "Invalid value .at line 2"),
         ("clients = 4", "clients = 0", "clients must be at least 1, got 0"),
+        ("[grid]", "[search]\nsamples = 0\n[grid]", "search.samples must be at least 1, got 0"),
+        ("[grid]", "[search]\nsampels = 2\n[grid]", r"search.sampels is no field of Search; did you mean samples\?"),
+        (
+            "[grid]",
+            '[search.space]\nseed = "normal:1,2"\n[grid]',
+            "a sampled field looks like .*'seed=normal:1,2'",
+        ),
         ("[grid]", '[runtime]\nnoise_secret = "aa"\n[grid]', "must not be where others can read it"),
     ],
 )

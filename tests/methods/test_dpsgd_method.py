@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import changes
 from scipy.stats import kstest
 from torch import Tensor
 from toys import KEYS, records, run
@@ -205,7 +206,7 @@ def test_the_server_trains_on_the_clients_class_means_and_dpsgd_goes_on_from_the
 def test_central_images_can_be_set_field_by_field(tiny: Experiment, method: DPSGD) -> None:
     settings = ["--method.central", "sketch", "--method.central.relation", "zero_out", "--method.central.epsilon", "1"]
     start = replace(tiny, method=method)
-    changed = overrides.override(start, overrides.parse_overrides(start, settings)).method
+    changed = overrides.override(start, changes(start, settings)).method
     assert changed.central == Sketch(relation="zero_out", epsilon=1.0) and changed.mechanism(50).noise_multiplier > 0
 
 

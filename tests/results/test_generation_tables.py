@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from commands import changes
 from storages import Storage
 
 from raydiff.data.datasets import Data, load
@@ -159,7 +160,7 @@ def test_the_printed_options_read_the_samples_again(finished: Finished, tmp_path
     write(finished, 0, tmp_path / "a b", GenerationRequest(num=80, numbers=numbers), code=CODE)
     options = shlex.split(finished.dataset.modality.read_options(tmp_path / "a b", "buys", numbers))
     start = Experiment(data=Data(train=40, public=20, validation=5, calibration=5, test=10), partition=Iid())
-    data = overrides.override(start, overrides.parse_overrides(start, options)).data
+    data = overrides.override(start, changes(start, options)).data
     again, mapping = load(data).modality.mapping, finished.dataset.modality.mapping
     assert data.csv.missing == ("",)
     kinds = [column.kind if numbers == "drawn" else "text" for column in mapping.columns]

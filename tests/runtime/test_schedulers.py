@@ -1,10 +1,13 @@
 """Tune's schedulers by name: which ones work here, and with what arguments."""
 
+from dataclasses import replace
+
 import pytest
 from ray.tune.schedulers import AsyncHyperBandScheduler, FIFOScheduler, MedianStoppingRule
 
 from raydiff.experiment import trial
 from raydiff.experiment.overrides import override
+from raydiff.experiment.searchers import Search
 from raydiff.experiment.study import Study
 from raydiff.formats import json_files
 from raydiff.runtime import tuner
@@ -61,7 +64,7 @@ def test_a_scheduler_from_outside_gets_the_objective_and_its_keywords():
 def test_a_scheduler_that_cannot_work_is_refused_before_anything_runs(chosen, message, tiny, tmp_path):
     study = Study(experiment=override(tiny, {"runtime.storage": str(tmp_path)}), grid={"seed": (0, 1)})
     with pytest.raises(ValueError, match=message):
-        plan_sweep("p", study, SweepRequest(scheduler=chosen), name="s")
+        plan_sweep("p", replace(study, search=Search(scheduler=chosen)), SweepRequest(), name="s")
     assert not list(tmp_path.iterdir())
 
 
@@ -72,8 +75,9 @@ def test_a_search_and_a_scheduler_share_a_sweep_and_a_failed_trial_stops_neither
         tiny, {"runtime.storage": str(tmp_path), "runtime.pool": "ray", "runtime.workers": 1, "evaluation.every": 2}
     )
     space = {"method.server.learning_rate": ("choice", (1e-3, 1e30)), "seed": ("randint", (0, 100))}
-    asked = SweepRequest(search="optuna", sample=space, samples=6, scheduler=("median", {"min_samples_required": 1}))
-    planned = plan_sweep("p", Study(experiment=base), asked, name="s")
+    median = ("median", {"min_samples_required": 1})
+    search = Search(searcher="optuna", space=space, samples=6, scheduler=median)
+    planned = plan_sweep("p", Study(experiment=base, search=search), SweepRequest(), name="s")
     planned.folder.mkdir(parents=True)
     trial.keep_secret(planned.folder, planned.secret)
     progress = SweepProgress(planned)

@@ -9,6 +9,7 @@ from trial_folders import written
 from raydiff.experiment import trial
 from raydiff.experiment.config import Experiment
 from raydiff.experiment.overrides import override
+from raydiff.experiment.searchers import Search
 from raydiff.experiment.study import Study
 from raydiff.runtime import launch
 from raydiff.runtime.plan import Planned, SweepRequest, plan_sweep
@@ -23,9 +24,9 @@ def plan_of(tmp_path, tiny):
     """(space, number of samples, searcher) -> a plan that is saved, without baselines."""
     base = override(tiny, {"runtime.storage": str(tmp_path)})
 
-    def plan_of(space: dict, samples: int, search: object = "optuna") -> Planned:
-        asked = SweepRequest(search=search, sample=space, samples=samples)
-        planned = plan_sweep("p", Study(experiment=base), asked, name="s")
+    def plan_of(space: dict, samples: int, searcher: object = "optuna") -> Planned:
+        search = Search(searcher=searcher, space=space, samples=samples)
+        planned = plan_sweep("p", Study(experiment=base, search=search), SweepRequest(), name="s")
         planned.folder.mkdir(parents=True, exist_ok=True)
         trial.keep_secret(planned.folder, planned.secret)
         return planned

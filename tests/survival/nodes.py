@@ -243,9 +243,8 @@ def undisturbed_state(storage: Path) -> dict[str, tuple]:
 
     reference = Federated(storage)
     _, study, rest = arguments.preset([*FEDERATED, "--grid", "seed=0,1,2"])
-    options, overrides = parse_known(sweep.SweepOptions, arguments.shorthand(rest), None, study.experiment)
-    keywords = {"search": {}, "scheduler": {}}
-    for experiment in sweep.planned("digits", study, options, overrides, keywords=keywords).trials:
+    options, overrides = parse_known(sweep.SweepOptions, rest, None, study.experiment)
+    for experiment in sweep.planned("digits", study, options, overrides).trials:
         this = trial.open_trial(experiment, reference.folder)
         assert list(trial.run(this, trial.local_executor(this)))[-1]["finished"]
     return reference.state()

@@ -92,7 +92,7 @@ def parsed(argv: Sequence[str]) -> tuple[AuditOptions, RawTable]:
     """The options, and the table: --exclude and the like, or --data.exclude as a trial names it."""
     words = [re.sub(r"^--data\.(labels(?=$|=))?", lambda m: "--label" if m[1] else "--", word) for word in argv]
     options, fields = parse_known(AuditOptions, words, __doc__, RawTable())
-    table: RawTable = overrides.override(RawTable(source=options.table), overrides.parse_overrides(RawTable(), fields))
+    table: RawTable = overrides.override(RawTable(source=options.table), overrides.typed(RawTable(), fields))
     return options, table
 
 

@@ -60,7 +60,7 @@ class Plan:
 def main(argv: Sequence[str]) -> int:
     """Read, train, save, draw, log."""
     options, fields = parse_known(PretrainOptions, argv, __doc__, Plan())
-    plan: Plan = overrides.override(Plan(), overrides.parse_overrides(Plan(), fields))
+    plan: Plan = overrides.override(Plan(), overrides.typed(Plan(), fields))
     if options.out.exists():
         raise ValueError(f"{options.out} exists already: give another --out")
     torch.set_num_threads(plan.threads)
