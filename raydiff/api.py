@@ -448,9 +448,8 @@ def sweep(
     study = base if isinstance(base, Study) else Study(experiment=base)
     arms = tuple(arm if isinstance(arm, Arm) else Arm(method=arm) for arm in beside)
     study = replace(study, beside=(*study.beside, *arms))
-    given = {"searcher": search, "space": sample, "samples": samples, "scheduler": scheduler, "metric": metric}
-    changed = replace(study.search, **{name: value for name, value in given.items() if value is not None})
-    study = replace(study, search=changed)
+    searching = study.search.changed(searcher=search, space=sample, samples=samples, scheduler=scheduler, metric=metric)
+    study = replace(study, search=searching)
     asked = SweepRequest(grid=grid, concurrent=concurrent, budget_s=budget_s)
     planned, ended = _start("sweep", study, asked, name=name, resume=resume, report=FULL, track=track)
     return Sweep(ended.folder, tuple(planned.packages))

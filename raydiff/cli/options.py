@@ -103,7 +103,7 @@ def parse_known(cls: type[T], argv: Sequence[str], doc: str | None, start: Any) 
     if {"--help", "-h", "--help-all"} & {*argv}:
         print(_help(cls, doc, start, whole="--help-all" in argv), flush=True)
         sys.exit(0)
-    own = {f.name for f in dataclasses.fields(cls)}
+    own = {f.name for f in labels(cls).values()}
     groups = split(argv, flags=["protocol_only", *(name for name in own if hints_of(cls)[name] is bool)])
     options, rest = take(cls, _expand(groups, own) if isinstance(start, Experiment) else groups)
     paths = [] if start is None else [path for path, _, _ in overrides.walk(start)]
@@ -151,7 +151,7 @@ def take(cls: type[T], groups: Fields) -> tuple[T, Fields]:
 
     Raises ValueError for a value of another type, for one that is missing, and for a word that belongs to no option.
     """
-    named = {f.name: f for f in dataclasses.fields(cls) if "positional" not in f.metadata}
+    named = {f.name: f for f in labels(cls).values() if "positional" not in f.metadata}
     words = dict[str, list[str]]()
     unnamed = list[str]()
     rest: Fields = []

@@ -97,24 +97,23 @@ def planned(preset: str, study: Study, options: SweepOptions, fields: Fields) ->
         experiment=options.experiment,
     )
     sample = arguments.assignments(options.sample, "a sampled field looks like method.clip=loguniform:1,10")
-    given = {
-        "searcher": _choose(options.search, of_searcher, study.search.searcher),
-        "space": searchers.parse_space(base, sample) or None,
-        "samples": options.samples,
-        "scheduler": _choose(options.scheduler, of_scheduler, study.search.scheduler),
-        "metric": options.metric,
-    }
-    search = replace(study.search, **{name: value for name, value in given.items() if value is not None})
+    search = study.search.changed(
+        searcher=_choose(options.search, of_searcher, study.search.searcher),
+        space=searchers.parse_space(base, sample) or None,
+        samples=options.samples,
+        scheduler=_choose(options.scheduler, of_scheduler, study.search.scheduler),
+        metric=options.metric,
+    )
     study = replace(study, search=search)
     return plan_sweep(preset, study, asked, name=options.name or sweep_folder.fresh_name(preset))
 
 
 def _choose(name: str | None, keywords: Mapping[str, Any], before: Chosen | None) -> Chosen | None:
     """What the command line names, or the study, with the keyword arguments of both where it is the same."""
-    known, arguments = searchers.named(before) if before else (None, {})
-    if name is None and known is None:
-        return None
-    return name or known, {**({} if name not in (None, known) else arguments), **keywords}
+    known, before_keywords = searchers.named(before) if before else ("", {})
+    kept = before_keywords if name in (None, known) else {}
+    chosen = name or known
+    return (chosen, {**kept, **keywords}) if chosen else None
 
 
 def _dry_run(plan: Planned) -> int:

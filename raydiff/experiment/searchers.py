@@ -6,7 +6,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -40,6 +40,10 @@ class Search:
     """What stops trials early: asha, median or `module:Name`."""
     metric: str | None = None
     """Objective of searcher and scheduler, and of the best trial; None: the evaluation's own."""
+
+    def changed(self, **fields: Any) -> Search:
+        """Return the search with those of these fields that are not None."""
+        return replace(self, **{name: value for name, value in fields.items() if value is not None})
 
 
 class Distribution(NamedTuple):
