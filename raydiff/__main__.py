@@ -3,8 +3,6 @@
 `raydiff sweep digits`, `python -m raydiff sweep digits` and, in a checkout, `python jobs/sweep.py digits` are the same.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import sys
@@ -81,8 +79,10 @@ def _run(name: str, arguments: Sequence[str]) -> int | None:
     try:
         Path.home(), Path.cwd()  # Both may be missing in a container or a job.
     except (RuntimeError, OSError) as e:
-        remedy = "set HOME to a folder that you may write, and work in a folder that exists"
-        raise ValueError(f"the home or the working directory is missing ({e}): {remedy}") from None
+        raise ValueError(
+            f"the home or the working directory is missing ({e}): set HOME to a folder that you may write, and work "
+            "in a folder that exists"
+        ) from None
     packages, arguments = _split_trusted([name, *arguments])
     with allowed_packages(packages), process.optional_output(*["stdout"] * (name in RUN_TRIALS)):
         command = DOOR.resolve(name)

@@ -3,8 +3,6 @@
 The lowest layer: it imports nothing of raydiff.
 """
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import difflib
@@ -73,8 +71,10 @@ def imported(name: str) -> Any:
     package = path.partition(".")[0]
     allowed = ALLOWED.get()
     if allowed is not None and package not in {*allowed, "raydiff"}:
-        remedy = f"if you know who wrote it, name the package: --trust {package}, or trust=[{package!r}] in Python"
-        raise ValueError(f"{name} is code of the package {package}, which this call does not name: {remedy}")
+        raise ValueError(
+            f"{name} is code of the package {package}, which this call does not name: if you know who wrote it, name "
+            f"the package: --trust {package}, or trust=[{package!r}] in Python"
+        )
     PACKAGES.add(package)
     try:
         module = import_module(path)

@@ -7,8 +7,6 @@ Flower's LocalDpMod adds noise of multiplier sensitivity * sqrt(2 ln(1.25 / delt
 round. Sampling is Poisson sampling; it does not count for clients under local trust, since the server sees who sends.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Literal

@@ -1,7 +1,5 @@
 """Command lines of `raydiff sweep`, `run`, `tune`, `init`, `preview` and `canary`: a preset, fields by path, axes."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

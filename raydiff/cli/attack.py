@@ -10,8 +10,6 @@ sweep's cache: after an interrupt the same command continues. A table is attacke
 DOMIAS). DIR gets readings.json, readings.csv and roc.png. No reading is a guarantee: privacy = none.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields

@@ -7,8 +7,6 @@ The first trial with `--budget 10` (raydiff sweep, raydiff run) begins a budget.
 damaged, cut or missing nothing more is charged.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

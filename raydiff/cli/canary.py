@@ -10,8 +10,6 @@ bound that is not flagged proves no more than itself; `most` is the largest that
 1: flagged in more than a tenth of the seeds without --halve.
 """
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Iterator, Sequence

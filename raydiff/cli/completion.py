@@ -1,7 +1,5 @@
 """Shell completion: `raydiff --completion > FILE`, and source FILE in ~/.bashrc."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib import import_module
 from typing import Any

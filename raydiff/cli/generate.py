@@ -8,8 +8,6 @@
 DIR is a data set: --data.name ./DIR, or ./DIR/rows.csv for a table. After an interrupt the same command continues.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -9,8 +9,6 @@ DATA is what --data.name takes. Overrides are those of raydiff run, and stand in
 docs/how-to/init.md. The time is that of a trial with a few steps, evaluation and all, on this machine.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shlex
@@ -95,8 +93,10 @@ def _choose_file(name: str, out: Path | None) -> Path:
 def _check_release(name: str, method: Any, changes: Mapping[str, Any]) -> Mapping[str, Any]:
     """Settings of a method whose rows carry a guarantee. Raises ValueError unless the user has chosen its epsilon."""
     if not is_table(name) or (kind := type(method).__name__) not in suggested.RELEASING:
-        methods = "--method marginals (counts, the default) or dpsgd"
-        raise ValueError(f"--release needs a table, with {methods}: rows of others carry no guarantee")
+        raise ValueError(
+            "--release needs a table, with --method marginals (counts, the default) or dpsgd: rows of others carry "
+            "no guarantee"
+        )
     if changes.get("method.epsilon") is None:
         raise ValueError("--release needs the epsilon at which rows may be released, such as --release --epsilon 1")
     return suggested.RELEASING[kind]
@@ -108,8 +108,10 @@ def _public(dataset: datasets.Dataset, experiment: Experiment) -> str:
     rows = sum(map(len, dataset.splits.values()))
     if experiment.data.public_from or not count:
         return ""
-    says = f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public"
-    return f"{says}, and nothing protects them: {dataset.modality.fewer_public}"
+    return (
+        f"{count / rows:.0%} of your own rows ({count} of {rows}) are declared public, and nothing protects them: "
+        f"{dataset.modality.fewer_public}"
+    )
 
 
 def _fit_to_method(start: Experiment, suggestion: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,6 @@
 Where a trial failed, its traceback follows. What Ray writes about its processes is in `ray job logs`.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

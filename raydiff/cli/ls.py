@@ -4,8 +4,6 @@ raydiff ls                          newest last
 raydiff ls NAME                     its trials: how each ended, its size, what it guarantees
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ Each learning rate is one training, measured before it and after each number of 
 printed, written to <sweep>/unseen/ with curves.png and the trained parts, and logged to MLflow: privacy = none.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 import time

@@ -8,8 +8,6 @@ Overrides are those of raydiff run. Pictures, norms and counts of a table's cell
 are public by declaration, but of a table only where its partition deals by label.
 """
 
-from __future__ import annotations
-
 import itertools
 import shlex
 from collections.abc import Sequence

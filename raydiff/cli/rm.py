@@ -7,8 +7,6 @@ Of a sweep in a bucket (--storage s3://...) its objects and this machine's copie
 runs in MLflow stay. Removal takes back nothing that was sent.
 """
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass

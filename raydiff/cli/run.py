@@ -5,8 +5,6 @@ raydiff run digits --numerics.server-workers 2             the server's training
 raydiff run --config ~/raydiff/sweeps/NAME/trials/DIGEST/config.json    a trial of a sweep, again
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -8,8 +8,6 @@ with each seed, and the best mean is chosen. PRESET.json has the choice, PRESET.
 which is the default folder, they change the preset's settings from then on.
 """
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

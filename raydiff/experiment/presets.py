@@ -63,8 +63,10 @@ def study(name: str) -> Study:
     if lookup.is_outside(name):
         return _check_study(name, PRESETS.resolve(name)())
     if name not in PRESETS:
-        choices = f"{', '.join(PRESETS)}, module:name of another, or a {toml_file.SUFFIX} file"
-        raise ValueError(f"unknown preset {name!r}; known: {choices}{nearest(name, PRESETS)}")
+        raise ValueError(
+            f"unknown preset {name!r}; known: {', '.join(PRESETS)}, module:name of another, or a {toml_file.SUFFIX} "
+            f"file{nearest(name, PRESETS)}"
+        )
     return PRESETS[name]()
 
 

@@ -262,8 +262,10 @@ def parse_space(base: Experiment, texts: Mapping[str, str]) -> Space:
     for path, text in texts.items():
         kind, _, values = text.partition(":")
         if kind not in DISTRIBUTIONS or not values:
-            form = f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)})"
-            raise ValueError(f"{form}, got '{path}={text}'")
+            raise ValueError(
+                f"a sampled field looks like method.clip=loguniform:1,10 ({', '.join(DISTRIBUTIONS)}), got "
+                f"'{path}={text}'"
+            )
         space[path] = (kind, overrides.convert_all(base, path, values.split(",")))
     return space
 
@@ -278,8 +280,10 @@ def check_space(base: Experiment, space: Space) -> None:
             continue
         are_two_numbers = len(values) == 2 and all(type(value) in (int, float) for value in values)
         if not are_two_numbers or not values[0] < values[1] or (kind == "loguniform" and values[0] <= 0):
-            wanted = "two numbers that go upwards, for loguniform from a positive number"
-            raise ValueError(f"the range of {path} must be {wanted}, got {values}")
+            raise ValueError(
+                f"the range of {path} must be two numbers that go upwards, for loguniform from a positive number, "
+                f"got {values}"
+            )
         try:
             overrides.convert(base, path, "1" if kind == "randint" else "0.5")
         except ValueError:

@@ -101,9 +101,11 @@ class Study:
         now = overrides.flat(overrides.override(self.experiment, changed))
         for path in (p for p in varied if p in axes or now.get(p) != before.get(p)):
             if kept := [s for s, by in self.chosen_by.items() if path in by and s in now and s not in varied]:
-                what = f"{', '.join(f'--{s} {overrides.short(now[s])}' for s in kept)} was chosen"
-                why = f"for --{path} {overrides.short(before[path])}, which this changes"
-                raise ValueError(f"{what} {why}: give it too, or run raydiff init again with the other --{path}")
+                raise ValueError(
+                    f"{', '.join(f'--{s} {overrides.short(now[s])}' for s in kept)} was chosen for --{path} "
+                    f"{overrides.short(before[path])}, which this changes: give it too, or run raydiff init again "
+                    f"with the other --{path}"
+                )
 
     def others(self, fixed: Mapping[str, Any], *, baselines: bool = True) -> list[Experiment]:
         """The trials of `also` with the fields `fixed` overridden, as far as they have them."""
